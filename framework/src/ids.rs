@@ -1,0 +1,126 @@
+//! Names for processes, actors, chunks and devices that mean the same in every process of a node.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::MAX_PROCESSES;
+
+/// A process of a node: its slot in the roster and which life of that slot it is.
+///
+/// Slot 0 is the node itself. A restarted worker keeps its slot and gets the next incarnation, so that nothing
+/// meant for one life reaches another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "u64", try_from = "u64")]
+pub struct ProcessId {
+    slot: u16,
+    incarnation: u32,
+}
+
+impl ProcessId {
+    /// The node's own process.
+    pub const NODE: ProcessId = ProcessId { slot: 0, incarnation: 0 };
+
+    /// The process in `slot`, in its life number `incarnation`; `None` where the slot is out of range.
+    pub fn new(slot: u16, incarnation: u32) -> Option<Self> {
+        (usize::from(slot) < MAX_PROCESSES).then_some(ProcessId { slot, incarnation })
+    }
+
+    /// Index in the roster, below [`MAX_PROCESSES`].
+    pub fn slot(self) -> usize {
+        usize::from(self.slot)
+    }
+
+    /// Which life of the slot.
+    pub fn incarnation(self) -> u32 {
+        self.incarnation
+    }
+
+    /// Both halves in one word, for the wire.
+    pub fn to_bits(self) -> u64 {
+        (u64::from(self.incarnation) << 16) | u64::from(self.slot)
+    }
+
+    /// The inverse of [`to_bits`](Self::to_bits); `None` for a word that names no process.
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let incarnation = u32::try_from(bits >> 16).ok()?;
+        Self::new((bits & 0xffff) as u16, incarnation)
+    }
+}
+
+impl From<ProcessId> for u64 {
+    fn from(process: ProcessId) -> u64 {
+        process.to_bits()
+    }
+}
+
+impl TryFrom<u64> for ProcessId {
+    type Error = String;
+
+    fn try_from(bits: u64) -> Result<Self, String> {
+        Self::from_bits(bits).ok_or_else(|| format!("{bits:#x} names no process"))
+    }
+}
+
+impl fmt::Debug for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p{}.{}", self.slot, self.incarnation)
+    }
+}
+
+/// A chunk of device memory: the process whose pool created it, and its index there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ChunkId {
+    /// The process whose pool the chunk belongs to.
+    pub owner: ProcessId,
+    /// Index in that process, never used again after the chunk is gone.
+    pub index: u32,
+}
+
+/// An actor, unique in the life of a node; it stays the same when the actor is restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ActorId(pub u64);
+
+impl fmt::Display for ActorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "actor#{}", self.0)
+    }
+}
+
+/// A device, by its UUID: ordinals differ between processes, this does not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DeviceId(pub [u8; 16]);
+
+impl DeviceId {
+    /// Host memory.
+    pub const HOST: DeviceId = DeviceId(*b"tensorpost::host");
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::HOST {
+            return write!(f, "host");
+        }
+        let b = &self.0;
+        write!(f, "GPU-")?;
+        for (i, byte) in b.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                write!(f, "-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! Every limit of the system, in one place, with the arithmetic that ties them together (MBX-2).
+
+/// Most dimensions of a tensor.
+pub const MAX_RANK: usize = 8;
+
+/// Most processes one node can have, itself included. A process's slot is an index below this.
+pub const MAX_PROCESSES: usize = 256;
+
+/// Most streams, and so clocks, of one process. Below the 32 hardware queues that workers ask the CUDA driver
+/// for (the device keeps one stream for itself), so that waiting streams cannot stall the others of their process.
+pub const MAX_STREAMS: usize = 30;
+
+/// Most steps queued on a host stream; a submitter of work then waits. (A CUDA stream takes about as many.)
+pub const MAX_STREAM_STEPS: usize = 1024;
+
+/// Most actors that one process hosts at the same time.
+pub const MAX_ACTORS: usize = 256;
+
+/// Messages that one sending process may have unhandled in one mailbox, unless the actor says otherwise.
+pub const DEFAULT_MAILBOX: u32 = 128;
+
+/// Largest capacity of a mailbox, in messages per sending process.
+pub const MAX_MAILBOX: u32 = 1 << 16;
+
+/// Bytes of the data ring between an ordered pair of processes.
+pub const RING_BYTES: usize = 1 << 20;
+
+/// Largest body in bytes that travels inside the ring; a larger one travels as a host lease.
+pub const MAX_INLINE_BODY: usize = 64 << 10;
+
+/// Largest encoded message body in bytes.
+pub const MAX_BODY: usize = 64 << 20;
+
+/// Most tensors in one message.
+pub const MAX_TENSORS: usize = 512;
+
+/// Deepest nesting of a message body, in MessagePack containers.
+pub const MAX_NESTING: usize = 64;
+
+/// Slots of the return ring between an ordered pair of processes.
+pub const RETURN_SLOTS: usize = 1 << 13;
+
+/// Most leases that an owner grants to one process at the same time.
+pub const MAX_GRANTED: usize = RETURN_SLOTS / 4;
+
+/// Most leases of one owner that one process holds because others forwarded them.
+pub const MAX_FORWARDED: usize = RETURN_SLOTS / 4;
+
+/// Largest packet in bytes on a control socket.
+pub const MAX_PACKET: usize = 64 << 10;
+
+/// Most descriptors that one packet on a control socket carries. The kernel takes up to 253.
+pub const MAX_PACKET_FDS: usize = 16;
+
+/// Bytes of a pool's first chunk; later ones grow.
+pub const CHUNK_BYTES: u64 = 64 << 20;
+
+/// Bytes of the largest chunk that tensors share; a larger tensor has a chunk of its own.
+pub const LARGEST_SHARED_CHUNK: u64 = 1 << 30;
+
+/// Alignment and unit, in bytes, of every tensor in a chunk.
+pub const ALLOCATION_UNIT: u64 = 512;
+
+/// Bytes a host pool may take, unless the node says otherwise.
+pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
+
+// The largest frame fits the ring several times, so one frame can never be refused for ever.
+const _: () = assert!(MAX_INLINE_BODY + MAX_TENSORS * 256 + 4096 <= RING_BYTES / 2);
+// Room for the release of every lease, granted or forwarded, and for a hold on its way (LEASE-2).
+const _: () = assert!(MAX_GRANTED + 2 * MAX_FORWARDED < RETURN_SLOTS);
+// One message's leases can always be granted.
+const _: () = assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED);
+// A shared chunk is counted in 32-bit units, and powers of two of it fit whatever was asked for.
+const _: () =
+    assert!(LARGEST_SHARED_CHUNK / ALLOCATION_UNIT <= 1 << 31 && LARGEST_SHARED_CHUNK.is_power_of_two());
+const _: () = assert!(CHUNK_BYTES <= LARGEST_SHARED_CHUNK && CHUNK_BYTES.is_power_of_two());

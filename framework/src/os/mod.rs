@@ -1,0 +1,24 @@
+//! What Tensorpost asks of Linux, and nothing of what it means: sealed memory, mappings, wake-ups, sockets that
+//! carry descriptors, and processes.
+//!
+//! On a crash of another process: a mapping stays valid (the memory lives as long as anyone maps it, and its seals
+//! keep it from shrinking), a socket reads as closed, a pidfd becomes readable, and a futex sleeper is woken by
+//! whoever writes the word next or by its own timeout. Nothing here waits without a way out that its caller chose.
+//!
+//! Descriptors are created close-on-exec, so no child inherits one by accident.
+
+pub mod event;
+pub mod futex;
+pub mod mapping;
+pub mod memfd;
+pub mod process;
+pub mod seqpacket;
+pub mod spin;
+
+pub use event::EventFd;
+pub use futex::Woken;
+pub use mapping::{Access, Mapping, Watched32, Watched64};
+pub use memfd::{BadMemfd, Memfd};
+pub use process::PidFd;
+pub use seqpacket::{Received, Seqpacket};
+pub use spin::AdaptiveSpin;
