@@ -1,0 +1,617 @@
+//! The CUDA driver with every return code checked. The only file that names its symbols.
+//!
+//! The functions are loaded from `libcuda.so.1` and typed here instead of called through cudarc's bindings. There, a
+//! return code is a Rust enum, so one that is newer than the bindings would be undefined behaviour, and a library or a
+//! symbol that is missing is a panic. Here a code is an `i32`, kept as it came ([`DeviceError::Driver`]), and what is
+//! missing is an error. Contexts and streams are cudarc's, so that user code works with the very same ones.
+//!
+//! Nothing here keeps state but the loaded library, which stays for the life of the process.
+
+#![expect(unsafe_code, reason = "calls a C library")]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::{CudaContext, CudaStream};
+use libloading::Library;
+
+use super::super::{Access, DeviceError};
+
+/// The library every Linux driver installs.
+const LIBRARY: &str = "libcuda.so.1";
+
+const SUCCESS: i32 = 0;
+const OUT_OF_MEMORY: i32 = 2;
+const NO_DEVICE: i32 = 100;
+const NOT_READY: i32 = 600;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory that stays where it is.
+const PINNED: c_uint = 1;
+const HANDLE_POSIX_FD: c_uint = 1;
+const LOCATION_DEVICE: c_uint = 1;
+const PROT_READ: c_uint = 1;
+const PROT_READ_WRITE: c_uint = 3;
+const REGISTER_PORTABLE: c_uint = 1;
+const REGISTER_DEVICE_MAP: c_uint = 2;
+const REGISTER_READ_ONLY: c_uint = 8;
+const HOST_ALLOC_PORTABLE: c_uint = 1;
+const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
+const EVENT_BLOCKING_SYNC: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
+const OP_WAIT_VALUE_64: c_uint = 4;
+const OP_WRITE_VALUE_64: c_uint = 5;
+/// Cyclic: `(int64)(*address - value) >= 0`, the comparison of [`crate::clock::passed`].
+const WAIT_GEQ: c_uint = 0;
+
+/// What a device must be able to do, as a number of `CUdevice_attribute` and in words.
+pub(super) const NEEDED: [(c_int, &str); 5] = [
+    (122, "64-bit memory operations on streams"),
+    (102, "memory that is mapped by virtual address (VMM)"),
+    (103, "memory shared by file descriptor"),
+    (113, "read-only registration of host memory"),
+    (99, "registration of host memory"),
+];
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    kind: c_uint,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AllocationProp {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: Location,
+    win32_metadata: *mut c_void,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct AccessDesc {
+    location: Location,
+    flags: c_uint,
+}
+
+/// `CUstreamBatchMemOpParams`: wait and write have the same fields at the same places.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemOp {
+    operation: c_uint,
+    address: u64,
+    value: u64,
+    flags: c_uint,
+    alias: u64,
+    pad: u64,
+}
+
+// The sizes of the driver's own types, as in its header.
+const _: () = assert!(size_of::<MemOp>() == 6 * 8);
+const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
+const _: () = assert!(size_of::<AllocationProp>() == size_of::<cudarc::driver::sys::CUmemAllocationProp>());
+const _: () = assert!(size_of::<AccessDesc>() == size_of::<cudarc::driver::sys::CUmemAccessDesc>());
+
+impl MemOp {
+    /// Holds the stream back until the 64-bit word at `address`, as the device sees it, has passed `value`.
+    pub(super) fn wait(address: u64, value: u64) -> Self {
+        MemOp { operation: OP_WAIT_VALUE_64, address, value, flags: WAIT_GEQ, alias: 0, pad: 0 }
+    }
+
+    /// Writes the 64-bit word at `address`, after everything before it is done and visible to the system.
+    pub(super) fn write(address: u64, value: u64) -> Self {
+        MemOp { operation: OP_WRITE_VALUE_64, address, value, flags: 0, alias: 0, pad: 0 }
+    }
+}
+
+/// Most operations in one call; the driver takes 256.
+pub(super) const MAX_BATCH: usize = 256;
+
+type Opaque = *mut c_void;
+
+macro_rules! table {
+    ($($name:ident($($arg:ty),* $(,)?);)*) => {
+        #[expect(non_snake_case, reason = "the driver's own names")]
+        struct Table {
+            $($name: unsafe extern "C" fn($($arg),*) -> i32,)*
+        }
+
+        impl Table {
+            /// Looks every function up; names the first that is missing.
+            fn load(library: &Library) -> Result<Self, &'static str> {
+                Ok(Table {
+                    $($name: {
+                        let symbol = concat!(stringify!($name), "\0").as_bytes();
+                        // SAFETY: the signature is the one of the driver's header, with its enums as integers of
+                        // their size; the pointer is copied out of the `Symbol`, and the library is never unloaded.
+                        *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> i32>(symbol) }
+                            .map_err(|_| stringify!($name))?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    cuInit(c_uint);
+    cuGetErrorName(i32, *mut *const c_char);
+    cuGetErrorString(i32, *mut *const c_char);
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceGet(*mut c_int, c_int);
+    cuDeviceGetName(*mut c_char, c_int, c_int);
+    cuDeviceGetUuid_v2(*mut [u8; 16], c_int);
+    cuDeviceTotalMem_v2(*mut usize, c_int);
+    cuDeviceGetAttribute(*mut c_int, c_int, c_int);
+    cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
+    cuDevicePrimaryCtxRetain(*mut Opaque, c_int);
+    cuDevicePrimaryCtxRelease_v2(c_int);
+    cuCtxGetCurrent(*mut Opaque);
+    cuCtxSetCurrent(Opaque);
+    cuMemGetAllocationGranularity(*mut usize, *const AllocationProp, c_uint);
+    cuMemCreate(*mut u64, usize, *const AllocationProp, u64);
+    cuMemRelease(u64);
+    cuMemExportToShareableHandle(*mut c_void, u64, c_uint, u64);
+    cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_uint);
+    cuMemGetAllocationPropertiesFromHandle(*mut AllocationProp, u64);
+    cuMemAddressReserve(*mut u64, usize, usize, u64, u64);
+    cuMemAddressFree(u64, usize);
+    cuMemMap(u64, usize, usize, u64, u64);
+    cuMemUnmap(u64, usize);
+    cuMemSetAccess(u64, usize, *const AccessDesc, usize);
+    cuMemHostAlloc(*mut Opaque, usize, c_uint);
+    cuMemHostRegister_v2(Opaque, usize, c_uint);
+    cuMemHostGetDevicePointer_v2(*mut u64, Opaque, c_uint);
+    cuMemcpyAsync(u64, u64, usize, Opaque);
+    cuMemsetD8Async(u64, u8, usize, Opaque);
+    cuStreamBatchMemOp_v2(Opaque, c_uint, *mut MemOp, c_uint);
+    cuEventCreate(*mut Opaque, c_uint);
+    cuEventRecord(Opaque, Opaque);
+    cuEventQuery(Opaque);
+    cuEventSynchronize(Opaque);
+    cuEventDestroy_v2(Opaque);
+}
+
+/// The loaded driver.
+pub(super) struct Driver {
+    table: Table,
+    ready: OnceLock<()>,
+}
+
+/// The driver, loaded and initialised; makes no context.
+///
+/// # Errors
+/// [`DeviceError::NoDriver`] where there is none or it is too old, [`DeviceError::Driver`] where it does not start.
+pub(super) fn get() -> Result<&'static Driver, DeviceError> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    let driver = match DRIVER.get_or_init(load) {
+        Ok(driver) => driver,
+        Err(reason) => return Err(DeviceError::NoDriver { reason: reason.clone() }),
+    };
+    if driver.ready.get().is_none() {
+        // SAFETY: takes no pointers; may be called at any time, from any thread, more than once.
+        driver.check("cuInit", unsafe { (driver.table.cuInit)(0) })?;
+        let _ = driver.ready.set(());
+    }
+    Ok(driver)
+}
+
+/// Whether an error says that there is a driver but no GPU.
+pub(super) fn is_no_device(error: &DeviceError) -> bool {
+    matches!(error, DeviceError::Driver { code: NO_DEVICE, .. })
+}
+
+/// Whether an error says that there is no room on the device.
+pub(super) fn is_out_of_memory(error: &DeviceError) -> bool {
+    matches!(error, DeviceError::Driver { code: OUT_OF_MEMORY, .. })
+}
+
+fn load() -> Result<Driver, String> {
+    // SAFETY: runs the initialisers of NVIDIA's driver, which a program that is linked to it runs as well.
+    let library = unsafe { Library::new(LIBRARY) }.map_err(|error| {
+        // What the loader said is the cause of libloading's error.
+        let detail = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        if detail.contains("No such file") { format!("{LIBRARY} was not found") } else { detail }
+    })?;
+    let table = Table::load(&library)
+        .map_err(|symbol| format!("{LIBRARY} has no {symbol}; a driver of CUDA 11.7 or newer is needed"))?;
+    // Functions of it may be called as long as the process lives.
+    std::mem::forget(library);
+    Ok(Driver { table, ready: OnceLock::new() })
+}
+
+impl Driver {
+    fn check(&self, call: &'static str, code: i32) -> Result<(), DeviceError> {
+        if code == SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
+    }
+
+    #[cold]
+    fn error(&self, call: &'static str, code: i32) -> DeviceError {
+        let name =
+            self.text(self.table.cuGetErrorName, code).unwrap_or("an error that this driver cannot name");
+        let words = self.text(self.table.cuGetErrorString, code).unwrap_or("no description");
+        DeviceError::Driver { call, code, message: format!("{name} ({words})") }
+    }
+
+    fn text(
+        &self,
+        look_up: unsafe extern "C" fn(i32, *mut *const c_char) -> i32,
+        code: i32,
+    ) -> Option<&'static str> {
+        let mut text = std::ptr::null();
+        // SAFETY: writes one pointer; codes that the driver does not know are an error.
+        let found = unsafe { look_up(code, &mut text) };
+        if found != SUCCESS || text.is_null() {
+            return None;
+        }
+        // SAFETY: the driver's own constant string, which ends with a zero and stays.
+        unsafe { CStr::from_ptr(text) }.to_str().ok()
+    }
+
+    /// Calls what writes one value on success.
+    fn get_value<T>(&self, call: &'static str, ask: impl FnOnce(*mut T) -> i32) -> Result<T, DeviceError> {
+        let mut value = MaybeUninit::<T>::zeroed();
+        self.check(call, ask(value.as_mut_ptr()))?;
+        // SAFETY: the call succeeded, so it wrote the value; every `T` used here is plain numbers or pointers, for
+        // which the zeroes from before are a value as well.
+        Ok(unsafe { value.assume_init() })
+    }
+
+    // Devices: none of this makes a context.
+
+    pub(super) fn device_count(&self) -> Result<c_int, DeviceError> {
+        // SAFETY: writes one int.
+        self.get_value("cuDeviceGetCount", |out| unsafe { (self.table.cuDeviceGetCount)(out) })
+    }
+
+    pub(super) fn device(&self, ordinal: c_int) -> Result<c_int, DeviceError> {
+        // SAFETY: writes one int.
+        self.get_value("cuDeviceGet", |out| unsafe { (self.table.cuDeviceGet)(out, ordinal) })
+    }
+
+    pub(super) fn device_name(&self, device: c_int) -> Result<String, DeviceError> {
+        let name: [u8; 256] = self.get_value("cuDeviceGetName", |out: *mut [u8; 256]| {
+            // SAFETY: writes up to 256 bytes, which `out` has.
+            unsafe { (self.table.cuDeviceGetName)(out.cast(), 256, device) }
+        })?;
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+    }
+
+    pub(super) fn device_uuid(&self, device: c_int) -> Result<[u8; 16], DeviceError> {
+        // SAFETY: writes 16 bytes.
+        self.get_value("cuDeviceGetUuid_v2", |out| unsafe { (self.table.cuDeviceGetUuid_v2)(out, device) })
+    }
+
+    pub(super) fn device_bytes(&self, device: c_int) -> Result<u64, DeviceError> {
+        let bytes: usize =
+            // SAFETY: writes one size.
+            self.get_value("cuDeviceTotalMem_v2", |out| unsafe { (self.table.cuDeviceTotalMem_v2)(out, device) })?;
+        Ok(bytes as u64)
+    }
+
+    pub(super) fn device_attribute(&self, device: c_int, attribute: c_int) -> Result<c_int, DeviceError> {
+        self.get_value("cuDeviceGetAttribute", |out| {
+            // SAFETY: writes one int; an attribute that the driver does not know is an error.
+            unsafe { (self.table.cuDeviceGetAttribute)(out, attribute, device) }
+        })
+    }
+
+    pub(super) fn can_access_peer(&self, device: c_int, peer: c_int) -> Result<bool, DeviceError> {
+        let can: c_int = self.get_value("cuDeviceCanAccessPeer", |out| {
+            // SAFETY: writes one int.
+            unsafe { (self.table.cuDeviceCanAccessPeer)(out, device, peer) }
+        })?;
+        Ok(can != 0)
+    }
+
+    // Contexts and streams.
+
+    /// The device's primary context, made if it is not there yet (300 ms).
+    pub(super) fn context(&self, device: c_int, ordinal: usize) -> Result<Arc<CudaContext>, DeviceError> {
+        // Retained here first: what fails, fails with a number, before cudarc has to put it into its enum.
+        // SAFETY: writes one pointer.
+        self.get_value::<Opaque>("cuDevicePrimaryCtxRetain", |out| unsafe {
+            (self.table.cuDevicePrimaryCtxRetain)(out, device)
+        })?;
+        let context =
+            CudaContext::new(ordinal).map_err(|error| self.error("cuDevicePrimaryCtxRetain", error.0 as i32));
+        // SAFETY: undoes the retain above; where cudarc has the context, it retained it once more.
+        let released = self.check("cuDevicePrimaryCtxRelease_v2", unsafe {
+            (self.table.cuDevicePrimaryCtxRelease_v2)(device)
+        });
+        let context = context?;
+        released?;
+        Ok(context)
+    }
+
+    /// A stream of its own, which does not synchronise with the legacy default stream.
+    pub(super) fn stream(&self, context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, DeviceError> {
+        context.new_stream().map_err(|error| self.error("cuStreamCreate", error.0 as i32))
+    }
+
+    /// Makes `context` the current one of this thread, as the calls below need it.
+    pub(super) fn bind(&self, context: &CudaContext) -> Result<(), DeviceError> {
+        let wanted: Opaque = context.cu_ctx().cast();
+        // SAFETY: writes one pointer.
+        let current =
+            self.get_value("cuCtxGetCurrent", |out| unsafe { (self.table.cuCtxGetCurrent)(out) })?;
+        if wanted == current {
+            return Ok(());
+        }
+        // SAFETY: the context lives as long as cudarc's handle to it, which the caller has.
+        self.check("cuCtxSetCurrent", unsafe { (self.table.cuCtxSetCurrent)(wanted) })
+    }
+
+    // Device memory by address range.
+
+    pub(super) fn granularity(&self, device: c_int) -> Result<u64, DeviceError> {
+        let prop = chunk_prop(device);
+        let bytes: usize = self.get_value("cuMemGetAllocationGranularity", |out| {
+            // SAFETY: reads the properties, writes one size; 0 asks for the least that is possible.
+            unsafe { (self.table.cuMemGetAllocationGranularity)(out, &prop, 0) }
+        })?;
+        Ok(bytes as u64)
+    }
+
+    /// Memory of `device` that can be exported. The handle is [released](Self::release) by the caller.
+    pub(super) fn create(&self, device: c_int, bytes: u64) -> Result<u64, DeviceError> {
+        let prop = chunk_prop(device);
+        self.get_value("cuMemCreate", |out| {
+            // SAFETY: reads the properties, writes one handle.
+            unsafe { (self.table.cuMemCreate)(out, bytes as usize, &prop, 0) }
+        })
+    }
+
+    /// A descriptor of the memory, close-on-exec.
+    pub(super) fn export(&self, handle: u64) -> Result<OwnedFd, DeviceError> {
+        let fd: RawFd = self.get_value("cuMemExportToShareableHandle", |out: *mut RawFd| {
+            // SAFETY: for this type of handle one int is written, a descriptor that is the caller's.
+            unsafe { (self.table.cuMemExportToShareableHandle)(out.cast(), handle, HANDLE_POSIX_FD, 0) }
+        })?;
+        // SAFETY: the driver just made it for the caller, and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)
+            .map_err(|error| DeviceError::os("make a chunk's descriptor close-on-exec")(error.into()))?;
+        Ok(fd)
+    }
+
+    /// The memory behind a descriptor. The handle is [released](Self::release) by the caller.
+    pub(super) fn import(&self, fd: BorrowedFd<'_>) -> Result<u64, DeviceError> {
+        // For this type of handle the "pointer" is the number of the descriptor.
+        let os_handle = fd.as_raw_fd() as usize as *mut c_void;
+        self.get_value("cuMemImportFromShareableHandle", |out| {
+            // SAFETY: writes one handle; the driver checks that the descriptor is one of its own.
+            unsafe { (self.table.cuMemImportFromShareableHandle)(out, os_handle, HANDLE_POSIX_FD) }
+        })
+    }
+
+    /// The device that the memory of a handle is on; `None` where it is on none.
+    pub(super) fn location(&self, handle: u64) -> Result<Option<c_int>, DeviceError> {
+        let prop: AllocationProp = self.get_value("cuMemGetAllocationPropertiesFromHandle", |out| {
+            // SAFETY: writes the properties.
+            unsafe { (self.table.cuMemGetAllocationPropertiesFromHandle)(out, handle) }
+        })?;
+        Ok((prop.location.kind == LOCATION_DEVICE).then_some(prop.location.id))
+    }
+
+    /// Lets a handle go; mappings keep the memory.
+    pub(super) fn release(&self, handle: u64) -> Result<(), DeviceError> {
+        // SAFETY: by number; one that is not valid is an error.
+        self.check("cuMemRelease", unsafe { (self.table.cuMemRelease)(handle) })
+    }
+
+    pub(super) fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
+        self.get_value("cuMemAddressReserve", |out| {
+            // SAFETY: writes one address, of a range that nothing else uses.
+            unsafe { (self.table.cuMemAddressReserve)(out, bytes as usize, 0, 0, 0) }
+        })
+    }
+
+    /// # Safety
+    /// The range was [reserved](Self::reserve) with this length, and nothing is mapped in it.
+    pub(super) unsafe fn free_range(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's contract.
+        self.check("cuMemAddressFree", unsafe { (self.table.cuMemAddressFree)(address, bytes as usize) })
+    }
+
+    /// # Safety
+    /// The range was reserved with this length, and nothing is mapped in it.
+    pub(super) unsafe fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's contract; a handle with fewer bytes is an error.
+        self.check("cuMemMap", unsafe { (self.table.cuMemMap)(address, bytes as usize, 0, handle, 0) })
+    }
+
+    /// # Safety
+    /// The range was mapped as a whole with this length, and no work that uses it is left.
+    pub(super) unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's contract.
+        self.check("cuMemUnmap", unsafe { (self.table.cuMemUnmap)(address, bytes as usize) })
+    }
+
+    /// Lets the devices use a mapped range.
+    pub(super) fn set_access(
+        &self,
+        address: u64,
+        bytes: u64,
+        access: Access,
+        devices: &[c_int],
+    ) -> Result<(), DeviceError> {
+        let flags = match access {
+            Access::ReadOnly => PROT_READ,
+            Access::ReadWrite => PROT_READ_WRITE,
+        };
+        let access: Vec<AccessDesc> = devices
+            .iter()
+            .map(|&id| AccessDesc { location: Location { kind: LOCATION_DEVICE, id }, flags })
+            .collect();
+        self.check("cuMemSetAccess", {
+            // SAFETY: reads as many descriptions as it is told; a range that is not mapped is an error.
+            unsafe { (self.table.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len()) }
+        })
+    }
+
+    // Host memory that devices see.
+
+    /// Page-locked memory. It stays for the life of the process: freeing it may wait for the whole device, as
+    /// unregistering does (see `pages`).
+    pub(super) fn alloc_host(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+        let flags = HOST_ALLOC_PORTABLE | HOST_ALLOC_DEVICE_MAP;
+        let at: Opaque = self.get_value("cuMemHostAlloc", |out| {
+            // SAFETY: writes one pointer, to memory that is the caller's.
+            unsafe { (self.table.cuMemHostAlloc)(out, bytes, flags) }
+        })?;
+        Ok(at.cast())
+    }
+
+    /// Lets all devices reach a range of host memory, for the life of the process.
+    ///
+    /// # Safety
+    /// The range stays mapped with this access as long.
+    pub(super) unsafe fn register(
+        &self,
+        at: *mut u8,
+        bytes: usize,
+        access: Access,
+    ) -> Result<(), DeviceError> {
+        let mut flags = REGISTER_PORTABLE | REGISTER_DEVICE_MAP;
+        if access == Access::ReadOnly {
+            flags |= REGISTER_READ_ONLY;
+        }
+        // SAFETY: the caller's contract.
+        self.check("cuMemHostRegister_v2", unsafe {
+            (self.table.cuMemHostRegister_v2)(at.cast(), bytes, flags)
+        })
+    }
+
+    /// Where the current context's device sees page-locked host memory.
+    pub(super) fn device_address(&self, at: *mut u8) -> Result<u64, DeviceError> {
+        self.get_value("cuMemHostGetDevicePointer_v2", |out| {
+            // SAFETY: writes one address; memory that is not page-locked is an error.
+            unsafe { (self.table.cuMemHostGetDevicePointer_v2)(out, at.cast(), 0) }
+        })
+    }
+
+    // Work on streams.
+
+    /// # Safety
+    /// Until the work is done, both ranges stay valid and nobody uses them in a way that conflicts.
+    pub(super) unsafe fn copy(
+        &self,
+        stream: &CudaStream,
+        dst: u64,
+        src: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's contract. The kind of either address follows from the address.
+        self.check("cuMemcpyAsync", unsafe {
+            (self.table.cuMemcpyAsync)(dst, src, bytes, stream.cu_stream().cast())
+        })
+    }
+
+    /// # Safety
+    /// Until the work is done, the range stays valid and nobody else uses it.
+    pub(super) unsafe fn fill(
+        &self,
+        stream: &CudaStream,
+        dst: u64,
+        bytes: usize,
+        value: u8,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's contract.
+        self.check("cuMemsetD8Async", unsafe {
+            (self.table.cuMemsetD8Async)(dst, value, bytes, stream.cu_stream().cast())
+        })
+    }
+
+    /// Enqueues at most [`MAX_BATCH`] operations in order.
+    ///
+    /// # Safety
+    /// Until the work is done, the words stay registered, writable where they are written, and nobody but the device
+    /// writes those.
+    pub(super) unsafe fn batch(&self, stream: &CudaStream, ops: &mut [MemOp]) -> Result<(), DeviceError> {
+        self.check("cuStreamBatchMemOp_v2", {
+            // SAFETY: reads (and may note something in) as many operations as it is told; the words are the caller's
+            // contract.
+            unsafe {
+                (self.table.cuStreamBatchMemOp_v2)(
+                    stream.cu_stream().cast(),
+                    ops.len() as c_uint,
+                    ops.as_mut_ptr(),
+                    0,
+                )
+            }
+        })
+    }
+}
+
+/// Memory of one device that can be exported as a descriptor.
+fn chunk_prop(device: c_int) -> AllocationProp {
+    AllocationProp {
+        kind: PINNED,
+        handle_types: HANDLE_POSIX_FD,
+        location: Location { kind: LOCATION_DEVICE, id: device },
+        win32_metadata: std::ptr::null_mut(),
+        flags: [0; 8],
+    }
+}
+
+/// A point in a stream that a thread can sleep for, without keeping a core busy.
+pub(super) struct Event {
+    driver: &'static Driver,
+    event: Opaque,
+}
+
+// SAFETY: an event is a handle of the driver's, which may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// One of the current context.
+    pub(super) fn create(driver: &'static Driver) -> Result<Self, DeviceError> {
+        let event = driver.get_value("cuEventCreate", |out| {
+            // SAFETY: writes one handle.
+            unsafe { (driver.table.cuEventCreate)(out, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING) }
+        })?;
+        Ok(Event { driver, event })
+    }
+
+    /// Moves it behind everything that is on the stream now.
+    pub(super) fn record(&self, stream: &CudaStream) -> Result<(), DeviceError> {
+        // SAFETY: both handles live.
+        self.driver.check("cuEventRecord", unsafe {
+            (self.driver.table.cuEventRecord)(self.event, stream.cu_stream().cast())
+        })
+    }
+
+    /// Whether the stream has reached it.
+    pub(super) fn is_reached(&self) -> Result<bool, DeviceError> {
+        // SAFETY: the handle lives.
+        match unsafe { (self.driver.table.cuEventQuery)(self.event) } {
+            NOT_READY => Ok(false),
+            code => self.driver.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Sleeps until the stream has reached it.
+    pub(super) fn wait(&self) -> Result<(), DeviceError> {
+        // SAFETY: the handle lives.
+        self.driver.check("cuEventSynchronize", unsafe { (self.driver.table.cuEventSynchronize)(self.event) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the handle is not used again; the driver keeps what streams still need of it.
+        let code = unsafe { (self.driver.table.cuEventDestroy_v2)(self.event) };
+        if let Err(error) = self.driver.check("cuEventDestroy_v2", code) {
+            tracing::warn!(%error, "an event was not destroyed");
+        }
+    }
+}

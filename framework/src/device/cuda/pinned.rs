@@ -1,0 +1,197 @@
+//! Page-locked host memory: what uploads and downloads pass through, and the words in which streams report how far
+//! they are. Events are kept here too.
+//!
+//! The driver would take plain memory too, but copies from it may block the caller until the stream gets there, which
+//! no message path may do (CLOCK-1). Blocks are reused and never freed, because freeing may wait for the whole device.
+
+#![expect(unsafe_code, reason = "reads and writes memory that the driver allocated")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::super::DeviceError;
+use super::Shared;
+use super::driver::Event;
+
+/// Largest block: larger copies are made in pieces of this many bytes.
+pub(super) const PIECE: usize = 8 << 20;
+/// Smallest block.
+const LEAST: usize = 64 << 10;
+const CLASSES: usize = (PIECE / LEAST).ilog2() as usize + 1;
+/// Bytes of blocks beyond which an upload waits for its own earlier pieces before it takes more.
+const PLENTY: usize = 256 << 20;
+
+const _: () = assert!(LEAST.is_power_of_two() && PIECE.is_power_of_two());
+
+/// The blocks and words of one device that nobody uses at the moment.
+#[derive(Default)]
+pub(super) struct Free {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By size.
+    blocks: [Vec<Raw>; CLASSES],
+    /// Bytes of all blocks that were ever made.
+    bytes: usize,
+    words: Vec<WordAt>,
+    events: Vec<Event>,
+}
+
+impl Free {
+    /// Keeps an event for its next user.
+    pub(super) fn put_event(&self, event: Event) {
+        self.state.lock().events.push(event);
+    }
+
+    /// An event that was put back.
+    pub(super) fn take_event(&self) -> Option<Event> {
+        self.state.lock().events.pop()
+    }
+}
+
+/// Memory of the driver's, by address.
+struct Raw(*mut u8);
+
+// SAFETY: an address; whoever has it has the memory to itself.
+unsafe impl Send for Raw {}
+// SAFETY: through a shared one only addresses are seen; what reads behind them has a contract of its own.
+unsafe impl Sync for Raw {}
+
+/// A block of page-locked memory, given back when dropped.
+pub(super) struct Pinned {
+    shared: Arc<Shared>,
+    at: Raw,
+    class: usize,
+}
+
+impl Pinned {
+    /// A block of at least `bytes` bytes, which are at most [`PIECE`]; its contents are anything.
+    pub(super) fn take(shared: &Arc<Shared>, bytes: usize) -> Result<Self, DeviceError> {
+        let class = (bytes.clamp(LEAST, PIECE).next_power_of_two() / LEAST).ilog2() as usize;
+        let known = {
+            let mut state = shared.free.state.lock();
+            state.blocks[class].pop()
+        };
+        let at = match known {
+            Some(at) => at,
+            None => {
+                shared.bind()?;
+                let at = Raw(shared.driver.alloc_host(LEAST << class)?);
+                shared.free.state.lock().bytes += LEAST << class;
+                at
+            }
+        };
+        Ok(Pinned { shared: Arc::clone(shared), at, class })
+    }
+
+    /// Where it starts, for the host and the device alike.
+    pub(super) fn address(&self) -> u64 {
+        self.at.0 as u64
+    }
+
+    fn len(&self) -> usize {
+        LEAST << self.class
+    }
+
+    /// Copies `bytes` to its start. No stream uses the block yet.
+    pub(super) fn write(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(self.len())];
+        // SAFETY: the block has that many bytes, is this value's alone (`&mut`), and no work was given its address.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.0, bytes.len()) };
+    }
+
+    /// Copies its start to `bytes`.
+    ///
+    /// # Safety
+    /// The work that writes the block is done, and wrote as many bytes.
+    pub(super) unsafe fn read(&self, bytes: &mut [u8]) {
+        let count = bytes.len().min(self.len());
+        // SAFETY: in range; written, and by nobody at the moment, by the caller's contract.
+        unsafe { std::ptr::copy_nonoverlapping(self.at.0, bytes.as_mut_ptr(), count) };
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let mut state = self.shared.free.state.lock();
+        state.blocks[self.class].push(Raw(self.at.0));
+    }
+}
+
+/// Whether taking another large block would go beyond what is plenty.
+pub(super) fn is_short(shared: &Shared) -> bool {
+    let state = shared.free.state.lock();
+    state.blocks[CLASSES - 1].is_empty() && state.bytes + PIECE > PLENTY
+}
+
+/// Bytes from one word to the next, so that streams do not share a line.
+const LINE: usize = 64;
+
+struct WordAt {
+    host: Raw,
+    device: u64,
+}
+
+/// A word of page-locked memory that one stream writes and this process reads; given back when dropped.
+pub(super) struct Word {
+    shared: Arc<Shared>,
+    at: Option<WordAt>,
+    host: *const AtomicU64,
+}
+
+// SAFETY: the pointer is to an atomic that lives as long as the process.
+unsafe impl Send for Word {}
+// SAFETY: as above.
+unsafe impl Sync for Word {}
+
+impl Word {
+    pub(super) fn take(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
+        let known = shared.free.state.lock().words.pop();
+        let at = match known {
+            Some(at) => at,
+            None => Self::make(shared)?,
+        };
+        let host = at.host.0.cast_const().cast();
+        Ok(Word { shared: Arc::clone(shared), at: Some(at), host })
+    }
+
+    /// Cuts a new block into words. Words are never freed: a process has few streams.
+    fn make(shared: &Arc<Shared>) -> Result<WordAt, DeviceError> {
+        const WORDS: usize = 4096 / LINE;
+        shared.bind()?;
+        let host = shared.driver.alloc_host(WORDS * LINE)?;
+        let device = shared.driver.device_address(host)?;
+        // SAFETY: the block has that many bytes and is nobody else's yet.
+        unsafe { std::ptr::write_bytes(host, 0, WORDS * LINE) };
+        let mut state = shared.free.state.lock();
+        state.words.extend((1..WORDS).map(|index| WordAt {
+            host: Raw(host.wrapping_add(index * LINE)),
+            device: device + (index * LINE) as u64,
+        }));
+        Ok(WordAt { host: Raw(host), device })
+    }
+
+    /// Where the device sees it.
+    pub(super) fn device_address(&self) -> u64 {
+        self.at.as_ref().map_or(0, |at| at.device)
+    }
+
+    /// What the stream wrote last; what the stream did before is visible afterwards.
+    pub(super) fn load(&self) -> u64 {
+        // SAFETY: aligned, zeroed when it was made, never freed; the device writes it as a whole.
+        unsafe { &*self.host }.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Word {
+    /// The stream's writes to it are all done: its value is what the next user goes on from.
+    fn drop(&mut self) {
+        if let Some(at) = self.at.take() {
+            self.shared.free.state.lock().words.push(at);
+        }
+    }
+}

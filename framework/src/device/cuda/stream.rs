@@ -1,0 +1,349 @@
+//! A stream on a GPU: copies, fills and clock operations, in order, with kernels of the user's in between.
+//!
+//! What work uses (mappings, blocks of page-locked memory) is kept until a mark behind it was
+//! reached (see `pending`), which a later call on the stream notices; nobody is woken for it.
+//!
+//! When the stream is dropped with work unfinished, a thread sleeps until the work is done, then lets go of what it
+//! used and gives the clock back. Its waits end because every wait does (DEATH-1).
+
+#![expect(unsafe_code, reason = "implements the unsafe functions of a stream")]
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+
+use cudarc::driver::CudaStream;
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use super::super::{DeviceError, Keep, StreamBackend, StreamOp};
+use super::Shared;
+use super::driver::{Event, MAX_BATCH, MemOp};
+use super::pages;
+use super::pending::Pending;
+use super::pinned::{self, PIECE, Pinned, Word};
+use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket, UnknownClock, passed};
+
+/// Operations that may be ahead of a copy or fill before its submitter waits. About 1,020 fit behind an operation that
+/// waits; beyond that the driver would block clock operations, too, which must never wait (LEASE-2).
+const MOST_AHEAD: u64 = 640;
+
+/// A stream of a GPU; see [`StreamBackend`] for what it promises. Its [`stream`](Self::stream) is cudarc's, for kernels.
+pub struct CudaStreamBackend {
+    core: Arc<Core>,
+}
+
+/// The stream and all that its work uses, which outlives the [`CudaStreamBackend`] until the work is done.
+struct Core {
+    stream: Arc<CudaStream>,
+    order: Mutex<Order>,
+    /// Where marks are written.
+    word: Word,
+    /// Where the device sees the clock.
+    clock_address: u64,
+    // After the rest: with this the clock is given back, to be advanced by another stream.
+    clock: OwnClock,
+    domain: Arc<ClockDomain>,
+    shared: Arc<Shared>,
+}
+
+/// Locked while something is put on the stream, so that the notes agree with the order.
+struct Order {
+    /// The largest value to which the stream was told to advance its clock.
+    advanced: u64,
+    pending: Pending<Held>,
+}
+
+/// What unfinished work uses.
+enum Held {
+    Mappings { _keep: Keep },
+    Block { _block: Arc<Pinned>, _keep: Keep },
+}
+
+/// The stream's order, locked. What turned out to be done is dropped after the lock is.
+struct Entered<'a> {
+    order: MutexGuard<'a, Order>,
+    _done: Vec<Held>,
+}
+
+/// An operation whose clock was looked up.
+enum Step {
+    Advance(u64),
+    Wait { at: u64, value: u64 },
+}
+
+impl CudaStreamBackend {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        clock: OwnClock,
+        domain: Arc<ClockDomain>,
+    ) -> Result<Arc<Self>, DeviceError> {
+        let offset = clock.page().clock_offset(clock.slot()).ok_or_else(|| unknown(clock.ticket(0)))?;
+        let clock_address = pages::address(shared, clock.page())? + offset as u64;
+        let word = Word::take(shared)?;
+        shared.bind()?;
+        let stream = shared.driver.stream(&shared.context)?;
+        clock.leave_to_device()?;
+        let order = Order { advanced: clock.value(), pending: Pending::new(word.load()) };
+        let shared = Arc::clone(shared);
+        let core = Core { stream, order: Mutex::new(order), word, clock_address, clock, domain, shared };
+        Ok(Arc::new(CudaStreamBackend { core: Arc::new(core) }))
+    }
+
+    /// The stream to launch kernels on. Kernels on it come after what was submitted here before, and before what is
+    /// submitted later.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.core.stream
+    }
+}
+
+fn unknown(ticket: Ticket) -> DeviceError {
+    ClockError::from(UnknownClock(ticket)).into()
+}
+
+impl Core {
+    fn enter(&self) -> Entered<'_> {
+        let mut order = self.order.lock();
+        let done = order.pending.reach(self.word.load());
+        Entered { order, _done: done }
+    }
+
+    /// As [`enter`](Self::enter), with the context current, and waits while too much is ahead (MBX-2).
+    fn enter_with_room(&self) -> Result<Entered<'_>, DeviceError> {
+        self.shared.bind()?;
+        loop {
+            let entered = self.enter();
+            if entered.order.pending.ahead() < MOST_AHEAD {
+                return Ok(entered);
+            }
+            drop(entered);
+            self.finish()?;
+        }
+    }
+
+    /// Sleeps until everything submitted so far is done.
+    fn finish(&self) -> Result<(), DeviceError> {
+        self.shared.finish(&self.stream, || {
+            let mut entered = self.enter();
+            let mark = entered.order.pending.next_mark();
+            self.mark(&mut entered.order, mark)
+        })?;
+        // What was held is let go now.
+        drop(self.enter());
+        Ok(())
+    }
+
+    /// Enqueues a mark, if there is one to enqueue.
+    fn mark(&self, order: &mut Order, mark: Option<u64>) -> Result<(), DeviceError> {
+        let Some(mark) = mark else { return Ok(()) };
+        let mut op = [MemOp::write(self.word.device_address(), mark)];
+        // SAFETY: the word is this stream's until the stream is done, and only the stream writes it.
+        unsafe { self.shared.driver.batch(&self.stream, &mut op)? };
+        order.pending.set_mark();
+        Ok(())
+    }
+
+    /// Counts an operation that was put on the stream.
+    fn issued(&self, order: &mut Order) -> Result<(), DeviceError> {
+        let mark = order.pending.due_mark();
+        self.mark(order, mark)
+    }
+
+    /// Checks a batch before any of it is enqueued: looks its clocks up, and leaves out waits that are over.
+    fn steps(&self, ops: &[StreamOp]) -> Result<SmallVec<[Step; 8]>, DeviceError> {
+        let mut steps = SmallVec::new();
+        for op in ops {
+            let ticket = match *op {
+                StreamOp::Advance(value) => {
+                    steps.push(Step::Advance(value));
+                    continue;
+                }
+                StreamOp::Wait(ticket) => ticket,
+            };
+            let page = self.domain.page_of(ticket.process).ok_or_else(|| unknown(ticket))?;
+            let clock = page.load(ticket.slot).ok_or_else(|| unknown(ticket))?;
+            if passed(clock, ticket.value) {
+                continue;
+            }
+            let offset = page.clock_offset(ticket.slot).ok_or_else(|| unknown(ticket))?;
+            let at = pages::address(&self.shared, &page)? + offset as u64;
+            steps.push(Step::Wait { at, value: ticket.value });
+        }
+        Ok(steps)
+    }
+
+    fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
+        let steps = self.steps(ops)?;
+        if steps.is_empty() {
+            return Ok(());
+        }
+        self.shared.bind()?;
+        let mut entered = self.enter();
+        let order = &mut *entered.order;
+        let mut batch: SmallVec<[MemOp; 8]> = SmallVec::new();
+        let mut advanced = order.advanced;
+        for step in steps {
+            match step {
+                Step::Wait { at, value } => batch.push(MemOp::wait(at, value)),
+                Step::Advance(value) => {
+                    self.clock.promise(value);
+                    // Clocks never go back.
+                    if !passed(advanced, value) {
+                        batch.push(MemOp::write(self.clock_address, value));
+                        advanced = value;
+                    }
+                }
+            }
+        }
+        order.pending.issue(batch.len(), None);
+        let mark =
+            if advanced == order.advanced { order.pending.due_mark() } else { order.pending.cheap_mark() };
+        batch.extend(mark.map(|mark| MemOp::write(self.word.device_address(), mark)));
+        for part in batch.chunks_mut(MAX_BATCH) {
+            // SAFETY: registered pages stay for the life of the process; the clock and the word are this core's, which
+            // stays until the stream is done, and both are written by this stream alone (ONE-WRITER).
+            unsafe { self.shared.driver.batch(&self.stream, part)? };
+        }
+        order.advanced = advanced;
+        if mark.is_some() {
+            order.pending.set_mark();
+        }
+        Ok(())
+    }
+
+    /// Whether nothing that the core keeps is used any more.
+    fn is_through(&self, order: &Order) -> bool {
+        order.pending.is_empty() && passed(self.clock.value(), self.clock.promised())
+    }
+}
+
+impl StreamBackend for CudaStreamBackend {
+    fn clock_slot(&self) -> u16 {
+        self.core.clock.slot()
+    }
+
+    fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
+        self.core.submit(ops)
+    }
+
+    unsafe fn copy(&self, dst: u64, src: u64, bytes: u64, keep: Keep) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let core = &self.core;
+        let mut entered = core.enter_with_room()?;
+        entered.order.pending.issue(1, Some(Held::Mappings { _keep: keep }));
+        // SAFETY: the caller's contract; what keeps the ranges mapped is held until the copy is done.
+        unsafe { core.shared.driver.copy(&core.stream, dst, src, bytes as usize)? };
+        core.issued(&mut entered.order)
+    }
+
+    unsafe fn fill(&self, dst: u64, bytes: u64, value: u8, keep: Keep) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let core = &self.core;
+        let mut entered = core.enter_with_room()?;
+        entered.order.pending.issue(1, Some(Held::Mappings { _keep: keep }));
+        // SAFETY: as in `copy`.
+        unsafe { core.shared.driver.fill(&core.stream, dst, bytes as usize, value)? };
+        core.issued(&mut entered.order)
+    }
+
+    /// Goes through page-locked memory: from plain memory, the driver may make the caller wait for the stream.
+    unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
+        let core = &self.core;
+        let mut dst = dst;
+        for (index, piece) in src.chunks(PIECE).enumerate() {
+            if index > 0 && pinned::is_short(&core.shared) {
+                // MBX-2: a large upload goes at the stream's pace. Every stream gets one block, whatever others have.
+                core.finish()?;
+            }
+            let mut block = Pinned::take(&core.shared, piece.len())?;
+            block.write(piece);
+            let block = Arc::new(block);
+            let mut entered = core.enter_with_room()?;
+            let hold = Held::Block { _block: Arc::clone(&block), _keep: keep.clone() };
+            entered.order.pending.issue(1, Some(hold));
+            // SAFETY: the caller's contract for the destination; the block is held until the copy is done.
+            unsafe { core.shared.driver.copy(&core.stream, dst, block.address(), piece.len())? };
+            if src.len() > PIECE {
+                // So that the blocks of a large upload come back while it goes on.
+                let mark = entered.order.pending.next_mark();
+                core.mark(&mut entered.order, mark)?;
+            }
+            core.issued(&mut entered.order)?;
+            dst += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    unsafe fn download(&self, dst: &mut [u8], src: u64) -> Result<(), DeviceError> {
+        let core = &self.core;
+        let mut src = src;
+        for piece in dst.chunks_mut(PIECE) {
+            let block = Arc::new(Pinned::take(&core.shared, piece.len())?);
+            core.shared.finish(&core.stream, || {
+                let mut entered = core.enter();
+                let hold = Held::Block { _block: Arc::clone(&block), _keep: Keep::new() };
+                entered.order.pending.issue(1, Some(hold));
+                // SAFETY: the caller's contract for the source; the block is held until the copy is done.
+                unsafe { core.shared.driver.copy(&core.stream, block.address(), src, piece.len())? };
+                let mark = entered.order.pending.next_mark();
+                core.mark(&mut entered.order, mark)
+            })?;
+            // SAFETY: the copy into the block is done, and was of this length.
+            unsafe { block.read(piece) };
+            src += piece.len() as u64;
+        }
+        drop(core.enter());
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.core.finish()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaStreamBackend {
+    fn drop(&mut self) {
+        let core = &self.core;
+        if core.is_through(&core.enter().order) {
+            return;
+        }
+        let kept = Arc::clone(core);
+        let started = core.shared.bind().and_then(|()| {
+            let event = Event::create(core.shared.driver)?;
+            event.record(&core.stream)?;
+            let last = Arc::clone(core);
+            let thread = thread::Builder::new().name(format!("tp-end-{}", core.clock.slot())).spawn(move || {
+                let through = last.shared.bind().and_then(|()| event.wait());
+                if let Err(error) = through {
+                    // The context is lost, and with it all its work: nothing uses what is let go here.
+                    tracing::warn!(%error, clock = last.clock.slot(), "a stream that was dropped did not finish");
+                }
+            });
+            thread.map(drop).map_err(DeviceError::os("start a thread that waits for a stream"))
+        });
+        if let Err(error) = started {
+            tracing::error!(%error, clock = core.clock.slot(), "what a stream still uses is never let go");
+            std::mem::forget(kept);
+        }
+    }
+}
+
+impl fmt::Debug for CudaStreamBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "CudaStreamBackend(cuda:{}, clock {})",
+            self.core.shared.context.ordinal(),
+            self.core.clock.slot()
+        )
+    }
+}

@@ -1,0 +1,115 @@
+//! The steps of a host stream, and doing one.
+
+#![expect(unsafe_code, reason = "copies between raw addresses, as kernels do")]
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::super::Keep;
+use crate::clock::{ClockDomain, ClockError, ClockPage, OwnClock, Ticket};
+
+/// One step. Whatever a step keeps is dropped right after it.
+pub(super) enum Work {
+    /// Wait for a ticket, on the page that was looked up when it was submitted.
+    Wait(Ticket, Arc<ClockPage>),
+    /// Advance the stream's clock.
+    Advance(u64),
+    /// A closure of the user's.
+    Run(Box<dyn FnOnce() + Send>, Keep),
+    /// A step of the framework's own.
+    Bytes(Bytes, Keep),
+}
+
+/// What to do with bytes at raw addresses. Making one is where the `unsafe` contract of
+/// [`StreamBackend`](crate::device::StreamBackend) is taken over: until it is done the addresses stay valid.
+pub(super) enum Bytes {
+    /// Copy between two ranges.
+    Copy { dst: u64, src: u64, bytes: usize },
+    /// Set a range to one value.
+    Fill { dst: u64, bytes: usize, value: u8 },
+    /// Copy from a buffer of the step's own.
+    Upload { dst: u64, src: Box<[u8]> },
+}
+
+impl Bytes {
+    /// Does it.
+    ///
+    /// # Safety
+    /// The contract of the call that it came from holds.
+    pub(super) unsafe fn perform(&self) {
+        match self {
+            // SAFETY: both ranges are mapped, do not overlap, and nobody in this process uses them unordered with
+            // this step, by the contract of `StreamBackend::copy`, which the caller upholds. `bytes` may be 0 with
+            // any address only where the addresses are not null, which mapped ranges are not.
+            Bytes::Copy { dst, src, bytes } => unsafe { copy(*dst, *src, *bytes) },
+            // SAFETY: as above, for the destination of `StreamBackend::fill`.
+            Bytes::Fill { dst, bytes, value } => unsafe { fill(*dst, *bytes, *value) },
+            // SAFETY: as above, for the destination of `StreamBackend::upload`; the source is the step's own.
+            Bytes::Upload { dst, src } => unsafe { copy(*dst, src.as_ptr() as u64, src.len()) },
+        }
+    }
+}
+
+/// Copies bytes between raw addresses.
+///
+/// # Safety
+/// Unless `bytes` is 0: `src` is readable and `dst` writable for `bytes` bytes, they do not overlap, and nobody in
+/// this process accesses them unordered with this. (Another process that breaks its lease can change the bytes that
+/// are read; they are only moved, so any value will do.)
+pub(super) unsafe fn copy(dst: u64, src: u64, bytes: usize) {
+    if bytes > 0 {
+        // SAFETY: the caller's contract.
+        unsafe { std::ptr::copy_nonoverlapping(src as *const u8, dst as *mut u8, bytes) };
+    }
+}
+
+/// Sets bytes at a raw address.
+///
+/// # Safety
+/// As for the destination of [`copy`].
+pub(super) unsafe fn fill(dst: u64, bytes: usize, value: u8) {
+    if bytes > 0 {
+        // SAFETY: the caller's contract.
+        unsafe { std::ptr::write_bytes(dst as *mut u8, value, bytes) };
+    }
+}
+
+impl Work {
+    /// Does the step; says what went wrong. Panics of user code end here.
+    pub(super) fn perform(self, clock: &OwnClock, domain: &ClockDomain) -> Result<(), String> {
+        match self {
+            Work::Wait(ticket, page) => ended(domain.wait_on(&page, &ticket, None).map(drop)),
+            Work::Advance(value) => ended(domain.advance(clock, value)),
+            Work::Run(closure, keep) => {
+                // A closure that panics may leave tensors half written; its error reaches the next caller, and
+                // nothing of the stream's own is inside.
+                let done = catch_unwind(AssertUnwindSafe(closure)).map_err(|panic| {
+                    let message = panic_message(panic.as_ref());
+                    // What was thrown is the user's too, and may throw again when it is dropped.
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
+                    message
+                });
+                drop(keep);
+                done
+            }
+            Work::Bytes(bytes, keep) => {
+                // SAFETY: a step is made only by the `unsafe fn`s of the stream, whose contract lasts until now;
+                // `keep` is still held.
+                unsafe { bytes.perform() };
+                drop(keep);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn ended(result: Result<(), ClockError>) -> Result<(), String> {
+    result.map_err(|error| error.to_string())
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("a closure panicked: {}", text.unwrap_or("(no message)"))
+}
