@@ -1,0 +1,119 @@
+//! Clocks: one 64-bit counter per stream, and the one question asked of it: has it passed a value?
+//!
+//! Each process has one page of clocks that only it writes (ONE-WRITER) and every peer maps read-only. A sender
+//! puts a [`Ticket`] on a tensor; the receiver's stream, never its host thread, waits until the clock has passed
+//! it (CLOCK-1), and the owner does the same in the other direction before it reuses the memory (CLOCK-2).
+//!
+//! When a process dies, the node, and only then, writes that process's clocks: it reads their last values (the
+//! death certificate) with [`ClockPage::values`], and after every process has marked what depends on the missing
+//! ones (DEATH-3) it calls [`ClockPage::release_all`], so that no wait lasts for ever (DEATH-1). A released clock
+//! has passed every value anyone can ask for; [`is_released`] tells it apart.
+//!
+//! A wait that is given up (deadline, dropped caller) leaves nothing behind.
+
+mod domain;
+mod handshake;
+mod own;
+mod page;
+pub mod stream;
+pub(crate) mod turn;
+
+use std::io;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use domain::{ClockDomain, OwnClock, Waited};
+pub use page::{BadClockPage, ClockPage};
+
+use crate::ids::ProcessId;
+
+/// When to stop waiting.
+pub type Deadline = Instant;
+
+/// A clock at or beyond this was released by the node because its process died (DEATH-1).
+///
+/// Comparison is cyclic, on the GPU as here, so the largest number would release nobody: a wait for `value` ends
+/// for values up to `1 << 63` ahead of it. A clock that advances a billion times a second gets here in 146 years.
+pub const RELEASED: u64 = 1 << 62;
+
+/// Whether a clock at `clock` has passed `value`: the comparison that `cuStreamWaitValue64` makes with `GEQ`.
+#[inline]
+pub const fn passed(clock: u64, value: u64) -> bool {
+    clock.wrapping_sub(value) as i64 >= 0
+}
+
+/// Whether a clock at this value was released after its process's death, so that having passed proves nothing.
+#[inline]
+pub const fn is_released(clock: u64) -> bool {
+    clock >= RELEASED
+}
+
+/// What a clock that stood at `last` is set to when it is released.
+///
+/// Host threads sleep on the low half of a clock; [`RELEASED`] alone could leave that half as it was, and a thread
+/// that is about to sleep would not notice. So the low half moves on by one.
+pub const fn release_value(last: u64) -> u64 {
+    RELEASED | (last.wrapping_add(1) & 0xffff_ffff)
+}
+
+/// A point in a stream of some process: "when clock `slot` of `process` has passed `value`".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Ticket {
+    /// The process whose clock it is.
+    pub process: ProcessId,
+    /// Which of its clocks.
+    pub slot: u16,
+    /// The value that is waited for.
+    pub value: u64,
+}
+
+/// A ticket that names no clock this process knows.
+#[derive(Debug, Error)]
+#[error(
+    "no clock {} of process {} is known here; its page must be added before its tickets are used",
+    .0.slot, .0.process
+)]
+pub struct UnknownClock(pub Ticket);
+
+/// What can go wrong with clocks.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ClockError {
+    /// See [`UnknownClock`].
+    #[error(transparent)]
+    Unknown(#[from] UnknownClock),
+    /// Every clock of this process is in use.
+    #[error("all {} clocks of this process are in use; drop a stream first", crate::limits::MAX_STREAMS)]
+    Exhausted,
+    /// A store to a page that this process maps read-only (ONE-WRITER).
+    #[error("this process does not write that clock page")]
+    NotWriter,
+    /// The kernel refused a sleep.
+    #[error("could not sleep on a clock")]
+    Os(#[from] io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_comparison_is_cyclic() {
+        assert!(passed(5, 5) && passed(6, 5) && !passed(4, 5));
+        assert!(passed(0, u64::MAX) && !passed(u64::MAX, 0));
+        assert!(passed(RELEASED, 0) && passed(RELEASED, RELEASED - 1) && passed(RELEASED, 1 << 61));
+        assert!(!passed(u64::MAX, 1 << 61), "the largest number releases nobody");
+    }
+
+    #[test]
+    fn a_release_passes_everything_and_moves_the_low_half() {
+        for last in [0, 1, 77, u64::from(u32::MAX), (1 << 40) + 5, RELEASED - 1] {
+            let released = release_value(last);
+            assert!(is_released(released) && !is_released(last));
+            assert!(passed(released, last + 1_000_000.min(RELEASED - 1 - last)));
+            assert_ne!(released as u32, last as u32);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The streams of this process, by clock, so that a wait inside the process can first see to it that the write it waits
+//! for is enqueued: inside a turn writes are put off, and a thread that waited for one of its own would wait for ever.
+
+use parking_lot::RwLock;
+
+use super::stream::{Stream, WeakStream};
+
+/// One entry per clock of the process; part of its [`ClockDomain`](super::domain::ClockDomain).
+#[derive(Debug, Default)]
+pub(super) struct OwnStreams(RwLock<Vec<Option<WeakStream>>>);
+
+impl OwnStreams {
+    pub(super) fn register(&self, slot: u16, stream: &Stream) {
+        let mut streams = self.0.write();
+        let index = usize::from(slot);
+        if streams.len() <= index {
+            streams.resize_with(index + 1, || None);
+        }
+        streams[index] = Some(stream.downgrade());
+    }
+
+    /// Enqueues the write of `value` on the stream of clock `slot`, if it is still to be enqueued.
+    pub(super) fn flush(&self, slot: u16, value: u64) {
+        let stream =
+            self.0.read().get(usize::from(slot)).and_then(Option::as_ref).and_then(WeakStream::upgrade);
+        if let Some(stream) = stream {
+            stream.flush_to(value);
+        }
+    }
+}

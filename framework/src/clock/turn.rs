@@ -1,0 +1,111 @@
+//! A turn: one handler call with everything that it sent and dropped.
+//!
+//! Inside a turn the clock writes of a stream, and the publishing of frames, are put off to its end, so that a handler
+//! that sends ten messages costs one clock write and one published tail per receiver. A turn is a guard on the thread:
+//! it ends when the guard drops, on a panic too, so that nothing that was put off is ever forgotten. Turns do not nest;
+//! an inner one is part of the outer one.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::stream::Stream;
+
+/// Something to do when the turn ends: a post office publishes what its links have gathered.
+pub(crate) trait TurnEnd: Send + Sync + 'static {
+    fn turn_ended(&self);
+}
+
+#[derive(Default)]
+struct Open {
+    /// The stream that the handler works on.
+    current: Option<Stream>,
+    streams: SmallVec<[Stream; 2]>,
+    ends: SmallVec<[Arc<dyn TurnEnd>; 1]>,
+}
+
+thread_local! {
+    static TURN: RefCell<Option<Open>> = const { RefCell::new(None) };
+}
+
+/// An open turn on this thread.
+#[derive(Debug)]
+#[must_use = "the turn ends when this drops"]
+pub(crate) struct Turn {
+    outermost: bool,
+}
+
+impl Turn {
+    /// Opens the turn of a handler that works on `stream`, or joins the one that is open.
+    pub(crate) fn begin_on(stream: &Stream) -> Self {
+        let turn = Self::begin();
+        TURN.with_borrow_mut(|open| {
+            if let Some(open) = open.as_mut().filter(|open| open.current.is_none()) {
+                open.current = Some(stream.clone());
+            }
+        });
+        turn
+    }
+
+    /// Opens a turn, or joins the one that is open.
+    pub(crate) fn begin() -> Self {
+        let outermost = TURN.with_borrow_mut(|turn| {
+            let outermost = turn.is_none();
+            if outermost {
+                *turn = Some(Open::default());
+            }
+            outermost
+        });
+        Turn { outermost }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.outermost {
+            return;
+        }
+        let Some(open) = TURN.with_borrow_mut(Option::take) else { return };
+        // Clock writes go first: a receiver that is quick then finds the write already enqueued.
+        for stream in &open.streams {
+            stream.flush();
+        }
+        for end in &open.ends {
+            end.turn_ended();
+        }
+    }
+}
+
+/// The stream of the handler that runs on this thread.
+#[cfg(feature = "cuda")]
+pub(crate) fn current_stream() -> Option<Stream> {
+    TURN.with_borrow(|turn| turn.as_ref().and_then(|open| open.current.clone()))
+}
+
+/// Puts the clock write of `stream` off to the end of the turn; false when no turn is open.
+pub(super) fn defer(stream: &Stream) -> bool {
+    TURN.with_borrow_mut(|turn| match turn {
+        Some(open) => {
+            if !open.streams.contains(stream) {
+                open.streams.push(stream.clone());
+            }
+            true
+        }
+        None => false,
+    })
+}
+
+/// Calls `end` when the turn ends, once however often it is asked for; false when no turn is open.
+pub(crate) fn at_end(end: &Arc<impl TurnEnd>) -> bool {
+    TURN.with_borrow_mut(|turn| match turn {
+        Some(open) => {
+            let new = Arc::as_ptr(end).cast::<()>();
+            if !open.ends.iter().any(|known| std::ptr::eq(Arc::as_ptr(known).cast::<()>(), new)) {
+                open.ends.push(Arc::clone(end) as Arc<dyn TurnEnd>);
+            }
+            true
+        }
+        None => false,
+    })
+}
