@@ -1,0 +1,346 @@
+//! A lease as a process holds it: one value per delivery or allocation, shared by every tensor made from it.
+//!
+//! When the last of them drops, the lease goes back on its own: to the pool of this process, or through [`Returns`] to
+//! its owner (LEASE-2). With it go the tickets of every local stream that used the memory (CLOCK-2), taken at that
+//! moment, so that they stand for all work enqueued before.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::LeaseId;
+use super::book::Uses;
+use super::pool::Pool;
+use crate::clock::stream::Stream;
+use crate::clock::{ClockDomain, Ticket};
+use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::ids::{DeviceId, ProcessId};
+
+/// Most tickets that the release of one lease carries over the wire; more streams are joined into the first.
+pub const MAX_RELEASE_TICKETS: usize = 4;
+
+/// The way back to the owners of leases that other processes granted.
+pub trait Returns: Send + Sync + 'static {
+    /// Gives one lease back. Never blocks and never fails: room was reserved when the lease was taken (LEASE-2).
+    /// `uses` are tickets of this process, [`MAX_RELEASE_TICKETS`] at most.
+    fn release(&self, id: LeaseId, uses: &[Ticket]);
+
+    /// A writable mapping of a chunk that another process owns, for a tensor handed over exclusively.
+    ///
+    /// # Errors
+    /// The node does not have the chunk any more, or mapping it failed.
+    fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError>;
+}
+
+/// The right to use one allocation.
+#[derive(Clone)]
+pub struct Lease(Arc<Inner>);
+
+struct Inner {
+    id: LeaseId,
+    device: DeviceId,
+    domain: Arc<ClockDomain>,
+    mapping: Arc<ChunkMapping>,
+    /// Set when a writable mapping was needed beside a read-only `mapping`.
+    writable: Mutex<Option<Arc<ChunkMapping>>>,
+    offset: u64,
+    bytes: u64,
+    origin: Origin,
+    /// It came with no lease left anywhere else, and nothing of it was sent since. Where this is not set, an owner can
+    /// still see in its book that nobody else holds the memory.
+    sole: AtomicBool,
+    /// Tensors of this process that stand on this lease. Frames on their way and release queues are not counted.
+    handles: AtomicUsize,
+    /// Streams of this process that used the memory.
+    users: Mutex<SmallVec<[Stream; 1]>>,
+    /// The stream that the memory was taken for or delivered to: where a kernel is thought to run that names no other.
+    home: OnceLock<Stream>,
+}
+
+enum Origin {
+    /// This process's own memory.
+    Own(Arc<Pool>),
+    /// Another's.
+    Other(Arc<dyn Returns>),
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("id", &self.0.id)
+            .field("bytes", &self.0.bytes)
+            .field("handles", &self.handles())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// A lease of the owner itself: on fresh memory, or (`sole` as the sender says) on memory that came back.
+    pub(super) fn own(
+        pool: Arc<Pool>,
+        id: LeaseId,
+        mapping: Arc<ChunkMapping>,
+        offset: u64,
+        bytes: u64,
+        sole: bool,
+    ) -> Self {
+        let domain = Arc::clone(pool.domain());
+        Self::new(id, domain, mapping, offset, bytes, Origin::Own(pool), sole)
+    }
+
+    /// A lease that came with a message from another process. The caller has checked that `offset` and `bytes` lie in
+    /// the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
+    pub fn held(
+        returns: Arc<dyn Returns>,
+        id: LeaseId,
+        domain: Arc<ClockDomain>,
+        mapping: Arc<ChunkMapping>,
+        offset: u64,
+        bytes: u64,
+        sole: bool,
+    ) -> Self {
+        Self::new(id, domain, mapping, offset, bytes, Origin::Other(returns), sole)
+    }
+
+    fn new(
+        id: LeaseId,
+        domain: Arc<ClockDomain>,
+        mapping: Arc<ChunkMapping>,
+        offset: u64,
+        bytes: u64,
+        origin: Origin,
+        sole: bool,
+    ) -> Self {
+        Lease(Arc::new(Inner {
+            id,
+            device: mapping.device(),
+            domain,
+            mapping,
+            writable: Mutex::new(None),
+            offset,
+            bytes,
+            origin,
+            sole: AtomicBool::new(sole),
+            handles: AtomicUsize::new(0),
+            users: Mutex::new(SmallVec::new()),
+            home: OnceLock::new(),
+        }))
+    }
+
+    /// Its name in the owner's book.
+    pub fn id(&self) -> LeaseId {
+        self.0.id
+    }
+
+    /// Whether both are the same lease, not only leases on the same memory.
+    pub fn same_as(&self, other: &Lease) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The process whose memory it is.
+    pub fn owner(&self) -> ProcessId {
+        self.0.id.chunk.owner
+    }
+
+    /// The pool, when the memory is this process's own.
+    pub fn pool(&self) -> Option<&Arc<Pool>> {
+        match &self.0.origin {
+            Origin::Own(pool) => Some(pool),
+            Origin::Other(_) => None,
+        }
+    }
+
+    /// The device that the memory is on.
+    pub fn device(&self) -> DeviceId {
+        self.0.device
+    }
+
+    /// The clocks that this process can wait for.
+    pub(crate) fn domain(&self) -> &Arc<ClockDomain> {
+        &self.0.domain
+    }
+
+    /// Bytes from the chunk's start to the allocation.
+    pub fn offset(&self) -> u64 {
+        self.0.offset
+    }
+
+    /// Size of the allocation in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// Address of the allocation in this process, for reading (for writing too, where the mapping is writable).
+    pub fn address(&self) -> u64 {
+        self.0.mapping.addr() + self.0.offset
+    }
+
+    /// The mapping that [`address`](Self::address) lies in; work on a stream keeps it alive.
+    pub fn mapping(&self) -> &Arc<ChunkMapping> {
+        &self.0.mapping
+    }
+
+    /// Address of the allocation for writing, and its mapping.
+    ///
+    /// # Errors
+    /// The chunk of another process could not be mapped writable.
+    pub fn writable(&self) -> Result<(u64, Arc<ChunkMapping>), DeviceError> {
+        if self.0.mapping.access() == Access::ReadWrite {
+            return Ok((self.address(), Arc::clone(&self.0.mapping)));
+        }
+        let Origin::Other(returns) = &self.0.origin else {
+            return Err(DeviceError::Unsupported {
+                device: self.0.device,
+                what: "writing to a chunk of its own that is mapped read-only".into(),
+            });
+        };
+        let mut writable = self.0.writable.lock();
+        let mapping = match &*writable {
+            Some(mapping) => Arc::clone(mapping),
+            None => returns.writable(self.0.id)?,
+        };
+        // WIRE-1: the place was checked against the read-only mapping; this is another, of the same chunk.
+        let address = mapping.range(self.0.offset, self.0.bytes).ok_or_else(|| DeviceError::Refused {
+            what: format!(
+                "the writable mapping of chunk {} is shorter than the chunk",
+                self.0.id.chunk.index
+            ),
+        })?;
+        *writable = Some(Arc::clone(&mapping));
+        Ok((address, mapping))
+    }
+
+    /// One more tensor stands on this lease.
+    pub(crate) fn add_handle(&self) {
+        self.0.handles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One tensor fewer stands on this lease.
+    pub(crate) fn remove_handle(&self) {
+        // Release: what the dropping thread did with the memory comes before what a new sole owner does.
+        self.0.handles.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Tensors of this process that stand on this lease.
+    pub fn handles(&self) -> usize {
+        // Acquire: pairs with the Release in `remove_handle`.
+        self.0.handles.load(Ordering::Acquire)
+    }
+
+    /// Whether this value is the only one on its lease, with all its clones gone: the tensors made of it, and the frames
+    /// on their way that still hold it.
+    pub(crate) fn is_last(&self) -> bool {
+        let last = Arc::strong_count(&self.0) == 1;
+        // As in `Arc::get_mut`: what the droppers of the other clones did comes before what follows.
+        fence(Ordering::Acquire);
+        last
+    }
+
+    /// Whether no other process has a lease on the memory, and this one no second one. Peers' releases are drained
+    /// first.
+    pub fn is_sole(&self) -> bool {
+        match &self.0.origin {
+            Origin::Own(pool) => {
+                (self.came_sole() && pool.is_only_local(self.0.id)) || pool.is_sole(self.0.id)
+            }
+            Origin::Other(_) => self.came_sole(),
+        }
+    }
+
+    /// For the sender of a frame, after it has granted the receiver its lease and dropped the message: whether the
+    /// receiver now is the only one; `shared`: what that grant returned. If not, this process is not either from now on.
+    pub(crate) fn hand_over(&self, to: ProcessId, shared: bool) -> bool {
+        let sole = self.is_last()
+            && match &self.0.origin {
+                Origin::Own(pool) => {
+                    (self.came_sole() && pool.is_only_local(self.0.id))
+                        || pool.is_sole_of(self.0.id, to, shared)
+                }
+                Origin::Other(_) => self.came_sole(),
+            };
+        self.0.sole.store(false, Ordering::Relaxed);
+        sole
+    }
+
+    fn came_sole(&self) -> bool {
+        self.0.sole.load(Ordering::Relaxed)
+    }
+
+    /// Uses by others that a new writer has to wait for: those that the owner's book has recorded.
+    pub(crate) fn recorded_uses(&self) -> Uses {
+        match &self.0.origin {
+            Origin::Own(pool) => pool.uses(self.0.id),
+            Origin::Other(_) => Uses::new(),
+        }
+    }
+
+    /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used again.
+    pub(crate) fn used_on(&self, stream: &Stream) {
+        let mut users = self.0.users.lock();
+        if !users.contains(stream) {
+            users.push(stream.clone());
+        }
+    }
+
+    /// Says which stream the memory belongs to; the first to say so is right.
+    pub(crate) fn set_home(&self, stream: &Stream) {
+        let _ = self.0.home.set(stream.clone());
+    }
+
+    /// The stream that the memory was taken for or delivered to.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn home(&self) -> Option<Stream> {
+        self.0.home.get().cloned()
+    }
+
+    /// Streams of this process that used the memory.
+    pub(crate) fn users(&self) -> SmallVec<[Stream; 1]> {
+        self.0.users.lock().clone()
+    }
+
+    /// Puts the first stream that used the memory behind `tickets`; false when no stream did.
+    pub(crate) fn join_uses(&self, tickets: Uses) -> bool {
+        let users = self.users();
+        let Some(first) = users.first() else { return false };
+        join(first, tickets);
+        true
+    }
+
+    /// One ticket that stands for everything the local streams did with the memory so far; several streams are joined
+    /// into the first. `None` when there is nothing to wait for.
+    pub(crate) fn joined_ticket(&self) -> Option<Ticket> {
+        let users = self.users();
+        let (first, rest) = users.split_first()?;
+        if !rest.is_empty() {
+            join(first, rest.iter().filter_map(Stream::ticket));
+        }
+        first.ticket()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let users = std::mem::take(self.users.get_mut());
+        let mut uses: Uses = users.iter().filter_map(Stream::ticket).collect();
+        match &self.origin {
+            Origin::Own(pool) => pool.release_local(self.id, &uses),
+            Origin::Other(returns) => {
+                if let (true, Some(first)) = (uses.len() > MAX_RELEASE_TICKETS, users.first()) {
+                    join(first, uses.drain(..));
+                    uses.extend(first.ticket());
+                }
+                returns.release(self.id, &uses);
+            }
+        }
+    }
+}
+
+fn join(first: &Stream, tickets: impl IntoIterator<Item = Ticket>) {
+    if let Err(error) = first.wait(tickets) {
+        // The device is lost to this process, and with it everything that its streams still had to do.
+        tracing::error!(%error, "streams that used a tensor could not be joined");
+    }
+}

@@ -1,0 +1,581 @@
+//! A process's own memory on one device: chunks, cut into allocations, each with a line in the [`Book`].
+//!
+//! Memory comes back in two steps. A line that nobody holds any more is first a *candidate*: the pool drains what its
+//! peers have posted once more and closes it only if it is still empty (LEASE-3). A closed block whose last uses have not
+//! all passed waits in quarantine; it is used again early only when there is nothing else, and then whoever gets it has
+//! its stream wait for those uses (CLOCK-2), so the host never does.
+//!
+//! The pool grows by whole chunks up to its budget in bytes. Up to a quarter of the budget it grows rather than take
+//! memory whose last use is still running, so that a producer does not run in step with its consumer; past that it
+//! prefers to wait on the stream. At the budget an allocation fails with a report of who holds what (MBX-2).
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+
+use super::LeaseId;
+use super::book::{Book, BookError, Left, Uses};
+use super::handle::Lease;
+use crate::clock::{ClockDomain, Ticket};
+use crate::device::pool::{Block, SubAllocator};
+use crate::device::{Backend, ChunkMapping, DeviceError};
+use crate::ids::{ChunkId, DeviceId, ProcessId};
+use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
+
+/// How large a pool may get.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolOptions {
+    /// Bytes that its chunks may take together.
+    pub budget: u64,
+    /// Bytes of its first chunk; later ones grow.
+    pub first_chunk: u64,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        PoolOptions { budget: DEFAULT_HOST_BUDGET, first_chunk: CHUNK_BYTES }
+    }
+}
+
+/// What a pool needs of the post office around it.
+pub trait Surroundings: Send + Sync + 'static {
+    /// Handles everything that peers have posted so far, holds and releases, ring by ring. Returns how many notices this
+    /// process has handled in its life: where two calls return the same, no ring had anything when it was looked at, and
+    /// none was emptied by another thread meanwhile.
+    fn drain_returns(&self) -> u64;
+
+    /// Tells the node of a new chunk, with a descriptor to map it read-only and one to map it writable.
+    ///
+    /// # Errors
+    /// The node is gone.
+    fn publish_chunk(
+        &self,
+        chunk: ChunkId,
+        device: DeviceId,
+        bytes: u64,
+        read_only: OwnedFd,
+        read_write: OwnedFd,
+    ) -> Result<(), DeviceError>;
+
+    /// Somebody waits for memory: peers are to say when they give some back.
+    fn wanted(&self);
+}
+
+/// Why an allocation failed. Nothing was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Larger than the pool may ever be.
+    #[error(
+        "a tensor of {asked} bytes can never fit the pool of {device}, whose budget is {budget} bytes; raise the budget"
+    )]
+    TooLarge {
+        /// Which device.
+        device: String,
+        /// Bytes asked for.
+        asked: u64,
+        /// Budget in bytes.
+        budget: u64,
+    },
+    /// No room now; dropping tensors makes some. A retry makes sense.
+    #[error(
+        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use. {holders}"
+    )]
+    Full {
+        /// Which device.
+        device: String,
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes in use or waiting for their last use to pass.
+        in_use: u64,
+        /// Budget in bytes.
+        budget: u64,
+        /// The largest holders, by process, and for how long.
+        holders: String,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// One device's memory in this process.
+pub struct Pool {
+    process: ProcessId,
+    backend: Arc<dyn Backend>,
+    domain: Arc<ClockDomain>,
+    options: PoolOptions,
+    surroundings: OnceLock<Weak<dyn Surroundings>>,
+    chunk_base: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    allocator: SubAllocator,
+    book: Book<Block>,
+    chunks: Vec<Arc<ChunkMapping>>,
+    chunk_bytes: u64,
+    /// Lines that reached zero and wait for the second look of `settle`.
+    candidates: Vec<(u32, u32)>,
+    /// Closed blocks whose last uses had not passed when they were closed.
+    quarantine: VecDeque<(Block, Uses)>,
+    /// Ranges given back to the allocator before their last uses had passed.
+    pending: Vec<Pending>,
+    waiters: Vec<Waker>,
+}
+
+struct Pending {
+    chunk: u32,
+    from: u64,
+    to: u64,
+    uses: Uses,
+}
+
+/// Fresh memory: a sole lease on it, and what its first user's stream has to wait for.
+#[derive(Debug)]
+pub struct Allocation {
+    /// The lease.
+    pub lease: Lease,
+    /// Last uses of whoever had the memory before.
+    pub after: Uses,
+}
+
+/// Sizes of a pool, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// All chunks together.
+    pub chunk_bytes: u64,
+    /// Allocations that somebody holds.
+    pub held_bytes: u64,
+    /// How many those are.
+    pub allocations: usize,
+    /// Released, but the last use has not passed.
+    pub quarantined_bytes: u64,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({} of {}: {:?})", self.backend.name(), self.process, self.stats())
+    }
+}
+
+impl Pool {
+    /// An empty pool; no memory is taken before the first allocation. `chunk_base` is the index of its first chunk, so
+    /// that the pools of one process number theirs apart.
+    pub fn new(
+        process: ProcessId,
+        backend: Arc<dyn Backend>,
+        domain: Arc<ClockDomain>,
+        options: PoolOptions,
+        chunk_base: u32,
+    ) -> Arc<Self> {
+        let first = options.first_chunk.min(options.budget).max(backend.granularity());
+        let allocator = SubAllocator::new(first, backend.granularity());
+        Arc::new(Pool {
+            process,
+            backend,
+            domain,
+            options,
+            surroundings: OnceLock::new(),
+            chunk_base,
+            state: Mutex::new(State {
+                allocator,
+                book: Book::default(),
+                chunks: Vec::new(),
+                chunk_bytes: 0,
+                candidates: Vec::new(),
+                quarantine: VecDeque::new(),
+                pending: Vec::new(),
+                waiters: Vec::new(),
+            }),
+        })
+    }
+
+    /// Connects the pool to its post office. Before that its memory cannot be sent.
+    pub(crate) fn surround(&self, surroundings: Weak<dyn Surroundings>) {
+        // A second call would be a second office for one pool; the first stays.
+        let _ = self.surroundings.set(surroundings);
+    }
+
+    /// Its device.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    pub(super) fn domain(&self) -> &Arc<ClockDomain> {
+        &self.domain
+    }
+
+    /// Its device's identity.
+    pub fn device_id(&self) -> DeviceId {
+        self.backend.id()
+    }
+
+    /// Whether `chunk` is one of its own.
+    pub(crate) fn has_chunk(&self, chunk: ChunkId) -> bool {
+        chunk.owner == self.process
+            && chunk
+                .index
+                .checked_sub(self.chunk_base)
+                .is_some_and(|index| (index as usize) < self.state.lock().chunks.len())
+    }
+
+    /// Memory for `bytes` bytes. Never waits.
+    ///
+    /// # Errors
+    /// See [`PoolError`]; nothing was taken.
+    pub fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Allocation, PoolError> {
+        if let Some(allocation) = self.try_allocate(bytes)? {
+            return Ok(allocation);
+        }
+        self.reclaim();
+        if let Some(allocation) = self.try_allocate(bytes)? {
+            return Ok(allocation);
+        }
+        let mut state = self.state.lock();
+        let quarter = self.options.budget / 4;
+        if self.may_grow(&mut state, bytes, quarter) {
+            self.grow(&mut state, bytes)?;
+        } else if !state.quarantine.is_empty() {
+            state.open_quarantine();
+            if let Some(allocation) = self.cut(&mut state, bytes) {
+                return Ok(allocation);
+            }
+            if self.may_grow(&mut state, bytes, self.options.budget) {
+                self.grow(&mut state, bytes)?;
+            }
+        } else if self.may_grow(&mut state, bytes, self.options.budget) {
+            self.grow(&mut state, bytes)?;
+        }
+        match self.cut(&mut state, bytes) {
+            Some(allocation) => Ok(allocation),
+            None if bytes > self.options.budget => Err(PoolError::TooLarge {
+                device: self.backend.name(),
+                asked: bytes,
+                budget: self.options.budget,
+            }),
+            None => Err(PoolError::Full {
+                device: self.backend.name(),
+                asked: bytes,
+                in_use: state.stats().held_bytes + state.stats().quarantined_bytes,
+                budget: self.options.budget,
+                holders: state.holders(self.process),
+            }),
+        }
+    }
+
+    /// [`allocate`](Self::allocate) that remembers `waker` and wakes it when memory comes back, where the pool is full.
+    pub fn poll_allocate(self: &Arc<Self>, bytes: u64, waker: &Waker) -> Result<Allocation, PoolError> {
+        match self.allocate(bytes) {
+            Err(PoolError::Full { .. }) => {
+                self.state.lock().waiters.push(waker.clone());
+                if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
+                    surroundings.wanted();
+                }
+                // Memory that came back between the two steps has woken nobody.
+                self.allocate(bytes)
+            }
+            result => result,
+        }
+    }
+
+    fn try_allocate(self: &Arc<Self>, bytes: u64) -> Result<Option<Allocation>, PoolError> {
+        let mut state = self.state.lock();
+        state.sweep(&self.domain);
+        Ok(self.cut(&mut state, bytes))
+    }
+
+    fn cut(self: &Arc<Self>, state: &mut State, bytes: u64) -> Option<Allocation> {
+        // A tensor of zero bytes takes a unit too, so that it has a place in a chunk and can be sent like any other. Its
+        // lease says so: what comes back to the owner has to agree with the block in the book.
+        let bytes = bytes.max(1);
+        let block = state.allocator.allocate(bytes)?;
+        let after = state.pending_uses(&self.domain, &block);
+        let mapping = Arc::clone(state.chunks.get(block.chunk as usize)?);
+        let (chunk, offset) =
+            (ChunkId { owner: self.process, index: self.chunk_base + block.chunk }, block.offset);
+        let (line, generation) = state.book.open(block, after.clone());
+        let lease =
+            Lease::own(Arc::clone(self), LeaseId { chunk, line, generation }, mapping, offset, bytes, false);
+        Some(Allocation { lease, after })
+    }
+
+    fn may_grow(&self, state: &mut State, bytes: u64, limit: u64) -> bool {
+        self.chunk_size(state, bytes, limit) > 0
+    }
+
+    /// What the next chunk would take within `limit`: the allocator's wish, or the least that holds `bytes`; 0 for none.
+    fn chunk_size(&self, state: &State, bytes: u64, limit: u64) -> u64 {
+        let left = limit.saturating_sub(state.chunk_bytes);
+        let sizes = [state.allocator.chunk_size_for(bytes), state.allocator.smallest_chunk_for(bytes)];
+        sizes.into_iter().find(|size| *size <= left).unwrap_or(0)
+    }
+
+    fn grow(&self, state: &mut State, bytes: u64) -> Result<(), PoolError> {
+        let size = self.chunk_size(state, bytes, self.options.budget);
+        let chunk = self.backend.create_chunk(size)?;
+        let index = state.chunks.len() as u32;
+        if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
+            let id = ChunkId { owner: self.process, index: self.chunk_base + index };
+            surroundings.publish_chunk(id, self.device_id(), size, chunk.read_only, chunk.read_write)?;
+        }
+        state.chunks.push(chunk.mapping);
+        state.chunk_bytes += size;
+        state.allocator.add_chunk(index, size);
+        Ok(())
+    }
+
+    /// One more lease for `to`; see [`Book::grant`].
+    ///
+    /// # Errors
+    /// The line is not in the book.
+    pub(crate) fn grant(&self, id: LeaseId, to: ProcessId) -> Result<bool, BookError> {
+        self.state.lock().book.grant(id.line, id.generation, to)
+    }
+
+    /// `from` gives a lease back. The caller calls [`settle`](Self::settle) when it has handled all that it found.
+    ///
+    /// # Errors
+    /// The book has no such lease: nothing changed.
+    pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<(), BookError> {
+        let mut state = self.state.lock();
+        if state.book.release(id.line, id.generation, from, uses)? == Left::Empty {
+            state.candidates.push((id.line, id.generation));
+        }
+        Ok(())
+    }
+
+    /// Drops all leases of a process that ended, after what it had posted was drained (LEASE-4).
+    pub(crate) fn evict(&self, process: ProcessId) {
+        {
+            let mut state = self.state.lock();
+            let empty = state.book.evict(process);
+            state.candidates.extend(empty);
+        }
+        self.settle();
+    }
+
+    /// A lease for this process on its own memory, which `from` sent to it.
+    ///
+    /// # Errors
+    /// The line is not in the book, or `from` holds no lease on it.
+    pub(crate) fn adopt(
+        self: &Arc<Self>,
+        id: LeaseId,
+        from: ProcessId,
+        sole: bool,
+    ) -> Result<Lease, BookError> {
+        let mut state = self.state.lock();
+        let unknown = BookError::Unknown { line: id.line, generation: id.generation };
+        let block = state.book.block(id.line, id.generation).ok_or(unknown)?;
+        if self.chunk_base + block.chunk != id.chunk.index {
+            return Err(unknown);
+        }
+        let (offset, bytes) = (block.offset, block.bytes);
+        let mapping = state.chunks.get(block.chunk as usize).map(Arc::clone).ok_or(unknown)?;
+        state.book.adopt(id.line, id.generation, from)?;
+        Ok(Lease::own(Arc::clone(self), id, mapping, offset, bytes, sole))
+    }
+
+    pub(super) fn release_local(&self, id: LeaseId, uses: &[Ticket]) {
+        let left = {
+            let mut state = self.state.lock();
+            let left = state.book.release_local(id.line, id.generation, uses);
+            if let Ok(Left::Empty) = left {
+                state.candidates.push((id.line, id.generation));
+            }
+            left
+        };
+        match left {
+            Ok(Left::Empty) => self.settle(),
+            Ok(Left::Held) => {}
+            Err(error) => tracing::error!(%error, "a local lease was not in the book"),
+        }
+    }
+
+    /// Gives every candidate its second look: drains what peers have posted, then closes the lines that nobody holds.
+    pub(crate) fn settle(&self) {
+        loop {
+            let candidates = std::mem::take(&mut self.state.lock().candidates);
+            if candidates.is_empty() {
+                return;
+            }
+            // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
+            if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
+                surroundings.drain_returns();
+            }
+            let mut state = self.state.lock();
+            for (line, generation) in candidates {
+                // Emptied again by that very drain: the hold behind the release may be on a ring that was looked at
+                // before. It is among the candidates of the next round.
+                if state.candidates.contains(&(line, generation)) {
+                    continue;
+                }
+                if let Some((block, uses)) = state.book.close(line, generation) {
+                    state.quarantine.push_back((block, uses));
+                }
+            }
+            state.sweep(&self.domain);
+            let waiters = std::mem::take(&mut state.waiters);
+            drop(state);
+            waiters.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    fn reclaim(&self) {
+        self.drain();
+        self.settle();
+    }
+
+    fn drain(&self) -> u64 {
+        self.surroundings.get().and_then(Weak::upgrade).map_or(0, |surroundings| surroundings.drain_returns())
+    }
+
+    /// Drains until there is nothing more: only then does the book know of everybody who holds a line, because a hold
+    /// comes before the release that it follows, but on another ring (LEASE-3).
+    fn drain_to_the_end(&self) {
+        let mut handled = self.drain();
+        loop {
+            let again = self.drain();
+            if again == handled {
+                return;
+            }
+            handled = again;
+        }
+    }
+
+    pub(super) fn uses(&self, id: LeaseId) -> Uses {
+        self.state.lock().book.uses(id.line, id.generation)
+    }
+
+    /// Whether this process has one lease on the line and no other process has any.
+    pub(crate) fn is_sole(&self, id: LeaseId) -> bool {
+        let shared = self.state.lock().book.was_shared(id.line, id.generation);
+        if shared {
+            // Holders may have let go already, and passed the memory on before: what they posted says so.
+            self.drain_to_the_end();
+            self.settle();
+        }
+        self.state.lock().book.is_sole(id.line, id.generation, None)
+    }
+
+    /// Whether `to`, which was just granted its lease, has the only one beside the sender's own; `shared` is what that
+    /// grant returned.
+    pub(crate) fn is_sole_of(&self, id: LeaseId, to: ProcessId, shared: bool) -> bool {
+        if shared {
+            self.drain_to_the_end();
+        }
+        self.state.lock().book.is_sole(id.line, id.generation, Some(to))
+    }
+
+    /// Whether this process has just one lease on the line, whatever others have.
+    pub(crate) fn is_only_local(&self, id: LeaseId) -> bool {
+        self.state.lock().book.local(id.line, id.generation) == 1
+    }
+
+    /// Whether somebody waits for memory.
+    pub(crate) fn has_waiters(&self) -> bool {
+        !self.state.lock().waiters.is_empty()
+    }
+
+    /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the book.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn shares(&self, id: LeaseId) -> Option<(u32, Vec<(ProcessId, u32)>)> {
+        self.state.lock().book.shares(id.line, id.generation)
+    }
+
+    /// Sizes, in bytes.
+    pub fn stats(&self) -> PoolStats {
+        self.state.lock().stats()
+    }
+
+    /// Who holds this pool's memory, the largest first, in words.
+    pub fn holders(&self) -> String {
+        self.state.lock().holders(self.process)
+    }
+}
+
+impl State {
+    /// Gives blocks whose last uses have passed back to the allocator.
+    fn sweep(&mut self, domain: &ClockDomain) {
+        let mut kept = VecDeque::new();
+        while let Some((block, mut uses)) = self.quarantine.pop_front() {
+            uses.retain(|ticket| !has_passed(domain, ticket));
+            if uses.is_empty() {
+                self.allocator.free(block);
+            } else {
+                kept.push_back((block, uses));
+            }
+        }
+        self.quarantine = kept;
+    }
+
+    /// Gives all quarantined blocks back to the allocator, remembering what their ranges wait for.
+    fn open_quarantine(&mut self) {
+        while let Some((block, uses)) = self.quarantine.pop_front() {
+            let (from, to) = (block.offset, block.offset + block.bytes);
+            self.pending.push(Pending { chunk: block.chunk, from, to, uses });
+            self.allocator.free(block);
+        }
+    }
+
+    fn pending_uses(&mut self, domain: &ClockDomain, block: &Block) -> Uses {
+        self.pending.retain_mut(|pending| {
+            pending.uses.retain(|ticket| !has_passed(domain, ticket));
+            !pending.uses.is_empty()
+        });
+        let (from, to) = (block.offset, block.offset + block.bytes);
+        let mut uses = Uses::new();
+        for pending in &self.pending {
+            if pending.chunk == block.chunk && pending.from < to && from < pending.to {
+                uses.extend(pending.uses.iter().copied());
+            }
+        }
+        uses
+    }
+
+    fn stats(&self) -> PoolStats {
+        let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
+        for line in self.book.report() {
+            stats.held_bytes += line.block.bytes;
+            stats.allocations += 1;
+        }
+        stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();
+        stats
+    }
+
+    fn holders(&self, process: ProcessId) -> String {
+        let mut by_process: std::collections::BTreeMap<ProcessId, (u64, usize, f64)> = Default::default();
+        for line in self.book.report() {
+            let local = (line.local > 0).then_some(process);
+            for holder in line.holders.iter().map(|(process, _)| *process).chain(local) {
+                let entry = by_process.entry(holder).or_default();
+                entry.0 += line.block.bytes;
+                entry.1 += 1;
+                entry.2 = entry.2.max(line.age.as_secs_f64());
+            }
+        }
+        let mut rows: Vec<_> = by_process.into_iter().collect();
+        rows.sort_by_key(|(_, (bytes, ..))| std::cmp::Reverse(*bytes));
+        let mut text = String::from("Held by");
+        for (index, (holder, (bytes, count, age))) in rows.iter().take(8).enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let own = if *holder == process { " (this process)" } else { "" };
+            let _ = write!(
+                text,
+                "{comma} {holder}{own}: {bytes} bytes in {count} tensors, the oldest for {age:.1} s"
+            );
+        }
+        if rows.is_empty() {
+            text.push_str(" nobody: the last uses have not passed yet");
+        }
+        text
+    }
+}
+
+fn has_passed(domain: &ClockDomain, ticket: &Ticket) -> bool {
+    // The clock of a process that this one no longer knows: it was released when that process ended.
+    domain.passed(ticket).unwrap_or(true)
+}
