@@ -1,0 +1,64 @@
+//! Tensors as kernel arguments: `builder.arg(&tensor)`.
+
+#![expect(unsafe_code, reason = "cudarc's trait for kernel arguments is an unsafe one")]
+
+use cudarc::driver::{LaunchArgs, PushKernelArg};
+
+use super::{CudaView, CudaViewMut};
+use crate::clock::stream::Stream;
+use crate::clock::turn;
+use crate::tensor::{Tensor, TensorMut};
+
+/// The stream that a launch is on: the running handler's, or the one that the tensor belongs to.
+fn launch_stream(home: Option<Stream>) -> Option<Stream> {
+    let stream = turn::current_stream().or(home);
+    if stream.is_none() {
+        tracing::error!(
+            "a kernel uses a tensor on no known stream: it may run before the data is there; pass `gpu.view(&tensor)`"
+        );
+    }
+    stream
+}
+
+// SAFETY: the argument is the address of the tensor's first element, a `u64` in the tensor, which the builder borrows
+// for as long as it may be launched; a kernel parameter of pointer type has that representation.
+unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Tensor> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, tensor: &'b Tensor) -> &mut Self {
+        if let Some(stream) = launch_stream(tensor.lease().home())
+            && let Err(error) = tensor.read_on(&stream)
+        {
+            stream.fail(&error);
+        }
+        self.arg(tensor.first_element())
+    }
+}
+
+// SAFETY: as above; `&mut` keeps every other use out until the launch.
+unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut TensorMut> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, tensor: &'b mut TensorMut) -> &mut Self {
+        if let Some(stream) = launch_stream(tensor.lease().home())
+            && let Err(error) = tensor.write_on(&stream)
+        {
+            stream.fail(&error);
+        }
+        self.arg(tensor.first_element())
+    }
+}
+
+// SAFETY: as above; the view has ordered its stream already, and borrows the tensor.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b CudaView<'_, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, view: &'b CudaView<'_, T>) -> &mut Self {
+        self.arg(view.address())
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut CudaViewMut<'_, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, view: &'b mut CudaViewMut<'_, T>) -> &mut Self {
+        self.arg(view.address())
+    }
+}

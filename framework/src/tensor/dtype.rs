@@ -1,0 +1,236 @@
+//! Element types: what one element of a tensor is, and how the type is named in memory, on the wire and in text.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+/// The type of a tensor's elements.
+///
+/// The discriminants are the wire codes: they never change and are never used again. Zero is no type, so that
+/// zeroed memory does not pass for one. In serde and in text a type is its lower-case name, such as `"bf16"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum DType {
+    /// One byte, 0 or 1; every other value is invalid.
+    Bool = 1,
+    /// Unsigned, 8 bits.
+    U8 = 2,
+    /// Unsigned, 16 bits.
+    U16 = 3,
+    /// Unsigned, 32 bits.
+    U32 = 4,
+    /// Unsigned, 64 bits.
+    U64 = 5,
+    /// Two's complement, 8 bits.
+    I8 = 6,
+    /// Two's complement, 16 bits.
+    I16 = 7,
+    /// Two's complement, 32 bits.
+    I32 = 8,
+    /// Two's complement, 64 bits.
+    I64 = 9,
+    /// IEEE 754 binary16.
+    F16 = 10,
+    /// bfloat16: the upper half of an IEEE 754 binary32.
+    BF16 = 11,
+    /// IEEE 754 binary32.
+    F32 = 12,
+    /// IEEE 754 binary64.
+    F64 = 13,
+}
+
+impl DType {
+    /// Every type, in the order of the wire codes.
+    pub const ALL: [DType; 13] = [
+        DType::Bool,
+        DType::U8,
+        DType::U16,
+        DType::U32,
+        DType::U64,
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+    ];
+
+    /// The code of this type on the wire, the same in every version.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The type with this wire code; `None` for a code that names no type.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
+    }
+
+    /// Bytes of one element. It is also the alignment, in bytes, that an element needs.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::Bool | DType::U8 | DType::I8 => 1,
+            DType::U16 | DType::I16 | DType::F16 | DType::BF16 => 2,
+            DType::U32 | DType::I32 | DType::F32 => 4,
+            DType::U64 | DType::I64 | DType::F64 => 8,
+        }
+    }
+
+    /// The name in text and in serde, such as `"f32"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::Bool => "bool",
+            DType::U8 => "u8",
+            DType::U16 => "u16",
+            DType::U32 => "u32",
+            DType::U64 => "u64",
+            DType::I8 => "i8",
+            DType::I16 => "i16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The text names no element type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is no element type: use bool, u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, f32 or f64")]
+pub struct UnknownDType {
+    /// The text that was given.
+    pub name: String,
+}
+
+impl FromStr for DType {
+    type Err = UnknownDType;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDType> {
+        Self::ALL
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+            .ok_or_else(|| UnknownDType { name: name.to_owned() })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is the element of a tensor.
+///
+/// Sealed: each implementor is exactly one [`DType`], with its size and alignment. The `bytemuck` bounds let host
+/// access cast between bytes and elements without `unsafe`: no implementor has padding, and only `bool` has
+/// bytes that are not a value.
+pub trait Element:
+    sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPattern + Send + Sync + 'static
+{
+    /// The element type that `Self` is.
+    const DTYPE: DType;
+
+    /// Whether `bytes`, a whole number of elements, may be read as `&[Self]`.
+    ///
+    /// True for every type but `bool`, for which a byte other than 0 and 1 would be undefined behaviour. Whoever
+    /// makes a `&[bool]` of memory that something else wrote asks here first.
+    fn validate(_bytes: &[u8]) -> bool {
+        true
+    }
+}
+
+/// Implements [`Element`] for one type and checks at compile time that the sizes agree.
+macro_rules! element {
+    ($type:ty, $dtype:ident $(, $validate:item)?) => {
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            $($validate)?
+        }
+        const _: () = assert!(size_of::<$type>() == DType::$dtype.size());
+        const _: () = assert!(align_of::<$type>() <= DType::$dtype.size());
+    };
+}
+
+element!(
+    bool,
+    Bool,
+    fn validate(bytes: &[u8]) -> bool {
+        // One pass without an early exit, which the compiler turns into vector instructions.
+        bytes.iter().fold(0, |seen, byte| seen | byte) <= 1
+    }
+);
+element!(u8, U8);
+element!(u16, U16);
+element!(u32, U32);
+element!(u64, U64);
+element!(i8, I8);
+element!(i16, I16);
+element!(i32, I32);
+element!(i64, I64);
+element!(f16, F16);
+element!(bf16, BF16);
+element!(f32, F32);
+element!(f64, F64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wire_codes_are_stable() {
+        let codes: Vec<u8> = DType::ALL.iter().map(|dtype| dtype.code()).collect();
+        assert_eq!(codes, (1..=13).collect::<Vec<u8>>());
+        assert_eq!(DType::F32.code(), 12);
+    }
+
+    #[test]
+    fn every_byte_is_a_type_or_none() {
+        for code in 0..=u8::MAX {
+            assert_eq!(DType::from_code(code).map(DType::code), (1..=13).contains(&code).then_some(code));
+        }
+    }
+
+    #[test]
+    fn names_agree_in_text_and_serde() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.to_string().parse(), Ok(dtype));
+            let bytes = rmp_serde::to_vec(&dtype).expect("a unit variant always encodes");
+            let name: String = rmp_serde::from_slice(&bytes).expect("a dtype is its name");
+            assert_eq!(name, dtype.name());
+            assert_eq!(rmp_serde::from_slice::<DType>(&bytes).expect("the name is known"), dtype);
+        }
+    }
+
+    #[test]
+    fn unknown_names_are_named() {
+        let error = "float32".parse::<DType>().expect_err("not one of our names");
+        assert!(error.to_string().starts_with("\"float32\" is no element type"), "{error}");
+    }
+
+    #[test]
+    fn display_obeys_the_width() {
+        assert_eq!(format!("{:>5}|", DType::F32), "  f32|");
+    }
+
+    #[test]
+    fn only_zero_and_one_are_bools() {
+        assert!(bool::validate(&[]));
+        assert!(bool::validate(&[0, 1, 1, 0]));
+        for byte in 2..=u8::MAX {
+            assert!(!bool::validate(&[0, 1, byte]), "{byte}");
+        }
+        assert!(u8::validate(&[2, 255]));
+        assert!(f32::validate(&f32::NAN.to_le_bytes()));
+    }
+}

@@ -1,0 +1,74 @@
+//! What can be wrong with a use of a tensor.
+
+use super::dtype::DType;
+use super::layout::LayoutError;
+use crate::clock::ClockError;
+use crate::device::DeviceError;
+use crate::lease::PoolError;
+
+/// Why a tensor could not be made or used. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorError {
+    /// Another element type was asked for than the tensor has.
+    #[error("the tensor holds {found}, not {asked}; ask for {found}, or convert it first")]
+    DType {
+        /// What the call asked for.
+        asked: DType,
+        /// What the tensor holds.
+        found: DType,
+    },
+    /// The call needs packed elements.
+    #[error(
+        "the tensor of shape {shape:?} has strides {strides:?}, not packed row-major ones; copy it with `gpu.contiguous(&tensor)`"
+    )]
+    NotContiguous {
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Its strides, in elements.
+        strides: Vec<isize>,
+    },
+    /// The data has another length than the shape.
+    #[error("shape {shape:?} has {wanted} elements, but {given} were given")]
+    Length {
+        /// The shape.
+        shape: Vec<usize>,
+        /// Elements that it has.
+        wanted: usize,
+        /// Elements that were given.
+        given: usize,
+    },
+    /// The memory is not on the host.
+    #[error(
+        "the tensor is on {device}, where the host cannot reach it; read it with `gpu.download(&tensor)`"
+    )]
+    NotOnHost {
+        /// Where it is.
+        device: String,
+    },
+    /// The tensor and the stream are on different devices.
+    #[error("the tensor is on {tensor}, the stream on {stream}; copy the tensor to that device first")]
+    OtherDevice {
+        /// Where the tensor is.
+        tensor: String,
+        /// Where the stream is.
+        stream: String,
+    },
+    /// Bytes that are neither 0 nor 1 in a tensor of bool.
+    #[error("a tensor of bool holds bytes other than 0 and 1; whoever wrote it made a mistake")]
+    NotBool,
+    /// A shape, slice or view that does not fit.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// There was no memory.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The data will not come.
+    #[error(transparent)]
+    Clock(#[from] ClockError),
+    /// The deadline came before the data.
+    #[error("the data was not there by the deadline; wait longer, or look at what its writer does")]
+    TimedOut,
+}

@@ -1,0 +1,209 @@
+//! Host kernels: closures that run on a host stream, in order with everything else on it.
+//!
+//! `gpu.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| …)` is to a host stream what a kernel launch
+//! is to a CUDA stream: the call returns at once, the closure sees plain slices later, when what the stream waits for
+//! has come. The tensors need not outlive the call: their memory is not used again before the stream has passed.
+
+#![expect(unsafe_code, reason = "a queued closure gets slices over memory that the stream's order protects")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::smallvec;
+
+use super::host::{check, elements, elements_mut, same_device};
+use super::{Element, Gpu, Tensor, TensorError, TensorMut};
+use crate::device::host::HostStream;
+use crate::device::{ChunkMapping, Keep};
+
+/// A tensor to read in a host kernel, as elements of type `T`.
+#[derive(Debug)]
+pub struct In<'t, T>(&'t Tensor, PhantomData<T>);
+
+/// A tensor to write in a host kernel, as elements of type `T`.
+#[derive(Debug)]
+pub struct Out<'t, T>(&'t mut TensorMut, PhantomData<T>);
+
+impl Tensor {
+    /// As an argument of [`Gpu::run`].
+    pub fn of<T: Element>(&self) -> In<'_, T> {
+        In(self, PhantomData)
+    }
+}
+
+impl TensorMut {
+    /// As an argument of [`Gpu::run`] that is written (and can be read).
+    pub fn of_mut<T: Element>(&mut self) -> Out<'_, T> {
+        Out(self, PhantomData)
+    }
+}
+
+/// Where an argument's elements are, and what keeps them mapped.
+#[derive(Debug)]
+pub struct Bound {
+    address: u64,
+    range: Range<usize>,
+    mapping: Arc<ChunkMapping>,
+}
+
+/// An argument of a host kernel.
+pub trait KernelArg: sealed::Sealed {
+    /// What the closure sees.
+    type View<'k>;
+
+    #[doc(hidden)]
+    fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError>;
+
+    /// # Safety
+    /// Called on the stream, in its order, after `bind`.
+    #[doc(hidden)]
+    unsafe fn view<'k>(bound: &Bound) -> Result<Self::View<'k>, TensorError>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<T> Sealed for super::In<'_, T> {}
+    impl<T> Sealed for super::Out<'_, T> {}
+}
+
+impl<T: Element> KernelArg for In<'_, T> {
+    type View<'k> = &'k [T];
+
+    fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
+        let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
+        same_device(self.0.device(), gpu.device_id(), gpu.stream())?;
+        let address = self.0.read_on(gpu.stream())?;
+        Ok(Bound { address, range, mapping: Arc::clone(self.0.lease().mapping()) })
+    }
+
+    unsafe fn view<'k>(bound: &Bound) -> Result<&'k [T], TensorError> {
+        // SAFETY: on the stream, in order: the writer's clock has passed (CLOCK-1), and the memory is not used again
+        // before this stream's clock has (CLOCK-2), though every handle may be gone. `bound` keeps it mapped.
+        unsafe { elements(bound.address, &bound.range) }
+    }
+}
+
+impl<T: Element> KernelArg for Out<'_, T> {
+    type View<'k> = &'k mut [T];
+
+    fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
+        let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
+        same_device(self.0.device(), gpu.device_id(), gpu.stream())?;
+        let address = self.0.write_on(gpu.stream())?;
+        let (_, mapping) = self.0.lease().writable()?;
+        Ok(Bound { address, range, mapping })
+    }
+
+    unsafe fn view<'k>(bound: &Bound) -> Result<&'k mut [T], TensorError> {
+        // SAFETY: as above; and whoever reads or writes this memory elsewhere waits for this stream's clock first, or
+        // is on this stream, which runs one closure at a time. Two arguments cannot be one tensor: `&mut`.
+        unsafe { elements_mut(bound.address, &bound.range) }
+    }
+}
+
+/// A tuple of arguments.
+pub trait KernelArgs {
+    /// What the closure sees: a tuple of slices.
+    type Views<'k>;
+
+    #[doc(hidden)]
+    type Bounds: Send + 'static;
+
+    #[doc(hidden)]
+    fn bind(self, gpu: &Gpu) -> Result<Self::Bounds, TensorError>;
+
+    /// # Safety
+    /// As for [`KernelArg::view`].
+    #[doc(hidden)]
+    unsafe fn views<'k>(bounds: &Self::Bounds) -> Result<Self::Views<'k>, TensorError>;
+
+    #[doc(hidden)]
+    fn mappings(bounds: &Self::Bounds) -> Keep;
+}
+
+macro_rules! bound {
+    ($arg:ident) => {
+        Bound
+    };
+}
+
+macro_rules! tuples {
+    ($(($($arg:ident $index:tt),+))+) => {$(
+        impl<$($arg: KernelArg),+> KernelArgs for ($($arg,)+) {
+            type Views<'k> = ($($arg::View<'k>,)+);
+            type Bounds = ($(bound!($arg),)+);
+
+            fn bind(self, gpu: &Gpu) -> Result<Self::Bounds, TensorError> {
+                Ok(($(self.$index.bind(gpu)?,)+))
+            }
+
+            unsafe fn views<'k>(bounds: &Self::Bounds) -> Result<Self::Views<'k>, TensorError> {
+                // SAFETY: the caller's promise, argument by argument.
+                Ok(unsafe { ($($arg::view(&bounds.$index)?,)+) })
+            }
+
+            fn mappings(bounds: &Self::Bounds) -> Keep {
+                smallvec![$(Arc::clone(&bounds.$index.mapping)),+]
+            }
+        }
+    )+};
+}
+
+tuples! {
+    (A 0)
+    (A 0, B 1)
+    (A 0, B 1, C 2)
+    (A 0, B 1, C 2, D 3)
+    (A 0, B 1, C 2, D 3, E 4)
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+}
+
+impl Gpu {
+    /// Puts a closure on this host stream, with packed tensors as slices. Returns at once.
+    ///
+    /// ```
+    /// use tensorpost::prelude::*;
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let node = Node::builder().start()?;
+    /// # let gpu = node.host()?;
+    /// let input = gpu.from_slice(&[3], &[1.0_f32, 2.0, 3.0])?.freeze();
+    /// let mut output = gpu.empty(DType::F32, &[3])?;
+    /// gpu.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| {
+    ///     for (output, input) in output.iter_mut().zip(input) {
+    ///         *output = input * input;
+    ///     }
+    /// })?;
+    /// // Waits for the closure, because it looks at what the closure writes.
+    /// assert_eq!(output.freeze().to_vec::<f32>()?, [1.0, 4.0, 9.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// An argument of another dtype, not packed, or not on this device; a stream that is not the host's. A closure that
+    /// panics is reported by the next call on the stream.
+    pub fn run<A, F>(&self, args: A, kernel: F) -> Result<(), TensorError>
+    where
+        A: KernelArgs,
+        F: for<'k> FnOnce(A::Views<'k>) + Send + 'static,
+    {
+        let Some(stream) = self.stream().backend().as_any().downcast_ref::<HostStream>() else {
+            return Err(TensorError::NotOnHost { device: self.device_id().to_string() });
+        };
+        let bounds = args.bind(self)?;
+        let keep = A::mappings(&bounds);
+        stream.run(
+            move || {
+                // SAFETY: this runs on the stream, in its order, after `bind`.
+                match unsafe { A::views(&bounds) } {
+                    Ok(views) => kernel(views),
+                    Err(error) => tracing::error!(%error, "a host kernel was not run"),
+                }
+            },
+            keep,
+        )?;
+        Ok(())
+    }
+}

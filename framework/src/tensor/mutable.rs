@@ -1,0 +1,201 @@
+//! The writable form of a tensor. There is one per allocation at any time (ONE-WRITER).
+
+use std::fmt;
+
+use super::{DType, Gpu, Layout, Tensor, TensorError};
+use crate::clock::Ticket;
+use crate::clock::stream::Stream;
+use crate::ids::DeviceId;
+use crate::lease::Lease;
+
+/// A tensor that only its holder can see, and so may write. It cannot be sent: [`freeze`](Self::freeze) it first.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// # let gpu = node.host()?;
+/// let mut counts = gpu.zeros(DType::U32, &[4])?;
+/// counts.as_mut_slice::<u32>()?[2] = 9;
+/// let counts: Tensor = counts.freeze();
+/// assert_eq!(counts.to_vec::<u32>()?, [0, 0, 9, 0]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct TensorMut {
+    lease: Lease,
+    dtype: DType,
+    layout: Layout,
+    /// When the data that is there was written by another stream or process.
+    ready: Option<Ticket>,
+    /// Of the first element, in this process, to write.
+    first_element: u64,
+}
+
+/// Why a [`Tensor`] could not become a [`TensorMut`]; the tensor is given back unchanged.
+#[derive(Debug, thiserror::Error)]
+#[error("the tensor cannot be written: {why}")]
+pub struct NotSole {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// What was in the way.
+    pub why: NotSoleReason,
+}
+
+/// What keeps a tensor from being written.
+#[derive(Debug, thiserror::Error)]
+pub enum NotSoleReason {
+    /// Clones or slices are left in this process.
+    #[error("{others} other handles on its memory are left in this process; drop them first")]
+    HandlesHere {
+        /// How many, this one not counted.
+        others: usize,
+    },
+    /// Another process holds it, or held it when it was sent here.
+    #[error("another process holds it too, or did when it was sent; copy it with `gpu.copy(&tensor)`")]
+    HeldElsewhere,
+    /// Two of its indices mean the same element.
+    #[error("its strides make elements overlap; copy it with `gpu.contiguous(&tensor)`")]
+    Overlaps,
+    /// The stream could not be made to wait, or the memory not be mapped writable.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+impl TensorMut {
+    /// A writable tensor over a lease at `address`, where its mapping is writable.
+    pub(crate) fn from_parts(
+        lease: Lease,
+        address: u64,
+        dtype: DType,
+        layout: Layout,
+        ready: Option<Ticket>,
+    ) -> Self {
+        lease.add_handle();
+        let first_element = address + layout.offset() as u64 * dtype.size() as u64;
+        TensorMut { lease, dtype, layout, ready, first_element }
+    }
+
+    #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
+    pub(super) fn from_tensor(tensor: Tensor, gpu: &Gpu) -> Result<Self, NotSole> {
+        match Self::claim(&tensor, gpu) {
+            Ok(address) => {
+                let lease = tensor.lease.clone();
+                Ok(TensorMut::from_parts(lease, address, tensor.dtype, tensor.layout, tensor.ready))
+            }
+            Err(why) => Err(NotSole { tensor, why }),
+        }
+    }
+
+    /// The address to write at, with `gpu`'s stream put behind every other use.
+    fn claim(tensor: &Tensor, gpu: &Gpu) -> Result<u64, NotSoleReason> {
+        let others = tensor.lease.handles().saturating_sub(1);
+        if others > 0 {
+            return Err(NotSoleReason::HandlesHere { others });
+        }
+        if !tensor.lease.is_last() {
+            // A clone is on its way into another process, on another thread.
+            return Err(NotSoleReason::HeldElsewhere);
+        }
+        if tensor.layout.overlaps_itself() {
+            return Err(NotSoleReason::Overlaps);
+        }
+        if !tensor.lease.is_sole() {
+            return Err(NotSoleReason::HeldElsewhere);
+        }
+        let (address, _) = tensor.lease.writable().map_err(TensorError::from)?;
+        // What readers in other processes still do with the memory comes before what is written now (CLOCK-2).
+        let uses = tensor.lease.recorded_uses();
+        gpu.stream().wait(uses.into_iter().chain(tensor.ready)).map_err(TensorError::from)?;
+        tensor.lease.used_on(gpu.stream());
+        Ok(address)
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements along each axis.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// Distance in elements between neighbours along each axis.
+    pub fn strides(&self) -> &[isize] {
+        self.layout.strides()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.layout.len()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Shape, strides and offset together.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The device that the memory is on.
+    pub fn device(&self) -> DeviceId {
+        self.lease.device()
+    }
+
+    /// The lease that the tensor stands on.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Address of the first element; a kernel takes it as an argument by reference.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn first_element(&self) -> &u64 {
+        &self.first_element
+    }
+
+    /// The read-only form, which can be cloned and sent. Work that was put on streams before goes on; readers wait for
+    /// it on their streams.
+    pub fn freeze(self) -> Tensor {
+        let ready = self.last_write();
+        Tensor::from_parts(self.lease.clone(), self.dtype, self.layout, ready)
+    }
+
+    /// Stands for everything that was done with the memory so far.
+    pub(super) fn last_write(&self) -> Option<Ticket> {
+        // A stream that used the memory has waited for `ready` before it did.
+        if self.lease.users().is_empty() { self.ready } else { self.lease.joined_ticket() }
+    }
+
+    /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the memory's reuse wait
+    /// for that work. Returns the writable address of the first element of the *allocation*; the layout's offset is not
+    /// added.
+    ///
+    /// # Errors
+    /// The device refuses, or the memory cannot be mapped writable.
+    pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+        let (address, _mapping) = self.lease.writable()?;
+        let others = self.lease.users();
+        stream.wait(
+            others.iter().filter(|other| *other != stream).filter_map(Stream::ticket).chain(self.ready),
+        )?;
+        self.lease.used_on(stream);
+        Ok(address)
+    }
+}
+
+impl Drop for TensorMut {
+    fn drop(&mut self) {
+        self.lease.remove_handle();
+    }
+}
+
+impl fmt::Debug for TensorMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorMut({} {:?} on {})", self.dtype, self.shape(), self.device())
+    }
+}
