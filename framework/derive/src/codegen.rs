@@ -1,0 +1,134 @@
+//! From [`ir`](crate::ir) to the two impls: `actix::Message` and `GpuMessage`.
+
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{format_ident, quote, quote_spanned};
+use syn::spanned::Spanned;
+
+use crate::{
+    bounds,
+    ir::{Body, Field, Message, TensorCheck},
+    schema,
+};
+
+/// Everything the derive adds beside the type.
+pub(crate) fn impls(message: &Message) -> TokenStream {
+    let Message { ident, name, reply, root, .. } = message;
+    let private = quote!(#root::__private);
+    let (impl_generics, ty_generics, _) = message.generics.split_for_impl();
+    let where_clause = bounds::where_clause(message, &private);
+    let schema = schema::hash(message);
+    let checks = checks(message, &private);
+
+    quote! {
+        #[automatically_derived]
+        impl #impl_generics #private::actix::Message for #ident #ty_generics #where_clause {
+            type Result = #reply;
+        }
+
+        #[automatically_derived]
+        impl #impl_generics #private::GpuMessage for #ident #ty_generics #where_clause {
+            type Reply = #reply;
+            const NAME: &'static str = #name;
+            const SCHEMA: u64 = #schema;
+
+            #[allow(deprecated)]
+            fn check(&self) -> ::core::result::Result<(), #private::TensorCheckError> {
+                #checks
+                ::core::result::Result::Ok(())
+            }
+        }
+    }
+}
+
+/// The statements that run every `#[tensor(..)]` of the message.
+fn checks(message: &Message, private: &TokenStream) -> TokenStream {
+    match &message.body {
+        Body::Struct(fields) => {
+            let (pattern, checks) = bind(&fields.list, &message.name, private);
+            if checks.is_empty() {
+                return TokenStream::new();
+            }
+            quote! {
+                let Self { #pattern .. } = self;
+                #checks
+            }
+        }
+        Body::Enum(variants) => {
+            let arms: Vec<_> = variants
+                .iter()
+                .filter_map(|variant| {
+                    let (pattern, checks) = bind(&variant.fields.list, &message.name, private);
+                    let ident = &variant.ident;
+                    (!checks.is_empty()).then(|| quote!(Self::#ident { #pattern .. } => { #checks }))
+                })
+                .collect();
+            if arms.is_empty() {
+                return TokenStream::new();
+            }
+            let rest = (arms.len() < variants.len()).then(|| quote!(_ => {}));
+            quote!(match self { #(#arms)* #rest })
+        }
+    }
+}
+
+/// The part of a pattern that binds the fields with a check, and their checks.
+fn bind(fields: &[Field], name: &str, private: &TokenStream) -> (TokenStream, TokenStream) {
+    let (mut pattern, mut checks) = (TokenStream::new(), TokenStream::new());
+    for (index, field) in fields.iter().enumerate() {
+        let Some(check) = &field.check else { continue };
+        let member = &field.member;
+        let binding = format_ident!("__field_{index}", span = Span::mixed_site());
+        pattern.extend(quote!(#member: #binding,));
+        checks.extend(one_check(field, check, &binding, name, private));
+    }
+    (pattern, checks)
+}
+
+/// One call, located at the field's type: a type with no tensors in it is reported there.
+fn one_check(
+    field: &Field,
+    check: &TensorCheck,
+    binding: &Ident,
+    name: &str,
+    private: &TokenStream,
+) -> TokenStream {
+    let Field { ty, label, .. } = field;
+    let spec = spec(check, private);
+    let located = Span::mixed_site().located_at(ty.span());
+    // The binding resolves as it was declared, and is shown at the type.
+    let binding = Ident::new(&binding.to_string(), located);
+    let call = quote_spanned!(located=> <#ty as #private::CheckTensors>::check_tensors(#binding, #spec));
+    quote! {
+        if let ::core::result::Result::Err(__mismatch) = #call {
+            return ::core::result::Result::Err(__mismatch.in_field(#name, #label));
+        }
+    }
+}
+
+/// A `&'static TensorSpec`. An inline constant, because a shape may name a const parameter of the message, which a
+/// `const` item could not.
+fn spec(check: &TensorCheck, private: &TokenStream) -> TokenStream {
+    let dtype = option(check.dtype.map(|dtype| {
+        let variant = Ident::new(dtype.variant(), Span::call_site());
+        quote!(#private::DType::#variant)
+    }));
+    let shape = option(check.shape.as_ref().map(|shape| {
+        let entries = shape.iter().map(|entry| option(entry.as_ref().map(|size| quote!(#size))));
+        quote!(&[#(#entries),*])
+    }));
+    let device = option(check.device.map(|device| {
+        let variant = Ident::new(device.variant(), Span::call_site());
+        quote!(#private::DeviceKind::#variant)
+    }));
+    quote!(const { &#private::TensorSpec { dtype: #dtype, shape: #shape, device: #device } })
+}
+
+fn option(value: Option<TokenStream>) -> TokenStream {
+    match value {
+        Some(value) => quote!(::core::option::Option::Some(#value)),
+        None => quote!(::core::option::Option::None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

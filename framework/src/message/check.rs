@@ -1,0 +1,166 @@
+//! The checks behind `#[tensor(dtype = …, shape = …, device = …)]`.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::device::DeviceKind;
+use crate::ids::DeviceId;
+use crate::tensor::{DType, Tensor};
+
+/// What a field's tensors must be; `None` means anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TensorSpec {
+    /// Type of the elements.
+    pub dtype: Option<DType>,
+    /// Extent of each axis, `None` for any extent.
+    pub shape: Option<&'static [Option<usize>]>,
+    /// Kind of device.
+    pub device: Option<DeviceKind>,
+}
+
+/// How a tensor differs from its specification.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorMismatch {
+    /// Another element type.
+    #[error("its dtype must be {wanted} and is {found}")]
+    DType {
+        /// What it must be.
+        wanted: DType,
+        /// What it is.
+        found: DType,
+    },
+    /// Another shape.
+    #[error("its shape must be {wanted} and is {found:?}")]
+    Shape {
+        /// What it must be; `_` for any extent.
+        wanted: String,
+        /// What it is.
+        found: Vec<usize>,
+    },
+    /// Another kind of device.
+    #[error("it must be on a {wanted} device and is on {found}")]
+    Device {
+        /// What it must be.
+        wanted: DeviceKind,
+        /// Where it is.
+        found: DeviceId,
+    },
+}
+
+/// A field of a message whose tensor does not fit its attribute.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the tensor in field `{field}` of {message} does not fit: {mismatch}")]
+pub struct TensorCheckError {
+    /// The message's type.
+    pub message: &'static str,
+    /// The field.
+    pub field: &'static str,
+    /// What is wrong.
+    pub mismatch: TensorMismatch,
+}
+
+impl TensorMismatch {
+    /// Names the field that it was found in.
+    pub fn in_field(self, message: &'static str, field: &'static str) -> TensorCheckError {
+        TensorCheckError { message, field, mismatch: self }
+    }
+}
+
+/// A field type whose tensors `#[tensor(…)]` can check: a tensor, or something that holds some.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no tensors to check",
+    label = "#[tensor(..)] is on a field of this type",
+    note = "put it on a Tensor, or an Option, Box, Vec, array, map or tuple of them"
+)]
+pub trait CheckTensors {
+    /// Checks every tensor inside.
+    ///
+    /// # Errors
+    /// The first mismatch.
+    fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch>;
+}
+
+impl CheckTensors for Tensor {
+    fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
+        if let Some(wanted) = spec.dtype
+            && wanted != self.dtype()
+        {
+            return Err(TensorMismatch::DType { wanted, found: self.dtype() });
+        }
+        if let Some(shape) = spec.shape {
+            let fits = shape.len() == self.rank()
+                && shape
+                    .iter()
+                    .zip(self.shape())
+                    .all(|(wanted, found)| wanted.is_none_or(|wanted| wanted == *found));
+            if !fits {
+                let axes: Vec<String> = shape
+                    .iter()
+                    .map(|axis| axis.map_or_else(|| "_".into(), |axis| axis.to_string()))
+                    .collect();
+                let wanted = format!("[{}]", axes.join(", "));
+                return Err(TensorMismatch::Shape { wanted, found: self.shape().to_vec() });
+            }
+        }
+        if let Some(wanted) = spec.device {
+            let kind = if self.device() == DeviceId::HOST { DeviceKind::Host } else { DeviceKind::Cuda };
+            if kind != wanted {
+                return Err(TensorMismatch::Device { wanted, found: self.device() });
+            }
+        }
+        Ok(())
+    }
+}
+
+macro_rules! each {
+    ($([$($generics:tt)*] $type:ty;)+) => {$(
+        impl<$($generics)*> CheckTensors for $type {
+            fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
+                self.iter().try_for_each(|inner| inner.check_tensors(spec))
+            }
+        }
+    )+};
+}
+
+each! {
+    [T: CheckTensors] Option<T>;
+    [T: CheckTensors] Vec<T>;
+    [T: CheckTensors] VecDeque<T>;
+    [T: CheckTensors] [T];
+    [T: CheckTensors, const N: usize] [T; N];
+}
+
+impl<T: CheckTensors + ?Sized> CheckTensors for Box<T> {
+    fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
+        (**self).check_tensors(spec)
+    }
+}
+
+impl<K, T: CheckTensors, S> CheckTensors for HashMap<K, T, S> {
+    fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
+        self.values().try_for_each(|inner| inner.check_tensors(spec))
+    }
+}
+
+impl<K, T: CheckTensors> CheckTensors for BTreeMap<K, T> {
+    fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
+        self.values().try_for_each(|inner| inner.check_tensors(spec))
+    }
+}
+
+macro_rules! tuples {
+    ($(($($type:ident $index:tt),+))+) => {$(
+        impl<$($type: CheckTensors),+> CheckTensors for ($($type,)+) {
+            fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
+                $(self.$index.check_tensors(spec)?;)+
+                Ok(())
+            }
+        }
+    )+};
+}
+
+tuples! {
+    (A 0)
+    (A 0, B 1)
+    (A 0, B 1, C 2)
+    (A 0, B 1, C 2, D 3)
+}

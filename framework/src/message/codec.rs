@@ -1,0 +1,117 @@
+//! From a value to the parts of a frame and back.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::nesting::{self, NestingError};
+use super::scope::{self, Incoming, Outgoing, Outline};
+use crate::clock::Ticket;
+use crate::lease::Lease;
+use crate::limits::MAX_BODY;
+use crate::tensor::{LayoutError, Tensor};
+
+/// A value as the parts of a frame.
+#[derive(Debug)]
+pub struct Encoded {
+    /// MessagePack, named form.
+    pub body: Vec<u8>,
+    /// What its tensors stand on, each lease once, and when its data is there.
+    pub leases: Vec<(Lease, Option<Ticket>)>,
+    /// Its tensors.
+    pub tensors: Vec<Outline>,
+}
+
+/// Why a value could not be encoded. Nothing was sent.
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// Serde refused.
+    #[error("it cannot be serialised: {0}")]
+    Serialise(#[from] rmp_serde::encode::Error),
+    /// Larger than a message may be.
+    #[error("its body has {bytes} bytes and may have {MAX_BODY}; put the data into a tensor")]
+    TooLarge {
+        /// Length of the body.
+        bytes: usize,
+    },
+    /// Nested too deep.
+    #[error("its body is {0}")]
+    Nesting(#[from] NestingError),
+}
+
+/// Why a frame's content is not a value of the type it claims to be. Its leases went back.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// Not one value, or nested too deep.
+    #[error("its body is malformed: {0}")]
+    Nesting(#[from] NestingError),
+    /// Serde refused.
+    #[error("its body is not what the type needs: {0}")]
+    Deserialise(#[from] rmp_serde::decode::Error),
+    /// A tensor that leaves its allocation.
+    #[error("tensor {index}: {error}")]
+    Layout {
+        /// Which.
+        index: usize,
+        /// What is wrong.
+        error: LayoutError,
+    },
+    /// A tensor on a lease that the frame does not have.
+    #[error("tensor {index} stands on lease {lease}, and the frame has {leases}")]
+    NoSuchLease {
+        /// Which tensor.
+        index: usize,
+        /// Which lease.
+        lease: u16,
+        /// How many there are.
+        leases: usize,
+    },
+}
+
+/// Encodes `value`; `body` is a buffer to reuse.
+///
+/// # Errors
+/// See [`EncodeError`]; `value` is untouched.
+pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, EncodeError> {
+    body.clear();
+    let Outgoing { leases, tensors } = scope::encoding(|| {
+        let mut serializer = rmp_serde::Serializer::new(&mut body).with_struct_map();
+        value.serialize(&mut serializer)
+    })?;
+    if body.len() > MAX_BODY {
+        return Err(EncodeError::TooLarge { bytes: body.len() });
+    }
+    nesting::check(&body)?;
+    Ok(Encoded { body, leases, tensors })
+}
+
+/// Makes the tensors of a frame from its leases. Every layout is checked against its allocation (WIRE-1).
+///
+/// # Errors
+/// A layout that leaves its allocation, a lease that is not there.
+pub fn tensors(leases: &[(Lease, Option<Ticket>)], outlines: &[Outline]) -> Result<Vec<Tensor>, DecodeError> {
+    let tensor = |(index, outline): (usize, &Outline)| {
+        let Some((lease, ready)) = leases.get(usize::from(outline.lease)) else {
+            return Err(DecodeError::NoSuchLease { index, lease: outline.lease, leases: leases.len() });
+        };
+        let fits = outline.layout.fits(outline.dtype, lease.bytes());
+        fits.map_err(|error| DecodeError::Layout { index, error })?;
+        Ok(Tensor::from_parts(lease.clone(), outline.dtype, outline.layout, *ready))
+    };
+    outlines.iter().enumerate().map(tensor).collect()
+}
+
+/// Decodes a body with its tensors. `context` is what addresses inside connect to.
+///
+/// # Errors
+/// See [`DecodeError`]; the tensors were dropped.
+pub fn decode<T: DeserializeOwned>(
+    body: &[u8],
+    tensors: Vec<Tensor>,
+    context: Option<Arc<dyn Any + Send + Sync>>,
+) -> Result<T, DecodeError> {
+    nesting::check(body)?;
+    scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?))
+}

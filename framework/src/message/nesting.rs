@@ -1,0 +1,144 @@
+//! A first look at a MessagePack body before serde decodes it: one value, nothing behind it, not nested too deep.
+//!
+//! Decoding recurses, so a body from a peer could overflow the stack by nesting; this walk does not recurse. The format
+//! is that of <https://github.com/msgpack/msgpack/blob/master/spec.md>.
+
+use crate::limits::MAX_NESTING;
+
+/// Why a body is not one value of bounded depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NestingError {
+    /// It ends in the middle of a value.
+    #[error("the body ends in the middle of a value, at byte {at}")]
+    CutShort {
+        /// Offset of the end.
+        at: usize,
+    },
+    /// Bytes follow the value.
+    #[error("{bytes} bytes follow the value")]
+    Trailing {
+        /// How many.
+        bytes: usize,
+    },
+    /// More containers inside each other than allowed.
+    #[error("nested deeper than {MAX_NESTING} containers; flatten the type, or put the deep part into bytes")]
+    TooDeep,
+    /// The one byte that MessagePack does not use.
+    #[error("byte 0xc1 at {at} is no MessagePack")]
+    NoSuchType {
+        /// Its offset.
+        at: usize,
+    },
+}
+
+/// Checks that `body` is exactly one MessagePack value, nested at most [`MAX_NESTING`] deep. The empty body is allowed: it
+/// stands for nothing.
+///
+/// # Errors
+/// See [`NestingError`].
+pub fn check(body: &[u8]) -> Result<(), NestingError> {
+    // Values still to come on each level.
+    let mut open = [0_u64; MAX_NESTING + 1];
+    let mut depth = 0;
+    open[0] = 1;
+    let mut at = 0;
+    loop {
+        while open[depth] == 0 {
+            if depth == 0 {
+                return if at == body.len() {
+                    Ok(())
+                } else {
+                    Err(NestingError::Trailing { bytes: body.len() - at })
+                };
+            }
+            depth -= 1;
+        }
+        open[depth] -= 1;
+        let (skip, children) = value(body, at)?;
+        at = at
+            .checked_add(skip)
+            .filter(|at| *at <= body.len())
+            .ok_or(NestingError::CutShort { at: body.len() })?;
+        if children > 0 {
+            if depth == MAX_NESTING {
+                return Err(NestingError::TooDeep);
+            }
+            depth += 1;
+            open[depth] = children;
+        }
+    }
+}
+
+/// Bytes that the value at `at` takes without its children, and how many children it has.
+fn value(body: &[u8], at: usize) -> Result<(usize, u64), NestingError> {
+    let cut = NestingError::CutShort { at: body.len() };
+    let tag = *body.get(at).ok_or(cut)?;
+    let length = |bytes: usize| -> Result<u64, NestingError> {
+        let field = body.get(at + 1..at + 1 + bytes).ok_or(cut)?;
+        Ok(field.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    };
+    let leaf = |bytes: u64| usize::try_from(bytes).map(|bytes| (bytes, 0)).map_err(|_| cut);
+    match tag {
+        0x00..=0x7f | 0xc0 | 0xc2 | 0xc3 | 0xe0..=0xff => Ok((1, 0)),
+        0x80..=0x8f => Ok((1, u64::from(tag & 0x0f) * 2)),
+        0x90..=0x9f => Ok((1, u64::from(tag & 0x0f))),
+        0xa0..=0xbf => leaf(1 + u64::from(tag & 0x1f)),
+        0xc1 => Err(NestingError::NoSuchType { at }),
+        0xc4 | 0xd9 => leaf(2 + length(1)?),
+        0xc5 | 0xda => leaf(3 + length(2)?),
+        0xc6 | 0xdb => leaf(5 + length(4)?),
+        0xc7 => leaf(3 + length(1)?),
+        0xc8 => leaf(4 + length(2)?),
+        0xc9 => leaf(6 + length(4)?),
+        0xcc | 0xd0 => Ok((2, 0)),
+        0xcd | 0xd1 => Ok((3, 0)),
+        0xca | 0xce | 0xd2 => Ok((5, 0)),
+        0xcb | 0xcf | 0xd3 => Ok((9, 0)),
+        0xd4..=0xd8 => leaf(2 + (1 << (tag - 0xd4))),
+        0xdc => Ok((3, length(2)?)),
+        0xdd => Ok((5, length(4)?)),
+        0xde => Ok((3, length(2)? * 2)),
+        0xdf => Ok((5, length(4)? * 2)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_what_rmp_serde_writes() {
+        let value = (
+            1_u64,
+            "text",
+            vec![Some(1.5_f32), None],
+            std::collections::BTreeMap::from([("k", vec![0_u8; 300])]),
+        );
+        let body = rmp_serde::to_vec_named(&value).expect("encodes");
+        assert_eq!(check(&body), Ok(()));
+    }
+
+    #[test]
+    fn refuses_every_cut_and_every_trailing_byte() {
+        let body = rmp_serde::to_vec_named(&(1_u8, "ab", [1_u32, 70_000])).expect("encodes");
+        for end in 0..body.len() {
+            assert!(matches!(check(&body[..end]), Err(NestingError::CutShort { .. })), "cut at {end}");
+        }
+        let longer = [body.as_slice(), &[0]].concat();
+        assert_eq!(check(&longer), Err(NestingError::Trailing { bytes: 1 }));
+    }
+
+    #[test]
+    fn refuses_depth_beyond_the_limit_without_recursion() {
+        let nested = |depth: usize| [vec![0x91; depth], vec![0xc0]].concat();
+        assert_eq!(check(&nested(MAX_NESTING)), Ok(()));
+        assert_eq!(check(&nested(MAX_NESTING + 1)), Err(NestingError::TooDeep));
+        assert_eq!(check(&vec![0x91; 10_000_000]), Err(NestingError::TooDeep));
+    }
+
+    #[test]
+    fn a_length_beyond_the_body_is_cut_short() {
+        assert_eq!(check(&[0xdb, 0xff, 0xff, 0xff, 0xff]), Err(NestingError::CutShort { at: 5 }));
+        assert_eq!(check(&[0xdd, 0xff, 0xff, 0xff, 0xff]), Err(NestingError::CutShort { at: 5 }));
+    }
+}

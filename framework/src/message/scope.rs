@@ -1,0 +1,211 @@
+//! The scope in which a tensor can be serialised: it knows the frame that the tensor's lease goes into or comes from.
+//!
+//! Scopes form a stack on the thread. A guard opens one and closes it when it drops, on errors and panics too, so a
+//! failed encoding leaves the scope of an outer one as it was. Outside of a scope, a tensor cannot be serialised: the
+//! error says so.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+use crate::clock::Ticket;
+use crate::lease::Lease;
+use crate::limits::MAX_TENSORS;
+use crate::tensor::{DType, Layout, Tensor};
+
+/// A tensor of a message on its way: which lease it stands on, and what it sees of it.
+#[derive(Clone, Debug)]
+pub struct Outline {
+    /// Index into the frame's leases.
+    pub lease: u16,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Shape, strides and offset in the allocation.
+    pub layout: Layout,
+}
+
+/// What an encoding gathers.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    /// Each lease once, with the ticket that its data is ready at.
+    pub leases: Vec<(Lease, Option<Ticket>)>,
+    /// Each tensor, in the order in which serde met them.
+    pub tensors: Vec<Outline>,
+}
+
+/// What a decoding lends.
+#[derive(Default)]
+pub struct Incoming {
+    /// The frame's tensors, by index.
+    pub tensors: Vec<Tensor>,
+    /// What addresses inside the message connect to: the process's post office.
+    pub context: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+enum Scope {
+    Encoding(Outgoing),
+    Decoding(Incoming),
+}
+
+thread_local! {
+    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Closes the scope that it opened.
+struct Guard {
+    depth: usize,
+}
+
+impl Guard {
+    fn open(scope: Scope) -> Self {
+        SCOPES.with_borrow_mut(|scopes| {
+            scopes.push(scope);
+            Guard { depth: scopes.len() }
+        })
+    }
+
+    fn close(self) -> Option<Scope> {
+        SCOPES.with_borrow_mut(|scopes| {
+            scopes.truncate(self.depth);
+            scopes.pop()
+        })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Taken out first: dropping leases may run code that opens scopes of its own.
+        let dropped = SCOPES.with_borrow_mut(|scopes| {
+            let from = self.depth.saturating_sub(1).min(scopes.len());
+            scopes.split_off(from)
+        });
+        drop(dropped);
+    }
+}
+
+/// Runs `encode` in a scope that gathers tensors, and returns what it gathered.
+///
+/// # Errors
+/// What `encode` returns.
+pub fn encoding<E>(encode: impl FnOnce() -> Result<(), E>) -> Result<Outgoing, E> {
+    let guard = Guard::open(Scope::Encoding(Outgoing::default()));
+    encode()?;
+    match guard.close() {
+        Some(Scope::Encoding(outgoing)) => Ok(outgoing),
+        // Scopes close in reverse order, so the last one is the one opened here.
+        _ => Ok(Outgoing::default()),
+    }
+}
+
+/// Runs `decode` in a scope that lends the tensors of `incoming`.
+pub fn decoding<R>(incoming: Incoming, decode: impl FnOnce() -> R) -> R {
+    let _guard = Guard::open(Scope::Decoding(incoming));
+    decode()
+}
+
+/// What addresses connect to, inside [`decoding`].
+pub fn context() -> Option<Arc<dyn Any + Send + Sync>> {
+    SCOPES.with_borrow(|scopes| match scopes.last() {
+        Some(Scope::Decoding(incoming)) => incoming.context.clone(),
+        _ => None,
+    })
+}
+
+const OUTSIDE: &str = "a Tensor can only be serialised as part of a message or a reply, because only its lease travels; \
+     send it to an actor, or take its elements with `to_vec`";
+
+impl Serialize for Tensor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let index = SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
+            Some(Scope::Encoding(outgoing)) => outgoing.add(self),
+            _ => Err(OUTSIDE.into()),
+        });
+        let mut form = serializer.serialize_struct("Tensor", 1)?;
+        form.serialize_field(KEY, &index.map_err(ser::Error::custom)?)?;
+        form.end()
+    }
+}
+
+impl Outgoing {
+    fn add(&mut self, tensor: &Tensor) -> Result<u32, String> {
+        if self.tensors.len() >= MAX_TENSORS {
+            return Err(format!(
+                "a message can hold {MAX_TENSORS} tensors; send several messages, or stack the tensors"
+            ));
+        }
+        let known = self.leases.iter().position(|(lease, _)| lease.same_as(tensor.lease()));
+        let lease = known.unwrap_or_else(|| {
+            self.leases.push((tensor.lease().clone(), tensor.ready()));
+            self.leases.len() - 1
+        });
+        self.tensors.push(Outline { lease: lease as u16, dtype: tensor.dtype(), layout: *tensor.layout() });
+        Ok((self.tensors.len() - 1) as u32)
+    }
+}
+
+impl<'de> Deserialize<'de> for Tensor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_struct("Tensor", &[KEY], IndexVisitor).and_then(|index| {
+            let tensor = SCOPES.with_borrow(|scopes| match scopes.last() {
+                // A clone: serde may visit a tensor twice, in an untagged enum for example.
+                Some(Scope::Decoding(incoming)) => {
+                    incoming.tensors.get(index as usize).cloned().ok_or_else(|| {
+                        format!("the message names tensor {index} but came with {}", incoming.tensors.len())
+                    })
+                }
+                _ => Err(OUTSIDE.into()),
+            });
+            tensor.map_err(de::Error::custom)
+        })
+    }
+}
+
+/// What a tensor is in a body: a map of this key to its index. A bare number would do, but an untagged enum could not
+/// tell it from a number of the user's.
+const KEY: &str = "$tensor";
+
+struct IndexVisitor;
+
+impl<'de> de::Visitor<'de> for IndexVisitor {
+    type Value = u32;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a tensor of the message")
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<u32, A::Error> {
+        let unknown = || de::Error::custom("not a tensor of the message");
+        let Key(true) = map.next_key()?.ok_or_else(unknown)? else { return Err(unknown()) };
+        let index = map.next_value()?;
+        match map.next_key::<Key>()? {
+            None => Ok(index),
+            Some(_) => Err(unknown()),
+        }
+    }
+}
+
+/// Whether a map's key is that of a tensor.
+struct Key(bool);
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl de::Visitor<'_> for Visitor {
+            type Value = Key;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a key")
+            }
+
+            fn visit_str<E>(self, key: &str) -> Result<Key, E> {
+                Ok(Key(key == KEY))
+            }
+        }
+
+        deserializer.deserialize_identifier(Visitor)
+    }
+}

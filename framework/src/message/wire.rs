@@ -1,0 +1,346 @@
+//! The form of a frame: header, leases, tensors, body. All numbers are little-endian.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 48 | header, see [`Header`] |
+//! | 64 each | leases, see [`LeaseEntry`] |
+//! | 152 each | tensors: index of the lease (2 bytes), 6 bytes of zero, dtype and layout |
+//! | the rest | the body in MessagePack, unless it travels as the last lease |
+//!
+//! WIRE-1: [`Frame::parse`] checks the magic, a CRC-32 over everything behind it, every count against the length and its
+//! limit, and every reserved byte. What it returns is well-formed; whether the leases exist is for the mailbox, whether a
+//! layout fits its allocation for [`codec`](super::codec).
+
+use smallvec::SmallVec;
+
+use crate::clock::Ticket;
+use crate::ids::{ActorId, ChunkId, ProcessId};
+use crate::lease::LeaseId;
+use crate::limits::{ALLOCATION_UNIT, MAX_BODY, MAX_STREAMS, MAX_TENSORS};
+use crate::message::scope::Outline;
+use crate::tensor::Layout;
+use crate::tensor::layout::{LayoutError, WIRE_BYTES};
+
+/// `TPF1`: Tensorpost frame, version 1.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"TPF1");
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 48;
+/// Bytes of one lease.
+pub const LEASE_BYTES: usize = 64;
+/// Bytes of one tensor.
+pub const TENSOR_BYTES: usize = 8 + WIRE_BYTES;
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A message without an answer.
+    Send = 1,
+    /// A message whose sender waits for the reply.
+    Ask = 2,
+    /// The reply to an ask.
+    Reply = 3,
+    /// There will be no reply; the body says why.
+    Refusal = 4,
+}
+
+/// The fixed part of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What it is for.
+    pub kind: Kind,
+    /// Whether the body is in the last lease.
+    pub body_in_lease: bool,
+    /// Index of the actor in its process; 0 in replies.
+    pub index: u16,
+    /// The actor; 0 in replies.
+    pub actor: ActorId,
+    /// Ties a reply to its ask; 0 in sends.
+    pub correlation: u64,
+    /// The message's type, see [`message_key`](super::message_key).
+    pub key: u64,
+    /// Length of the body in bytes, wherever it is.
+    pub body_bytes: u32,
+}
+
+/// A lease in a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseEntry {
+    /// Its name.
+    pub id: LeaseId,
+    /// Bytes from the chunk's start.
+    pub offset: u64,
+    /// Bytes of the allocation.
+    pub bytes: u64,
+    /// When its data is there.
+    pub ready: Option<Ticket>,
+    /// Whether the sender hands it over and nobody else holds it.
+    pub sole: bool,
+}
+
+/// Why bytes are not a frame.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Fewer bytes than the header, or than its counts need.
+    #[error("the frame has {found} bytes and needs {wanted}: it was cut short")]
+    CutShort {
+        /// Bytes there are.
+        found: usize,
+        /// Bytes needed.
+        wanted: usize,
+    },
+    /// More bytes than the counts need.
+    #[error("{bytes} bytes follow the frame")]
+    Trailing {
+        /// How many.
+        bytes: usize,
+    },
+    /// Not this protocol, or another version of it.
+    #[error(
+        "the frame begins with {found:#010x}, not with {MAGIC:#010x}: another protocol, or another version"
+    )]
+    Magic {
+        /// What it begins with.
+        found: u32,
+    },
+    /// A bit changed on the way.
+    #[error("the frame's checksum is {found:#010x}, its content's {computed:#010x}: it was damaged")]
+    Checksum {
+        /// In the frame.
+        found: u32,
+        /// Of the content.
+        computed: u32,
+    },
+    /// A field with a value it cannot have.
+    #[error("the frame's {field} is {value}, which it cannot be")]
+    Field {
+        /// Which.
+        field: &'static str,
+        /// What it holds.
+        value: u64,
+    },
+    /// A tensor whose layout cannot be.
+    #[error("tensor {index} of the frame: {error}")]
+    Layout {
+        /// Which tensor.
+        index: usize,
+        /// What is wrong.
+        error: LayoutError,
+    },
+}
+
+/// A well-formed frame.
+#[derive(Debug)]
+pub struct Frame<'a> {
+    /// Its header.
+    pub header: Header,
+    /// Its leases, that of the body not among them.
+    pub leases: SmallVec<[LeaseEntry; 2]>,
+    /// The lease that holds the body.
+    pub body_lease: Option<LeaseEntry>,
+    /// Its tensors.
+    pub tensors: SmallVec<[Outline; 2]>,
+    /// The body, empty where it is in a lease.
+    pub body: &'a [u8],
+}
+
+/// Length in bytes of a frame.
+pub fn frame_bytes(leases: usize, tensors: usize, inline_body: usize) -> usize {
+    HEADER_BYTES + leases * LEASE_BYTES + tensors * TENSOR_BYTES + inline_body
+}
+
+/// Writes everything of a frame before its inline body into `out`, in place of what was there. The checksum covers
+/// `body` too.
+pub fn write_head(
+    out: &mut Vec<u8>,
+    header: &Header,
+    leases: &[LeaseEntry],
+    tensors: &[Outline],
+    body: &[u8],
+) {
+    out.clear();
+    out.extend_from_slice(&MAGIC.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&[header.kind as u8, u8::from(header.body_in_lease)]);
+    out.extend_from_slice(&(leases.len() as u16).to_le_bytes());
+    out.extend_from_slice(&(tensors.len() as u16).to_le_bytes());
+    out.extend_from_slice(&header.index.to_le_bytes());
+    out.extend_from_slice(&header.body_bytes.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&header.actor.0.to_le_bytes());
+    out.extend_from_slice(&header.correlation.to_le_bytes());
+    out.extend_from_slice(&header.key.to_le_bytes());
+    for lease in leases {
+        lease.write(out);
+    }
+    for tensor in tensors {
+        out.extend_from_slice(&tensor.lease.to_le_bytes());
+        out.extend_from_slice(&[0; 6]);
+        out.extend_from_slice(&tensor.layout.to_wire(tensor.dtype));
+    }
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&out[8..]);
+    hasher.update(body);
+    out[4..8].copy_from_slice(&hasher.finalize().to_le_bytes());
+}
+
+impl LeaseEntry {
+    fn write(&self, out: &mut Vec<u8>) {
+        let flags = u32::from(self.sole) | u32::from(self.ready.is_some()) << 1;
+        let ready = self.ready.unwrap_or(Ticket { process: ProcessId::NODE, slot: 0, value: 0 });
+        out.extend_from_slice(&self.id.chunk.owner.to_bits().to_le_bytes());
+        out.extend_from_slice(&self.id.chunk.index.to_le_bytes());
+        out.extend_from_slice(&self.id.line.to_le_bytes());
+        out.extend_from_slice(&self.id.generation.to_le_bytes());
+        out.extend_from_slice(&flags.to_le_bytes());
+        out.extend_from_slice(&self.offset.to_le_bytes());
+        out.extend_from_slice(&self.bytes.to_le_bytes());
+        out.extend_from_slice(&ready.process.to_bits().to_le_bytes());
+        out.extend_from_slice(&ready.value.to_le_bytes());
+        out.extend_from_slice(&u64::from(ready.slot).to_le_bytes());
+    }
+
+    fn read(bytes: &[u8; LEASE_BYTES]) -> Result<Self, WireError> {
+        let mut reader = Reader { bytes, at: 0 };
+        let process = |field, bits| ProcessId::from_bits(bits).ok_or(WireError::Field { field, value: bits });
+        let owner = process("lease owner", reader.u64()?)?;
+        let index = reader.u32()?;
+        let id = LeaseId { chunk: ChunkId { owner, index }, line: reader.u32()?, generation: reader.u32()? };
+        let flags = reader.u32()?;
+        if flags > 3 {
+            return Err(WireError::Field { field: "lease flags", value: u64::from(flags) });
+        }
+        let (offset, bytes) = (reader.u64()?, reader.u64()?);
+        // What is aligned in its allocation is aligned in memory only if the allocation is.
+        if !offset.is_multiple_of(ALLOCATION_UNIT) {
+            return Err(WireError::Field { field: "lease offset", value: offset });
+        }
+        if offset.checked_add(bytes).is_none() {
+            return Err(WireError::Field { field: "lease length", value: bytes });
+        }
+        let clock = process("clock's process", reader.u64()?)?;
+        let (value, slot) = (reader.u64()?, reader.u64()?);
+        if slot >= MAX_STREAMS as u64 {
+            return Err(WireError::Field { field: "clock", value: slot });
+        }
+        let ready = (flags & 2 != 0).then_some(Ticket { process: clock, slot: slot as u16, value });
+        Ok(LeaseEntry { id, offset, bytes, ready, sole: flags & 1 != 0 })
+    }
+}
+
+impl<'a> Frame<'a> {
+    /// Reads a frame.
+    ///
+    /// # Errors
+    /// See [`WireError`].
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let mut reader = Reader { bytes, at: 0 };
+        let magic = reader.u32()?;
+        if magic != MAGIC {
+            return Err(WireError::Magic { found: magic });
+        }
+        let found = reader.u32()?;
+        let computed = crc32fast::hash(&bytes[8..]);
+        if found != computed {
+            return Err(WireError::Checksum { found, computed });
+        }
+        let kind = match reader.u8()? {
+            1 => Kind::Send,
+            2 => Kind::Ask,
+            3 => Kind::Reply,
+            4 => Kind::Refusal,
+            other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
+        };
+        let body_in_lease = match reader.u8()? {
+            0 => false,
+            1 => true,
+            other => return Err(WireError::Field { field: "flags", value: u64::from(other) }),
+        };
+        let leases = usize::from(reader.u16()?);
+        let tensors = usize::from(reader.u16()?);
+        let index = reader.u16()?;
+        let body_bytes = reader.u32()?;
+        let reserved = reader.u32()?;
+        let actor = ActorId(reader.u64()?);
+        let (correlation, key) = (reader.u64()?, reader.u64()?);
+        if leases > MAX_TENSORS + 1 || (body_in_lease && leases == 0) {
+            return Err(WireError::Field { field: "number of leases", value: leases as u64 });
+        }
+        if tensors > MAX_TENSORS {
+            return Err(WireError::Field { field: "number of tensors", value: tensors as u64 });
+        }
+        if body_bytes as usize > MAX_BODY {
+            return Err(WireError::Field { field: "body length", value: u64::from(body_bytes) });
+        }
+        if reserved != 0 {
+            return Err(WireError::Field { field: "reserved word", value: u64::from(reserved) });
+        }
+        let wanted = frame_bytes(leases, tensors, if body_in_lease { 0 } else { body_bytes as usize });
+        if bytes.len() < wanted {
+            return Err(WireError::CutShort { found: bytes.len(), wanted });
+        }
+        if bytes.len() > wanted {
+            return Err(WireError::Trailing { bytes: bytes.len() - wanted });
+        }
+        let header = Header { kind, body_in_lease, index, actor, correlation, key, body_bytes };
+        let mut lease_entries: SmallVec<[LeaseEntry; 2]> = SmallVec::with_capacity(leases);
+        for _ in 0..leases {
+            lease_entries.push(LeaseEntry::read(reader.array()?)?);
+        }
+        let body_lease = if body_in_lease { lease_entries.pop() } else { None };
+        if body_lease.is_some_and(|lease| lease.bytes < u64::from(body_bytes)) {
+            return Err(WireError::Field { field: "body length", value: u64::from(body_bytes) });
+        }
+        let mut outlines: SmallVec<[Outline; 2]> = SmallVec::with_capacity(tensors);
+        for index in 0..tensors {
+            outlines.push(reader.tensor(index, lease_entries.len())?);
+        }
+        let body = &bytes[reader.at..];
+        Ok(Frame { header, leases: lease_entries, body_lease, tensors: outlines, body })
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], WireError> {
+        let found = self.bytes.len();
+        let field = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<N>);
+        let field = field.ok_or(WireError::CutShort { found, wanted: self.at + N })?;
+        self.at += N;
+        Ok(field)
+    }
+
+    fn u8(&mut self) -> Result<u8, WireError> {
+        Ok(u8::from_le_bytes(*self.array()?))
+    }
+
+    fn u16(&mut self) -> Result<u16, WireError> {
+        Ok(u16::from_le_bytes(*self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, WireError> {
+        Ok(u32::from_le_bytes(*self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, WireError> {
+        Ok(u64::from_le_bytes(*self.array()?))
+    }
+
+    fn tensor(&mut self, index: usize, leases: usize) -> Result<Outline, WireError> {
+        let lease = self.u16()?;
+        if usize::from(lease) >= leases {
+            return Err(WireError::Field { field: "tensor's lease", value: u64::from(lease) });
+        }
+        let padding = self.array::<6>()?;
+        if padding != &[0; 6] {
+            return Err(WireError::Field { field: "tensor's padding", value: u64::from(padding[0]) });
+        }
+        let (dtype, layout) = Layout::from_wire(self.array::<WIRE_BYTES>()?)
+            .map_err(|error| WireError::Layout { index, error })?;
+        Ok(Outline { lease, dtype, layout })
+    }
+}
