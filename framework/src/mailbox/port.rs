@@ -1,0 +1,167 @@
+//! What a process's post office and the node say to each other.
+//!
+//! The office never talks to a socket: it hands a [`ToNode`] to its [`Port`] and is handed [`FromNode`]s. In a worker
+//! the port is the control socket; in the node's own process it is the supervisor's queue. Either may be called on
+//! any thread and neither waits for the other side.
+//!
+//! Order: what one process sends through its port arrives at the node in that order, and what the node sends to one
+//! process arrives in that order. The link handshake of `post/link.rs` relies on it.
+
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::Access;
+use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
+
+/// From a process to the node. Descriptors travel beside it, in the order that each variant names.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ToNode {
+    /// Pass `letter`, with all descriptors, to the process `to`. If there is no such process any more, the node answers
+    /// [`FromNode::Gone`].
+    Route {
+        /// The process to pass it to.
+        to: ProcessId,
+        /// What to pass.
+        letter: Letter,
+    },
+    /// A new chunk exists. Descriptors: one to map read-only, one to map writable. The node keeps both until the chunk
+    /// is retired or nobody can hold a lease in it any more, so a chunk outlives its owner (LEASE-4).
+    PublishChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// Where its memory is.
+        device: DeviceId,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Ask for a descriptor of a chunk; answered by [`FromNode::Chunk`] or [`FromNode::NoChunk`].
+    WantChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// How it will be mapped.
+        access: Access,
+    },
+    /// Everything that a process which ended had posted to this one was read (LEASE-4). Answers [`FromNode::Gone`].
+    Drained {
+        /// The process that ended.
+        process: ProcessId,
+    },
+    /// Where does this actor live now? Answered by [`FromNode::Actor`].
+    WantActor {
+        /// The actor.
+        actor: ActorId,
+    },
+    /// Put an address into the registry under a name; answered by [`FromNode::Registered`].
+    Register {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The name.
+        name: String,
+        /// The actor that the name stands for.
+        actor: ActorId,
+    },
+    /// Look a name up; answered by [`FromNode::Found`].
+    Lookup {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The name.
+        name: String,
+    },
+}
+
+/// From one process to another, by way of the node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Letter {
+    /// Here is my half of the link between us. Descriptors: the sender's clock page, its mail page, the memory of its
+    /// rings to you, its doorbell.
+    Link,
+    /// I have mapped your half: what you write into it, I will see.
+    LinkAck,
+}
+
+/// From the node to a process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum FromNode {
+    /// A letter from another process, with its descriptors.
+    Letter {
+        /// Who wrote it.
+        from: ProcessId,
+        /// What it says.
+        letter: Letter,
+    },
+    /// A chunk that was asked for. Descriptors: one, for the access asked.
+    Chunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// Where its memory is.
+        device: DeviceId,
+        /// Its size.
+        bytes: u64,
+        /// What the descriptor is for.
+        access: Access,
+    },
+    /// A chunk that was asked for does not exist.
+    NoChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// How it was to be mapped.
+        access: Access,
+    },
+    /// Where an actor lives.
+    Actor {
+        /// The actor.
+        actor: ActorId,
+        /// Its place, or `None` if there is no such actor (any more).
+        place: Option<Place>,
+    },
+    /// The answer to [`ToNode::Register`]: whether the name was free.
+    Registered {
+        /// From the request.
+        ticket: u64,
+        /// `Err` holds the actor that has the name.
+        result: Result<(), ActorId>,
+    },
+    /// The answer to [`ToNode::Lookup`].
+    Found {
+        /// From the request.
+        ticket: u64,
+        /// The actor under that name, and its place.
+        found: Option<(ActorId, Place)>,
+    },
+    /// A process ended. What it had posted is still to be read; then the node is told ([`ToNode::Drained`]).
+    Gone {
+        /// Which.
+        process: ProcessId,
+    },
+    /// Everybody has read what a process that ended had posted: its leases can be dropped (LEASE-4).
+    Buried {
+        /// Which.
+        process: ProcessId,
+    },
+}
+
+/// Where an actor lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Place {
+    /// Its process, in this life.
+    pub process: ProcessId,
+    /// Its index among the actors of that process.
+    pub index: u16,
+    /// Messages that one sending process may have unhandled in its mailbox.
+    pub capacity: u32,
+}
+
+/// The way to the node.
+pub trait Port: Send + Sync + 'static {
+    /// Hands `message` and its descriptors over. Never waits for an answer.
+    ///
+    /// # Errors
+    /// [`PortClosed`] when the node is gone.
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed>;
+}
+
+/// The node is gone, so nothing can be asked of it.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the node has ended; this process is about to end too")]
+pub struct PortClosed;

@@ -1,0 +1,71 @@
+//! Asks on their way: who waits for which reply.
+
+use std::sync::atomic::Ordering;
+
+use super::Office;
+use super::inbox::Refusal;
+use super::incoming::Parts;
+use crate::ids::ProcessId;
+
+/// Why an ask got no reply.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AskFailure {
+    /// The receiver said so.
+    #[error("{}", refusal_text(.0))]
+    Refused(Refusal),
+    /// The process with the actor ended, or broke the protocol.
+    #[error("the process {0} ended before it replied")]
+    Gone(ProcessId),
+    /// The reply was malformed.
+    #[error("the reply could not be read: {0}")]
+    BadReply(String),
+}
+
+fn refusal_text(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::NoSuchActor => "there is no such actor (any more)".into(),
+        Refusal::Undelivered(why) => format!("the message was not delivered: {why}"),
+        Refusal::NoReply => "the handler ended without a reply: it panicked, or the actor stopped".into(),
+        Refusal::BadReply(why) => format!("the reply could not be sent: {why}"),
+    }
+}
+
+/// Takes the reply: decodes it, or passes the failure on.
+pub(crate) type Answer = Box<dyn FnOnce(Result<Parts<'_>, AskFailure>) + Send + Sync>;
+
+pub(super) struct Pending {
+    peer: ProcessId,
+    answer: Answer,
+}
+
+impl Office {
+    /// Notes an ask before it is sent; the number goes along with it.
+    pub(crate) fn expect_reply(&self, peer: ProcessId, answer: Answer) -> u64 {
+        let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
+        self.asks.insert(correlation, Pending { peer, answer });
+        correlation
+    }
+
+    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
+    pub(crate) fn forget_ask(&self, correlation: u64) {
+        self.asks.remove(&correlation);
+    }
+
+    /// The ask that a reply from `peer` belongs to.
+    pub(super) fn take_ask(&self, correlation: u64, peer: ProcessId) -> Option<Answer> {
+        self.asks
+            .remove_if(&correlation, |_, pending| pending.peer == peer)
+            .map(|(_, pending)| pending.answer)
+    }
+
+    /// The peer will not reply any more.
+    pub(super) fn fail_asks(&self, peer: ProcessId) {
+        let lost: Vec<u64> =
+            self.asks.iter().filter(|entry| entry.peer == peer).map(|entry| *entry.key()).collect();
+        for correlation in lost {
+            if let Some(answer) = self.take_ask(correlation, peer) {
+                answer(Err(AskFailure::Gone(peer)));
+            }
+        }
+    }
+}

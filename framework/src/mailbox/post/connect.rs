@@ -1,0 +1,185 @@
+//! How a link is made. See [`link`](super::link) for the protocol.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::link::{BadHalf, Link};
+use super::{Office, Slot, chunks};
+use crate::clock::ClockPage;
+use crate::ids::ProcessId;
+use crate::mailbox::port::{FromNode, Letter, ToNode};
+
+impl Office {
+    /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
+    /// not. It may not be open yet.
+    pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {
+        if let Some(link) = self.links.in_slot_of(peer).filter(|link| link.peer == peer) {
+            return (!link.is_broken()).then_some(link);
+        }
+        if self.gone.contains_key(&peer) || peer.slot() == self.me.slot() {
+            return None;
+        }
+        let mut is_new = false;
+        let link = self.links.replace(peer, |known| match known {
+            Some(link) if link.peer == peer => Some(Arc::clone(link)),
+            // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when this one is
+            // known to have ended.
+            Some(link) if !self.gone.contains_key(&link.peer) => None,
+            _ => {
+                is_new = true;
+                self.new_link(peer)
+            }
+        })?;
+        if !is_new {
+            return Some(link);
+        }
+        if let Err(error) = self.send_half(&link) {
+            tracing::error!(%peer, %error, "the half of a link could not be sent");
+            link.break_off();
+        }
+        Some(link)
+    }
+
+    fn new_link(&self, peer: ProcessId) -> Option<Arc<Link>> {
+        let link = match Link::new(peer) {
+            Ok(link) => Arc::new(link),
+            Err(error) => {
+                tracing::error!(%peer, %error, "no memory for a link");
+                return None;
+            }
+        };
+        for (index, inbox) in self.inboxes.read().iter().enumerate() {
+            if matches!(inbox, Slot::Withdrawn) {
+                link.close(index as u16);
+            }
+        }
+        Some(link)
+    }
+
+    fn send_half(&self, link: &Link) -> Result<(), std::io::Error> {
+        let descriptors = vec![
+            self.domain.own_page().export_fd()?,
+            self.mail.export()?,
+            link.export()?,
+            self.bell.try_clone()?.into(),
+        ];
+        let route = ToNode::Route { to: link.peer, letter: Letter::Link };
+        self.port.send(route, descriptors).map_err(std::io::Error::other)
+    }
+
+    /// Takes what the node sends. Any thread; never blocks.
+    pub fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
+        match message {
+            FromNode::Letter { from, letter: Letter::Link } => {
+                if let Err(error) = self.half_came(from, descriptors) {
+                    tracing::error!(peer = %from, %error, "a link was refused");
+                    if let Some(link) = self.link(from) {
+                        self.give_up(&link);
+                    }
+                }
+            }
+            FromNode::Letter { from, letter: Letter::LinkAck } => {
+                if let Some(link) = self.link(from) {
+                    link.acknowledge();
+                    link.wake_senders();
+                }
+            }
+            FromNode::Chunk { chunk, device, bytes, access } => {
+                self.chunk_came(chunk, device, bytes, access, descriptors);
+            }
+            FromNode::NoChunk { chunk, access } => self.set_chunk(chunk, access, chunks::Chunk::Missing),
+            FromNode::Actor { actor, place } => self.directory.actor(actor, place),
+            FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
+            FromNode::Found { ticket, found } => self.directory.found(ticket, found),
+            FromNode::Gone { process } => self.process_gone(process),
+            FromNode::Buried { process } => self.bury(process),
+        }
+        self.wake_reader();
+    }
+
+    fn half_came(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
+        let count = descriptors.len();
+        let [clock, mail, memory, bell] =
+            <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
+        let Some(link) = self.link(from) else { return Ok(()) };
+        // The clock page first: a frame that comes over the link may carry tickets of it.
+        self.domain.add_peer(from, ClockPage::open(clock)?);
+        link.connect(&self.mail, self.me.slot(), mail, memory, bell)?;
+        let route = ToNode::Route { to: from, letter: Letter::LinkAck };
+        if self.port.send(route, Vec::new()).is_err() {
+            link.break_off();
+        }
+        Ok(())
+    }
+
+    /// Has nothing more to do with a peer that broke the protocol, or has ended and was read to the end.
+    pub(crate) fn give_up(&self, link: &Link) {
+        link.break_off();
+        self.let_go(link);
+        self.fail_asks(link.peer);
+        link.wake_senders();
+        if !link.given_up.swap(true, Ordering::AcqRel) && link.has_ended() {
+            self.say_drained(link.peer);
+        }
+    }
+
+    /// Lets go of what was to go over a link that is broken: replies that found no room, and leases kept until the peer
+    /// has passed their frames. It never will, or its own hold is on its way to the owner (LEASE-3). True if there was any.
+    pub(super) fn let_go(&self, link: &Link) -> bool {
+        let (in_flight, outbox) = match link.out.lock().as_mut() {
+            Some(out) => (std::mem::take(&mut out.in_flight), std::mem::take(&mut out.outbox)),
+            None => return false,
+        };
+        // Dropped here, without the lock: leases go with them, over other links.
+        !in_flight.is_empty() || !outbox.is_empty()
+    }
+
+    /// A process ended. What it had posted is still read, by the reader, which then gives the link up;
+    /// nothing goes to it any more.
+    fn process_gone(&self, process: ProcessId) {
+        self.gone.insert(process, ());
+        let link = self.links.in_slot_of(process);
+        match link.filter(|link| link.peer == process) {
+            // Its asks fail once the replies that it had posted are read.
+            Some(link) if !link.is_broken() => link.end(),
+            Some(link) => {
+                link.end();
+                self.say_drained(process);
+            }
+            None => self.say_drained(process),
+        }
+    }
+
+    fn say_drained(&self, process: ProcessId) {
+        if self.port.send(ToNode::Drained { process }, Vec::new()).is_err() {
+            tracing::debug!(%process, "the node has ended before it heard that a ring is drained");
+        }
+    }
+
+    /// Everybody has read what the process had posted: every hold that it forwarded is in its owner's book or ring, so
+    /// its own leases can go (LEASE-4). What it owned stays with whoever holds it.
+    fn bury(&self, process: ProcessId) {
+        if let Some(link) = self.links.in_slot_of(process).filter(|link| link.peer == process) {
+            link.granted.store(0, Ordering::Relaxed);
+        }
+        // The holds that its last frames led to, before its leases go (LEASE-3).
+        crate::lease::pool::Surroundings::drain_returns(self);
+        let pools = self.pools.read().clone();
+        pools.iter().for_each(|pool| pool.evict(process));
+        // Leases keep their mappings; a chunk that is asked for again is mapped again.
+        self.chunks.retain(|(chunk, _), _| chunk.owner != process);
+    }
+
+    /// Whether a process has ended.
+    pub(super) fn has_gone(&self, process: ProcessId) -> bool {
+        self.gone.contains_key(&process)
+    }
+
+    /// Makes the reader look again.
+    pub(crate) fn wake_reader(&self) {
+        if let Err(error) = self.bell.ring() {
+            tracing::warn!(%error, "the reader could not be woken");
+        }
+    }
+}

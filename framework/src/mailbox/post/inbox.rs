@@ -1,0 +1,211 @@
+//! What a post office delivers to, and what comes with a delivery.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::{Link, Office, Queue};
+use crate::clock::Ticket;
+use crate::ids::{ActorId, ProcessId};
+use crate::message::codec;
+use crate::tensor::Tensor;
+
+/// The mailbox of one actor of this process, as the post office sees it.
+pub trait Inbox: Send + Sync + 'static {
+    /// Whose it is.
+    fn actor(&self) -> ActorId;
+
+    /// Messages that one sending process may have here unhandled.
+    fn capacity(&self) -> u32;
+
+    /// Decodes a message and puts it into the mailbox. Called on the reader's thread; does not block.
+    ///
+    /// # Errors
+    /// The message is not one that the actor takes, or is malformed. Its leases went back; the receipt refuses.
+    fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered>;
+
+    /// Takes a message of this process as it is: the short way. `parcel` is what the actor layer packs.
+    ///
+    /// # Errors
+    /// The parcel, and why it was not taken.
+    fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)>;
+
+    /// The credits of this process itself.
+    fn local(&self) -> &Arc<LocalCredits>;
+}
+
+/// A message of the actor layer, by its type there.
+pub type Parcel = Box<dyn Any + Send>;
+
+/// How many messages of the actor's own process wait in its mailbox, and who waits for one to be done with.
+#[derive(Debug)]
+pub struct LocalCredits {
+    capacity: u32,
+    unhandled: AtomicU32,
+    handled: AtomicU64,
+    closed: AtomicBool,
+    queue: Queue,
+}
+
+impl LocalCredits {
+    /// For a mailbox of `capacity` messages.
+    pub fn new(capacity: u32) -> Arc<Self> {
+        Arc::new(LocalCredits {
+            capacity,
+            unhandled: AtomicU32::new(0),
+            handled: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            queue: Queue::default(),
+        })
+    }
+
+    /// Takes one credit; false when there is none.
+    pub(crate) fn take(&self) -> bool {
+        let more = |unhandled: u32| (unhandled < self.capacity).then_some(unhandled + 1);
+        self.unhandled.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// Hands one credit back.
+    pub(crate) fn hand_back(&self) {
+        self.unhandled.fetch_sub(1, Ordering::AcqRel);
+        self.handled.fetch_add(1, Ordering::AcqRel);
+        self.queue.wake_front();
+    }
+
+    /// No more messages: the actor has stopped.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.queue.wake_front();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Changes whenever a waiting sender might find a credit.
+    pub(crate) fn stamp(&self) -> u64 {
+        self.handled.load(Ordering::Acquire).wrapping_add(u64::from(self.is_closed()))
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+/// A message for an inbox.
+#[derive(Debug)]
+pub struct Delivery<'a> {
+    /// The message's type, see [`message_key`](crate::message::message_key).
+    pub key: u64,
+    /// MessagePack.
+    pub body: &'a [u8],
+    /// Its tensors, each on a lease of this process.
+    pub tensors: Vec<Tensor>,
+    /// What the receiving stream has to wait for (CLOCK-1).
+    pub tickets: SmallVec<[Ticket; 2]>,
+    /// To be kept until the message is done with.
+    pub receipt: Receipt,
+}
+
+/// Why a message was not delivered.
+#[derive(Debug, thiserror::Error)]
+pub enum Undelivered {
+    /// The actor does not handle messages of this type.
+    #[error(
+        "the actor does not handle messages with key {key:#018x}; list the type in `RemoteActor::handles`"
+    )]
+    Unregistered {
+        /// The key that came.
+        key: u64,
+    },
+    /// It could not be decoded, or its tensors are not what the type says.
+    #[error("{message} is malformed: {why}")]
+    Malformed {
+        /// The type.
+        message: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// The actor has stopped.
+    #[error("the actor has stopped")]
+    Stopped,
+}
+
+/// Why there is no reply to an ask; travels in the body of a refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// No such actor in that process (any more).
+    NoSuchActor,
+    /// The message was not delivered, for this reason.
+    Undelivered(String),
+    /// The handler ended without a reply: it panicked, or the actor stopped.
+    NoReply,
+    /// The reply could not be encoded, for this reason.
+    BadReply(String),
+}
+
+/// Ties a delivered message to its sender: dropping it hands the sender's credit back and, where a reply was asked for
+/// and not given, says that none will come. The message is done with then.
+#[derive(Debug)]
+pub struct Receipt {
+    office: Arc<Office>,
+    link: Arc<Link>,
+    /// The place whose credit the message has; the reply takes it over.
+    credit: Option<u16>,
+    /// Set while a reply is owed.
+    correlation: Option<u64>,
+}
+
+impl Receipt {
+    pub(super) fn new(office: Arc<Office>, link: Arc<Link>, index: u16, correlation: Option<u64>) -> Self {
+        office.open.fetch_add(1, Ordering::SeqCst);
+        Receipt { office, link, credit: Some(index), correlation }
+    }
+
+    /// The process that sent the message.
+    pub fn sender(&self) -> ProcessId {
+        self.link.peer
+    }
+
+    /// Whether the sender waits for a reply.
+    pub fn wants_reply(&self) -> bool {
+        self.correlation.is_some()
+    }
+
+    /// Sends the reply, where one is wanted.
+    pub fn reply<R: Serialize>(mut self, reply: R) {
+        let Some(correlation) = self.correlation.take() else { return };
+        let asked = self.credit.take();
+        match codec::encode(&reply, Vec::new()) {
+            Ok(encoded) => {
+                drop(reply);
+                self.office.reply(&self.link, correlation, encoded, asked);
+            }
+            Err(error) => {
+                self.office.refuse(&self.link, correlation, &Refusal::BadReply(error.to_string()), asked);
+            }
+        }
+    }
+
+    /// Says that there will be no reply, and why.
+    pub fn refuse(mut self, why: &Refusal) {
+        self.refuse_now(why);
+    }
+
+    fn refuse_now(&mut self, why: &Refusal) {
+        if let Some(correlation) = self.correlation.take() {
+            self.office.refuse(&self.link, correlation, why, self.credit.take());
+        }
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        self.refuse_now(&Refusal::NoReply);
+        self.office.hand_back(&self.link, self.credit.take());
+        self.office.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}

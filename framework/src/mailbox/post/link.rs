@@ -1,0 +1,351 @@
+//! A link: everything between this process and one peer.
+//!
+//! **Made** on first use by either side, in three letters through the node: each sends its half (a descriptor of what it
+//! writes), and acknowledges the other's when it has mapped it. A process sends frames and posts holds only over a link
+//! whose acknowledgement it has: only then is what it writes seen by a peer that drains its rings (LEASE-3).
+//!
+//! **Locks**, in the order in which they may nest: `out`, `returns_out`; `returns_in`; a pool's own. Nothing of the
+//! user's runs under any of them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::pages::{LinkMemory, MailPage};
+use super::waiting::Queue;
+use crate::ids::ProcessId;
+use crate::lease::{Lease, LeaseId};
+use crate::limits::MAX_ACTORS;
+use crate::mailbox::doorbell::Ringer;
+use crate::mailbox::ring::{BadCapacity, Consumer, EntryConsumer, EntryProducer, NativeWord, Producer, Word};
+use crate::message::codec::Encoded;
+use crate::message::wire::Header;
+use crate::os::EventFd;
+
+/// In a credit word: the actor is gone, or never was.
+pub(crate) const CLOSED: u64 = u64::MAX;
+
+/// This process's side of a link.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) peer: ProcessId,
+    /// What this process writes for the peer.
+    memory: LinkMemory,
+    /// What the peer writes for this process, once it came.
+    half: OnceLock<Half>,
+    /// The peer has mapped `memory`.
+    acknowledged: AtomicBool,
+    /// The peer broke the protocol or ended; nothing is sent or read any more.
+    broken: AtomicBool,
+    /// The peer has ended; what it had posted is still read.
+    ended: AtomicBool,
+    /// And what waited for it was told.
+    pub(crate) given_up: AtomicBool,
+    pub(crate) out: Mutex<Option<Outbound>>,
+    pub(crate) returns_out: Mutex<Option<EntryProducer>>,
+    pub(crate) inbound: Mutex<Option<Inbound>>,
+    pub(crate) returns_in: Mutex<Option<EntryConsumer>>,
+    /// Senders that wait, by the index of the peer's actor.
+    queues: Vec<OnceLock<Queue>>,
+    /// Senders in all of them.
+    waiting: Arc<AtomicUsize>,
+    /// Messages of the peer that this process's actors are done with, by index: the credits granted.
+    handled: Mutex<Vec<(u64, NativeWord)>>,
+    /// Leases on this process's memory that the peer was granted or took.
+    pub(crate) granted: AtomicUsize,
+    /// Leases on the peer's memory that this process holds.
+    pub(crate) held: AtomicUsize,
+    /// Leases that the peer has given back.
+    pub(crate) released: AtomicU64,
+    /// Something was committed that is not published yet.
+    pub(crate) dirty: AtomicBool,
+    /// A frame of the peer lies unread until something comes that it needs.
+    pub(crate) stuck: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Half {
+    credits: Vec<NativeWord>,
+    wants: NativeWord,
+    bell: EventFd,
+    ringer: Mutex<Ringer>,
+}
+
+/// The sending end of the data ring, with what it must remember.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    pub(crate) ring: Producer,
+    /// Bytes promised to frames that are not in the ring yet.
+    pub(crate) claimed: usize,
+    /// Messages sent or promised, by the index of the peer's actor.
+    pub(crate) sent: Vec<u64>,
+    /// Frames with leases that the peer has not passed yet.
+    pub(crate) in_flight: VecDeque<InFlight>,
+    /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer may ask
+    /// (MBX-2).
+    pub(crate) outbox: VecDeque<(Header, Encoded, Option<u16>)>,
+    pub(crate) head: Vec<u8>,
+    /// What a test does to the next frame.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) tamper: Option<crate::testing::forge::Tamper>,
+}
+
+/// The leases of a frame on its way.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    /// The position at which the peer has passed it.
+    pub(crate) end: u64,
+    /// Grants on this process's memory, to take back should the peer reject the frame.
+    pub(crate) granted: SmallVec<[LeaseId; 2]>,
+    /// Leases on others' memory, kept until the peer has posted its own hold (LEASE-3).
+    pub(crate) kept: SmallVec<[Lease; 2]>,
+}
+
+/// The receiving end of the data ring.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) data: Consumer,
+    /// Messages taken, by the index of this process's actor.
+    pub(crate) received: Vec<u64>,
+}
+
+/// Why a half was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadHalf {
+    #[error("a page that it sent is not what it has to be: {0}")]
+    Memory(#[from] crate::os::BadMemfd),
+    #[error("its clock page is not what it has to be: {0}")]
+    Clock(#[from] crate::clock::BadClockPage),
+    #[error("its letter came with {0} descriptors instead of 4")]
+    Descriptors(usize),
+    #[error("its ring cannot be: {0}")]
+    Ring(#[from] BadCapacity),
+    #[error("it sent its half twice")]
+    Twice,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Link {
+    pub(crate) fn new(peer: ProcessId) -> io::Result<Self> {
+        let memory = LinkMemory::create()?;
+        let handled = (0..MAX_ACTORS as u16).map(|index| (0, memory.credit(index))).collect();
+        Ok(Link {
+            peer,
+            memory,
+            half: OnceLock::new(),
+            acknowledged: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
+            out: Mutex::new(None),
+            returns_out: Mutex::new(None),
+            inbound: Mutex::new(None),
+            returns_in: Mutex::new(None),
+            queues: vec![OnceLock::new(); MAX_ACTORS],
+            waiting: Arc::default(),
+            handled: Mutex::new(handled),
+            granted: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            released: AtomicU64::new(0),
+            dirty: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+        })
+    }
+
+    /// A descriptor of this process's half.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        self.memory.export()
+    }
+
+    /// Connects the peer's half. `own_mail` is this process's mail page, `own_slot` its slot.
+    pub(crate) fn connect(
+        &self,
+        own_mail: &MailPage,
+        own_slot: usize,
+        mail: OwnedFd,
+        memory: OwnedFd,
+        bell: OwnedFd,
+    ) -> Result<(), BadHalf> {
+        let mail = MailPage::open(mail)?;
+        let memory = LinkMemory::open(memory)?;
+        let half = Half {
+            credits: (0..MAX_ACTORS as u16).map(|index| memory.credit(index)).collect(),
+            wants: mail.wants(),
+            bell: EventFd::from_fd(bell)?,
+            ringer: Mutex::new(Ringer::new(mail.sleep())),
+        };
+        if self.half.set(half).is_err() {
+            return Err(BadHalf::Twice);
+        }
+        // The peer's cursors into this process's rings are on its mail page, in this process's slot; and vice versa.
+        let (data_head, return_head) = mail.heads(own_slot);
+        let (own_data_head, own_return_head) = own_mail.heads(self.peer.slot());
+        let (tail, bytes) = self.memory.data();
+        *self.out.lock() = Some(Outbound {
+            ring: Producer::new(tail, data_head, bytes)?,
+            claimed: 0,
+            sent: vec![0; MAX_ACTORS],
+            in_flight: VecDeque::new(),
+            outbox: VecDeque::new(),
+            head: Vec::new(),
+            #[cfg(any(test, feature = "testing"))]
+            tamper: None,
+        });
+        let (tail, bytes) = self.memory.returns();
+        *self.returns_out.lock() = Some(EntryProducer::new(tail, return_head, bytes)?);
+        let (tail, bytes) = memory.data();
+        let data = Consumer::new(tail, own_data_head, bytes)?;
+        *self.inbound.lock() = Some(Inbound { data, received: vec![0; MAX_ACTORS] });
+        let (tail, bytes) = memory.returns();
+        *self.returns_in.lock() = Some(EntryConsumer::new(tail, own_return_head, bytes)?);
+        Ok(())
+    }
+
+    pub(crate) fn acknowledge(&self) {
+        self.acknowledged.store(true, Ordering::Release);
+    }
+
+    /// Whether frames and holds can go out.
+    pub(crate) fn is_open(&self) -> bool {
+        self.half.get().is_some()
+            && self.acknowledged.load(Ordering::Acquire)
+            && !self.is_broken()
+            && !self.has_ended()
+    }
+
+    /// The peer has ended: nothing is sent to it any more.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether everything that the peer had posted was read.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.inbound.lock().as_mut().is_none_or(|inbound| inbound.data.is_empty().unwrap_or(true))
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn break_off(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+
+    /// How many messages to its actor `index` the peer is done with; [`CLOSED`] when there is no such actor.
+    pub(crate) fn credit(&self, index: u16) -> u64 {
+        let word = self.half.get().and_then(|half| half.credits.get(usize::from(index)));
+        // CREDIT acquire: pairs with `hand_back`.
+        word.map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// One message of the peer to this process's actor `index` is done with.
+    pub(crate) fn hand_back(&self, index: u16) {
+        let mut handled = self.handled.lock();
+        if let Some((count, word)) = handled.get_mut(usize::from(index))
+            && *count != CLOSED
+        {
+            *count += 1;
+            // CREDIT release: pairs with `credit`.
+            word.store(*count, Ordering::Release);
+        }
+    }
+
+    /// How many messages of the peer this process's actor `index` is done with.
+    pub(crate) fn handed_back(&self, index: u16) -> u64 {
+        self.handled.lock().get(usize::from(index)).map_or(CLOSED, |(count, _)| *count)
+    }
+
+    /// Another actor has come to the place `index`: the credits go on where the messages taken stand.
+    pub(crate) fn reopen(&self, index: u16) {
+        let received = self
+            .inbound
+            .lock()
+            .as_ref()
+            .and_then(|inbound| inbound.received.get(usize::from(index)).copied());
+        let mut handled = self.handled.lock();
+        if let Some((count, word)) = handled.get_mut(usize::from(index))
+            && *count == CLOSED
+        {
+            // Those of the last actor are done with: they were handled, or dropped when it stopped.
+            *count = received.unwrap_or(0);
+            word.store(*count, Ordering::Release);
+        }
+    }
+
+    /// No more messages for this process's actor `index`.
+    pub(crate) fn close(&self, index: u16) {
+        let mut handled = self.handled.lock();
+        if let Some((count, word)) = handled.get_mut(usize::from(index)) {
+            *count = CLOSED;
+            word.store(CLOSED, Ordering::Release);
+        }
+    }
+
+    /// Rings the peer's doorbell if it sleeps: for frames always, for anything else only if it asked for that.
+    pub(crate) fn ring(&self, frames: bool) {
+        let Some(half) = self.half.get() else { return };
+        if !frames {
+            // WANTS: pairs with the fence in the reader's `Sleeper::prepare`, which comes after it has written the word.
+            fence(Ordering::SeqCst);
+            if half.wants.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+        }
+        if half.ringer.lock().should_ring()
+            && let Err(error) = half.bell.ring()
+        {
+            tracing::warn!(peer = %self.peer, %error, "a doorbell could not be rung");
+        }
+    }
+
+    /// The queue of senders to the peer's actor `index`; `None` for an actor that there cannot be.
+    pub(crate) fn queue(&self, index: u16) -> Option<&Queue> {
+        let queue = self.queues.get(usize::from(index))?;
+        Some(queue.get_or_init(|| Queue::counted_in(&self.waiting)))
+    }
+
+    /// Whether a sender waits for the peer.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a frame lies unread, or something waits to go out.
+    pub(crate) fn is_busy(&self) -> bool {
+        // Who holds the lock is taking frames just now.
+        let unread = self.inbound.try_lock().is_none_or(|mut inbound| {
+            inbound.as_mut().is_some_and(|inbound| !inbound.data.is_empty().unwrap_or(true))
+        });
+        unread || self.has_waiting() || self.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty())
+    }
+
+    /// A number that changes whenever a sender to the peer's actor `index` might find what it lacked.
+    pub(crate) fn stamp(&self, index: u16) -> u64 {
+        let head = self.out.lock().as_mut().and_then(|out| out.ring.consumed().ok()).unwrap_or(0);
+        let opened = u64::from(self.is_open()) + 2 * u64::from(self.is_broken());
+        self.credit(index)
+            .wrapping_add(head)
+            .wrapping_add(self.released.load(Ordering::Relaxed))
+            .wrapping_add(opened)
+    }
+
+    /// Tells the sender in front of every queue whose mailbox has moved since it last tried.
+    pub(crate) fn wake_senders(&self) {
+        for (index, queue) in self.queues.iter().enumerate() {
+            let Some(queue) = queue.get().filter(|queue| !queue.is_empty()) else { continue };
+            let index = index as u16; // there are MAX_ACTORS
+            if queue.has_moved(self.stamp(index)) {
+                queue.wake_front();
+            }
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! A process's post office: its links to all peers, the memory that it lends and borrows, and the mailboxes it serves.
+//!
+//! **On a crash of a peer** the link breaks: its senders get their messages back, its asks fail. **On a cancelled send**
+//! the place in the queue is given up and nothing was sent.
+//!
+//! Read in this order: `pages` and `entry` (the forms), `link` (one peer), `connect` (how a link is made),
+//! `outgoing` (frames out), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
+//! loop), `waiting` (queues of senders), [`inbox`] (what it delivers to).
+
+pub mod asks;
+mod chunks;
+mod connect;
+mod directory;
+pub(crate) mod entry;
+pub mod inbox;
+mod incoming;
+mod link;
+mod links;
+mod outgoing;
+mod pages;
+mod reader;
+mod returns;
+mod waiting;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use dashmap::DashMap;
+use parking_lot::{Condvar, Mutex, RwLock};
+use tokio::sync::watch;
+
+pub use asks::AskFailure;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use incoming::Parts;
+pub(crate) use link::Link;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use outgoing::{Claim, NotNow};
+pub(crate) use outgoing::{Envelope, PostError};
+pub(crate) use waiting::{PlaceInQueue, Queue};
+
+use super::port::Port;
+use crate::clock::turn::TurnEnd;
+use crate::clock::{ClockDomain, ClockPage};
+use crate::device::{Backend, Device, DeviceError};
+use crate::ids::{ChunkId, DeviceId, ProcessId};
+use crate::lease::{Pool, PoolOptions};
+use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::os::EventFd;
+use crate::tensor::Gpu;
+use inbox::Inbox;
+
+/// See the module.
+pub struct Office {
+    me: ProcessId,
+    this: Weak<Office>,
+    domain: Arc<ClockDomain>,
+    mail: pages::MailPage,
+    bell: EventFd,
+    port: Arc<dyn Port>,
+    links: links::Links,
+    /// Processes that ended; their slots may come back in another life.
+    gone: DashMap<ProcessId, ()>,
+    /// One per device in use.
+    pools: RwLock<Vec<Arc<Pool>>>,
+    chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
+    chunk_came: (Mutex<()>, Condvar),
+    inboxes: RwLock<Vec<Slot>>,
+    next_inbox: AtomicUsize,
+    asks: DashMap<u64, asks::Pending>,
+    next_correlation: AtomicU64,
+    directory: directory::Directory,
+    gpu_budget: OnceLock<u64>,
+    /// Where large bodies are written.
+    scratch: OnceLock<Gpu>,
+    counters: Counters,
+    /// Messages delivered and not done with.
+    open: AtomicUsize,
+    /// Notices of peers handled so far.
+    notices: AtomicU64,
+    /// Whether a shutdown of the node has begun.
+    stopping: watch::Sender<bool>,
+    stopped: AtomicBool,
+}
+
+/// A place for an actor.
+#[derive(Clone, Default)]
+enum Slot {
+    /// Nobody was there yet.
+    #[default]
+    Free,
+    Taken(Arc<dyn Inbox>),
+    /// Somebody was there.
+    Withdrawn,
+}
+
+/// What a post office has counted since it opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) sent: AtomicU64,
+    pub(crate) received: AtomicU64,
+    pub(crate) rejected: AtomicU64,
+    pub(crate) dead_letters: AtomicU64,
+    pub(crate) bytes_lent: AtomicU64,
+}
+
+/// What a post office has counted since it opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OfficeStats {
+    /// Frames sent to other processes.
+    pub sent: u64,
+    /// Frames taken from other processes.
+    pub received: u64,
+    /// Frames and notices refused because they were malformed or forged (WIRE-1).
+    pub rejected: u64,
+    /// Messages that no actor took.
+    pub dead_letters: u64,
+    /// Bytes of tensors that went along as leases instead of being copied.
+    pub bytes_not_copied: u64,
+}
+
+/// Why a post office could not open, or a device not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OfficeError {
+    /// The operating system refused.
+    #[error("the post office could not open: {0}")]
+    Io(#[from] io::Error),
+    /// A process hosts at most [`MAX_ACTORS`] actors in its life.
+    #[error("this process has hosted {MAX_ACTORS} actors, which is the limit; start another worker")]
+    TooManyActors,
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl std::fmt::Debug for Office {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Office({}, {:?})", self.me, self.stats())
+    }
+}
+
+impl Office {
+    /// Bytes that the pool of a GPU may take, unless it was opened with others: a quarter of its memory.
+    fn device_budget(&self, backend: &Arc<dyn Backend>) -> u64 {
+        let set = self.gpu_budget.get().copied();
+        set.unwrap_or_else(|| (backend.total_bytes() / 4).max(CHUNK_BYTES))
+    }
+
+    /// Says how many bytes the pool of each GPU may take; the first to say so is right.
+    pub fn set_gpu_budget(&self, bytes: u64) {
+        let _ = self.gpu_budget.set(bytes);
+    }
+
+    /// Opens the post office of process `me`, whose way to the node is `port`.
+    ///
+    /// # Errors
+    /// The operating system gives no memory or descriptors.
+    pub fn open(me: ProcessId, port: Arc<dyn Port>) -> Result<Arc<Self>, OfficeError> {
+        let domain = ClockDomain::new(me, ClockPage::create()?);
+        let mail = pages::MailPage::create()?;
+        let bell = EventFd::create()?;
+        Ok(Arc::new_cyclic(|this| Office {
+            me,
+            this: Weak::clone(this),
+            domain,
+            mail,
+            bell,
+            port,
+            links: links::Links::new(),
+            gone: DashMap::new(),
+            pools: RwLock::default(),
+            chunks: DashMap::new(),
+            chunk_came: (Mutex::new(()), Condvar::new()),
+            inboxes: RwLock::new(Vec::new()),
+            next_inbox: AtomicUsize::new(0),
+            asks: DashMap::new(),
+            next_correlation: AtomicU64::new(1),
+            directory: directory::Directory::default(),
+            gpu_budget: OnceLock::new(),
+            scratch: OnceLock::new(),
+            counters: Counters::default(),
+            open: AtomicUsize::new(0),
+            notices: AtomicU64::new(0),
+            stopping: watch::Sender::new(false),
+            stopped: AtomicBool::new(false),
+        }))
+    }
+
+    /// The process that it serves.
+    pub fn process(&self) -> ProcessId {
+        self.me
+    }
+
+    /// The clocks that the process can see.
+    pub fn domain(&self) -> &Arc<ClockDomain> {
+        &self.domain
+    }
+
+    /// The process's memory on `device`, made on first use.
+    pub fn pool(&self, device: &Arc<dyn Backend>, options: PoolOptions) -> Arc<Pool> {
+        if let Some(pool) = self.pool_on(device.id()) {
+            return pool;
+        }
+        let mut pools = self.pools.write();
+        if let Some(pool) = pools.iter().find(|pool| pool.device_id() == device.id()) {
+            return Arc::clone(pool);
+        }
+        // Each pool numbers its chunks from a range of its own; a process has a handful of devices.
+        let base = (pools.len() as u32) << 24;
+        let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
+        pool.surround(self.this.clone());
+        pools.push(Arc::clone(&pool));
+        pool
+    }
+
+    /// The process's memory on a device, made and the device opened on first use.
+    ///
+    /// # Errors
+    /// This process cannot use the device.
+    pub fn pool_for(&self, device: DeviceId) -> Result<Arc<Pool>, DeviceError> {
+        if let Some(pool) = self.pool_on(device) {
+            return Ok(pool);
+        }
+        let backend = Device::by_id(device)?.backend()?;
+        let options = PoolOptions { budget: self.device_budget(&backend), ..PoolOptions::default() };
+        Ok(self.pool(&backend, options))
+    }
+
+    /// The process's memory on a device, if it has used any.
+    pub(crate) fn pool_on(&self, device: DeviceId) -> Option<Arc<Pool>> {
+        self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
+    }
+
+    /// What it has counted.
+    pub fn stats(&self) -> OfficeStats {
+        OfficeStats {
+            sent: self.counters.sent.load(Ordering::Relaxed),
+            received: self.counters.received.load(Ordering::Relaxed),
+            rejected: self.counters.rejected.load(Ordering::Relaxed),
+            dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
+            bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
+    pub fn is_busy(&self) -> bool {
+        self.open.load(Ordering::SeqCst) > 0 || self.open_links().iter().any(|link| link.is_busy())
+    }
+
+    /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
+    pub(crate) fn begin_stopping(&self) {
+        self.stopping.send_replace(true);
+    }
+
+    /// Resolves when a shutdown of the node has begun, at once if that was before.
+    pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut stopping = self.stopping.subscribe();
+        async move {
+            // An error is an office that closed, and with it the process.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        }
+    }
+
+    /// Gives an actor a place in this process; `make` gets its index.
+    ///
+    /// # Errors
+    /// [`OfficeError::TooManyActors`].
+    pub fn serve(&self, make: impl FnOnce(u16) -> Arc<dyn Inbox>) -> Result<u16, OfficeError> {
+        let index = self.next_inbox.fetch_add(1, Ordering::Relaxed);
+        self.serve_at(index as u16, make(index as u16))?;
+        Ok(index as u16)
+    }
+
+    /// Gives an actor the place `index`, which the node chose. What was meant for an earlier actor of the place carries
+    /// that one's identity, and does not reach the new one.
+    ///
+    /// # Errors
+    /// [`OfficeError::TooManyActors`].
+    pub fn serve_at(&self, index: u16, inbox: Arc<dyn Inbox>) -> Result<(), OfficeError> {
+        let index = usize::from(index);
+        if index >= MAX_ACTORS {
+            return Err(OfficeError::TooManyActors);
+        }
+        let before = {
+            let mut inboxes = self.inboxes.write();
+            if inboxes.len() <= index {
+                inboxes.resize(index + 1, Slot::Free);
+            }
+            std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
+        };
+        if matches!(before, Slot::Withdrawn) {
+            // The node gives a place out again when it has given out all others.
+            for link in self.links.all().iter() {
+                link.reopen(index as u16);
+            }
+        }
+        Ok(())
+    }
+
+    /// The actor at `index` is gone: its senders are told.
+    pub fn withdraw(&self, index: u16) {
+        let slot = self
+            .inboxes
+            .write()
+            .get_mut(usize::from(index))
+            .map(|slot| std::mem::replace(slot, Slot::Withdrawn));
+        // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
+        drop(slot);
+        for link in self.links.all().iter() {
+            link.close(index);
+            link.ring(false);
+        }
+    }
+
+    /// Counts a message that a local sender handed over, until it is done with.
+    pub(crate) fn opened(&self) {
+        self.open.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The counterpart of [`opened`](Self::opened).
+    pub(crate) fn done(&self) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
+        match self.inboxes.read().get(usize::from(index)) {
+            Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
+            _ => None,
+        }
+    }
+
+    fn arc(&self) -> Option<Arc<Office>> {
+        self.this.upgrade()
+    }
+
+    fn open_links(&self) -> Vec<Arc<Link>> {
+        self.links.all().iter().filter(|link| link.is_open()).map(Arc::clone).collect()
+    }
+}
+
+impl TurnEnd for Office {
+    /// Publishes what the turn has gathered: one tail per link.
+    fn turn_ended(&self) {
+        for link in self.links.all().iter() {
+            self.publish_if_due(link);
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! Frames out.
+//!
+//! A frame goes in two steps. [`Office::claim`] takes everything that it needs (credit, room in the ring, room for its
+//! leases to come back) or nothing, while the sender still has the value. Then the sender drops the value, and
+//! [`Office::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
+//! were moved all the way. What was granted is in the book before the frame is published (LEASE-1).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::Office;
+use super::inbox::Refusal;
+use super::link::{CLOSED, InFlight, Link, Outbound};
+use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::lease::{Lease, PoolError};
+use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
+use crate::mailbox::ring::RingCorrupt;
+use crate::message::codec::{self, Encoded};
+use crate::message::wire::{self, Header, Kind, LeaseEntry};
+use crate::tensor::{DType, Gpu, TensorError};
+
+/// Where a message goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Envelope {
+    pub(crate) kind: Kind,
+    pub(crate) index: u16,
+    pub(crate) actor: ActorId,
+    pub(crate) correlation: u64,
+    pub(crate) key: u64,
+    /// Of the mailbox, per sending process.
+    pub(crate) capacity: u32,
+}
+
+/// What a frame still lacks. Waiting helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotNow {
+    /// The link is being made.
+    Connecting,
+    /// The mailbox has as many unhandled messages of this process as it takes.
+    MailboxFull,
+    /// The ring to the process is full.
+    RingFull,
+    /// The process holds as many leases of this one as it may.
+    LeasesOut,
+}
+
+/// Why a frame cannot go out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PostError {
+    #[error("not now: {0:?}")]
+    NotNow(NotNow),
+    #[error("there is no such actor (any more)")]
+    NoSuchActor,
+    #[error("process {0} has ended")]
+    Gone(ProcessId),
+    #[error("its body of {bytes} bytes needs host memory: {error}")]
+    Body { bytes: usize, error: PoolError },
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+/// Everything a frame needs, taken. Dropping it gives all back.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    link: Arc<Link>,
+    /// Bytes of the ring, worst case.
+    bytes: usize,
+    /// Grants counted.
+    owned: usize,
+    /// The index whose credit was taken.
+    credit: Option<u16>,
+    /// The lease that the body is in.
+    body: Option<Lease>,
+    done: bool,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        self.link.granted.fetch_sub(self.owned, Ordering::Relaxed);
+        if let Some(out) = self.link.out.lock().as_mut() {
+            out.claimed -= self.bytes;
+            if let Some(sent) = self.credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
+                *sent -= 1;
+            }
+        }
+    }
+}
+
+impl Office {
+    /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
+    pub(crate) fn may_send(&self, link: &Link, envelope: &Envelope) -> Result<(), PostError> {
+        check_open(link)?;
+        let out = link.out.lock();
+        let Some(out) = out.as_ref() else { return Err(PostError::NotNow(NotNow::Connecting)) };
+        check_credit(link, out, envelope)
+    }
+
+    /// Takes what the frame needs, all or nothing.
+    pub(crate) fn claim(
+        &self,
+        link: &Arc<Link>,
+        envelope: &Envelope,
+        encoded: &Encoded,
+    ) -> Result<Claim, PostError> {
+        check_open(link)?;
+        let body =
+            if encoded.body.len() > MAX_INLINE_BODY { Some(self.body_lease(&encoded.body)?) } else { None };
+        let inline = if body.is_some() { 0 } else { encoded.body.len() };
+        let leases = encoded.leases.len() + usize::from(body.is_some());
+        // Twice: the record may have to skip to the beginning of the ring.
+        let bytes = 2 * (wire::frame_bytes(leases, encoded.tensors.len(), inline) + 16);
+        let owned = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count()
+            + usize::from(body.is_some());
+
+        let mut guard = link.out.lock();
+        let Some(out) = guard.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
+        check_credit(link, out, envelope)?;
+        let free = out.ring.free().map_err(|error| self.corrupt(link, &error))?;
+        if free < out.claimed + bytes {
+            return Err(PostError::NotNow(NotNow::RingFull));
+        }
+        if owned > 0 && link.granted.load(Ordering::Relaxed) + owned > MAX_GRANTED {
+            return Err(PostError::NotNow(NotNow::LeasesOut));
+        }
+        link.granted.fetch_add(owned, Ordering::Relaxed);
+        out.claimed += bytes;
+        let credit = wants_credit(envelope.kind).then_some(envelope.index);
+        if let Some(sent) = credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
+            *sent += 1;
+        }
+        Ok(Claim { link: Arc::clone(link), bytes, owned, credit, body, done: false })
+    }
+
+    /// Writes the frame that was claimed. The value that was encoded has been dropped.
+    pub(crate) fn commit(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded) {
+        let link = Arc::clone(&claim.link);
+        let Encoded { body, leases, tensors } = encoded;
+        let mut granted = SmallVec::new();
+        let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
+        for (lease, ready) in &leases {
+            let entry = self.entry_for(&link, lease, *ready, &mut granted);
+            self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
+            entries.push(entry);
+        }
+        if let Some(lease) = &claim.body {
+            let entry = self.entry_for(&link, lease, None, &mut granted);
+            entries.push(entry);
+        }
+        let header = Header {
+            kind: envelope.kind,
+            body_in_lease: claim.body.is_some(),
+            index: envelope.index,
+            actor: envelope.actor,
+            correlation: envelope.correlation,
+            key: envelope.key,
+            body_bytes: body.len() as u32,
+        };
+        let inline: &[u8] = if claim.body.is_some() { &[] } else { &body };
+        // Leases on this process's own memory go with the frame: the book has the grant. Others' are kept until the
+        // receiver has passed the frame, having posted its own hold before (LEASE-3).
+        let kept: SmallVec<[Lease; 2]> = leases
+            .iter()
+            .filter(|(lease, _)| lease.pool().is_none())
+            .map(|(lease, _)| lease.clone())
+            .collect();
+        let waits = !kept.is_empty();
+        let written = {
+            let mut guard = link.out.lock();
+            guard.as_mut().is_some_and(|out| {
+                out.claimed -= claim.bytes;
+                claim.done = true;
+                if waits {
+                    // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
+                    self.want_progress();
+                }
+                write(out, &header, &entries, &tensors, inline, granted, kept)
+            })
+        };
+        if written {
+            self.counters.sent.fetch_add(1, Ordering::SeqCst);
+        } else {
+            tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
+            self.give_up(&link);
+        }
+        // After the frame is written: with these may go the last local lease, and its last uses into the book.
+        drop(leases);
+        if link.is_broken() {
+            // It broke between the claim and now.
+            self.let_go(&link);
+        }
+        self.publish_soon(&link);
+    }
+
+    fn entry_for(
+        &self,
+        link: &Link,
+        lease: &Lease,
+        ready: Option<crate::clock::Ticket>,
+        granted: &mut SmallVec<[crate::lease::LeaseId; 2]>,
+    ) -> LeaseEntry {
+        let id = lease.id();
+        let mut shared = true;
+        if let Some(pool) = lease.pool() {
+            match pool.grant(id, link.peer) {
+                Ok(before) => {
+                    shared = before;
+                    granted.push(id);
+                }
+                // The lease is a value of this process, so its line is open.
+                Err(error) => tracing::error!(%error, "an own lease is not in the book"),
+            }
+        }
+        let mut sole = lease.hand_over(link.peer, shared);
+        let mut ready = ready;
+        if sole {
+            // A new writer waits for everything that was done with the memory, a reader only for its data. Reads that
+            // other processes have released and not finished are joined too; without a stream to join them there is no
+            // hand-over, only a loan.
+            let mut uses = lease.recorded_uses();
+            uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(true));
+            sole = uses.is_empty() || lease.join_uses(uses);
+            if !lease.users().is_empty() {
+                ready = lease.joined_ticket();
+            }
+        }
+        let ready = ready.filter(|ticket| !self.domain.passed(ticket).unwrap_or(false));
+        LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole }
+    }
+
+    /// Puts a large body into host memory, to travel as a lease.
+    fn body_lease(&self, body: &[u8]) -> Result<Lease, PostError> {
+        let Some(pool) = self.pool_on(DeviceId::HOST) else {
+            return Err(PostError::NoSuchActor);
+        };
+        let gpu = match self.scratch.get() {
+            Some(gpu) => gpu,
+            None => {
+                let gpu = Gpu::new(pool, Arc::clone(&self.domain))?;
+                self.scratch.get_or_init(|| gpu)
+            }
+        };
+        let mut tensor = gpu.empty(DType::U8, &[body.len()]).map_err(|error| match error {
+            TensorError::Pool(error) => PostError::Body { bytes: body.len(), error },
+            other => PostError::Tensor(other),
+        })?;
+        tensor.copy_from_slice(body)?;
+        Ok(tensor.lease().clone())
+    }
+
+    /// Sends a reply, and hands the credit of `asked`, the place of the actor that was asked, back when it went; where
+    /// there is no room now, the reader sends it when there is.
+    pub(crate) fn reply(&self, link: &Arc<Link>, correlation: u64, encoded: Encoded, asked: Option<u16>) {
+        self.answer(link, Kind::Reply, correlation, encoded, asked);
+    }
+
+    /// As [`reply`](Self::reply), but says why there is none.
+    pub(crate) fn refuse(&self, link: &Arc<Link>, correlation: u64, why: &Refusal, asked: Option<u16>) {
+        match codec::encode(why, Vec::new()) {
+            Ok(encoded) => self.answer(link, Kind::Refusal, correlation, encoded, asked),
+            Err(error) => {
+                tracing::error!(%error, "a refusal could not be encoded");
+                self.hand_back(link, asked);
+            }
+        }
+    }
+
+    /// A message of the peer is done with.
+    pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<u16>) {
+        if let Some(index) = asked {
+            link.hand_back(index);
+            self.credit_soon(link);
+        }
+    }
+
+    fn answer(&self, link: &Arc<Link>, kind: Kind, correlation: u64, encoded: Encoded, asked: Option<u16>) {
+        let envelope = Envelope { kind, index: 0, actor: ActorId(0), correlation, key: 0, capacity: 0 };
+        let waiting = link.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty());
+        let claim = if waiting {
+            Err(PostError::NotNow(NotNow::RingFull))
+        } else {
+            self.claim(link, &envelope, &encoded)
+        };
+        match claim {
+            Ok(claim) => {
+                self.commit(claim, &envelope, encoded);
+                self.hand_back(link, asked);
+            }
+            Err(PostError::NotNow(_) | PostError::Body { .. }) => {
+                let header = Header {
+                    kind,
+                    body_in_lease: false,
+                    index: 0,
+                    actor: ActorId(0),
+                    correlation,
+                    key: 0,
+                    body_bytes: 0,
+                };
+                if let Some(out) = link.out.lock().as_mut() {
+                    out.outbox.push_back((header, encoded, asked));
+                }
+                self.wake_reader();
+            }
+            Err(PostError::Gone(_)) => {} // Nobody is left to read it.
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
+                if kind == Kind::Reply {
+                    self.refuse(link, correlation, &Refusal::BadReply(error.to_string()), asked);
+                } else {
+                    self.hand_back(link, asked);
+                }
+            }
+        }
+    }
+
+    /// Sends replies that found no room before; true if one went.
+    pub(super) fn flush_outbox(&self, link: &Arc<Link>) -> bool {
+        let mut any = false;
+        loop {
+            let next = link.out.lock().as_mut().and_then(|out| out.outbox.pop_front());
+            let Some((header, encoded, asked)) = next else { return any };
+            let envelope = Envelope {
+                kind: header.kind,
+                index: 0,
+                actor: ActorId(0),
+                correlation: header.correlation,
+                key: 0,
+                capacity: 0,
+            };
+            match self.claim(link, &envelope, &encoded) {
+                Ok(claim) => {
+                    self.commit(claim, &envelope, encoded);
+                    self.hand_back(link, asked);
+                    any = true;
+                }
+                Err(PostError::NotNow(_) | PostError::Body { .. }) => {
+                    if let Some(out) = link.out.lock().as_mut() {
+                        out.outbox.push_front((header, encoded, asked));
+                    }
+                    return any;
+                }
+                Err(error) => {
+                    tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
+                    self.hand_back(link, asked);
+                }
+            }
+        }
+    }
+
+    fn corrupt(&self, link: &Link, error: &RingCorrupt) -> PostError {
+        tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
+        self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+        link.break_off();
+        // The rest is for the reader: a lock is held here.
+        self.wake_reader();
+        PostError::Gone(link.peer)
+    }
+}
+
+fn wants_credit(kind: Kind) -> bool {
+    matches!(kind, Kind::Send | Kind::Ask)
+}
+
+fn check_open(link: &Link) -> Result<(), PostError> {
+    if link.is_broken() || link.has_ended() {
+        return Err(PostError::Gone(link.peer));
+    }
+    if link.is_open() { Ok(()) } else { Err(PostError::NotNow(NotNow::Connecting)) }
+}
+
+fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), PostError> {
+    if !wants_credit(envelope.kind) {
+        return Ok(());
+    }
+    let done = link.credit(envelope.index);
+    if done == CLOSED {
+        return Err(PostError::NoSuchActor);
+    }
+    let sent = out.sent.get(usize::from(envelope.index)).copied().ok_or(PostError::NoSuchActor)?;
+    // A peer that claims to have handled more than was sent gets no more than a full window for it.
+    if sent.saturating_sub(done) < u64::from(envelope.capacity) {
+        Ok(())
+    } else {
+        Err(PostError::NotNow(NotNow::MailboxFull))
+    }
+}
+
+fn write(
+    out: &mut Outbound,
+    header: &Header,
+    entries: &[LeaseEntry],
+    tensors: &[crate::message::scope::Outline],
+    inline: &[u8],
+    granted: SmallVec<[crate::lease::LeaseId; 2]>,
+    kept: SmallVec<[Lease; 2]>,
+) -> bool {
+    let mut head = std::mem::take(&mut out.head);
+    wire::write_head(&mut head, header, entries, tensors, inline);
+    #[cfg(any(test, feature = "testing"))]
+    let inline = match out.tamper.take() {
+        Some(tamper) => {
+            head.extend_from_slice(inline);
+            tamper.0(&mut head);
+            &[]
+        }
+        None => inline,
+    };
+    let written = match out.ring.reserve(head.len() + inline.len()) {
+        Ok(mut reservation) => {
+            reservation.write(0, &head);
+            reservation.write(head.len(), inline);
+            let end = reservation.commit();
+            if !granted.is_empty() || !kept.is_empty() {
+                out.in_flight.push_back(InFlight { end, granted, kept });
+            }
+            true
+        }
+        Err(_) => false,
+    };
+    out.head = head;
+    written
+}

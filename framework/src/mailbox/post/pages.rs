@@ -1,0 +1,153 @@
+//! What a process writes for its peers to read, and where in it everything is.
+//!
+//! | memory | one per | written by | holds |
+//! |---|---|---|---|
+//! | mail page | process | it | its sleep word, whether it wants to be woken for room, and its cursors into every ring that leads to it |
+//! | link memory | ordered pair | the sender | its tails, the credits that it grants in the other direction, both rings |
+//!
+//! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable mapping, so a
+//! peer can read it and nothing else, whatever it tries.
+
+#![expect(unsafe_code, reason = "the words and bytes of the rings are made here, over mapped memory")]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::limits::{MAX_ACTORS, MAX_PROCESSES, RETURN_SLOTS, RING_BYTES};
+use crate::mailbox::ring::{NativeBytes, NativeWord};
+use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
+
+const LINE: usize = 64;
+const PAGE: usize = 4096;
+const SLEEP: usize = 0;
+const WANTS: usize = LINE;
+const CURSORS: usize = PAGE;
+const MAIL_BYTES: usize = CURSORS + MAX_PROCESSES * 2 * LINE;
+
+const DATA_TAIL: usize = 0;
+const RETURN_TAIL: usize = LINE;
+const CREDITS: usize = PAGE;
+const RETURNS: usize = 2 * PAGE;
+const RETURN_BYTES: usize = RETURN_SLOTS * LINE;
+const DATA: usize = RETURNS + RETURN_BYTES;
+const LINK_BYTES: usize = DATA + RING_BYTES;
+
+const _: () = assert!(MAX_ACTORS * 8 <= PAGE && MAIL_BYTES.is_multiple_of(PAGE) && DATA.is_multiple_of(PAGE));
+
+/// A piece of shared memory with its descriptor.
+#[derive(Debug)]
+struct Shared {
+    mapping: Arc<Mapping>,
+    fd: OwnedFd,
+}
+
+impl Shared {
+    fn create(name: &str, bytes: usize) -> io::Result<Self> {
+        let memfd = Memfd::create(name, bytes as u64)?;
+        let mapping = Arc::new(Mapping::map(memfd.as_fd(), bytes, Access::ReadWrite)?);
+        // ONE-WRITER: from here on the kernel refuses every other writable mapping, and every write.
+        memfd.seal_future_write()?;
+        Ok(Shared { mapping, fd: memfd.into_fd() })
+    }
+
+    fn open(fd: OwnedFd, bytes: usize) -> Result<Self, BadMemfd> {
+        memfd::check_one_writer(fd.as_fd(), bytes as u64)?;
+        let mapping = Arc::new(Mapping::map(fd.as_fd(), bytes, Access::ReadOnly)?);
+        Ok(Shared { mapping, fd })
+    }
+
+    fn word(&self, offset: usize) -> NativeWord {
+        let at = self.place(offset).cast();
+        // SAFETY: offsets are constants and multiples of 8 below the mapped length; the mapping stays for as long as
+        // the word keeps it. Where it is read-only the word is only loaded: the kernel would stop anything else, and
+        // each constructor below hands it to the loading side.
+        unsafe { NativeWord::from_raw(at, self.mapping.clone()) }
+    }
+
+    fn bytes(&self, offset: usize, len: usize) -> NativeBytes {
+        // SAFETY: the range lies in the mapping, which `NativeBytes` keeps; each region is used by one producer or one
+        // consumer of this process, because `rings_out` and `rings_in` are called once per link.
+        unsafe { NativeBytes::from_raw(self.place(offset), len, self.mapping.clone()) }
+    }
+
+    fn place(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.mapping.len(), "offsets into pages are constants below their length");
+        // SAFETY: in range of a mapping, which never is at address zero.
+        unsafe { NonNull::new_unchecked(self.mapping.addr().add(offset)) }
+    }
+}
+
+/// A process's mail page.
+#[derive(Debug)]
+pub(crate) struct MailPage(Shared);
+
+impl MailPage {
+    /// This process's own.
+    pub(crate) fn create() -> io::Result<Self> {
+        Shared::create("tensorpost-mail", MAIL_BYTES).map(MailPage)
+    }
+
+    /// A peer's, to read.
+    pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
+        Shared::open(fd, MAIL_BYTES).map(MailPage)
+    }
+
+    /// A descriptor for a peer.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        memfd::read_only_fd(self.0.fd.as_fd())
+    }
+
+    /// Whether the process sleeps (see [`doorbell`](crate::mailbox::doorbell)).
+    pub(crate) fn sleep(&self) -> NativeWord {
+        self.0.word(SLEEP)
+    }
+
+    /// Not zero while the process wants its doorbell rung for room, credits and releases too.
+    pub(crate) fn wants(&self) -> NativeWord {
+        self.0.word(WANTS)
+    }
+
+    /// The process's cursors into the data ring and the return ring from the process in `slot`.
+    pub(crate) fn heads(&self, slot: usize) -> (NativeWord, NativeWord) {
+        let at = CURSORS + slot * 2 * LINE;
+        (self.0.word(at), self.0.word(at + LINE))
+    }
+}
+
+/// The memory of one direction of a link, written by its sender.
+#[derive(Debug)]
+pub(crate) struct LinkMemory(Shared);
+
+impl LinkMemory {
+    /// This process's own half.
+    pub(crate) fn create() -> io::Result<Self> {
+        Shared::create("tensorpost-link", LINK_BYTES).map(LinkMemory)
+    }
+
+    /// A peer's half, to read.
+    pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
+        Shared::open(fd, LINK_BYTES).map(LinkMemory)
+    }
+
+    /// A descriptor for the peer.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        memfd::read_only_fd(self.0.fd.as_fd())
+    }
+
+    /// Tail and bytes of the data ring.
+    pub(crate) fn data(&self) -> (NativeWord, NativeBytes) {
+        (self.0.word(DATA_TAIL), self.0.bytes(DATA, RING_BYTES))
+    }
+
+    /// Tail and bytes of the return ring.
+    pub(crate) fn returns(&self) -> (NativeWord, NativeBytes) {
+        (self.0.word(RETURN_TAIL), self.0.bytes(RETURNS, RETURN_BYTES))
+    }
+
+    /// How many messages from the peer the writer's actor `index` is done with.
+    pub(crate) fn credit(&self, index: u16) -> NativeWord {
+        self.0.word(CREDITS + usize::from(index) % MAX_ACTORS * 8)
+    }
+}

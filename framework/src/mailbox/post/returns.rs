@@ -1,0 +1,238 @@
+//! Leases back to their owners, and the owners' side of it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Office;
+use super::entry::{self, Notice};
+use super::link::Link;
+use crate::clock::{Ticket, turn};
+use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::ids::{ChunkId, DeviceId};
+use crate::lease::pool::Surroundings;
+use crate::lease::{LeaseId, Pool, Returns};
+use crate::limits::{MAX_GRANTED, RETURN_SLOTS};
+use crate::mailbox::port::ToNode;
+use crate::mailbox::ring::Entry;
+
+impl Returns for Office {
+    fn release(&self, id: LeaseId, uses: &[Ticket]) {
+        let Some(link) = self.link(id.chunk.owner).filter(|link| !link.has_ended()) else {
+            return; // The owner has ended: there is no book any more.
+        };
+        link.held.fetch_sub(1, Ordering::Relaxed);
+        self.post_notice(&link, entry::release(id, uses));
+    }
+
+    fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError> {
+        self.map_now(id.chunk, Access::ReadWrite)
+    }
+}
+
+impl Surroundings for Office {
+    fn drain_returns(&self) -> u64 {
+        for link in self.links.all().iter() {
+            self.drain_link_returns(link);
+        }
+        self.notices.load(Ordering::Acquire)
+    }
+
+    fn publish_chunk(
+        &self,
+        chunk: ChunkId,
+        device: DeviceId,
+        bytes: u64,
+        read_only: OwnedFd,
+        read_write: OwnedFd,
+    ) -> Result<(), DeviceError> {
+        let message = ToNode::PublishChunk { chunk, device, bytes };
+        self.port
+            .send(message, vec![read_only, read_write])
+            .map_err(|closed| DeviceError::Refused { what: closed.to_string() })
+    }
+
+    fn wanted(&self) {
+        self.wake_reader();
+    }
+}
+
+impl Office {
+    /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
+    pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
+        let mut returns = link.returns_out.lock();
+        let Some(ring) = returns.as_mut() else { return };
+        if let Err(error) = ring.push(notice) {
+            drop(returns);
+            tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
+            self.give_up(link);
+            return;
+        }
+        drop(returns);
+        self.publish_soon(link);
+    }
+
+    /// [`post_notice`](Self::post_notice), visible to the peer when this returns: something that has to be seen before a
+    /// cursor is. Whoever else may be about to publish the ring is not waited for.
+    pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
+        self.post_notice(link, notice);
+        if let Some(ring) = link.returns_out.lock().as_mut() {
+            ring.publish();
+        }
+    }
+
+    /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases
+    /// that the peer may still grant (LEASE-2).
+    pub(super) fn has_room_for_holds(&self, link: &Link, holds: usize) -> bool {
+        let mut returns = link.returns_out.lock();
+        let Some(ring) = returns.as_mut() else { return false };
+        let unconsumed = ring.len_unconsumed().unwrap_or(u64::MAX);
+        let held = link.held.load(Ordering::Relaxed) as u64;
+        unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= (RETURN_SLOTS - MAX_GRANTED) as u64
+    }
+
+    /// Handles what the peer has posted; true if there was anything.
+    pub(super) fn drain_link_returns(&self, link: &Arc<Link>) -> bool {
+        let mut found = false;
+        let mut returns = link.returns_in.lock();
+        let Some(ring) = returns.as_mut() else { return false };
+        loop {
+            match ring.pop() {
+                Ok(Some(entry)) => {
+                    found = true;
+                    self.handle_notice(link, &entry);
+                    self.notices.fetch_add(1, Ordering::AcqRel);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    drop(returns);
+                    tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
+                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                    self.give_up(link);
+                    return true;
+                }
+            }
+        }
+        if ring.publish_head() {
+            link.ring(false);
+        }
+        found
+    }
+
+    fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) {
+        let result =
+            entry::parse(entry, link.peer).map_err(|error| error.to_string()).and_then(
+                |notice| match notice {
+                    Notice::Release { chunk, line, generation, uses } => {
+                        let id = entry::lease_id(self.me, chunk, line, generation);
+                        self.pool_of(id)?.release(id, link.peer, &uses).map_err(|error| error.to_string())?;
+                        link.granted.fetch_sub(1, Ordering::Relaxed);
+                        link.released.fetch_add(1, Ordering::Relaxed);
+                        Ok(())
+                    }
+                    Notice::Hold { chunk, line, generation } => {
+                        let id = entry::lease_id(self.me, chunk, line, generation);
+                        if link.granted.load(Ordering::Relaxed) >= RETURN_SLOTS {
+                            // MBX-2: it could never give them all back. The reader gives the link up.
+                            link.break_off();
+                            return Err("it took more leases than its return ring has room for".into());
+                        }
+                        self.pool_of(id)?.grant(id, link.peer).map_err(|error| error.to_string())?;
+                        link.granted.fetch_add(1, Ordering::Relaxed);
+                        Ok(())
+                    }
+                    Notice::Rejected { end } => {
+                        self.take_back(link, end);
+                        Ok(())
+                    }
+                },
+            );
+        if let Err(error) = result {
+            self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer = %link.peer, error, "a notice about a lease was refused");
+        }
+    }
+
+    /// The peer could not read the frame that ends at `end`: the grants in it are void.
+    fn take_back(&self, link: &Link, end: u64) {
+        let granted = {
+            let mut out = link.out.lock();
+            let Some(out) = out.as_mut() else { return };
+            let Some(frame) = out.in_flight.iter_mut().find(|frame| frame.end == end) else { return };
+            std::mem::take(&mut frame.granted)
+        };
+        for id in granted {
+            link.granted.fetch_sub(1, Ordering::Relaxed);
+            if let Ok(pool) = self.pool_of(id)
+                && let Err(error) = pool.release(id, link.peer, &[])
+            {
+                tracing::error!(%error, "the grant of a rejected frame was not in the book");
+            }
+        }
+    }
+
+    /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is drained, so
+    /// that the rejection of a frame is seen before its grants are forgotten.
+    pub(super) fn settle_in_flight(&self, link: &Arc<Link>) -> bool {
+        let consumed = {
+            let mut out = link.out.lock();
+            let Some(out) = out.as_mut() else { return false };
+            if out.in_flight.is_empty() {
+                return false;
+            }
+            out.ring.consumed()
+        };
+        let consumed = match consumed {
+            Ok(consumed) => consumed,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
+                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.give_up(link);
+                return true;
+            }
+        };
+        let drained = self.drain_link_returns(link);
+        let mut passed = Vec::new();
+        {
+            let mut out = link.out.lock();
+            let Some(out) = out.as_mut() else { return false };
+            while out.in_flight.front().is_some_and(|frame| frame.end <= consumed) {
+                passed.extend(out.in_flight.pop_front());
+            }
+        }
+        // Dropped outside of the lock: this lets leases go, on other links too.
+        drained || !passed.is_empty()
+    }
+
+    pub(super) fn pool_of(&self, id: LeaseId) -> Result<Arc<Pool>, String> {
+        let pool = self.pools.read().iter().find(|pool| pool.has_chunk(id.chunk)).map(Arc::clone);
+        pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
+    }
+
+    /// Publishes at the end of the turn, or now where no turn is open.
+    pub(super) fn publish_soon(&self, link: &Arc<Link>) {
+        link.dirty.store(true, Ordering::Release);
+        let deferred = self.arc().is_some_and(|office| turn::at_end(&office));
+        if !deferred {
+            self.publish_if_due(link);
+        }
+    }
+
+    /// Publishes if that was put off.
+    pub(super) fn publish_if_due(&self, link: &Link) {
+        // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
+        if link.dirty.load(Ordering::Acquire) && link.dirty.swap(false, Ordering::AcqRel) {
+            self.publish(link);
+        }
+    }
+
+    /// Makes everything committed on a link visible to the peer, and wakes it if it has to be.
+    pub(super) fn publish(&self, link: &Link) {
+        let frames = link.out.lock().as_mut().is_some_and(|out| out.ring.publish());
+        if let Some(ring) = link.returns_out.lock().as_mut() {
+            ring.publish();
+        }
+        // Though nothing may be new to see: what was published early has not rung yet.
+        link.ring(frames);
+    }
+}

@@ -1,0 +1,107 @@
+//! Senders that wait, first come first served.
+//!
+//! One queue per mailbox. A sender that found no credit or room takes a place; only the one in front may try again, and
+//! newcomers queue behind it, so messages of one process to one mailbox keep the order of their sending (MBX-1). A place
+//! is given up when its value drops, so a cancelled send holds nobody up.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+
+/// The queue of one mailbox.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Queue {
+    places: Arc<Mutex<Places>>,
+    /// Senders that wait in this queue and in those that it is counted with.
+    waiting: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    /// What the one in front saw before it last tried.
+    seen: u64,
+    next: u64,
+    waiting: VecDeque<(u64, Option<Waker>)>,
+}
+
+/// A place in a queue.
+#[derive(Debug)]
+pub(crate) struct PlaceInQueue {
+    queue: Queue,
+    number: u64,
+}
+
+impl Queue {
+    /// A queue whose waiting senders are counted in `waiting` too, so that a reader need not look at each queue.
+    pub(crate) fn counted_in(waiting: &Arc<AtomicUsize>) -> Self {
+        Queue { places: Arc::default(), waiting: Arc::clone(waiting) }
+    }
+
+    /// Whether nobody waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.places.lock().waiting.is_empty()
+    }
+
+    /// The last place.
+    pub(crate) fn join(&self) -> PlaceInQueue {
+        let mut places = self.places.lock();
+        let number = places.next;
+        places.next += 1;
+        places.waiting.push_back((number, None));
+        // Before this sender looks again at what it lacks, and then wakes the reader if it has to.
+        self.waiting.fetch_add(1, Ordering::Release);
+        PlaceInQueue { queue: self.clone(), number }
+    }
+
+    /// Whether something has changed since the one in front last tried.
+    pub(crate) fn has_moved(&self, stamp: u64) -> bool {
+        self.places.lock().seen != stamp
+    }
+
+    /// Tells the one in front that something changed.
+    pub(crate) fn wake_front(&self) {
+        let waker = self.places.lock().waiting.front().and_then(|(_, waker)| waker.clone());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl PlaceInQueue {
+    /// Whether it is this one's turn to try.
+    pub(crate) fn is_front(&self) -> bool {
+        self.queue.places.lock().waiting.front().is_some_and(|(number, _)| *number == self.number)
+    }
+
+    /// Remembers whom to wake when the mailbox has moved from `stamp`, which was read before the last try.
+    pub(crate) fn remember(&self, waker: &Waker, stamp: u64) {
+        let mut places = self.queue.places.lock();
+        if places.waiting.front().is_some_and(|(number, _)| *number == self.number) {
+            places.seen = stamp;
+        }
+        if let Some((_, place)) = places.waiting.iter_mut().find(|(number, _)| *number == self.number) {
+            match place {
+                Some(known) if known.will_wake(waker) => {}
+                _ => *place = Some(waker.clone()),
+            }
+        }
+    }
+}
+
+impl Drop for PlaceInQueue {
+    fn drop(&mut self) {
+        self.queue.waiting.fetch_sub(1, Ordering::Release);
+        let was_front = {
+            let mut places = self.queue.places.lock();
+            let front = places.waiting.front().map(|(number, _)| *number);
+            places.waiting.retain(|(number, _)| *number != self.number);
+            front == Some(self.number)
+        };
+        if was_front {
+            self.queue.wake_front();
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The data ring: records of any length from one process to another, in order.
+//!
+//! What is where (ONE-WRITER): the tail and the bytes are the producer's pages, the head is on the consumer's. If
+//! the producer dies, what it had published stays readable; what it had not was never there. If the consumer dies,
+//! the ring fills up and the producer sees [`RingError::Full`] until it is told of the death. There is nothing to
+//! cancel: no call waits.
+//!
+//! Positions count bytes since the beginning and never wrap; the low bits of a position are the offset. A record
+//! is contiguous: a header of 8 bytes (length, marker), the payload, and up to 7 bytes to the next multiple of 8.
+//! Where a record does not fit before the end of the ring, a pad leads to the beginning; both become visible
+//! together. A record with its header takes at most half the ring, so the pad and the record always fit an empty
+//! one.
+
+use std::marker::PhantomData;
+
+use super::cursor::{OwnCursor, PeerCursor};
+use super::error::{BadCapacity, Cursor, RingCorrupt, RingError};
+use super::native::{Native, NativeBytes, NativeWord};
+use super::platform::{Bytes, Orders, Platform, Sound};
+
+const HEADER: u64 = 8;
+const UNIT: u64 = 8;
+/// Least capacity: two records with some payload.
+const MIN_CAPACITY: usize = 32;
+/// Markers that neither zeroed memory nor text looks like.
+const RECORD: u32 = 0xB10C_DA7A;
+const PAD: u32 = 0xB10C_0FAD;
+
+#[inline]
+fn header(length: u64, marker: u32) -> u64 {
+    (u64::from(marker) << 32) | length
+}
+
+/// Bytes that a record with a payload of `len` takes.
+#[inline]
+fn footprint(len: u64) -> u64 {
+    HEADER + len.next_multiple_of(UNIT)
+}
+
+/// Largest payload in bytes of a ring of `capacity` bytes.
+pub const fn max_payload(capacity: usize) -> usize {
+    capacity / 2 - HEADER as usize
+}
+
+/// A ring of `capacity` bytes between two threads of this process.
+///
+/// # Errors
+/// [`BadCapacity`] unless `capacity` is a power of two of a sensible size.
+pub fn in_memory(capacity: usize) -> Result<(Producer, Consumer), BadCapacity> {
+    BadCapacity::check(capacity, MIN_CAPACITY)?;
+    let (tail, head) = (NativeWord::in_memory(), NativeWord::in_memory());
+    let (written, read) = NativeBytes::in_memory(capacity);
+    Ok((Producer::new(tail.clone(), head.clone(), written)?, Consumer::new(tail, head, read)?))
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Producer<P: Platform = Native, O: Orders = Sound> {
+    tail: OwnCursor<P::Word>,
+    head: PeerCursor<P::Word>,
+    bytes: P::Bytes,
+    capacity: u64,
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O: Orders> Producer<P, O> {
+    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both words
+    /// are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        BadCapacity::check(bytes.len(), MIN_CAPACITY)?;
+        Ok(Producer {
+            tail: OwnCursor::new(tail),
+            head: PeerCursor::new(head, Cursor::Head, UNIT),
+            capacity: bytes.len() as u64,
+            bytes,
+            orders: PhantomData,
+        })
+    }
+
+    /// Room for a record with a payload of `len` bytes. Dropping the reservation leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`RingError::Full`] where the consumer has to make room first: [`publish`](Self::publish), then wait for it.
+    /// [`RingError::TooLarge`] above [`max_payload`]. [`RingError::Corrupt`] where the consumer's cursor is wrong.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_, P, O>, RingError> {
+        let max = max_payload(self.capacity as usize);
+        if len > max {
+            return Err(RingError::TooLarge { len, max });
+        }
+        let size = footprint(len as u64);
+        let to_end = self.capacity - self.offset();
+        let pad = if size > to_end { to_end } else { 0 };
+        if pad + size > self.capacity - (self.tail.at - self.head.seen) {
+            self.consumed()?;
+            if pad + size > self.capacity - (self.tail.at - self.head.seen) {
+                return Err(RingError::Full);
+            }
+        }
+        let start = if pad == 0 { self.offset() } else { 0 };
+        Ok(Reservation { pad, payload: (start + HEADER) as usize, len, ring: self })
+    }
+
+    /// Makes everything committed since the last time visible to the consumer, with one store. Says whether there
+    /// was anything: then, the consumer's doorbell is due.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        // TAIL release: pairs with `Consumer::refresh_tail`.
+        self.tail.publish(O::TAIL_RELEASE)
+    }
+
+    /// Whether something was committed that the consumer cannot see yet.
+    #[inline]
+    pub fn has_unpublished(&self) -> bool {
+        self.tail.at != self.tail.published
+    }
+
+    /// The end of the last committed record. The consumer is done with it once [`consumed`](Self::consumed) is at
+    /// least this.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.tail.at
+    }
+
+    /// Up to where the consumer is done.
+    ///
+    /// # Errors
+    /// [`RingCorrupt`] where its cursor went back, beyond what was published, or inside a record.
+    #[inline]
+    pub fn consumed(&mut self) -> Result<u64, RingCorrupt> {
+        // HEAD acquire: pairs with `Consumer::publish_head`.
+        self.head.refresh(O::HEAD_ACQUIRE, self.tail.published)
+    }
+
+    /// Bytes that are free now, headers and pads included.
+    ///
+    /// # Errors
+    /// As [`consumed`](Self::consumed).
+    pub fn free(&mut self) -> Result<usize, RingCorrupt> {
+        let head = self.consumed()?;
+        Ok((self.capacity - (self.tail.at - head)) as usize)
+    }
+
+    #[inline]
+    fn offset(&self) -> u64 {
+        self.tail.at & (self.capacity - 1)
+    }
+}
+
+/// Room for one record. [`commit`](Self::commit) makes it one.
+#[derive(Debug)]
+#[must_use = "a reservation that is dropped leaves no record"]
+pub struct Reservation<'a, P: Platform = Native, O: Orders = Sound> {
+    ring: &'a mut Producer<P, O>,
+    /// Bytes from the tail to the end of the ring that this record has to skip.
+    pad: u64,
+    /// Offset of the payload.
+    payload: usize,
+    len: usize,
+}
+
+impl<P: Platform, O: Orders> Reservation<'_, P, O> {
+    /// Copies `bytes` into the payload, `offset` bytes from its beginning. What is never written is what an earlier
+    /// record left there.
+    ///
+    /// # Panics
+    /// Where that goes beyond the length that was reserved.
+    #[inline]
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+        assert!(
+            offset <= self.len && bytes.len() <= self.len - offset,
+            "bytes {offset}+{} are outside a reservation of {}",
+            bytes.len(),
+            self.len
+        );
+        self.ring.bytes.write(self.payload + offset, bytes);
+    }
+
+    /// The length of the payload, in bytes.
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "it is the length of what will be, not of what is there")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Makes it the next record, visible with the next [`Producer::publish`], and returns the position of its end.
+    #[inline]
+    pub fn commit(self) -> u64 {
+        let ring = self.ring;
+        if self.pad != 0 {
+            ring.bytes.write_word(ring.offset() as usize, header(self.pad - HEADER, PAD));
+        }
+        ring.bytes.write_word(self.payload - HEADER as usize, header(self.len as u64, RECORD));
+        ring.tail.at += self.pad + footprint(self.len as u64);
+        ring.tail.at
+    }
+}
+
+/// The reading end. It believes nothing that the peer wrote before it was checked (WIRE-1).
+#[derive(Debug)]
+pub struct Consumer<P: Platform = Native, O: Orders = Sound> {
+    tail: PeerCursor<P::Word>,
+    head: OwnCursor<P::Word>,
+    bytes: P::Bytes,
+    capacity: u64,
+    /// The end of the record that was peeked; the head where none was.
+    peeked: u64,
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O: Orders> Consumer<P, O> {
+    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both words
+    /// are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        BadCapacity::check(bytes.len(), MIN_CAPACITY)?;
+        Ok(Consumer {
+            tail: PeerCursor::new(tail, Cursor::Tail, UNIT),
+            head: OwnCursor::new(head),
+            capacity: bytes.len() as u64,
+            bytes,
+            peeked: 0,
+            orders: PhantomData,
+        })
+    }
+
+    /// Copies the next record's payload into `out`, in place of what was in it, and returns the position of its
+    /// end; `None`, and `out` as it was, where nothing was published. The record stays the next one until
+    /// [`consume`](Self::consume).
+    ///
+    /// It is copied before anyone looks at it, so a peer that changes it meanwhile cannot make it pass a check and
+    /// then be something else.
+    ///
+    /// # Errors
+    /// [`RingCorrupt`] where the peer's cursor or the record's header cannot be right; `out` is as it was.
+    #[inline]
+    pub fn peek(&mut self, out: &mut Vec<u8>) -> Result<Option<u64>, RingCorrupt> {
+        if self.is_empty()? {
+            return Ok(None);
+        }
+        let mut at = self.head.at;
+        let (mut length, mut marker) = self.header(at);
+        if marker == PAD {
+            at = self.skip_pad(at, length)?;
+            (length, marker) = self.header(at);
+        }
+        if marker != RECORD {
+            return Err(RingCorrupt::Marker { at, marker });
+        }
+        // Both ends of the room are multiples of 8, so a length that fits fits rounded up.
+        let room = (self.tail.seen - at).min(self.capacity - self.offset(at)).min(self.capacity / 2) - HEADER;
+        if u64::from(length) > room {
+            return Err(RingCorrupt::Length { at, length, limit: room });
+        }
+        // Keeps what is there: a buffer that is used again is not zeroed again.
+        out.resize(length as usize, 0);
+        self.bytes.read((self.offset(at) + HEADER) as usize, out);
+        self.peeked = at + footprint(u64::from(length));
+        Ok(Some(self.peeked))
+    }
+
+    /// Moves past the record that was [`peek`](Self::peek)ed, and returns the position. Without one, nothing moves.
+    /// The producer learns of it by [`publish_head`](Self::publish_head).
+    #[inline]
+    pub fn consume(&mut self) -> u64 {
+        self.head.at = self.peeked;
+        self.peeked
+    }
+
+    /// Gives the room of everything consumed since the last time back, with one store. Says whether there was any.
+    #[inline]
+    pub fn publish_head(&mut self) -> bool {
+        // HEAD release: pairs with `Producer::consumed`.
+        self.head.publish(O::HEAD_RELEASE)
+    }
+
+    /// Whether something was consumed that the producer does not know of yet.
+    #[inline]
+    pub fn has_unpublished(&self) -> bool {
+        self.head.at != self.head.published
+    }
+
+    /// The end of the last consumed record.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.head.at
+    }
+
+    /// Whether nothing is there to peek: the second look that a sleeper takes before it sleeps.
+    ///
+    /// # Errors
+    /// [`RingCorrupt`] where the producer's cursor cannot be right.
+    #[inline]
+    pub fn is_empty(&mut self) -> Result<bool, RingCorrupt> {
+        if self.head.at != self.tail.seen {
+            return Ok(false);
+        }
+        // The producer knows only of the published head: it cannot be further than a ring beyond that.
+        let limit = self.head.published.saturating_add(self.capacity);
+        // TAIL acquire: pairs with `Producer::publish`.
+        Ok(self.tail.refresh(O::TAIL_ACQUIRE, limit)? == self.head.at)
+    }
+
+    /// The position behind the pad at `at`, where there has to be a record.
+    #[cold]
+    fn skip_pad(&self, at: u64, length: u32) -> Result<u64, RingCorrupt> {
+        let to_end = self.capacity - self.offset(at);
+        let leads_to_a_record = HEADER + u64::from(length) == to_end && to_end < self.tail.seen - at;
+        // A record starts where the ring does, never a pad.
+        if self.offset(at) == 0 || !leads_to_a_record {
+            return Err(RingCorrupt::Pad { at, length });
+        }
+        Ok(at + to_end)
+    }
+
+    #[inline]
+    fn header(&self, at: u64) -> (u32, u32) {
+        let word = self.bytes.read_word(self.offset(at) as usize);
+        (word as u32, (word >> 32) as u32)
+    }
+
+    #[inline]
+    fn offset(&self, at: u64) -> u64 {
+        at & (self.capacity - 1)
+    }
+}

@@ -1,0 +1,88 @@
+//! What the shared-memory protocols need from the memory under them.
+//!
+//! The protocols are generic over a [`Platform`] so that loom explores the very code that runs in production, and
+//! over [`Orders`] so that a model can take away one barrier at a time and watch loom find the failure
+//! (`tests/loom_ring.rs`, `tests/loom_doorbell.rs`).
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+/// The kind of memory that a ring or a doorbell lives in.
+pub trait Platform: 'static {
+    /// A 64-bit word with one writing process.
+    type Word: Word + fmt::Debug;
+    /// The bytes of a ring, with one writing process.
+    type Bytes: Bytes + fmt::Debug;
+
+    /// A sequentially consistent fence, see [`Orders::SLEEPER_FENCE`].
+    fn fence_seq_cst();
+}
+
+/// A 64-bit word in shared memory. One process stores to it, any may load it (ONE-WRITER).
+pub trait Word {
+    /// The word's value. `order` is `Relaxed` or `Acquire`.
+    fn load(&self, order: Ordering) -> u64;
+
+    /// Changes the word; only ever called in the process that the word belongs to. `order` is `Relaxed` or
+    /// `Release`.
+    fn store(&self, value: u64, order: Ordering);
+}
+
+/// Bytes in shared memory. One process writes them, and who may touch which of them when follows from the ring's
+/// two cursors. Offsets and lengths are in bytes.
+#[expect(clippy::len_without_is_empty, reason = "a ring's memory is never empty")]
+pub trait Bytes {
+    /// Copies `into.len()` bytes out, from `offset` on.
+    ///
+    /// # Panics
+    /// Where the range is out of bounds. The rings check every number from a peer first, so this is only a backstop.
+    fn read(&self, offset: usize, into: &mut [u8]);
+
+    /// Copies `from` in, at `offset`.
+    ///
+    /// # Panics
+    /// Where the range is out of bounds, as for [`read`](Self::read).
+    fn write(&self, offset: usize, from: &[u8]);
+
+    /// The eight bytes at `offset`, a multiple of 8, in native order and fetched exactly once: what was checked is
+    /// what is used, whatever the peer does meanwhile.
+    ///
+    /// # Panics
+    /// Where the range is out of bounds or `offset` is no multiple of 8.
+    fn read_word(&self, offset: usize) -> u64;
+
+    /// The inverse of [`read_word`](Self::read_word).
+    ///
+    /// # Panics
+    /// As [`read_word`](Self::read_word).
+    fn write_word(&self, offset: usize, value: u64);
+
+    /// How many bytes there are.
+    fn len(&self) -> usize;
+}
+
+/// Every place where the protocols order memory. The defaults are what is needed; the models weaken one at a time.
+///
+/// Sites that belong together carry the same label in the code: `TAIL`, `HEAD`, `BELL`.
+pub trait Orders: 'static {
+    /// `TAIL`, release: the producer publishes records; their bytes were written before.
+    const TAIL_RELEASE: Ordering = Ordering::Release;
+    /// `TAIL`, acquire: the consumer learns of records; their bytes are read after.
+    const TAIL_ACQUIRE: Ordering = Ordering::Acquire;
+    /// `HEAD`, release: the consumer gives room back; the bytes were read before.
+    const HEAD_RELEASE: Ordering = Ordering::Release;
+    /// `HEAD`, acquire: the producer learns of room; the bytes are overwritten after.
+    const HEAD_ACQUIRE: Ordering = Ordering::Acquire;
+    /// `BELL`: whether the sleeper fences between "I sleep" and its second look at the sources. One of the two
+    /// fences comes first in the total order: the sleeper's second look sees the publication, or the ringer sees
+    /// the sleeper asleep. With either missing, both can miss.
+    const SLEEPER_FENCE: bool = true;
+    /// `BELL`: whether the ringer fences between publishing and its look at the sleep word.
+    const RINGER_FENCE: bool = true;
+}
+
+/// The orders that production uses.
+#[derive(Clone, Copy, Debug)]
+pub struct Sound;
+
+impl Orders for Sound {}

@@ -1,0 +1,196 @@
+//! How long to look before sleeping.
+//!
+//! Waking a halted core costs far more than a message (33 µs of 37 on the machine measured), so a reader that
+//! finds nothing looks again for about as long as a wake-up costs before it parks: at most it doubles the price.
+//! A budget below that is bistable. A fixed one is a waste where the peer shares the core or is silent (52 µs a
+//! hop), so a spin in vain is followed by parks without one, 4 at first and twice as many each time up to 256; a
+//! spin that finds something starts over.
+
+use std::time::{Duration, Instant};
+
+/// Time to look for: about one wake-up.
+pub const BUDGET: Duration = Duration::from_micros(50);
+
+/// Polls between two yields to the runtime, so that what the reader waits for can run on the same thread.
+pub const POLLS_PER_YIELD: u32 = 16;
+
+/// Polls between two looks at the clock, which costs more than a poll.
+const POLLS_PER_CLOCK: u32 = 8;
+const MIN_SKIP: u32 = 4;
+const MAX_SKIP: u32 = 256;
+
+/// What to do after the sources were found empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Look again at once ([`std::hint::spin_loop`] in between).
+    Poll,
+    /// Let the runtime run its other tasks, then look again.
+    Yield,
+    /// Sleep: [`Sleeper::prepare`](super::doorbell::Sleeper::prepare), one more look, wait for the bell.
+    Park,
+}
+
+/// The adaptive policy. The reader calls [`idle`](Self::idle) each time it found nothing and
+/// [`found`](Self::found) each time it found something.
+#[derive(Clone, Debug)]
+pub struct Spin<C = fn() -> Instant> {
+    clock: C,
+    budget: Duration,
+    /// When the spin in progress began, and its polls so far.
+    since: Option<(Instant, u32)>,
+    /// Parks still to come without a spin.
+    skip: u32,
+    /// Parks that the last miss cost; 0 after a hit.
+    penalty: u32,
+}
+
+impl Spin {
+    /// The policy with [`BUDGET`] and the real clock.
+    pub fn new() -> Self {
+        Self::with(BUDGET, Instant::now)
+    }
+}
+
+impl Default for Spin {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<C: FnMut() -> Instant> Spin<C> {
+    /// The policy with another budget (zero: always park) or another clock.
+    pub fn with(budget: Duration, clock: C) -> Self {
+        Spin { clock, budget, since: None, skip: 0, penalty: 0 }
+    }
+
+    /// Nothing was there: what to do next.
+    #[inline]
+    pub fn idle(&mut self) -> Step {
+        let Some((since, polls)) = self.since else {
+            return self.begin();
+        };
+        let polls = polls + 1;
+        if polls.is_multiple_of(POLLS_PER_CLOCK)
+            && (self.clock)().saturating_duration_since(since) >= self.budget
+        {
+            return self.miss();
+        }
+        self.since = Some((since, polls));
+        if polls.is_multiple_of(POLLS_PER_YIELD) { Step::Yield } else { Step::Poll }
+    }
+
+    /// Something was there. During a spin this is a hit; after a park it says nothing about spinning.
+    #[inline]
+    pub fn found(&mut self) {
+        if self.since.take().is_some() {
+            self.penalty = 0;
+        }
+    }
+
+    #[inline]
+    fn begin(&mut self) -> Step {
+        if self.budget.is_zero() {
+            return Step::Park;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return Step::Park;
+        }
+        self.since = Some(((self.clock)(), 0));
+        Step::Poll
+    }
+
+    #[cold]
+    fn miss(&mut self) -> Step {
+        self.since = None;
+        self.penalty = (self.penalty * 2).clamp(MIN_SKIP, MAX_SKIP);
+        self.skip = self.penalty;
+        Step::Park
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Steps of one idle spell, up to and with the park, on a clock that moves on by `per_look` at each look.
+    fn spell<C: FnMut() -> Instant>(spin: &mut Spin<C>) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while steps.last() != Some(&Step::Park) {
+            steps.push(spin.idle());
+            assert!(steps.len() < 10_000, "it never parks");
+        }
+        steps
+    }
+
+    fn ticking(now: &Cell<Instant>, per_look: Duration) -> impl FnMut() -> Instant {
+        move || now.replace(now.get() + per_look)
+    }
+
+    #[test]
+    fn it_spins_for_the_budget_and_yields_every_sixteenth_poll() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(10)));
+        let steps = spell(&mut spin);
+        // Five looks at the clock after the first one.
+        assert_eq!(steps.len(), 1 + 5 * POLLS_PER_CLOCK as usize);
+        for (i, step) in steps[..steps.len() - 1].iter().enumerate() {
+            assert_eq!(*step == Step::Yield, i > 0 && i % 16 == 0, "step {i} is {step:?}");
+        }
+    }
+
+    #[test]
+    fn each_miss_doubles_the_parks_without_a_spin_from_4_to_256() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, BUDGET));
+        for skipped in [4, 8, 16, 32, 64, 128, 256, 256] {
+            assert!(spell(&mut spin).len() > 1, "a spin is due");
+            for _ in 0..skipped {
+                assert_eq!(spell(&mut spin), [Step::Park]);
+                spin.found();
+            }
+        }
+    }
+
+    #[test]
+    fn a_hit_starts_over_and_work_after_a_park_does_not() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, BUDGET));
+        let parks =
+            |spin: &mut Spin<_>, count| (0..count).for_each(|_| assert_eq!(spell(spin), [Step::Park]));
+        spell(&mut spin);
+        parks(&mut spin, 4);
+        spin.found();
+        spell(&mut spin);
+        parks(&mut spin, 8);
+        assert_eq!(spin.idle(), Step::Poll);
+        spin.found();
+        assert!(spell(&mut spin).len() > 1, "a hit is followed by a spin");
+        parks(&mut spin, 4);
+        assert!(spell(&mut spin).len() > 1);
+    }
+
+    #[test]
+    fn no_budget_always_parks() {
+        let mut spin = Spin::with(Duration::ZERO, Instant::now);
+        for _ in 0..100 {
+            assert_eq!(spin.idle(), Step::Park);
+            spin.found();
+        }
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_does_no_harm() {
+        let now = Cell::new(Instant::now() + Duration::from_secs(1));
+        let mut spin = Spin::with(BUDGET, || now.get());
+        assert_eq!(spin.idle(), Step::Poll);
+        now.set(now.get() - Duration::from_millis(500));
+        for _ in 0..1000 {
+            assert_ne!(spin.idle(), Step::Park);
+        }
+        now.set(now.get() + Duration::from_secs(1));
+        assert_eq!(spell(&mut spin).last(), Some(&Step::Park));
+    }
+}
