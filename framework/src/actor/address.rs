@@ -1,0 +1,220 @@
+//! Addresses.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::asking::Ask;
+use super::error::SendError;
+use super::sending::{self, Send};
+use crate::ids::ActorId;
+use crate::mailbox::port::{Place, PortClosed};
+use crate::mailbox::post::Office;
+use crate::message::{GpuMessage, message_key, scope};
+
+/// The address of an actor that takes messages of type `M`.
+///
+/// It can be cloned, compared, kept, sent in messages and in an actor's arguments. Two addresses are equal when they lead
+/// to the same actor. Sending does not care where the actor is; to one in the same process a message goes as it is.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// struct Frame {
+///     pixels: Tensor,
+/// }
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// let (address, mut frames) = node.channel::<Frame>()?;
+/// let pixels = node.host()?.from_slice(&[3], &[1_u8, 2, 3])?.freeze();
+///
+/// // `send` waits for room; `try_send` gives the message back when there is none.
+/// node.block_on(address.send(Frame { pixels: pixels.clone() }))?;
+/// if let Err(error) = address.try_send(Frame { pixels }) {
+///     println!("{error}; again later: {}", error.is_retryable());
+///     let _frame: Frame = error.message;
+/// }
+/// assert_eq!(frames.blocking_recv()?.pixels.to_vec::<u8>()?, [1, 2, 3]);
+/// # frames.blocking_recv()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Address<M> {
+    office: Arc<Office>,
+    actor: ActorId,
+    place: Place,
+    /// Whether the actor is known to take `M`; false only where it is known not to.
+    takes: bool,
+    /// The message's type on the wire. Kept, because it is hashed from names.
+    key: u64,
+    message: PhantomData<fn(M)>,
+}
+
+/// Why a name was not found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// Nobody has it.
+    #[error("no actor is registered under `{0}`; spawn one with `.name(\"{0}\")`, or register its address")]
+    Unknown(String),
+    /// The node is gone.
+    #[error(transparent)]
+    NodeGone(#[from] PortClosedText),
+}
+
+/// Why a name was not registered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// Another actor has it, or it cannot be a name.
+    #[error("`{0}` cannot be registered: another actor has it, or it is no name")]
+    Taken(String),
+    /// The node is gone.
+    #[error(transparent)]
+    NodeGone(#[from] PortClosedText),
+}
+
+/// The node is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the node has ended")]
+pub struct PortClosedText;
+
+impl From<PortClosed> for PortClosedText {
+    fn from(_: PortClosed) -> Self {
+        PortClosedText
+    }
+}
+
+impl<M: GpuMessage> Address<M> {
+    pub(crate) fn new(office: Arc<Office>, actor: ActorId, place: Place, takes: bool) -> Self {
+        // Made now, the link is there when the first message is sent.
+        if place.process != office.process() {
+            let _ = office.link(place.process);
+        }
+        Address { office, actor, place, takes, key: message_key::<M>(), message: PhantomData }
+    }
+
+    /// The actor that it leads to.
+    pub fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    /// Sends, and resolves when the mailbox has accepted the message; waits for room. The first attempt is made now, by
+    /// this call: messages reach the mailbox in the order of the calls (MBX-1).
+    ///
+    /// # Errors
+    /// [`SendError`] gives the message back.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it resolves may or may not have sent the message: not once it waits for room.
+    pub fn send(&self, message: M) -> Send<M> {
+        Send::new(self.clone(), message)
+    }
+
+    /// Sends if there is room now.
+    ///
+    /// # Errors
+    /// [`SendError`] gives the message back; [`SendFailure::Full`](super::SendFailure::Full) where there is no room, or
+    /// others wait for it already, or the first link to that process is still being made.
+    pub fn try_send(&self, message: M) -> Result<(), SendError<M>> {
+        sending::try_send(self, message)
+    }
+
+    /// Sends, waits for room, and resolves to the handler's reply. The first attempt is made now, by this call.
+    ///
+    /// # Errors
+    /// [`AskError`](super::AskError) says whether the message was sent.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the reply up; the message may have been sent.
+    pub fn ask(&self, message: M) -> Ask<M> {
+        Ask::new(self.clone(), message)
+    }
+
+    pub(super) fn office(&self) -> &Arc<Office> {
+        &self.office
+    }
+
+    /// Where the actor lives now; `None` when it is gone for good.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.office.place_of(self.actor, self.place)
+    }
+
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub(super) fn takes(&self) -> bool {
+        self.takes
+    }
+}
+
+/// The actor under `name`.
+pub(crate) async fn lookup<M: GpuMessage>(
+    office: &Arc<Office>,
+    name: &str,
+) -> Result<Address<M>, LookupError> {
+    match office.lookup(name.to_owned()).await.map_err(PortClosedText::from)? {
+        Some((actor, place)) => Ok(Address::new(Arc::clone(office), actor, place, true)),
+        None => Err(LookupError::Unknown(name.to_owned())),
+    }
+}
+
+/// Puts `actor` under `name`.
+pub(crate) async fn register(office: &Arc<Office>, name: &str, actor: ActorId) -> Result<(), RegisterError> {
+    let result = office.register(name.to_owned(), actor).await.map_err(PortClosedText::from)?;
+    result.map_err(|_| RegisterError::Taken(name.to_owned()))
+}
+
+impl<M> Clone for Address<M> {
+    fn clone(&self) -> Self {
+        Address {
+            office: Arc::clone(&self.office),
+            actor: self.actor,
+            place: self.place,
+            takes: self.takes,
+            key: self.key,
+            message: PhantomData,
+        }
+    }
+}
+
+impl<M> PartialEq for Address<M> {
+    fn eq(&self, other: &Self) -> bool {
+        self.actor == other.actor
+    }
+}
+
+impl<M> Eq for Address<M> {}
+
+impl<M> Hash for Address<M> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.actor.hash(state);
+    }
+}
+
+impl<M> fmt::Debug for Address<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address({} in {})", self.actor, self.place.process)
+    }
+}
+
+impl<M> Serialize for Address<M> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.actor, self.place).serialize(serializer)
+    }
+}
+
+impl<'de, M: GpuMessage> Deserialize<'de> for Address<M> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (actor, place) = <(ActorId, Place)>::deserialize(deserializer)?;
+        let office = scope::context().and_then(|context| context.downcast::<Office>().ok());
+        let office = office.ok_or_else(|| {
+            de::Error::custom("an Address can only be read from a message, a reply or an actor's arguments")
+        })?;
+        Ok(Address::new(office, actor, place, true))
+    }
+}

@@ -1,0 +1,97 @@
+//! Asking: a send whose sender waits for the reply.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
+
+use super::address::Address;
+use super::error::{AskError, SendFailure};
+use super::sending::Sending;
+use crate::mailbox::post::AskFailure;
+use crate::mailbox::post::inbox::Refusal;
+use crate::message::GpuMessage;
+
+/// The future of [`Address::ask`].
+#[must_use = "an ask that found no room waits only while it is polled"]
+pub struct Ask<M: GpuMessage> {
+    address: Address<M>,
+    sending: Option<Sending<M>>,
+    reply: oneshot::Receiver<Result<M::Reply, AskFailure>>,
+    correlation: Option<u64>,
+    timeout: Option<Duration>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl<M: GpuMessage> Unpin for Ask<M> {}
+
+impl<M: GpuMessage> Ask<M> {
+    pub(super) fn new(address: Address<M>, message: M) -> Self {
+        let (answer, reply) = oneshot::channel();
+        let sending = Sending::start(address.clone(), message, Some(answer), true);
+        Ask { address, sending: Some(sending), reply, correlation: None, timeout: None, sleep: None }
+    }
+
+    /// Gives up if there is no reply within `timeout`, counted from the first poll. Needs a tokio runtime with time.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<M::Reply, AskError<M>>> {
+        if let Some(sending) = &mut self.sending {
+            match sending.poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => {
+                    self.sending = None;
+                    return Poll::Ready(Err(AskError::NotSent(error)));
+                }
+                Poll::Ready(Ok(correlation)) => {
+                    self.sending = None;
+                    self.correlation = correlation;
+                }
+            }
+        }
+        Pin::new(&mut self.reply).poll(cx).map(|reply| {
+            self.correlation = None;
+            match reply {
+                Ok(Ok(reply)) => Ok(reply),
+                Ok(Err(failure)) => Err(AskError::NoReply(failure)),
+                Err(_) => Err(AskError::NoReply(AskFailure::Refused(Refusal::NoReply))),
+            }
+        })
+    }
+}
+
+impl<M: GpuMessage> Future for Ask<M> {
+    type Output = Result<M::Reply, AskError<M>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Poll::Ready(outcome) = this.poll_reply(cx) {
+            return Poll::Ready(outcome);
+        }
+        let Some(timeout) = this.timeout else { return Poll::Pending };
+        let sleep = this.sleep.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        if sleep.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        if let Some(sending) = &mut this.sending {
+            sending.fail(SendFailure::TimedOut);
+            return this.poll_reply(cx);
+        }
+        Poll::Ready(Err(AskError::TimedOut))
+    }
+}
+
+impl<M: GpuMessage> Drop for Ask<M> {
+    fn drop(&mut self) {
+        let sent = self.correlation.take().or_else(|| self.sending.as_ref().and_then(Sending::correlation));
+        if let Some(correlation) = sent {
+            self.address.office().forget_ask(correlation);
+        }
+    }
+}

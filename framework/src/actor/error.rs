@@ -1,0 +1,149 @@
+//! What can go wrong with a send or an ask. Every error that can gives the message back.
+
+use std::fmt;
+
+use crate::ids::ProcessId;
+use crate::lease::PoolError;
+use crate::mailbox::post::{AskFailure, PostError};
+use crate::message::{EncodeError, TensorCheckError};
+use crate::tensor::TensorError;
+
+/// A message that was not accepted, and why. Its tensors are as they were.
+pub struct SendError<M> {
+    /// The message.
+    pub message: M,
+    /// Why it was not accepted.
+    pub reason: SendFailure,
+}
+
+/// Why a message was not accepted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendFailure {
+    /// The mailbox holds as many unhandled messages of this process as it takes, or the way there is full or being made.
+    #[error("the mailbox is full; wait with `send`, or try again later")]
+    Full,
+    /// The deadline came before there was room.
+    #[error("the mailbox was full until the deadline; the actor is slower than its senders, or stuck")]
+    TimedOut,
+    /// The actor has stopped, or never was.
+    #[error("there is no such actor (any more)")]
+    NoSuchActor,
+    /// The actor's process has ended.
+    #[error("the actor's process {0} has ended")]
+    Gone(ProcessId),
+    /// The actor does not take this type.
+    #[error("the actor does not handle {0}; list it in `RemoteActor::handles` with `on.message::<{0}>()`")]
+    Unregistered(&'static str),
+    /// A tensor does not fit its `#[tensor(…)]` attribute.
+    #[error(transparent)]
+    Check(#[from] TensorCheckError),
+    /// The message cannot be encoded.
+    #[error("the message cannot be sent: {0}")]
+    Encode(#[from] EncodeError),
+    /// There is no host memory for a large body now.
+    #[error("there is no room for the message's body: {0}")]
+    Body(PoolError),
+    /// The host device failed.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}
+
+impl SendFailure {
+    /// Whether the same message may be accepted later.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            SendFailure::Full | SendFailure::TimedOut => true,
+            SendFailure::Body(error) => matches!(error, PoolError::Full { .. }),
+            _ => false,
+        }
+    }
+}
+
+impl From<PostError> for SendFailure {
+    fn from(error: PostError) -> Self {
+        match error {
+            PostError::NotNow(_) => SendFailure::Full,
+            PostError::NoSuchActor => SendFailure::NoSuchActor,
+            PostError::Gone(process) => SendFailure::Gone(process),
+            PostError::Body { error, .. } => SendFailure::Body(error),
+            PostError::Tensor(error) => SendFailure::Tensor(error),
+        }
+    }
+}
+
+impl<M> SendError<M> {
+    /// Whether the same message may be accepted later.
+    pub fn is_retryable(&self) -> bool {
+        self.reason.is_retryable()
+    }
+}
+
+impl<M> fmt::Debug for SendError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendError").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Display for SendError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} was not sent: {}", short_name::<M>(), self.reason)
+    }
+}
+
+impl<M> std::error::Error for SendError<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.reason)
+    }
+}
+
+/// An ask that got no reply.
+pub enum AskError<M> {
+    /// The message was not accepted; it is in here.
+    NotSent(SendError<M>),
+    /// The message was accepted, and no reply will come. The message is gone.
+    NoReply(AskFailure),
+    /// The message was accepted, and the reply did not come before the deadline. The message is with the actor.
+    TimedOut,
+}
+
+impl<M> AskError<M> {
+    /// Whether asking again makes sense.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            AskError::NotSent(error) => error.is_retryable(),
+            // Nothing starts an actor again yet, so one that is gone stays gone.
+            AskError::NoReply(_) => false,
+            AskError::TimedOut => true,
+        }
+    }
+}
+
+impl<M> fmt::Debug for AskError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AskError::NotSent(error) => f.debug_tuple("NotSent").field(error).finish(),
+            AskError::NoReply(failure) => f.debug_tuple("NoReply").field(failure).finish(),
+            AskError::TimedOut => f.write_str("TimedOut"),
+        }
+    }
+}
+
+impl<M> fmt::Display for AskError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AskError::NotSent(error) => error.fmt(f),
+            AskError::NoReply(failure) => write!(f, "{} got no reply: {failure}", short_name::<M>()),
+            AskError::TimedOut => write!(f, "{} got no reply before the deadline", short_name::<M>()),
+        }
+    }
+}
+
+impl<M> std::error::Error for AskError<M> {}
+
+/// The last part of a type's path.
+fn short_name<M>() -> &'static str {
+    let name = std::any::type_name::<M>();
+    let end = name.find('<').unwrap_or(name.len());
+    name[..end].rfind("::").map_or(name, |at| &name[at + 2..])
+}

@@ -1,0 +1,274 @@
+//! The messages that an actor takes, and what becomes of one: from the post office's bytes, or from a sender in the same
+//! process, into a letter; from a letter into a handler's call.
+
+use std::any::type_name;
+use std::sync::Arc;
+
+use actix::dev::MessageResponse;
+use actix::{Context, Handler};
+use futures_util::future::{FutureExt, LocalBoxFuture};
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::RemoteActor;
+use crate::clock::Ticket;
+use crate::clock::stream::Stream;
+use crate::clock::turn::Turn;
+use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
+use crate::mailbox::post::{AskFailure, Office};
+use crate::message::{GpuMessage, codec, message_key};
+
+/// The list that [`RemoteActor::handles`] fills.
+pub struct Handles<A: RemoteActor> {
+    /// In the order of the keys.
+    by_key: Vec<(u64, Entry<A>)>,
+}
+
+/// A letter, boxed because a mailbox holds letters of all types that its actor takes.
+type AnyLetter<A> = Box<dyn Letter<A>>;
+
+struct Entry<A: RemoteActor> {
+    name: &'static str,
+    decode: fn(&Arc<Office>, Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>,
+    accept: fn(inbox::Parcel) -> Result<AnyLetter<A>, inbox::Parcel>,
+}
+
+/// A message in an actor's mailbox.
+pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
+    /// Runs the handler. What it returns, if anything, has to be polled until the handler's result resolves.
+    fn open(
+        self: Box<Self>,
+        actor: &mut A,
+        ctx: &mut Context<A>,
+        stream: &Stream,
+    ) -> Option<LocalBoxFuture<'static, ()>>;
+
+    /// For reports.
+    fn name(&self) -> &'static str;
+}
+
+impl<A: RemoteActor> Handles<A> {
+    /// What the actor lists.
+    pub(super) fn of() -> Self {
+        let mut handles = Handles { by_key: Vec::new() };
+        A::handles(&mut handles);
+        handles
+    }
+
+    /// The actor takes messages of type `M`.
+    pub fn message<M>(&mut self) -> &mut Self
+    where
+        M: GpuMessage,
+        A: Handler<M>,
+    {
+        let entry = Entry { name: M::NAME, decode: decode::<A, M>, accept: accept::<A, M> };
+        let key = message_key::<M>();
+        match self.by_key.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(at) => self.by_key[at].1 = entry,
+            Err(at) => self.by_key.insert(at, (key, entry)),
+        }
+        self
+    }
+
+    fn find(&self, key: u64) -> Option<&Entry<A>> {
+        let at = self.by_key.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        self.by_key.get(at).map(|(_, entry)| entry)
+    }
+
+    pub(super) fn takes(&self, key: u64) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// Names and keys, for the fingerprint of a program.
+    pub(super) fn keys(&self) -> Vec<(&'static str, u64)> {
+        let mut keys: Vec<_> = self.by_key.iter().map(|(key, entry)| (entry.name, *key)).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    pub(super) fn decode(
+        &self,
+        office: &Arc<Office>,
+        delivery: Delivery<'_>,
+    ) -> Result<AnyLetter<A>, Undelivered> {
+        let key = delivery.key;
+        match self.find(key) {
+            Some(entry) => (entry.decode)(office, delivery),
+            None => {
+                let error = Undelivered::Unregistered { key };
+                delivery.receipt.refuse(&Refusal::Undelivered(error.to_string()));
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn accept(
+        &self,
+        key: u64,
+        parcel: inbox::Parcel,
+    ) -> Result<AnyLetter<A>, (inbox::Parcel, Undelivered)> {
+        match self.find(key) {
+            Some(entry) => {
+                (entry.accept)(parcel).map_err(|parcel| (parcel, Undelivered::Unregistered { key }))
+            }
+            None => Err((parcel, Undelivered::Unregistered { key })),
+        }
+    }
+}
+
+fn decode<A, M>(office: &Arc<Office>, delivery: Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>
+where
+    A: RemoteActor + Handler<M>,
+    M: GpuMessage,
+{
+    let Delivery { body, tensors, tickets, receipt, .. } = delivery;
+    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Office>::clone(office);
+    let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
+    let checked = decoded.and_then(|message| match message.check() {
+        Ok(()) => Ok(message),
+        Err(error) => Err(error.to_string()),
+    });
+    match checked {
+        Ok(message) => Ok(Box::new(Parcel { message, tickets, done: Done::Remote(receipt) })),
+        Err(why) => {
+            receipt.refuse(&Refusal::Undelivered(why.clone()));
+            Err(Undelivered::Malformed { message: M::NAME, why })
+        }
+    }
+}
+
+fn accept<A, M>(parcel: inbox::Parcel) -> Result<AnyLetter<A>, inbox::Parcel>
+where
+    A: RemoteActor + Handler<M>,
+    M: GpuMessage,
+{
+    let parcel: Box<Parcel<M>> = parcel.downcast()?;
+    Ok(parcel)
+}
+
+/// A message with what has to happen when it is done with.
+pub(super) struct Parcel<M: GpuMessage> {
+    pub(super) message: M,
+    pub(super) tickets: SmallVec<[Ticket; 2]>,
+    pub(super) done: Done<M::Reply>,
+}
+
+/// Hands the sender's credit back when it drops, and the reply before, if there is one.
+pub(super) enum Done<R> {
+    Remote(Receipt),
+    Local(LocalReceipt<R>),
+}
+
+/// The receipt of a message from the same process.
+pub(super) struct LocalReceipt<R> {
+    credits: Arc<LocalCredits>,
+    office: Arc<Office>,
+    answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
+}
+
+impl<R> LocalReceipt<R> {
+    /// For a message whose credit was taken.
+    pub(super) fn new(
+        credits: Arc<LocalCredits>,
+        office: Arc<Office>,
+        answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
+    ) -> Self {
+        office.opened();
+        LocalReceipt { credits, office, answer }
+    }
+}
+
+impl<R> Drop for LocalReceipt<R> {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            // Whoever asked may have given up.
+            let _ = answer.send(Err(AskFailure::Refused(Refusal::NoReply)));
+        }
+        self.credits.hand_back();
+        self.office.done();
+    }
+}
+
+impl<R: serde::Serialize> Done<R> {
+    pub(super) fn wants_reply(&self) -> bool {
+        match self {
+            Done::Remote(receipt) => receipt.wants_reply(),
+            Done::Local(receipt) => receipt.answer.is_some(),
+        }
+    }
+
+    fn reply(self, reply: R) {
+        // A reply given outside of a handler, from its future, is a turn of its own.
+        let _turn = Turn::begin();
+        match self {
+            Done::Remote(receipt) => receipt.reply(reply),
+            Done::Local(mut receipt) => {
+                if let Some(answer) = receipt.answer.take() {
+                    // Whoever asked may have given up.
+                    let _ = answer.send(Ok(reply));
+                }
+            }
+        }
+    }
+
+    fn refuse(self, why: String) {
+        match self {
+            Done::Remote(receipt) => receipt.refuse(&Refusal::Undelivered(why)),
+            Done::Local(mut receipt) => {
+                if let Some(answer) = receipt.answer.take() {
+                    let _ = answer.send(Err(AskFailure::Refused(Refusal::Undelivered(why))));
+                }
+            }
+        }
+    }
+}
+
+impl<A, M> Letter<A> for Parcel<M>
+where
+    A: RemoteActor + Handler<M>,
+    M: GpuMessage,
+{
+    fn open(
+        self: Box<Self>,
+        actor: &mut A,
+        ctx: &mut Context<A>,
+        stream: &Stream,
+    ) -> Option<LocalBoxFuture<'static, ()>> {
+        let Parcel { message, tickets, done } = *self;
+        // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
+        // stream, is waited for when it is used.
+        let waited = if tickets.is_empty() { Ok(()) } else { stream.wait(tickets) };
+        if let Err(error) = waited {
+            tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
+            done.refuse(error.to_string());
+            return None;
+        }
+        let response = <A as Handler<M>>::handle(actor, message, ctx);
+        // A handler that returns `()` is done; any other result may resolve later, and holds the credit until then.
+        if !done.wants_reply() && type_name::<<A as Handler<M>>::Result>() == type_name::<()>() {
+            response.handle(ctx, None);
+            return None;
+        }
+        let (answer, mut result) = oneshot::channel();
+        response.handle(ctx, Some(answer));
+        match result.try_recv() {
+            Ok(reply) => {
+                done.reply(reply);
+                None
+            }
+            Err(oneshot::error::TryRecvError::Closed) => None,
+            Err(oneshot::error::TryRecvError::Empty) => Some(
+                async move {
+                    if let Ok(reply) = result.await {
+                        done.reply(reply);
+                    }
+                }
+                .boxed_local(),
+            ),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        M::NAME
+    }
+}

@@ -1,0 +1,179 @@
+//! Actors in a worker: the table of types that a program knows, and starting and stopping actors of them.
+
+use std::any::type_name;
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+use actix::{Arbiter, AsyncContext, Context};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::handles::Handles;
+use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
+use super::{Env, RemoteActor};
+use crate::clock::turn::Turn;
+use crate::ids::{ActorId, DeviceId};
+use crate::mailbox::port::Place;
+use crate::mailbox::post::Office;
+use crate::message::codec;
+use crate::tensor::Gpu;
+
+/// Called once when an actor has ended, with the reason if it was a failure.
+pub(crate) type Ended = Box<dyn FnOnce(Option<String>) + Send>;
+
+/// The actor types of a program; the same in the node and in every worker.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    types: HashMap<&'static str, ActorType>,
+}
+
+#[derive(Clone, Debug)]
+struct ActorType {
+    start: fn(Env, &[u8], bool, Ended) -> Result<Hosted, String>,
+    keys: Vec<(&'static str, u64)>,
+}
+
+/// An actor, to be stopped while it runs. Of one that has ended it keeps nothing, its stream's clock least of all.
+pub(crate) struct Hosted(Weak<dyn Close>);
+
+impl Program {
+    /// Adds an actor type.
+    pub(crate) fn register<A: RemoteActor>(&mut self) {
+        let start = ActorType { start: start::<A>, keys: Handles::<A>::of().keys() };
+        self.types.insert(type_name::<A>(), start);
+    }
+
+    /// Whether the type is known.
+    pub(crate) fn knows(&self, type_name: &str) -> bool {
+        self.types.contains_key(type_name)
+    }
+
+    /// Differs between programs with other actor or message types.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut types: Vec<_> = self.types.iter().map(|(name, kind)| (*name, &kind.keys)).collect();
+        types.sort_unstable();
+        // SipHash with fixed keys: the same in every process of one build.
+        let mut hasher = DefaultHasher::new();
+        types.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Whether `A` lists the message with this key.
+pub(crate) fn takes<A: RemoteActor>(key: u64) -> bool {
+    Handles::<A>::of().takes(key)
+}
+
+/// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
+fn start<A: RemoteActor>(env: Env, args: &[u8], own_thread: bool, ended: Ended) -> Result<Hosted, String> {
+    let context: Arc<dyn std::any::Any + Send + Sync> = env.office.clone();
+    let args = codec::decode::<A::Args>(args, Vec::new(), Some(context));
+    let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
+    let inbox = ActorInbox::<A>::new(env.actor, env.place, &env.office, env.gpu.stream().clone());
+    // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
+    env.office.serve_at(env.place.index, inbox.clone()).map_err(|error| error.to_string())?;
+    let created = {
+        let _turn = Turn::begin();
+        catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
+    };
+    let why = match created {
+        Ok(Ok(actor)) => {
+            let mut ctx = Context::new();
+            ctx.spawn(InboxTask::new(Arc::clone(&inbox), ended));
+            let hosted: Weak<dyn Close> = Arc::downgrade(&(Arc::clone(&inbox) as _));
+            actix::spawn(async move {
+                // Before the actor in the order of declaration, so dropped after it.
+                let _running = Running::new(inbox);
+                ctx.into_future(actor).await;
+                if own_thread {
+                    Arbiter::current().stop();
+                }
+            });
+            return Ok(Hosted(hosted));
+        }
+        Ok(Err(error)) => format!("{error:#}"),
+        Err(panic) => format!("`create` panicked: {}", panic_text(panic.as_ref())),
+    };
+    env.office.withdraw(env.place.index);
+    Err(why)
+}
+
+/// What to start, and where.
+pub(crate) struct Start {
+    pub(crate) actor: ActorId,
+    pub(crate) place: Place,
+    pub(crate) name: String,
+    pub(crate) type_name: String,
+    pub(crate) args: Vec<u8>,
+    pub(crate) device: DeviceId,
+    pub(crate) own_thread: bool,
+}
+
+/// The actors of one worker.
+pub(crate) struct WorkerStage {
+    program: Program,
+    office: Arc<Office>,
+    hosted: Mutex<Vec<Hosted>>,
+}
+
+impl WorkerStage {
+    pub(crate) fn new(program: Program, office: Arc<Office>) -> Self {
+        WorkerStage { program, office, hosted: Mutex::default() }
+    }
+
+    /// Starts an actor, on this thread or on one of its own.
+    pub(crate) async fn start(&self, start: Start, ended: Ended) -> Result<(), String> {
+        let Some(kind) = self.program.types.get(start.type_name.as_str()) else {
+            return Err(format!(
+                "this program does not know the actor type {}; add it with `Node::builder().actor::<…>()`",
+                start.type_name
+            ));
+        };
+        let pool = self.office.pool_for(start.device).map_err(|error| error.to_string())?;
+        let gpu = Gpu::new(pool, Arc::clone(self.office.domain())).map_err(|error| error.to_string())?;
+        let env = Env {
+            office: Arc::clone(&self.office),
+            gpu,
+            name: start.name,
+            actor: start.actor,
+            place: start.place,
+        };
+        let make = kind.start;
+        let hosted = if start.own_thread {
+            let arbiter = Arbiter::new();
+            let (result, started) = oneshot::channel();
+            let spawned = arbiter.spawn_fn(move || {
+                // Whoever waits is this function; it can only be gone if the worker is ending.
+                let _ = result.send(make(env, &start.args, true, ended));
+            });
+            if !spawned {
+                return Err("its thread could not be started".into());
+            }
+            let started = started.await.map_err(|_| "its thread ended before it was created".to_owned());
+            if !matches!(started, Ok(Ok(_))) {
+                arbiter.stop();
+            }
+            started??
+        } else {
+            make(env, &start.args, false, ended)?
+        };
+        let mut all = self.hosted.lock();
+        all.retain(|hosted| hosted.0.strong_count() > 0);
+        all.push(hosted);
+        Ok(())
+    }
+
+    /// Stops all actors, each after the messages that are in its mailbox.
+    pub(crate) async fn stop(&self) {
+        let hosted = std::mem::take(&mut *self.hosted.lock());
+        let running = hosted.iter().filter_map(|hosted| hosted.0.upgrade());
+        let stopped: Vec<_> = running.map(|actor| actor.close()).collect();
+        for stopped in stopped {
+            // An error is an actor that had ended already.
+            let _ = stopped.await;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! A mailbox without an actor: for the program that started the node, which has none.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::ids::ActorId;
+use crate::mailbox::post::Office;
+use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Refusal, Undelivered};
+use crate::message::{GpuMessage, codec, message_key};
+
+use super::super::handles::{self, Done};
+
+/// The receiving end: messages of type `M` that were sent to its address. Dropping it closes the mailbox. Messages that
+/// nobody takes hold their senders' credits, and hold a shutdown up until its deadline.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// struct Done(u32);
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// let (done, mut results) = node.channel::<Done>()?;
+/// // `done` would go to an actor, in its arguments or in a message.
+/// node.block_on(done.send(Done(1)))?;
+/// assert_eq!(node.block_on(results.recv())?.0, 1);
+/// assert!(results.try_recv().is_none());
+/// # Ok(())
+/// # }
+/// ```
+pub struct Channel<M: GpuMessage> {
+    letters: mpsc::UnboundedReceiver<handles::Parcel<M>>,
+    office: Weak<Office>,
+    index: u16,
+    ended: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+/// There will be no more messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the node is shutting down; no more messages will come")]
+pub struct ChannelError;
+
+impl<M: GpuMessage> Channel<M> {
+    pub(crate) fn new(
+        actor: ActorId,
+        index: u16,
+        capacity: u32,
+        office: &Arc<Office>,
+        ended: Box<dyn FnOnce() + Send + Sync>,
+    ) -> (Arc<ChannelInbox<M>>, Self) {
+        // Unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
+        let (sender, letters) = mpsc::unbounded_channel();
+        let office = Arc::downgrade(office);
+        let local = LocalCredits::new(capacity);
+        let inbox =
+            ChannelInbox { actor, capacity, local, office: office.clone(), sender: Mutex::new(sender) };
+        (Arc::new(inbox), Channel { letters, office, index, ended: Some(ended) })
+    }
+
+    /// The next message. Taking it hands its sender's credit back; an ask is answered that there is no reply.
+    ///
+    /// # Errors
+    /// The node has shut down.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no message.
+    pub async fn recv(&mut self) -> Result<M, ChannelError> {
+        self.letters.recv().await.map(|parcel| parcel.message).ok_or(ChannelError)
+    }
+
+    /// [`recv`](Self::recv) that blocks the thread.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    ///
+    /// # Panics
+    /// Inside an async runtime.
+    pub fn blocking_recv(&mut self) -> Result<M, ChannelError> {
+        self.letters.blocking_recv().map(|parcel| parcel.message).ok_or(ChannelError)
+    }
+
+    /// The next message if there is one.
+    pub fn try_recv(&mut self) -> Option<M> {
+        self.letters.try_recv().ok().map(|parcel| parcel.message)
+    }
+}
+
+impl<M: GpuMessage> Drop for Channel<M> {
+    fn drop(&mut self) {
+        if let Some(office) = self.office.upgrade() {
+            office.withdraw(self.index);
+        }
+        if let Some(ended) = self.ended.take() {
+            ended();
+        }
+    }
+}
+
+impl<M: GpuMessage> std::fmt::Debug for Channel<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Channel<{}>", M::NAME)
+    }
+}
+
+/// The sending end, in the post office.
+pub(crate) struct ChannelInbox<M: GpuMessage> {
+    actor: ActorId,
+    capacity: u32,
+    local: Arc<LocalCredits>,
+    office: Weak<Office>,
+    /// In a lock because a message need not be `Sync`.
+    sender: Mutex<mpsc::UnboundedSender<handles::Parcel<M>>>,
+}
+
+impl<M: GpuMessage> Inbox for ChannelInbox<M> {
+    fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
+        let Delivery { key, body, tensors, tickets, receipt } = delivery;
+        if key != message_key::<M>() {
+            let error = Undelivered::Unregistered { key };
+            receipt.refuse(&Refusal::Undelivered(error.to_string()));
+            return Err(error);
+        }
+        let office = self.office.upgrade().ok_or(Undelivered::Stopped)?;
+        let decoded = codec::decode::<M>(body, tensors, Some(office)).map_err(|error| error.to_string());
+        match decoded.and_then(|message| message.check().map(|()| message).map_err(|error| error.to_string()))
+        {
+            Ok(message) => {
+                let parcel = handles::Parcel { message, tickets, done: Done::Remote(receipt) };
+                self.sender.lock().send(parcel).map_err(|_| Undelivered::Stopped)
+            }
+            Err(why) => {
+                receipt.refuse(&Refusal::Undelivered(why.clone()));
+                Err(Undelivered::Malformed { message: M::NAME, why })
+            }
+        }
+    }
+
+    fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)> {
+        match parcel.downcast::<handles::Parcel<M>>() {
+            Ok(parcel) => match self.sender.lock().send(*parcel) {
+                Ok(()) => Ok(()),
+                Err(error) => Err((Box::new(error.0), Undelivered::Stopped)),
+            },
+            Err(parcel) => Err((parcel, Undelivered::Unregistered { key })),
+        }
+    }
+
+    fn local(&self) -> &Arc<LocalCredits> {
+        &self.local
+    }
+}

@@ -1,0 +1,189 @@
+//! Actors across processes: plain actix actors whose addresses reach into every process of a node.
+//!
+//! A [`RemoteActor`] is an actix actor that can be made from arguments, in a worker. Its mailbox is the framework's own
+//! (`inbox`): bounded, and emptied inside the actor's context, one message after the other, where a handler's panic ends
+//! the actor and nothing else. An [`Address`] sends to it from anywhere; to an actor in the same process a message goes
+//! as it is, to another it is encoded, and both mean the same: order, bound and backpressure.
+
+mod address;
+mod asking;
+mod error;
+mod handles;
+mod host;
+mod inbox;
+mod sending;
+
+use std::sync::Arc;
+
+use actix::{Actor, Context};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use address::{Address, LookupError, RegisterError};
+pub(crate) use address::{lookup, register};
+pub use asking::Ask;
+pub use error::{AskError, SendError, SendFailure};
+pub use handles::Handles;
+pub use host::Program;
+pub(crate) use host::{Ended, Start, WorkerStage, takes};
+pub use inbox::{Channel, ChannelError};
+pub use sending::Send;
+
+use crate::ids::ActorId;
+use crate::mailbox::port::Place;
+use crate::mailbox::post::{Office, OfficeStats};
+use crate::message::GpuMessage;
+use crate::tensor::Gpu;
+
+/// An actor that can be started in a worker process.
+///
+/// `Args` travel to the worker; they may hold addresses. `create` runs there, on the actor's thread.
+///
+/// ```no_run
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// #[gpu_message(reply = f32)]
+/// struct Sum(#[tensor(dtype = f32)] Tensor);
+///
+/// struct Adder {
+///     bias: f32,
+/// }
+///
+/// impl Actor for Adder {
+///     type Context = Context<Self>;
+/// }
+///
+/// impl RemoteActor for Adder {
+///     type Args = f32;
+///
+///     fn create(bias: f32, _: &Env) -> anyhow::Result<Self> {
+///         anyhow::ensure!(bias.is_finite(), "the bias is {bias}");
+///         Ok(Adder { bias })
+///     }
+///
+///     fn handles(on: &mut Handles<Self>) {
+///         on.message::<Sum>();
+///     }
+/// }
+///
+/// impl Handler<Sum> for Adder {
+///     type Result = MessageResult<Sum>;
+///
+///     fn handle(&mut self, message: Sum, _: &mut Context<Self>) -> Self::Result {
+///         let values = message.0.to_vec::<f32>().unwrap_or_default();
+///         MessageResult(self.bias + values.iter().sum::<f32>())
+///     }
+/// }
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().actor::<Adder>().start()?;
+/// let adder = node.spawn::<Adder>(0.5).start()?.address::<Sum>();
+/// let values = node.host()?.from_slice(&[2], &[1.0_f32, 2.0])?.freeze();
+/// assert_eq!(node.block_on(adder.ask(Sum(values)))?, 3.5);
+/// # Ok(())
+/// # }
+/// ```
+pub trait RemoteActor: Actor<Context = Context<Self>> {
+    /// What `create` needs.
+    type Args: Serialize + DeserializeOwned;
+
+    /// Makes the actor, in its process.
+    ///
+    /// # Errors
+    /// Whatever keeps it from working; the call that starts the actor reports it.
+    fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Lists the messages that the actor takes from addresses.
+    fn handles(on: &mut Handles<Self>);
+}
+
+/// Where an actor runs: its device, its name, its way to other actors.
+///
+/// ```no_run
+/// # use tensorpost::prelude::*;
+/// # #[derive(Serialize, Deserialize, GpuMessage)] struct Tick;
+/// struct Ticker {
+///     gpu: Gpu,
+///     itself: Address<Tick>,
+///     env: Env, // kept, to look others up later: `self.env.lookup::<Tick>("sink").await`
+/// }
+/// # impl Actor for Ticker { type Context = Context<Self>; }
+///
+/// impl RemoteActor for Ticker {
+///     type Args = ();
+///
+///     fn create((): (), env: &Env) -> anyhow::Result<Self> {
+///         Ok(Ticker { gpu: env.gpu(), itself: env.address(), env: env.clone() })
+///     }
+/// #   fn handles(on: &mut Handles<Self>) { on.message::<Tick>(); }
+/// }
+/// # impl Handler<Tick> for Ticker { type Result = (); fn handle(&mut self, _: Tick, _: &mut Context<Self>) {} }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Env {
+    pub(crate) office: Arc<Office>,
+    pub(crate) gpu: Gpu,
+    pub(crate) name: String,
+    pub(crate) actor: ActorId,
+    pub(crate) place: Place,
+}
+
+impl Env {
+    /// The actor's device, with a stream of its own and the process's memory there. Deliveries to the actor wait on this
+    /// stream.
+    pub fn gpu(&self) -> Gpu {
+        self.gpu.clone()
+    }
+
+    /// The actor's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The actor's identity in the node.
+    pub fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor that makes
+    /// messages by itself should stop making them then: a source that does not, is waited for until the deadline.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn stopping(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
+        self.office.until_stopping()
+    }
+
+    /// What the actor's process has sent and received so far, for all its actors together.
+    pub fn stats(&self) -> OfficeStats {
+        self.office.stats()
+    }
+
+    /// The actor's own address, to send along.
+    pub fn address<M: GpuMessage>(&self) -> Address<M> {
+        Address::new(Arc::clone(&self.office), self.actor, self.place, true)
+    }
+
+    /// The actor that was started or registered under `name`.
+    ///
+    /// # Errors
+    /// There is none, or the node is gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
+        address::lookup(&self.office, name).await
+    }
+
+    /// Registers this actor under one more name.
+    ///
+    /// # Errors
+    /// The name is taken, or the node is gone.
+    ///
+    /// # Cancel safety
+    /// Once polled, the name may be registered although the future was dropped.
+    pub async fn register(&self, name: &str) -> Result<(), RegisterError> {
+        address::register(&self.office, name, self.actor).await
+    }
+}
