@@ -1,0 +1,281 @@
+//! What the node does with what its processes ask of it: letters, chunks, actors and names.
+//!
+//! Nothing here touches a socket: [`Broker::handle`] turns one message into the deliveries it causes. It believes
+//! nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and the count against its
+//! sender, and whoever waits for an answer still gets one.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
+use crate::ids::{ActorId, ChunkId, ProcessId};
+use crate::mailbox::port::{FromNode, Letter, ToNode};
+use crate::node::burials::Burials;
+use crate::node::chunks::{ChunkRefused, Chunks};
+use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
+use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
+use crate::node::registry::{NameError, Registry, check_name};
+use crate::node::roster::Roster;
+
+/// A message on its way to a process, with its descriptors.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) to: ProcessId,
+    pub(crate) message: FromNode,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Something that a process should not have said, or that could not be done for it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Complaint {
+    #[error("{what} came with {got} descriptors instead of {want}")]
+    Descriptors { what: &'static str, got: usize, want: usize },
+    #[error("it wrote to {0}, which was never a process of this node")]
+    UnknownProcess(ProcessId),
+    #[error("it wrote to itself by way of the node")]
+    ToItself,
+    #[error("it published {0:?}, which belongs to another process")]
+    ForeignChunk(ChunkId),
+    #[error("it published {0:?} twice")]
+    ChunkAgain(ChunkId),
+    #[error("it published more than {MAX_CHUNKS} chunks; give its pools larger chunks")]
+    TooManyChunks,
+    #[error("it published {0:?} with no bytes")]
+    EmptyChunk(ChunkId),
+    #[error("it used a bad name: {0}")]
+    Name(#[source] NameError),
+    #[error("it registered {0}, which does not exist")]
+    UnknownActor(ActorId),
+    #[error("a descriptor for {0:?} could not be made ({1}); raise the limit of open files (ulimit -n)")]
+    NoDescriptor(ChunkId, #[source] std::io::Error),
+    #[error("it asks for more than {MAX_PARKED} chunks at a time that their owners have not published")]
+    TooManyQuestions,
+    #[error("it answered ping {0}, which it was not sent")]
+    NotPinged(u64),
+}
+
+/// The answer to a [`ToNode::Register`] that was wrong in itself: no actor has this id, they begin at 1.
+pub(crate) const NO_ACTOR: ActorId = ActorId(0);
+
+/// Everything that the node knows for its processes.
+#[derive(Default)]
+pub(crate) struct Broker {
+    pub(crate) roster: Roster,
+    pub(crate) registry: Registry,
+    chunks: Chunks,
+    questions: Questions,
+    burials: Burials,
+    // The last life of each slot: what is not above it was a process once.
+    lives: HashMap<usize, u32>,
+}
+
+impl Broker {
+    /// From now on `process` may ask and be written to.
+    pub(crate) fn joined(&mut self, process: ProcessId) {
+        self.roster.join(process);
+        self.lives.insert(process.slot(), process.incarnation());
+    }
+
+    /// `process` has ended: its names are freed and everybody else is told. Its chunks stay (LEASE-4).
+    pub(crate) fn left(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
+        if !self.roster.lives(process) {
+            return;
+        }
+        let dead = self.roster.leave(process);
+        self.registry.forget(|actor| dead.contains(&actor));
+        let unanswered = self.questions.left(process);
+        out.extend(unanswered.iter().map(no_chunk));
+        // The node itself hears it first: it settles the affairs of the dead (DEATH-1).
+        let mut living: Vec<_> = self.roster.living().collect();
+        living.sort();
+        let told = living.into_iter().map(|to| Delivery {
+            to,
+            message: FromNode::Gone { process },
+            descriptors: Vec::new(),
+        });
+        out.extend(told);
+        // LEASE-4: in this order, so that nobody is told of a burial before it was told of the death.
+        let mut buried = self.burials.left(process);
+        if self.burials.died(process, self.roster.living()) {
+            buried.push(process);
+        }
+        self.bury(&buried, out);
+    }
+
+    /// Everything that these had posted was read: their leases can be dropped (LEASE-4).
+    fn bury(&self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
+        for process in dead {
+            out.extend(self.roster.living().map(|to| Delivery {
+                to,
+                message: FromNode::Buried { process: *process },
+                descriptors: Vec::new(),
+            }));
+        }
+    }
+
+    /// `actor` has ended: its address leads nowhere and its names are free.
+    pub(crate) fn actor_ended(&mut self, actor: ActorId) {
+        self.roster.remove(actor);
+        self.registry.forget(|named| named == actor);
+    }
+
+    /// The pings that the last calls led to. Each is to be sent behind everything else that was sent to its process,
+    /// and answered with [`pong`](Self::pong) once everything was handled that the process had said before it came.
+    pub(crate) fn take_pings(&mut self) -> Vec<Ping> {
+        self.questions.take_pings()
+    }
+
+    /// `from` has answered a ping: what it had published before the ping is known now.
+    pub(crate) fn pong(
+        &mut self,
+        from: ProcessId,
+        number: u64,
+        out: &mut Vec<Delivery>,
+    ) -> Result<(), Complaint> {
+        let unanswered =
+            self.questions.pong(from, number).map_err(|NotAsked| Complaint::NotPinged(number))?;
+        out.extend(unanswered.iter().map(no_chunk));
+        Ok(())
+    }
+
+    /// Does what `from` asks. Deliveries are added to `out` also when there is a complaint.
+    pub(crate) fn handle(
+        &mut self,
+        from: ProcessId,
+        message: ToNode,
+        descriptors: Vec<OwnedFd>,
+        out: &mut Vec<Delivery>,
+    ) -> Result<(), Complaint> {
+        let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
+        match message {
+            ToNode::Route { to, letter } => {
+                let (what, want) = match letter {
+                    Letter::Link => ("a link", 4),
+                    Letter::LinkAck => ("the answer to a link", 0),
+                };
+                expect(&descriptors, what, want)?;
+                if to == from {
+                    return Err(Complaint::ToItself);
+                }
+                if self.roster.lives(to) {
+                    out.push(Delivery { to, message: FromNode::Letter { from, letter }, descriptors });
+                    return Ok(());
+                }
+                answer(FromNode::Gone { process: to });
+                match self.lives.get(&to.slot()) {
+                    Some(last) if to.incarnation() <= *last => Ok(()),
+                    _ => Err(Complaint::UnknownProcess(to)),
+                }
+            }
+            ToNode::PublishChunk { chunk, device, bytes } => {
+                let got = descriptors.len();
+                let pair: [OwnedFd; 2] = descriptors.try_into().map_err(|_| Complaint::Descriptors {
+                    what: "a chunk",
+                    got,
+                    want: 2,
+                })?;
+                if chunk.owner != from {
+                    return Err(Complaint::ForeignChunk(chunk));
+                }
+                if bytes == 0 {
+                    return Err(Complaint::EmptyChunk(chunk));
+                }
+                self.chunks.publish(chunk, device, bytes, pair).map_err(|refused| match refused {
+                    ChunkRefused::Again => Complaint::ChunkAgain(chunk),
+                    ChunkRefused::TooMany => Complaint::TooManyChunks,
+                })?;
+                let parked = self.questions.published(chunk);
+                // All of them are answered, whatever becomes of one.
+                parked.iter().map(|question| self.hand_out(question, out)).fold(Ok(()), Result::and)
+            }
+            ToNode::WantChunk { chunk, access } => {
+                self.want_chunk(Question { asker: from, chunk, access }, out)?;
+                expect(&descriptors, "a question for a chunk", 0)
+            }
+            ToNode::Drained { process } => {
+                if self.burials.drained(from, process) {
+                    self.bury(&[process], out);
+                }
+                expect(&descriptors, "the word that a ring is drained", 0)
+            }
+            ToNode::WantActor { actor } => {
+                answer(FromNode::Actor { actor, place: self.roster.actor(actor).map(|entry| entry.place) });
+                expect(&descriptors, "a question for an actor", 0)
+            }
+            ToNode::Register { ticket, name, actor } => {
+                let (result, complaint) = self.register(name, actor);
+                answer(FromNode::Registered { ticket, result });
+                complaint.map_or(Ok(()), Err)?;
+                expect(&descriptors, "a registration", 0)
+            }
+            ToNode::Lookup { ticket, name } => {
+                let found = self.registry.find(&name).and_then(|actor| {
+                    let entry = self.roster.actor(actor).filter(|entry| entry.started)?;
+                    Some((actor, entry.place))
+                });
+                answer(FromNode::Found { ticket, found });
+                check_name(&name).map_err(Complaint::Name)?;
+                expect(&descriptors, "a look-up", 0)
+            }
+        }
+    }
+
+    fn want_chunk(&mut self, question: Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
+        let owner = question.chunk.owner;
+        // What the asker itself has published, and what the dead had, was read before this.
+        if self.chunks.get(question.chunk).is_some() || owner == question.asker || !self.roster.lives(owner) {
+            return self.hand_out(&question, out);
+        }
+        self.questions.park(question).map_err(|TooMany| {
+            out.push(no_chunk(&question));
+            Complaint::TooManyQuestions
+        })
+    }
+
+    /// Answers a question with what is known now.
+    fn hand_out(&self, question: &Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
+        let Question { asker: to, chunk, access } = *question;
+        let Some(known) = self.chunks.get(chunk) else {
+            out.push(no_chunk(question));
+            return Ok(());
+        };
+        match known.descriptor(access) {
+            Ok(descriptor) => {
+                let (device, bytes) = (known.device, known.bytes);
+                let message = FromNode::Chunk { chunk, device, bytes, access };
+                out.push(Delivery { to, message, descriptors: vec![descriptor] });
+                Ok(())
+            }
+            Err(error) => {
+                out.push(no_chunk(question));
+                Err(Complaint::NoDescriptor(chunk, error))
+            }
+        }
+    }
+
+    fn register(&mut self, name: String, actor: ActorId) -> (Result<(), ActorId>, Option<Complaint>) {
+        if self.roster.actor(actor).is_none() {
+            return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
+        }
+        match self.registry.register(name, actor) {
+            Ok(()) => (Ok(()), None),
+            Err(NameError::Taken { holder, .. }) => (Err(holder), None),
+            Err(error) => (Err(NO_ACTOR), Some(Complaint::Name(error))),
+        }
+    }
+}
+
+fn no_chunk(question: &Question) -> Delivery {
+    let Question { asker: to, chunk, access } = *question;
+    Delivery { to, message: FromNode::NoChunk { chunk, access }, descriptors: Vec::new() }
+}
+
+fn expect(descriptors: &[OwnedFd], what: &'static str, want: usize) -> Result<(), Complaint> {
+    if descriptors.len() == want {
+        return Ok(());
+    }
+    Err(Complaint::Descriptors { what, got: descriptors.len(), want })
+}
+
+#[cfg(test)]
+#[path = "broker_tests.rs"]
+mod tests;

@@ -1,0 +1,131 @@
+//! Settings of a node, and its start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::handshake::THIS_PROGRAM;
+use super::host::{Identity, Residence};
+use super::limits::START_DEADLINE;
+use super::mps;
+use super::mps::{Mps, Sharing};
+use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
+use super::{Node, files, worker};
+use crate::ids::ProcessId;
+use crate::limits::DEFAULT_HOST_BUDGET;
+
+/// Makes a [`Node`].
+pub struct NodeBuilder<R: Residence> {
+    pub(crate) residence: R,
+    program: Option<PathBuf>,
+    start_deadline: Duration,
+    worker_log: Option<String>,
+    host_budget: u64,
+    gpu_budget: Option<u64>,
+    sharing: Sharing,
+}
+
+impl<R: Residence> NodeBuilder<R> {
+    /// A node whose processes are made of `residence`.
+    pub fn new(residence: R) -> Self {
+        NodeBuilder {
+            residence,
+            program: None,
+            start_deadline: START_DEADLINE,
+            worker_log: None,
+            host_budget: DEFAULT_HOST_BUDGET,
+            gpu_budget: None,
+            sharing: Sharing::default(),
+        }
+    }
+
+    /// Has the workers run the program at `path`, without arguments, instead of this one again: for a node in a host
+    /// whose own program cannot be a worker, such as an interpreter. It must be built from the same sources and call
+    /// [`run_if_worker`](Self::run_if_worker) or [`start`](Self::start) with the same types, or it is refused.
+    pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
+        self.program = Some(path.into());
+        self
+    }
+
+    /// How long a worker may take until it is ready; 30 s unless said otherwise.
+    pub fn start_deadline(mut self, deadline: Duration) -> Self {
+        self.start_deadline = deadline;
+        self
+    }
+
+    /// Which events workers log, in the form of `RUST_LOG`. Unless said otherwise it is what `RUST_LOG` says in the
+    /// node, or `info`. A worker that installs a `tracing` subscriber before it starts the node keeps its own.
+    pub fn worker_log(mut self, filter: impl Into<String>) -> Self {
+        self.worker_log = Some(filter.into());
+        self
+    }
+
+    /// Bytes that the host pool of each process may take.
+    pub fn host_budget(mut self, bytes: u64) -> Self {
+        self.host_budget = bytes;
+        self
+    }
+
+    /// Bytes that the pool of each process on each GPU may take; a quarter of the GPU's memory unless said otherwise.
+    pub fn gpu_budget(mut self, bytes: u64) -> Self {
+        self.gpu_budget = Some(bytes);
+        self
+    }
+
+    /// How workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// If this process is a worker, runs it and ends the process with it; otherwise returns. For programs that have
+    /// something to do before they start a node, such as a test harness: call it first in `main`.
+    pub fn run_if_worker(self) -> Self {
+        mps::run_if_keeper();
+        worker::run_if_worker(&self.residence);
+        self
+    }
+
+    /// Starts the node. In a worker this runs the worker and does not return. Either way the process's soft limit of
+    /// open files is raised to the hard one.
+    ///
+    /// # Errors
+    /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
+    pub fn start(self) -> Result<Node<R>, NodeError> {
+        mps::run_if_keeper();
+        worker::run_if_worker(&self.residence);
+        files::raise_limit();
+        let program = Program::new(self.program.as_deref(), self.residence.fingerprint());
+        let program = program.map_err(|source| NodeError::Program {
+            program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
+            source,
+        })?;
+        let shared = Shared::new().map_err(NodeError::System)?;
+        let identity = Identity {
+            process: ProcessId::NODE,
+            name: "node".to_owned(),
+            host_budget: self.host_budget,
+            gpu_budget: self.gpu_budget,
+        };
+        let resident = self.residence.open(&identity, shared.clone()).map_err(NodeError::Open)?;
+        let worker_log =
+            self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
+        let mps = match self.sharing {
+            Sharing::Isolated => None,
+            Sharing::Mps => Some(Mps::start()?),
+        };
+        let settings = Settings {
+            program,
+            start_deadline: self.start_deadline,
+            worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
+            host_budget: self.host_budget,
+            gpu_budget: self.gpu_budget,
+            environment: mps
+                .as_ref()
+                .map(|mps| mps.environment())
+                .map(|(name, value)| (name, value.to_owned())),
+        };
+        let supervisor = Supervisor::start(settings, shared, resident.clone())?;
+        Ok(Node { residence: self.residence, resident, supervisor: Arc::new(supervisor), _mps: mps })
+    }
+}

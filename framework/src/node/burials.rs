@@ -1,0 +1,74 @@
+//! Which processes have still to read what a dead one left behind (LEASE-4).
+//!
+//! A process that ends may have forwarded leases in frames that nobody has read yet. Their owners must not drop the leases
+//! of the dead before the readers have posted their own holds. So every process that lived at the time drains what the
+//! dead had posted to it, and says so; when all have, or have ended themselves, the dead is *buried*: the owners are told,
+//! and drop its leases.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::ids::ProcessId;
+
+#[derive(Default)]
+pub(crate) struct Burials {
+    /// By the dead: who has not drained yet.
+    open: HashMap<ProcessId, HashSet<ProcessId>>,
+}
+
+impl Burials {
+    /// `dead` has ended while `living` lived. True if there is nobody to wait for.
+    pub(crate) fn died(&mut self, dead: ProcessId, living: impl IntoIterator<Item = ProcessId>) -> bool {
+        let mourners: HashSet<_> = living.into_iter().collect();
+        if mourners.is_empty() {
+            return true;
+        }
+        self.open.insert(dead, mourners);
+        false
+    }
+
+    /// `by` has drained what `dead` left it. True if it was the last.
+    pub(crate) fn drained(&mut self, by: ProcessId, dead: ProcessId) -> bool {
+        let Some(mourners) = self.open.get_mut(&dead) else { return false };
+        mourners.remove(&by);
+        if !mourners.is_empty() {
+            return false;
+        }
+        self.open.remove(&dead);
+        true
+    }
+
+    /// `process` has ended, and will drain nothing more. Returns those who can be buried now.
+    pub(crate) fn left(&mut self, process: ProcessId) -> Vec<ProcessId> {
+        let waiting: Vec<_> = self.open.keys().copied().collect();
+        waiting.into_iter().filter(|dead| self.drained(process, *dead)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(slot: u16) -> ProcessId {
+        ProcessId::new(slot, 0).expect("in range")
+    }
+
+    #[test]
+    fn the_dead_are_buried_when_the_last_of_the_living_has_drained() {
+        let mut burials = Burials::default();
+        assert!(!burials.died(process(9), [process(1), process(2), process(3)]));
+        assert!(!burials.drained(process(1), process(9)));
+        assert!(!burials.drained(process(1), process(9)), "once is enough, twice is no more");
+        assert!(!burials.drained(process(2), process(9)));
+        assert!(burials.drained(process(3), process(9)));
+        assert!(!burials.drained(process(3), process(9)), "and only once");
+    }
+
+    #[test]
+    fn who_dies_too_is_not_waited_for() {
+        let mut burials = Burials::default();
+        assert!(!burials.died(process(8), [process(1), process(2)]));
+        assert!(burials.left(process(1)).is_empty());
+        assert_eq!(burials.left(process(2)), [process(8)]);
+        assert!(burials.died(process(7), []), "nobody is left to wait for");
+    }
+}

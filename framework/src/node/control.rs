@@ -1,0 +1,180 @@
+//! What the node and a worker say to each other over the worker's control socket, and how it becomes bytes.
+//!
+//! Bytes that do not decode, or decode with bytes left over, are an error that names what was wrong (WIRE-1).
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::ActorId;
+use crate::mailbox::port::{FromNode, ToNode};
+use crate::node::handshake::Build;
+use crate::node::host::{Activity, Identity, StartActor};
+use crate::node::limits::MAX_CONTROL_MESSAGE;
+use crate::observe::log::LogRecord;
+
+/// The version of this protocol; it is part of a [`Build`].
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// From a worker to the node.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Up {
+    /// First of all.
+    Hello { build: Build, pid: u32 },
+    /// The stage stands; actors can be started.
+    Ready,
+    /// The process could not be opened; it is about to exit.
+    OpenFailed { why: String },
+    /// From the worker's resident.
+    Node(ToNode),
+    /// The answer to [`Down::Start`].
+    Started { actor: ActorId, result: Result<(), String> },
+    /// An actor ended.
+    ActorStopped { actor: ActorId, why: Option<String> },
+    /// The answer to [`Down::Probe`].
+    Activity { round: u64, activity: Activity },
+    /// The answer to [`Down::Ping`]: everything that was sent before the ping came is ahead of this.
+    Pong { number: u64 },
+    /// The answer to [`Down::StopActors`].
+    ActorsStopped,
+    /// An event of the worker's log.
+    Log(LogRecord),
+    /// Events of the worker's log that found no room.
+    LogsDropped { count: u64 },
+}
+
+/// From the node to a worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Down {
+    /// The worker belongs to this node.
+    Welcome { identity: Identity, log_filter: String },
+    /// The worker does not, and should say why and exit.
+    Refused { why: String },
+    /// For the worker's resident.
+    Node(FromNode),
+    /// Start an actor.
+    Start(StartActor),
+    /// A shutdown has begun.
+    Stopping,
+    /// What is going on?
+    Probe { round: u64 },
+    /// Say [`Up::Pong`], behind everything that was sent before.
+    Ping { number: u64 },
+    /// Stop every actor.
+    StopActors,
+    /// Exit with status 0.
+    Exit,
+}
+
+/// Why a control message was not understood or could not be sent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ControlError {
+    #[error("a control message could not be encoded: {0}")]
+    Encode(#[from] rmp_serde::encode::Error),
+    #[error("a control message does not decode: {0}")]
+    Decode(#[from] rmp_serde::decode::Error),
+    #[error("a control message has {0} bytes after its end")]
+    Trailing(usize),
+    #[error(
+        "a control message of {0} bytes is larger than the {MAX_CONTROL_MESSAGE} bytes allowed; \
+         send large data as a tensor rather than in an actor's arguments"
+    )]
+    TooLarge(usize),
+}
+
+/// `message` as bytes.
+pub(crate) fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, ControlError> {
+    let bytes = rmp_serde::to_vec_named(message)?;
+    if bytes.len() > MAX_CONTROL_MESSAGE {
+        return Err(ControlError::TooLarge(bytes.len()));
+    }
+    Ok(bytes)
+}
+
+/// The message that `bytes` are, all of them.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ControlError> {
+    let mut rest = bytes;
+    let message = rmp_serde::decode::from_read(&mut rest)?;
+    if rest.is_empty() { Ok(message) } else { Err(ControlError::Trailing(rest.len())) }
+}
+
+/// `Vec<u8>` as MessagePack bytes; serde by itself would write a list of numbers.
+pub(crate) mod bytes {
+    use std::fmt;
+
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytes)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        deserializer.deserialize_byte_buf(Bytes)
+    }
+
+    struct Bytes;
+
+    impl Visitor<'_> for Bytes {
+        type Value = Vec<u8>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("bytes")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+            Ok(bytes.to_vec())
+        }
+
+        fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Vec<u8>, E> {
+            Ok(bytes)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{DeviceId, ProcessId};
+    use crate::mailbox::port::Place;
+
+    fn start() -> StartActor {
+        StartActor {
+            actor: ActorId(7),
+            place: Place { process: ProcessId::NODE, index: 3, capacity: 9 },
+            name: "blur".into(),
+            type_name: "demo::Blur".into(),
+            args: vec![0xff; 1000],
+            device: DeviceId::HOST,
+            own_thread: true,
+        }
+    }
+
+    #[test]
+    fn arguments_travel_as_bytes() {
+        let encoded = encode(&Down::Start(start())).unwrap();
+        assert!(encoded.len() < 1300, "{} bytes for 1000 bytes of arguments", encoded.len());
+        match decode(&encoded).unwrap() {
+            Down::Start(decoded) => assert_eq!(decoded, start()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    // WIRE-1.
+    #[test]
+    fn anything_but_one_whole_message_is_an_error() {
+        let encoded = encode(&Down::Start(start())).unwrap();
+        for end in 0..encoded.len() {
+            assert!(decode::<Down>(&encoded[..end]).is_err(), "{end} bytes decoded");
+        }
+        let longer = [encoded, vec![0]].concat();
+        assert!(matches!(decode::<Down>(&longer), Err(ControlError::Trailing(1))));
+        assert!(decode::<Up>(&[0xc1]).is_err());
+        assert!(decode::<Up>(&vec![0x91; 100_000]).is_err());
+    }
+
+    #[test]
+    fn a_message_over_the_limit_is_refused_by_the_sender() {
+        let start = StartActor { args: vec![0; MAX_CONTROL_MESSAGE], ..start() };
+        assert!(matches!(encode(&Down::Start(start)), Err(ControlError::TooLarge(_))));
+    }
+}

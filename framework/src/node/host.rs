@@ -1,0 +1,150 @@
+//! What a process of the node runs, as the control code sees it: the seam between the processes (this folder) and the
+//! post office and the actors in them.
+//!
+//! Implement [`Residence`] once; it is made in the node and, by the same code of the same program, in each worker.
+//! * Death: when the node ends, a worker ends at once, whatever its resident or stage is doing.
+//! * Close: a worker is told to stop its actors ([`Stage::stop_actors`]) and exits after that future is done.
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::mailbox::port::{FromNode, Place, Port};
+use crate::node::control::bytes;
+use crate::node::worker::uplink::Uplink;
+
+/// What a process tells about the tensor messages between itself and others, so that a shutdown can wait until none
+/// is under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activity {
+    /// Messages handed to other processes since the start. What went to a process that has died since may stay in:
+    /// after a death only changes of the counts matter, not their sums.
+    pub sent: u64,
+    /// Messages taken from other processes since the start; the same holds for those of the dead.
+    pub received: u64,
+    /// Whether anything is queued, running or on its way out, or lies unread where another process put it.
+    pub busy: bool,
+}
+
+/// The part of a process that messages from the node go to. Every method may be called on any thread,
+/// and none waits: in the node it is the supervisor's thread that calls.
+pub trait Resident: Send + Sync + 'static {
+    /// Takes a message from the node, with its descriptors. Messages arrive in the order in which the node sent them.
+    #[expect(
+        clippy::wrong_self_convention,
+        reason = "it takes what comes from the node; it converts nothing"
+    )]
+    fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>);
+
+    /// What is going on now. `busy` and the counts must be read so that a message is never missing from both: count
+    /// `received` only once `busy` would be true for it, and `sent` before it can be received.
+    fn activity(&self) -> Activity;
+
+    /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
+    fn stopping(&self) {}
+}
+
+/// The part of a worker that owns its actors. It lives on one thread, inside that thread's actix `System`.
+pub trait Stage: 'static {
+    /// Creates and starts an actor; ready when it can take messages. `Err` says why it could not be created.
+    fn start_actor(&self, start: StartActor) -> impl Future<Output = Result<(), String>>;
+
+    /// Stops every actor and lets its `stopped` run.
+    fn stop_actors(&self) -> impl Future<Output = ()>;
+}
+
+/// What a program's processes are made of: the types that it knows, and how to open a process that hosts them.
+pub trait Residence: Sized + Send + Sync + 'static {
+    /// The process's post office.
+    type Resident: Resident;
+    /// The process's actors.
+    type Stage: Stage;
+
+    /// A number that two processes share only if they know the same actor and message types. The node refuses a
+    /// worker with another one.
+    fn fingerprint(&self) -> u64;
+
+    /// Opens this process: called once, before anything is sent to it.
+    ///
+    /// # Errors
+    /// Why the process cannot take part, as text for the person who started the node.
+    fn open(&self, identity: &Identity, port: Arc<dyn Port>) -> Result<Arc<Self::Resident>, String>;
+
+    /// Makes the stage of a worker: called once, on the worker's main thread, inside its actix `System`.
+    ///
+    /// # Errors
+    /// Why there can be no actors here, as text for the person who started the node.
+    fn stage(&self, resident: Arc<Self::Resident>, notices: Notices) -> Result<Self::Stage, String>;
+}
+
+/// Who a process is, and what the node lets it use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its slot and life.
+    pub process: ProcessId,
+    /// The name that the person who started it gave it; `"node"` for the node.
+    pub name: String,
+    /// Bytes that its host pool may take.
+    pub host_budget: u64,
+    /// Bytes that its pool on each GPU may take; a quarter of the GPU's memory where nothing is said.
+    pub gpu_budget: Option<u64>,
+}
+
+/// An actor to start, as the worker gets it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartActor {
+    /// Its id.
+    pub actor: ActorId,
+    /// Where it lives: in this process, under an index that no other living actor of the process has.
+    pub place: Place,
+    /// Its name for people.
+    pub name: String,
+    /// The actor type, as registered.
+    pub type_name: String,
+    /// Its encoded arguments.
+    #[serde(with = "bytes")]
+    pub args: Vec<u8>,
+    /// The device that it works on.
+    pub device: DeviceId,
+    /// Whether it gets a thread of its own.
+    pub own_thread: bool,
+}
+
+/// An actor to start, as the node is asked for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewActor {
+    /// A name to find it by in the registry; without one it is only known by its address.
+    pub name: Option<String>,
+    /// The actor type, as registered.
+    pub type_name: String,
+    /// Its encoded arguments, at most [`MAX_CONTROL_MESSAGE`](crate::node::limits::MAX_CONTROL_MESSAGE) bytes with
+    /// everything else in the message.
+    pub args: Vec<u8>,
+    /// The device that it works on.
+    pub device: DeviceId,
+    /// Whether it gets a thread of its own.
+    pub own_thread: bool,
+    /// Messages that one sending process may have unhandled in its mailbox.
+    pub capacity: u32,
+}
+
+/// How a stage tells the node about its actors afterwards. Cheap to clone; usable on any thread.
+#[derive(Clone)]
+pub struct Notices {
+    uplink: Arc<Uplink>,
+}
+
+impl Notices {
+    pub(crate) fn new(uplink: Arc<Uplink>) -> Self {
+        Notices { uplink }
+    }
+
+    /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address leads
+    /// nowhere. Not needed for actors that [`Stage::stop_actors`] stopped.
+    pub fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
+        self.uplink.actor_stopped(actor, why);
+    }
+}

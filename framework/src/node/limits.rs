@@ -1,0 +1,73 @@
+//! The bounds of the control protocol and of what the node keeps (MBX-2).
+
+use std::time::Duration;
+
+use crate::limits::{MAX_ACTORS, MAX_PACKET, MAX_PACKET_FDS, MAX_PROCESSES};
+
+/// Largest encoded control message in bytes. A larger one than a packet travels in several.
+pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
+
+/// Most descriptors that travel with one control message.
+pub const MAX_DESCRIPTORS: usize = 8;
+
+/// Bytes that may wait for one process that does not read its control socket.
+pub const MAX_QUEUED_BYTES: usize = 2 * MAX_CONTROL_MESSAGE;
+
+/// Packets that may wait for one process that does not read its control socket.
+pub const MAX_QUEUED_PACKETS: usize = 1 << 13;
+
+/// Descriptors that may wait for one process: each waiting one is an open file of the sender.
+pub const MAX_QUEUED_DESCRIPTORS: usize = 512;
+
+/// Packets above which log events are dropped, and counted, rather than queued behind the others.
+pub const MAX_QUEUED_LOGS: usize = 1 << 10;
+
+/// Log events that may wait in the node for a slow subscriber.
+pub const JOURNAL_EVENTS: usize = 1 << 12;
+
+/// Longest name of a worker, of an actor or in the registry, in bytes.
+pub const MAX_NAME: usize = 255;
+
+/// Most names in the registry.
+pub const MAX_NAMES: usize = 1 << 16;
+
+/// Most chunks of one process that the node keeps descriptors of: two open files each.
+pub const MAX_CHUNKS: usize = 1 << 12;
+
+/// Questions of one process for chunks that their owners have not published (yet): every chunk of an owner, for both
+/// kinds of access.
+pub const MAX_PARKED: usize = 2 * MAX_CHUNKS;
+
+/// Longest text of a failure that a worker reports, in bytes; the rest is cut off.
+pub const MAX_FAILURE_TEXT: usize = 16 << 10;
+
+/// Messages handled from one worker before the others get their turn.
+pub const TURN_MESSAGES: usize = 64;
+
+/// How long a worker may take from its start until it is ready, unless the node says otherwise.
+pub const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a dropped node lets its workers finish.
+pub const DROP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a worker whose control socket has closed may take to end before it is killed.
+pub const END_GRACE: Duration = Duration::from_secs(2);
+
+// The largest message fits the queue, so none is refused for ever.
+const _: () = assert!(MAX_QUEUED_BYTES >= MAX_CONTROL_MESSAGE + MAX_CONTROL_MESSAGE / 64);
+const _: () = assert!(MAX_QUEUED_PACKETS > MAX_CONTROL_MESSAGE / (MAX_PACKET / 2) + MAX_QUEUED_LOGS);
+const _: () = assert!(MAX_QUEUED_DESCRIPTORS >= MAX_DESCRIPTORS && MAX_DESCRIPTORS <= MAX_PACKET_FDS);
+// Slots and indexes are 16 bits wide.
+const _: () = assert!(MAX_ACTORS <= u16::MAX as usize && MAX_PROCESSES <= u16::MAX as usize);
+
+/// `text`, cut to at most `limit` bytes at a character's boundary.
+pub(crate) fn cut(mut text: String, limit: usize) -> String {
+    if text.len() > limit {
+        let mut end = limit;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+    }
+    text
+}

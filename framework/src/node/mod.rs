@@ -1,0 +1,110 @@
+//! The processes of a node: how they start, talk to it, and end.
+//!
+//! Read in this order: [`host`] (what a process runs, the seam to the post office and the actors), `control` and `line`
+//! (what travels on a control socket, and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and
+//! `questions` (what the node knows and passes on; no sockets), [`supervisor`] (the thread in the node), `worker` (the other side),
+//! [`shutdown`] and `journal`.
+//!
+//! Nothing is in the file system and nothing listens: a worker is this program again, with a socket that it inherited.
+//! On a worker's death the rest goes on; on the node's death all of it ends.
+
+pub(crate) mod broker;
+mod builder;
+mod burials;
+mod chunks;
+pub(crate) mod control;
+mod files;
+mod handshake;
+pub mod host;
+mod journal;
+pub mod limits;
+mod line;
+mod mps;
+mod program;
+mod questions;
+mod registry;
+mod roster;
+pub mod shutdown;
+mod signals;
+mod spawn;
+pub mod supervisor;
+mod wait;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::builder::NodeBuilder;
+pub use self::handshake::{Build, BuildMismatch};
+pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
+pub use self::mps::{MpsError, Sharing};
+pub use self::registry::NameError;
+pub use self::roster::PlaceError;
+pub use self::shutdown::{Phase, ShutdownReport, WorkerEnd};
+pub use self::signals::RunError;
+pub use self::spawn::{ActorError, ChannelStart, Spawn, Spawned};
+pub use self::supervisor::{
+    Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
+};
+
+/// A running node. Dropping it shuts it down, with [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics.
+pub struct Node<R: Residence> {
+    residence: R,
+    resident: Arc<R::Resident>,
+    supervisor: Arc<Supervisor>,
+    /// Last: the daemon is stopped after the workers, its clients, have ended.
+    _mps: Option<mps::Mps>,
+}
+
+impl<R: Residence> Node<R> {
+    /// What its processes are made of.
+    pub fn residence(&self) -> &R {
+        &self.residence
+    }
+
+    /// The post office of the node's own process.
+    pub fn resident(&self) -> &Arc<R::Resident> {
+        &self.resident
+    }
+
+    /// The handle to the thread that keeps the workers, for whoever starts workers and actors.
+    pub fn supervisor(&self) -> &Arc<Supervisor> {
+        &self.supervisor
+    }
+
+    /// All workers, also those that have ended and whose slot is not used again yet.
+    pub fn workers(&self) -> Vec<WorkerStatus> {
+        self.supervisor.workers()
+    }
+
+    /// Lets everything under way finish, stops the actors and then the workers; what is not done after `deadline` is
+    /// killed and named in the report. Waits for the end; a second call returns the same report.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] only if the supervisor's thread was lost.
+    pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
+        self.supervisor.shutdown(deadline)
+    }
+
+    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at once.
+    /// While this runs, and after it, these signals no longer end the process by themselves.
+    ///
+    /// # Errors
+    /// When signals cannot be waited for; the node is shut down all the same, when it is dropped.
+    pub fn run_until_ctrl_c(self, deadline: Duration) -> Result<ShutdownReport, RunError> {
+        signals::run_until_ctrl_c(&self.supervisor, deadline)
+    }
+}
+
+impl<R: Residence> Drop for Node<R> {
+    fn drop(&mut self) {
+        match self.supervisor.shutdown(limits::DROP_DEADLINE) {
+            Ok(report) => {
+                for late in report.workers.iter().filter(|worker| worker.killed.is_some()) {
+                    tracing::debug!(worker = late.name, "killed when the node was dropped");
+                }
+            }
+            Err(error) => tracing::error!(%error, "the node could not be shut down"),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! How a program of actor types becomes processes: the plug between `node/` and the post office with its actors.
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::host::{Activity, Identity, Notices, Residence, Resident, Stage, StartActor};
+use crate::actor::{Ended, Program, Start, WorkerStage};
+use crate::device::Backend;
+use crate::device::host::HostBackend;
+use crate::lease::PoolOptions;
+use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::mailbox::port::{FromNode, Port};
+use crate::mailbox::post::Office;
+
+impl Resident for Office {
+    fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
+        Office::from_node(self, message, descriptors);
+    }
+
+    fn activity(&self) -> Activity {
+        // `busy` is read last: a message counted as received before it is busy for this look or done with.
+        let stats = self.stats();
+        // Those who wait come before that: one that stops waiting makes its actor's process busy first.
+        let busy = somebody_waits_here(self) || self.is_busy();
+        Activity { sent: stats.sent, received: stats.received, busy }
+    }
+
+    fn stopping(&self) {
+        self.begin_stopping();
+    }
+}
+
+/// Whether a sender of this process waits for room in a mailbox of this process.
+fn somebody_waits_here(office: &Office) -> bool {
+    let mut inboxes = (0..MAX_ACTORS).filter_map(|index| office.inbox(index as u16));
+    inboxes.any(|inbox| !inbox.local().queue().is_empty())
+}
+
+impl Stage for WorkerStageWithNotices {
+    async fn start_actor(&self, start: StartActor) -> Result<(), String> {
+        let StartActor { actor, place, name, type_name, args, device, own_thread } = start;
+        let notices = self.notices.clone();
+        let ended: Ended = Box::new(move |why| notices.actor_stopped(actor, why));
+        self.stage.start(Start { actor, place, name, type_name, args, device, own_thread }, ended).await
+    }
+
+    fn stop_actors(&self) -> impl Future<Output = ()> {
+        self.stage.stop()
+    }
+}
+
+/// A worker's stage with the way to tell of ended actors.
+pub struct WorkerStageWithNotices {
+    stage: WorkerStage,
+    notices: Notices,
+}
+
+fn pool_options(identity: &Identity) -> PoolOptions {
+    PoolOptions { budget: identity.host_budget, first_chunk: CHUNK_BYTES }
+}
+
+impl Residence for Program {
+    type Resident = Office;
+    type Stage = WorkerStageWithNotices;
+
+    fn fingerprint(&self) -> u64 {
+        Program::fingerprint(self)
+    }
+
+    fn open(&self, identity: &Identity, port: Arc<dyn Port>) -> Result<Arc<Office>, String> {
+        let office = Office::open(identity.process, port).map_err(|error| error.to_string())?;
+        if let Some(bytes) = identity.gpu_budget {
+            office.set_gpu_budget(bytes);
+        }
+        // The host pool is always there: large bodies travel in it, and peers' host tensors are mapped through it.
+        let host: Arc<dyn Backend> = HostBackend::new();
+        office.pool(&host, pool_options(identity));
+        if identity.process == crate::ids::ProcessId::NODE {
+            run_reader_on_a_thread(&office)?;
+        }
+        Ok(office)
+    }
+
+    fn stage(&self, office: Arc<Office>, notices: Notices) -> Result<WorkerStageWithNotices, String> {
+        // On the thread that the actors run on: a message then costs no switch.
+        let reader = Arc::clone(&office);
+        actix::spawn(async move {
+            if let Err(error) = reader.run().await {
+                tracing::error!(%error, "the reader stopped; no more messages reach this process");
+            }
+        });
+        Ok(WorkerStageWithNotices { stage: WorkerStage::new(self.clone(), office), notices })
+    }
+}
+
+fn run_reader_on_a_thread(office: &Arc<Office>) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = runtime.map_err(|error| format!("no runtime for the node's reader: {error}"))?;
+    let office = Arc::clone(office);
+    let spawned = std::thread::Builder::new().name("tensorpost-reader".into()).spawn(move || {
+        if let Err(error) = runtime.block_on(office.run()) {
+            tracing::error!(%error, "the node's reader stopped; no more messages reach this process");
+        }
+    });
+    spawned.map(|_| ()).map_err(|error| format!("no thread for the node's reader: {error}"))
+}

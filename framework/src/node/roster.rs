@@ -1,0 +1,140 @@
+//! Which processes and actors there are.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::ids::{ActorId, ProcessId};
+use crate::limits::{MAX_ACTORS, MAX_MAILBOX};
+use crate::mailbox::port::Place;
+
+/// An actor that exists, or is being created.
+#[derive(Clone, Debug)]
+pub(crate) struct ActorEntry {
+    pub(crate) place: Place,
+    pub(crate) name: String,
+    /// Whether it can take messages already; it is not found by its name before.
+    pub(crate) started: bool,
+}
+
+/// Why there is no room for an actor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceError {
+    /// The process has as many actors as it can.
+    #[error("{0} hosts {MAX_ACTORS} actors already; start another worker for this one")]
+    Full(ProcessId),
+    /// A mailbox has room for 1 to [`MAX_MAILBOX`] messages.
+    #[error("a mailbox has room for 1 to {MAX_MAILBOX} messages per sending process, not {0}")]
+    Capacity(u32),
+}
+
+/// The processes and actors of one node.
+#[derive(Default)]
+pub(crate) struct Roster {
+    living: HashSet<ProcessId>,
+    actors: HashMap<ActorId, ActorEntry>,
+    last_actor: u64,
+    // The index after the one given last, by process: an index is used again as late as possible.
+    next_index: HashMap<ProcessId, u16>,
+}
+
+impl Roster {
+    pub(crate) fn join(&mut self, process: ProcessId) {
+        self.living.insert(process);
+    }
+
+    /// Removes a process and its actors, and returns those.
+    pub(crate) fn leave(&mut self, process: ProcessId) -> Vec<ActorId> {
+        self.living.remove(&process);
+        self.next_index.remove(&process);
+        let gone: Vec<_> =
+            self.actors.iter().filter(|(_, a)| a.place.process == process).map(|(id, _)| *id).collect();
+        for actor in &gone {
+            self.actors.remove(actor);
+        }
+        gone
+    }
+
+    pub(crate) fn lives(&self, process: ProcessId) -> bool {
+        self.living.contains(&process)
+    }
+
+    pub(crate) fn living(&self) -> impl Iterator<Item = ProcessId> {
+        self.living.iter().copied()
+    }
+
+    pub(crate) fn actor(&self, actor: ActorId) -> Option<&ActorEntry> {
+        self.actors.get(&actor)
+    }
+
+    pub(crate) fn actors_of(&self, process: ProcessId) -> usize {
+        self.actors.values().filter(|a| a.place.process == process).count()
+    }
+
+    /// Makes an id and a place for a new actor of `process`.
+    pub(crate) fn reserve(
+        &mut self,
+        process: ProcessId,
+        capacity: u32,
+    ) -> Result<(ActorId, Place), PlaceError> {
+        if !(1..=MAX_MAILBOX).contains(&capacity) {
+            return Err(PlaceError::Capacity(capacity));
+        }
+        let used: HashSet<u16> =
+            self.actors.values().filter(|a| a.place.process == process).map(|a| a.place.index).collect();
+        let limit = MAX_ACTORS as u16;
+        let first = self.next_index.get(&process).copied().unwrap_or(0);
+        let index = (0..limit)
+            .map(|step| (first + step) % limit)
+            .find(|index| !used.contains(index))
+            .ok_or(PlaceError::Full(process))?;
+        self.next_index.insert(process, (index + 1) % limit);
+        self.last_actor += 1;
+        let actor = ActorId(self.last_actor);
+        let place = Place { process, index, capacity };
+        self.actors.insert(actor, ActorEntry { place, name: String::new(), started: false });
+        Ok((actor, place))
+    }
+
+    pub(crate) fn name(&mut self, actor: ActorId, name: &str) {
+        if let Some(entry) = self.actors.get_mut(&actor) {
+            name.clone_into(&mut entry.name);
+        }
+    }
+
+    pub(crate) fn started(&mut self, actor: ActorId) {
+        if let Some(entry) = self.actors.get_mut(&actor) {
+            entry.started = true;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, actor: ActorId) -> Option<ActorEntry> {
+        self.actors.remove(&actor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_unique_bounded_and_used_again_late() {
+        let process = ProcessId::new(1, 0).unwrap();
+        let mut roster = Roster::default();
+        roster.join(process);
+        let places: Vec<_> = (0..MAX_ACTORS).map(|_| roster.reserve(process, 8).unwrap()).collect();
+        let indexes: HashSet<_> = places.iter().map(|(_, place)| place.index).collect();
+        assert_eq!(indexes.len(), MAX_ACTORS);
+        assert_eq!(roster.reserve(process, 8).unwrap_err(), PlaceError::Full(process));
+        assert_eq!(roster.reserve(process, 0).unwrap_err(), PlaceError::Capacity(0));
+
+        roster.remove(places[9].0);
+        let (actor, place) = roster.reserve(process, 8).unwrap();
+        assert_eq!(place.index, 9);
+        assert!(places.iter().all(|(other, _)| *other != actor), "an actor's id is never used again");
+        assert_eq!(roster.leave(process).len(), MAX_ACTORS);
+        assert!(!roster.lives(process));
+
+        let (_, first) = roster.reserve(process, 8).unwrap();
+        roster.remove(actor);
+        assert_eq!((first.index, roster.reserve(process, 8).unwrap().1.index), (0, 1));
+    }
+}

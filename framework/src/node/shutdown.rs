@@ -1,0 +1,247 @@
+//! When nothing is under way between the processes any more, and what a shutdown reports.
+//!
+//! A message in a ring is in no process, so no process can say that all is quiet. The node asks every process for the
+//! messages that it has sent and received and whether it is busy. All is quiet when two rounds of answers in a row say
+//! the same, nobody is busy in either, and as many messages were received as sent (Mattern's four counters): a message
+//! that was under way during the first round would have been counted as sent there, and as received by the second.
+//!
+//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs, so after one the sums
+//! mean nothing, not even where they happen to agree. All is quiet then when nobody is busy and nothing changes for
+//! `STILL_ROUNDS` rounds, a tenth of a second; a message that lies unread makes its receiver busy
+//! ([`Activity::busy`](crate::node::host::Activity)).
+
+use std::collections::{HashMap, HashSet};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use crate::ids::ProcessId;
+use crate::node::host::Activity;
+use crate::node::supervisor::WorkerId;
+
+/// Rounds without any change that count as quiet after a death, and the time between them.
+const STILL_ROUNDS: u32 = 25;
+const STILL_PAUSE: Duration = Duration::from_millis(4);
+
+/// The shortest and the longest time between two rounds. Processes do not announce that they became quiet.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+
+/// What an answer led to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Others have not answered yet.
+    Waiting,
+    /// Ask again after this time.
+    AskAgain(Duration),
+    /// Nothing is under way.
+    Quiet,
+}
+
+/// The rounds of one shutdown.
+#[derive(Default)]
+pub(crate) struct Rounds {
+    round: u64,
+    waiting: HashSet<ProcessId>,
+    answers: HashMap<ProcessId, Activity>,
+    before: HashMap<ProcessId, Activity>,
+    unchanged: u32,
+    changed_rounds: u32,
+    deaths: bool,
+}
+
+impl Rounds {
+    pub(crate) fn new(deaths: bool) -> Self {
+        Rounds { deaths, ..Rounds::default() }
+    }
+
+    /// Begins a round; every one of `processes` is to be asked, with the number returned.
+    pub(crate) fn begin(&mut self, processes: impl Iterator<Item = ProcessId>) -> u64 {
+        self.round += 1;
+        self.waiting = processes.collect();
+        self.before = std::mem::take(&mut self.answers);
+        self.round
+    }
+
+    /// `process` answered in `round`.
+    pub(crate) fn answer(&mut self, process: ProcessId, round: u64, activity: Activity) -> Verdict {
+        if round != self.round || !self.waiting.remove(&process) {
+            return Verdict::Waiting;
+        }
+        self.answers.insert(process, activity);
+        self.verdict()
+    }
+
+    /// `process` has ended.
+    pub(crate) fn left(&mut self, process: ProcessId) -> Verdict {
+        self.deaths = true;
+        self.answers.remove(&process);
+        if self.waiting.remove(&process) { self.verdict() } else { Verdict::Waiting }
+    }
+
+    fn verdict(&mut self) -> Verdict {
+        if !self.waiting.is_empty() {
+            return Verdict::Waiting;
+        }
+        let busy = self.answers.values().any(|activity| activity.busy);
+        if busy || self.answers != self.before {
+            self.unchanged = 0;
+            self.changed_rounds = self.changed_rounds.saturating_add(1);
+        } else {
+            self.unchanged += 1;
+            if self.deaths {
+                let still = self.unchanged >= STILL_ROUNDS;
+                return if still { Verdict::Quiet } else { Verdict::AskAgain(STILL_PAUSE) };
+            }
+            let sum = |count: fn(&Activity) -> u64| {
+                self.answers.values().fold(0u64, |sum, activity| sum.wrapping_add(count(activity)))
+            };
+            if sum(|activity| activity.sent) == sum(|activity| activity.received) {
+                return Verdict::Quiet;
+            }
+        }
+        let factor = 1 << self.changed_rounds.min(8);
+        Verdict::AskAgain((PAUSE.0 * factor).min(PAUSE.1))
+    }
+}
+
+/// How far a worker got before its time was up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It had not become ready yet.
+    Starting,
+    /// Messages were still under way, in it or elsewhere.
+    Draining,
+    /// It had not stopped its actors.
+    StoppingActors,
+    /// It had stopped its actors and did not exit.
+    Exiting,
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Phase::Starting => "while it was starting",
+            Phase::Draining => "while messages were still under way",
+            Phase::StoppingActors => "while its actors were still stopping",
+            Phase::Exiting => "after its actors had stopped, but before it exited",
+        })
+    }
+}
+
+/// How one worker ended in a shutdown.
+#[derive(Clone, Debug)]
+pub struct WorkerEnd {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its name.
+    pub name: String,
+    /// Its exit status; `None` if it could not be had.
+    pub exit: Option<ExitStatus>,
+    /// Whether, and how far from its end, it was killed because the time was up.
+    pub killed: Option<Phase>,
+}
+
+/// How a shutdown went.
+#[derive(Clone, Debug)]
+pub struct ShutdownReport {
+    /// Whether every message that was under way was handled.
+    pub drained: bool,
+    /// The workers that were there when it began.
+    pub workers: Vec<WorkerEnd>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl ShutdownReport {
+    /// Whether everything was drained and every worker exited with status 0.
+    pub fn is_clean(&self) -> bool {
+        self.drained && self.workers.iter().all(|worker| worker.exit.is_some_and(|exit| exit.success()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(slot: u16) -> ProcessId {
+        ProcessId::new(slot, 0).unwrap()
+    }
+
+    fn activity(sent: u64, received: u64, busy: bool) -> Activity {
+        Activity { sent, received, busy }
+    }
+
+    fn round(rounds: &mut Rounds, answers: &[Activity]) -> Verdict {
+        let number = rounds.begin((0..answers.len()).map(|slot| process(slot as u16)));
+        let mut verdict = Verdict::Waiting;
+        for (slot, answer) in answers.iter().enumerate() {
+            assert_eq!(verdict, Verdict::Waiting);
+            verdict = rounds.answer(process(slot as u16), number, *answer);
+        }
+        verdict
+    }
+
+    #[test]
+    fn quiet_needs_two_equal_rounds_with_equal_sums_and_nobody_busy() {
+        let mut rounds = Rounds::new(false);
+        let quiet = [activity(5, 2, false), activity(2, 5, false)];
+        assert!(matches!(round(&mut rounds, &quiet), Verdict::AskAgain(_)));
+        assert_eq!(round(&mut rounds, &quiet), Verdict::Quiet);
+
+        let mut rounds = Rounds::new(false);
+        let busy = [activity(5, 2, false), activity(2, 5, true)];
+        for _ in 0..100 {
+            assert!(matches!(round(&mut rounds, &busy), Verdict::AskAgain(_)));
+        }
+        let lost = [activity(6, 2, false), activity(2, 5, false)];
+        for _ in 0..100 {
+            assert!(matches!(round(&mut rounds, &lost), Verdict::AskAgain(_)), "a message is in a ring");
+        }
+        // The sums agree, but the counts moved since the last round.
+        assert!(matches!(
+            round(&mut rounds, &[activity(6, 2, false), activity(2, 6, false)]),
+            Verdict::AskAgain(_)
+        ));
+    }
+
+    #[test]
+    fn an_answer_from_an_earlier_round_or_a_stranger_is_no_answer() {
+        let mut rounds = Rounds::new(false);
+        let first = rounds.begin([process(0)].into_iter());
+        rounds.answer(process(0), first, Activity::default());
+        let second = rounds.begin([process(0)].into_iter());
+        assert_eq!(rounds.answer(process(0), first, Activity::default()), Verdict::Waiting);
+        assert_eq!(rounds.answer(process(3), second, Activity::default()), Verdict::Waiting);
+        assert_eq!(rounds.answer(process(0), second, Activity::default()), Verdict::Quiet);
+    }
+
+    #[test]
+    fn a_death_takes_its_counts_with_it_and_does_not_hang_a_shutdown() {
+        let mut rounds = Rounds::new(false);
+        let answers = [activity(5, 0, false), activity(0, 4, false)];
+        round(&mut rounds, &answers);
+        let number = rounds.begin([process(0), process(1)].into_iter());
+        assert_eq!(rounds.answer(process(0), number, answers[0]), Verdict::Waiting);
+        assert!(matches!(rounds.left(process(1)), Verdict::AskAgain(_)));
+        let still = |rounds: &mut Rounds, answers: &[Activity]| {
+            let rounds = (1..100).find(|_| round(rounds, answers) == Verdict::Quiet);
+            // The first one may have none before it to compare with.
+            assert!(rounds == Some(STILL_ROUNDS) || rounds == Some(STILL_ROUNDS + 1), "{rounds:?}");
+        };
+        still(&mut rounds, &answers[..1]);
+        // One death long ago is enough to make the sums worthless, also where they agree by accident.
+        still(&mut Rounds::new(true), &answers);
+        still(&mut Rounds::new(true), &[activity(5, 5, false)]);
+    }
+
+    #[test]
+    fn after_a_death_a_change_or_somebody_busy_begins_the_wait_anew() {
+        let mut rounds = Rounds::new(true);
+        let quiet = [activity(5, 0, false)];
+        for disturbance in [activity(5, 0, true), activity(6, 0, false)] {
+            for _ in 0..STILL_ROUNDS {
+                assert!(matches!(round(&mut rounds, &quiet), Verdict::AskAgain(_)));
+            }
+            assert!(matches!(round(&mut rounds, &[disturbance]), Verdict::AskAgain(_)));
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Running until somebody says stop.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::shutdown::ShutdownReport;
+use super::supervisor::{Closed, Supervisor};
+
+/// Why waiting for a signal failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The system refused it.
+    #[error("signals cannot be waited for: {0}")]
+    Signals(#[from] io::Error),
+    /// The node has ended already.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+pub(super) fn run_until_ctrl_c(
+    supervisor: &Arc<Supervisor>,
+    deadline: Duration,
+) -> Result<ShutdownReport, RunError> {
+    // A thread of its own, because the caller may be inside a runtime already.
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(wait_and_stop(supervisor, deadline))
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+async fn wait_and_stop(supervisor: &Arc<Supervisor>, deadline: Duration) -> Result<ShutdownReport, RunError> {
+    let mut signals = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tracing::info!(target: "tensorpost::node", "running; press Ctrl-C to stop");
+    either(&mut signals).await;
+    tracing::info!(target: "tensorpost::node", "stopping; press Ctrl-C again to end at once");
+    let stopper = supervisor.clone();
+    let mut stopped = tokio::task::spawn_blocking(move || stopper.shutdown(deadline));
+    loop {
+        tokio::select! {
+            result = &mut stopped => return Ok(result.map_err(|_| Closed::Ended)??),
+            () = either(&mut signals) => supervisor.kill_all(),
+        }
+    }
+}
+
+async fn either((interrupt, terminate): &mut (Signal, Signal)) {
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}

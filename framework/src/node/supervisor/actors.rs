@@ -1,0 +1,157 @@
+//! Starting actors, and forgetting them.
+
+use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::port::Place;
+use crate::node::control::{ControlError, Down, encode};
+use crate::node::host::{NewActor, StartActor};
+use crate::node::registry::check_name;
+use crate::observe::log::Severity;
+
+use super::error::Closed;
+use super::record::Pending;
+use super::run::State;
+use super::{Reply, StartError, WorkerId};
+
+type Started = Result<(ActorId, Place), StartError>;
+
+impl State {
+    pub(super) fn start_actor(&mut self, id: WorkerId, new: NewActor, reply: Reply<Started>) {
+        let found =
+            self.slots.iter().position(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id));
+        let Some(index) = found else {
+            let _ = reply.try_send(Err(self.no_such_worker(id, new.type_name)));
+            return;
+        };
+        if let Err(error) = self.try_start(index, new, &reply) {
+            let _ = reply.try_send(Err(error));
+        }
+    }
+
+    fn try_start(&mut self, index: usize, new: NewActor, reply: &Reply<Started>) -> Result<(), StartError> {
+        if self.stopping.is_some() {
+            return Err(Closed::ShuttingDown.into());
+        }
+        let Some(worker) = self.slots[index].worker.as_mut() else { return Ok(()) };
+        if !worker.is_running() {
+            return Err(StartError::WorkerEnded {
+                worker: worker.name.to_string(),
+                type_name: new.type_name,
+                exit: None,
+                why: Some(worker.why.clone().unwrap_or_else(|| "it is ending".to_owned())),
+            });
+        }
+        let (actor, place) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
+        let type_name = new.type_name.clone();
+        let start = StartActor {
+            actor,
+            place,
+            name: new.name.unwrap_or_else(|| format!("{type_name} {actor}")),
+            type_name: new.type_name,
+            args: new.args,
+            device: new.device,
+            own_thread: new.own_thread,
+        };
+        // Encoded once to see whether it fits: a worker is not killed for what its node asked.
+        let start = Down::Start(start);
+        if let Err(ControlError::TooLarge(_) | ControlError::Encode(_)) = encode(&start) {
+            self.broker.actor_ended(actor);
+            return Err(StartError::TooLarge { type_name });
+        }
+        worker.pending.insert(actor, Pending { place, type_name, ended: None, reply: reply.clone() });
+        worker.send(&start, Vec::new());
+        self.dirty = true;
+        Ok(())
+    }
+
+    fn no_such_worker(&self, id: WorkerId, type_name: String) -> StartError {
+        let mut last = self.slots.iter().filter_map(|slot| slot.last.as_ref());
+        match last.find(|last| last.worker == id).map(|last| (&last.name, &last.state)) {
+            Some((name, super::WorkerState::Ended { exit, why })) => {
+                StartError::WorkerEnded { worker: name.clone(), type_name, exit: *exit, why: why.clone() }
+            }
+            _ => StartError::UnknownWorker(id),
+        }
+    }
+
+    pub(super) fn adopt_actor(&mut self, name: Option<String>, capacity: u32, reply: &Reply<Started>) {
+        let result = if self.stopping.is_some() {
+            Err(Closed::ShuttingDown.into())
+        } else {
+            reserve(&mut self.broker, ProcessId::NODE, name.as_deref(), capacity)
+        };
+        if let Ok((actor, _)) = result {
+            self.broker.roster.started(actor);
+        }
+        let _ = reply.try_send(result);
+    }
+
+    /// The worker says what became of an actor.
+    pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(Pending { place, type_name, ended, reply }) = worker.pending.remove(&actor) else {
+            let text = format!("worker `{}` speaks of {actor}, which it was not asked to start", worker.name);
+            worker.complaints = worker.complaints.saturating_add(1);
+            self.journal.node(Severity::Error, Some(&worker.name), text);
+            return;
+        };
+        let answer = match result {
+            Ok(()) => {
+                self.broker.roster.started(actor);
+                Ok((actor, place))
+            }
+            Err(why) => {
+                self.broker.actor_ended(actor);
+                Err(StartError::Create { worker: worker.name.to_string(), type_name, why })
+            }
+        };
+        let _ = reply.try_send(answer);
+        self.dirty = true;
+        if let Some(why) = ended {
+            self.actor_stopped(index, actor, why);
+        }
+    }
+
+    /// The worker says that an actor has ended.
+    pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<String>) {
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        if let Some(pending) = worker.pending.get_mut(&actor) {
+            pending.ended = Some(why);
+            return;
+        }
+        let Some(entry) = self.broker.roster.actor(actor) else { return };
+        if entry.place.process != worker.process {
+            worker.complaints = worker.complaints.saturating_add(1);
+            let text =
+                format!("worker `{}` says that {actor} has stopped, which is not its own", worker.name);
+            self.journal.node(Severity::Error, Some(&worker.name), text);
+            return;
+        }
+        if let Some(why) = why {
+            let text = format!("{actor} `{}` in worker `{}` ended: {why}", entry.name, worker.name);
+            self.journal.node(Severity::Error, Some(&worker.name), text);
+        }
+        self.broker.actor_ended(actor);
+        self.dirty = true;
+    }
+}
+
+/// A place for an actor, and its name.
+fn reserve(
+    broker: &mut crate::node::broker::Broker,
+    process: ProcessId,
+    name: Option<&str>,
+    capacity: u32,
+) -> Started {
+    if let Some(name) = name {
+        check_name(name)?;
+    }
+    let (actor, place) = broker.roster.reserve(process, capacity)?;
+    if let Some(name) = name {
+        if let Err(error) = broker.registry.register(name.to_owned(), actor) {
+            broker.roster.remove(actor);
+            return Err(error.into());
+        }
+        broker.roster.name(actor, name);
+    }
+    Ok((actor, place))
+}

@@ -1,0 +1,159 @@
+//! What can go wrong when the node is asked for something.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use crate::limits::MAX_PROCESSES;
+use crate::node::handshake::BuildMismatch;
+use crate::node::limits::MAX_CONTROL_MESSAGE;
+use crate::node::registry::NameError;
+use crate::node::roster::PlaceError;
+
+use super::WorkerId;
+
+/// The node does not take requests any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Closed {
+    /// It is shutting down.
+    #[error("the node is shutting down")]
+    ShuttingDown,
+    /// It has shut down.
+    #[error("the node has shut down")]
+    Ended,
+}
+
+/// Why the node could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The program that workers run cannot be looked at.
+    #[error(
+        "the workers' program {program} cannot be looked at: {source}; is the path right, and /proc mounted?"
+    )]
+    Program {
+        /// Its path.
+        program: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The node's own process could not be opened.
+    #[error("the node's own process could not be opened: {0}")]
+    Open(String),
+    /// The system has no thread or descriptor left.
+    #[error("the node needs two threads and a few descriptors, and the system refused one: {0}")]
+    System(#[source] io::Error),
+    /// There is no MPS.
+    #[error(transparent)]
+    Mps(#[from] crate::node::MpsError),
+}
+
+/// Why a worker did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// Its name cannot be a name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// There are too many processes.
+    #[error("the node has {MAX_PROCESSES} processes already; put several actors into one worker")]
+    TooMany,
+    /// The system refused to start it.
+    #[error("worker `{name}` could not be started from {program}: {source}")]
+    Start {
+        /// Its name.
+        name: String,
+        /// The program.
+        program: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It runs another build.
+    #[error("worker `{name}` was refused: {source}")]
+    Build {
+        /// Its name.
+        name: String,
+        /// In what the builds differ.
+        source: BuildMismatch,
+    },
+    /// It took too long; it was killed.
+    #[error(
+        "worker `{name}` was not ready after {deadline:?} ({doing}) and was killed; look for what its program does \
+         before it starts the node, or allow more time with `start_deadline`"
+    )]
+    Deadline {
+        /// Its name.
+        name: String,
+        /// The time that it had.
+        deadline: Duration,
+        /// How far it got.
+        doing: &'static str,
+    },
+    /// It ended before it was ready.
+    #[error("worker `{name}` ended before it was ready ({}){}", exit_text(.exit), because(.why))]
+    Ended {
+        /// Its name.
+        name: String,
+        /// Its exit status.
+        exit: Option<ExitStatus>,
+        /// What it said, if it said why.
+        why: Option<String>,
+    },
+    /// The node does not start workers any more.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Why an actor did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is no such worker.
+    #[error("{0} is no worker of this node, or has ended and was replaced")]
+    UnknownWorker(WorkerId),
+    /// The worker has ended, before or while the actor was created.
+    #[error("worker `{worker}` ended ({}) before the actor of type `{type_name}` ran{}", exit_text(.exit), because(.why))]
+    WorkerEnded {
+        /// Its name.
+        worker: String,
+        /// The actor's type.
+        type_name: String,
+        /// Its exit status.
+        exit: Option<ExitStatus>,
+        /// Why, if it is known.
+        why: Option<String>,
+    },
+    /// The actor's `create` failed.
+    #[error("an actor of type `{type_name}` could not be created in worker `{worker}`: {why}")]
+    Create {
+        /// The worker's name.
+        worker: String,
+        /// The actor's type.
+        type_name: String,
+        /// What `create` said, with its causes.
+        why: String,
+    },
+    /// Its name is taken, or cannot be a name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// There is no room for it.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// Its arguments are too large.
+    #[error(
+        "the arguments of an actor of type `{type_name}` do not fit into {MAX_CONTROL_MESSAGE} bytes; \
+         send large data as a tensor in a message"
+    )]
+    TooLarge {
+        /// The actor's type.
+        type_name: String,
+    },
+    /// The node does not start actors any more.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+pub(crate) fn exit_text(exit: &Option<ExitStatus>) -> String {
+    exit.map_or_else(|| "exit status unknown".to_owned(), |exit| exit.to_string())
+}
+
+pub(crate) fn because(why: &Option<String>) -> String {
+    why.as_ref().map_or_else(String::new, |why| format!(": {why}"))
+}

@@ -1,0 +1,151 @@
+//! What the supervisor does with what a worker says.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use crate::ids::ProcessId;
+use crate::mailbox::port::ToNode;
+use crate::node::broker::Complaint;
+use crate::node::control::{Down, Up, decode};
+use crate::node::handshake::{self, Build};
+use crate::node::host::Identity;
+use crate::node::limits::END_GRACE;
+use crate::observe::log::Severity;
+
+use super::SpawnError;
+use super::record::{Stage, Worker};
+use super::run::State;
+
+impl State {
+    pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let process = worker.process;
+        let message = match decode::<Up>(bytes) {
+            Ok(message) => message,
+            Err(error) => return self.complain(index, error.to_string()),
+        };
+        if !descriptors.is_empty() && !matches!(message, Up::Node(_)) {
+            return self
+                .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));
+        }
+        match (message, &worker.stage) {
+            (Up::Log(record), _) => {
+                let name = worker.name.clone();
+                self.journal.worker(&name, record);
+            }
+            (Up::LogsDropped { count }, _) => {
+                worker.logs_dropped = worker.logs_dropped.saturating_add(count);
+                self.dirty = true;
+                let text = format!("{count} events of its log were dropped: there was no room for them");
+                self.journal.node(Severity::Warn, Some(&worker.name), text);
+            }
+            (Up::Hello { build, pid }, Stage::Greeting { .. }) => self.hello(index, &build, pid),
+            (Up::Ready, Stage::Opening { .. }) => {
+                let stage = std::mem::replace(&mut worker.stage, Stage::Running);
+                if let Stage::Opening { reply, .. } = stage {
+                    let _ = reply.try_send(Ok(worker.id));
+                }
+                self.dirty = true;
+            }
+            (Up::OpenFailed { why }, Stage::Opening { .. }) => {
+                // Its exit, which follows, answers whoever asked for it.
+                worker.why.get_or_insert(why);
+                worker.end_soon(Instant::now());
+            }
+            (Up::Node(message), Stage::Opening { .. } | Stage::Running) => {
+                self.broker_message(process, message, descriptors);
+            }
+            (Up::Started { actor, result }, Stage::Running) => self.actor_started(index, actor, result),
+            (Up::ActorStopped { actor, why }, Stage::Running) => self.actor_stopped(index, actor, why),
+            (Up::Activity { round, activity }, Stage::Running) => self.activity(process, round, activity),
+            (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
+            (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
+            // What was on its way when the node gave it up.
+            (_, Stage::Ending) => {}
+            (message, _) => {
+                let text = format!("it said something at the wrong time: {}", name_of(&message));
+                self.complain(index, text);
+            }
+        }
+    }
+
+    /// Takes the worker in, if it runs the right build.
+    fn hello(&mut self, index: usize, build: &Build, pid: u32) {
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        if pid != worker.child.id() {
+            let text = format!("it says that its process id is {pid}, and it is {}", worker.child.id());
+            worker.give_up(text.clone());
+            return self.complain(index, text);
+        }
+        let Stage::Greeting { deadline, reply } = std::mem::replace(&mut worker.stage, Stage::Ending) else {
+            return;
+        };
+        if let Err(source) = handshake::check(&self.settings.program.build, build) {
+            worker.why.get_or_insert("it runs another build than the node".to_owned());
+            worker.send(&Down::Refused { why: source.to_string() }, Vec::new());
+            worker.kill_at = Some(Instant::now() + END_GRACE);
+            let _ = reply.try_send(Err(SpawnError::Build { name: worker.name.to_string(), source }));
+            return;
+        }
+        worker.stage = Stage::Opening { deadline, reply };
+        let identity = Identity {
+            process: worker.process,
+            name: worker.name.to_string(),
+            host_budget: self.settings.host_budget,
+            gpu_budget: self.settings.gpu_budget,
+        };
+        let log_filter = self.settings.worker_log.clone();
+        worker.send(&Down::Welcome { identity, log_filter }, Vec::new());
+        self.broker.joined(worker.process);
+    }
+
+    /// Gives the broker a message of `from` and hands out what follows.
+    pub(super) fn broker_message(&mut self, from: ProcessId, message: ToNode, descriptors: Vec<OwnedFd>) {
+        let mut deliveries = Vec::new();
+        let result = self.broker.handle(from, message, descriptors, &mut deliveries);
+        self.deliver(deliveries);
+        self.note(from, result);
+    }
+
+    /// `from` has answered a ping, and all that it said before was handled.
+    pub(super) fn pong(&mut self, from: ProcessId, number: u64) {
+        let mut deliveries = Vec::new();
+        let result = self.broker.pong(from, number, &mut deliveries);
+        self.deliver(deliveries);
+        self.note(from, result);
+    }
+
+    fn note(&mut self, from: ProcessId, result: Result<(), Complaint>) {
+        match result {
+            Err(complaint) if from == ProcessId::NODE => {
+                self.journal.node(Severity::Error, None, format!("the node's own process: {complaint}"));
+            }
+            Err(complaint) => self.complain(from.slot(), complaint.to_string()),
+            Ok(()) => {}
+        }
+    }
+
+    /// Writes down that a worker said what it should not have.
+    fn complain(&mut self, index: usize, text: String) {
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Worker { complaints, name, .. } = worker;
+        *complaints = complaints.saturating_add(1);
+        self.dirty = true;
+        self.journal.node(Severity::Error, Some(name), format!("worker `{name}`: {text}"));
+    }
+}
+
+fn name_of(message: &Up) -> &'static str {
+    match message {
+        Up::Hello { .. } => "hello",
+        Up::Ready => "that it is ready",
+        Up::OpenFailed { .. } => "that it could not open",
+        Up::Node(_) => "something for the broker",
+        Up::Started { .. } => "that an actor has started",
+        Up::ActorStopped { .. } => "that an actor has stopped",
+        Up::Activity { .. } => "its activity",
+        Up::Pong { .. } => "the answer to a ping",
+        Up::ActorsStopped => "that its actors have stopped",
+        Up::Log(_) | Up::LogsDropped { .. } => "a log event",
+    }
+}

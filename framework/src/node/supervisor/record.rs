@@ -1,0 +1,211 @@
+//! What the supervisor knows about one worker.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::process::{Child, ExitStatus};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::port::Place;
+use crate::node::control::{Down, encode};
+use crate::node::limits::END_GRACE;
+use crate::node::line::{LineError, Outgoing, Receiving};
+use crate::node::shutdown::Phase;
+use crate::os::{PidFd, Seqpacket};
+
+use super::launch::Launched;
+use super::{Reply, SpawnError, StartError, WorkerId};
+
+/// What a worker is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkerState {
+    /// Its process was started; it is not ready.
+    Starting,
+    /// Its actors run.
+    Running,
+    /// It was told to end, or is being killed.
+    Ending,
+    /// Its process has ended.
+    Ended {
+        /// How; `None` if the system did not say.
+        exit: Option<ExitStatus>,
+        /// What was wrong, if the node knows.
+        why: Option<String>,
+    },
+}
+
+/// What there is to know about a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerStatus {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its slot, and which life of the slot this is.
+    pub process: ProcessId,
+    /// Its name.
+    pub name: String,
+    /// The process id that the system gave it.
+    pub pid: u32,
+    /// What it is doing.
+    pub state: WorkerState,
+    /// Actors in it.
+    pub actors: usize,
+    /// Things that it should not have said; each is in the log.
+    pub complaints: u64,
+    /// Events of its log that were dropped because nobody read fast enough.
+    pub logs_dropped: u64,
+}
+
+/// How far a worker's start has got.
+pub(super) enum Stage {
+    /// It has not said hello.
+    Greeting { deadline: Instant, reply: Reply<Result<WorkerId, SpawnError>> },
+    /// It was welcomed and opens its process.
+    Opening { deadline: Instant, reply: Reply<Result<WorkerId, SpawnError>> },
+    /// Its actors run.
+    Running,
+    /// It will end; nothing that it says now counts, except its log.
+    Ending,
+}
+
+/// An actor that the worker was told to start.
+pub(super) struct Pending {
+    pub(super) place: Place,
+    pub(super) type_name: String,
+    /// It ended before the worker said that it had started; inside, why.
+    pub(super) ended: Option<Option<String>>,
+    pub(super) reply: Reply<Result<(ActorId, Place), StartError>>,
+}
+
+/// One life of a worker.
+pub(super) struct Worker {
+    pub(super) id: WorkerId,
+    pub(super) process: ProcessId,
+    pub(super) name: Arc<str>,
+    pub(super) child: Child,
+    pub(super) pidfd: PidFd,
+    pub(super) socket: Arc<Seqpacket>,
+    pub(super) incoming: Receiving,
+    pub(super) outgoing: Outgoing,
+    /// Whether the socket may still be read.
+    pub(super) open: bool,
+    pub(super) stage: Stage,
+    pub(super) pending: HashMap<ActorId, Pending>,
+    pub(super) awaiting_end: Vec<Reply<WorkerState>>,
+    pub(super) told_to_stop_actors: bool,
+    pub(super) actors_stopped: bool,
+    pub(super) told_to_exit: bool,
+    pub(super) complaints: u64,
+    pub(super) logs_dropped: u64,
+    /// When to kill it.
+    pub(super) kill_at: Option<Instant>,
+    pub(super) killed: Option<Phase>,
+    /// What was wrong, in its words or in ours: the first reason is the one that counts.
+    pub(super) why: Option<String>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        id: WorkerId,
+        process: ProcessId,
+        name: &str,
+        launched: Launched,
+        stage: Stage,
+    ) -> Self {
+        let socket = Arc::new(launched.socket);
+        Worker {
+            id,
+            process,
+            name: name.into(),
+            child: launched.child,
+            pidfd: launched.pidfd,
+            incoming: Receiving::new(socket.clone()),
+            outgoing: Outgoing::new(socket.clone()),
+            socket,
+            open: true,
+            stage,
+            pending: HashMap::new(),
+            awaiting_end: Vec::new(),
+            told_to_stop_actors: false,
+            actors_stopped: false,
+            told_to_exit: false,
+            complaints: 0,
+            logs_dropped: 0,
+            kill_at: None,
+            killed: None,
+            why: None,
+        }
+    }
+
+    /// Sends a message, or queues it. A worker that cannot be written to is as good as dead: it is killed, unless it
+    /// has closed its socket, which means that it is ending by itself.
+    pub(super) fn send(&mut self, message: &Down, descriptors: Vec<OwnedFd>) {
+        let sent = match encode(message) {
+            Ok(bytes) => self.outgoing.send(&bytes, descriptors),
+            Err(error) => return self.give_up(error.to_string()),
+        };
+        if let Err(error) = sent {
+            self.line_failed(error);
+        }
+    }
+
+    pub(super) fn flush(&mut self) {
+        if let Err(error) = self.outgoing.flush() {
+            self.line_failed(error);
+        }
+    }
+
+    fn line_failed(&mut self, error: LineError) {
+        match error {
+            // Its last words are still to be read.
+            LineError::Closed => self.end_soon(Instant::now()),
+            error => self.give_up(error.to_string()),
+        }
+    }
+
+    /// It closed its socket; if it is not gone in a moment, it is killed.
+    pub(super) fn end_soon(&mut self, now: Instant) {
+        let at = now + END_GRACE;
+        self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// Kills it, because of `why`.
+    pub(super) fn give_up(&mut self, why: String) {
+        self.why.get_or_insert(why);
+        self.kill();
+    }
+
+    /// Kills it and whatever processes it has started in its group.
+    pub(super) fn kill(&mut self) {
+        self.kill_at = None;
+        // Its number cannot be somebody else's: the process was not waited for yet.
+        let group = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        if let Some(group) = group {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        // Where this fails there is no process any more, and its pidfd says so.
+        let _ = self.pidfd.kill();
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.stage, Stage::Running)
+    }
+
+    pub(super) fn status(&self, actors: usize) -> WorkerStatus {
+        let state = match self.stage {
+            Stage::Greeting { .. } | Stage::Opening { .. } => WorkerState::Starting,
+            Stage::Running if !self.told_to_exit => WorkerState::Running,
+            Stage::Running | Stage::Ending => WorkerState::Ending,
+        };
+        WorkerStatus {
+            worker: self.id,
+            process: self.process,
+            name: self.name.to_string(),
+            pid: self.child.id(),
+            state,
+            actors,
+            complaints: self.complaints,
+            logs_dropped: self.logs_dropped,
+        }
+    }
+}

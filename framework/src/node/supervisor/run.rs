@@ -1,0 +1,403 @@
+//! The supervisor's loop: commands, sockets, deaths, deadlines.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::ids::ProcessId;
+use crate::limits::MAX_PROCESSES;
+use crate::node::broker::{Broker, Delivery};
+use crate::node::control::Down;
+use crate::node::host::Resident;
+use crate::node::journal::Journal;
+use crate::node::limits::TURN_MESSAGES;
+use crate::node::line::{Flushed, Incoming};
+use crate::node::questions::Ping;
+use crate::node::registry::check_name;
+use crate::node::wait;
+use crate::observe::log::Severity;
+
+use super::error::{because, exit_text};
+use super::record::{Stage, Worker, WorkerState, WorkerStatus};
+use super::stopping::Stopping;
+use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
+
+/// One place for a process. Slot 0 is the node and has no worker.
+#[derive(Default)]
+pub(super) struct Slot {
+    /// The next life of the slot; a restarted worker will keep its slot and its id.
+    pub(super) next_life: u32,
+    pub(super) worker: Option<Worker>,
+    /// The worker that was here last.
+    pub(super) last: Option<WorkerStatus>,
+}
+
+pub(super) struct State {
+    pub(super) settings: Settings,
+    pub(super) shared: Arc<Shared>,
+    pub(super) resident: Arc<dyn Resident>,
+    pub(super) journal: Journal,
+    pub(super) broker: Broker,
+    pub(super) slots: Vec<Slot>,
+    pub(super) stopping: Option<Stopping>,
+    pub(super) deaths: bool,
+    last_worker: u64,
+    pub(super) dirty: bool,
+}
+
+impl State {
+    pub(super) fn new(
+        settings: Settings,
+        shared: Arc<Shared>,
+        resident: Arc<dyn Resident>,
+        journal: Journal,
+    ) -> Self {
+        let mut broker = Broker::default();
+        broker.joined(ProcessId::NODE);
+        State {
+            settings,
+            shared,
+            resident,
+            journal,
+            broker,
+            slots: vec![Slot::default()],
+            stopping: None,
+            deaths: false,
+            last_worker: 0,
+            dirty: false,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let _close = CloseOnDrop(self.shared.clone());
+        loop {
+            self.take_commands();
+            self.check_deadlines();
+            if self.advance_stopping() {
+                break;
+            }
+            self.publish();
+            if let Err(error) = self.wait_and_serve() {
+                // Without poll there is no supervising: end as the process's own end would.
+                self.journal.node(
+                    Severity::Error,
+                    None,
+                    format!("the supervisor cannot wait for events: {error}"),
+                );
+                break;
+            }
+        }
+        self.finish();
+    }
+
+    fn take_commands(&mut self) {
+        loop {
+            let Some(command) = self.shared.commands.lock().queue.pop_front() else { return };
+            match command {
+                Command::Local(message, descriptors) => {
+                    self.broker_message(ProcessId::NODE, message, descriptors);
+                }
+                Command::Pong(number) => self.pong(ProcessId::NODE, number),
+                Command::Spawn(name, reply) => self.spawn(&name, reply),
+                Command::Start(worker, actor, reply) => self.start_actor(worker, actor, reply),
+                Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
+                Command::ActorEnded(actor) => self.broker.actor_ended(actor),
+                Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
+                Command::KillWorker(worker) => {
+                    if let Some(worker) = self.worker_by_id(worker) {
+                        worker.give_up("the node was asked to kill it".to_owned());
+                    }
+                }
+                Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
+                Command::KillAll => self.kill_all(Instant::now()),
+            }
+        }
+    }
+
+    fn spawn(&mut self, name: &str, reply: Reply<Result<WorkerId, SpawnError>>) {
+        let slot = match self.slot_for(name) {
+            Ok(slot) => slot,
+            Err(error) => {
+                let _ = reply.try_send(Err(error));
+                return;
+            }
+        };
+        let Some(process) = ProcessId::new(slot as u16, self.slots[slot].next_life) else {
+            let _ = reply.try_send(Err(SpawnError::TooMany));
+            return;
+        };
+        match self.settings.program.launch(self.settings.environment.as_ref()) {
+            Ok(launched) => {
+                self.last_worker += 1;
+                let deadline = Instant::now() + self.settings.start_deadline;
+                let stage = Stage::Greeting { deadline, reply };
+                let worker = Worker::new(WorkerId(self.last_worker), process, name, launched, stage);
+                let slot = &mut self.slots[slot];
+                slot.next_life += 1;
+                slot.worker = Some(worker);
+                self.dirty = true;
+            }
+            Err(source) => {
+                let program = self.settings.program.path();
+                let _ = reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source }));
+            }
+        }
+    }
+
+    /// A free slot: one that was never used if there is one, so that the dead are remembered as long as possible.
+    fn slot_for(&mut self, name: &str) -> Result<usize, SpawnError> {
+        check_name(name)?;
+        if self.stopping.is_some() {
+            return Err(Closed::ShuttingDown.into());
+        }
+        if self.slots.len() < MAX_PROCESSES {
+            self.slots.push(Slot::default());
+            return Ok(self.slots.len() - 1);
+        }
+        let free = (1..self.slots.len()).filter(|&slot| self.slots[slot].worker.is_none());
+        free.min_by_key(|&slot| self.slots[slot].next_life).ok_or(SpawnError::TooMany)
+    }
+
+    fn await_end(&mut self, id: WorkerId, reply: Reply<WorkerState>) {
+        if let Some(worker) = self.worker_by_id(id) {
+            worker.awaiting_end.push(reply);
+        } else if let Some(last) =
+            self.slots.iter().filter_map(|slot| slot.last.as_ref()).find(|l| l.worker == id)
+        {
+            let _ = reply.try_send(last.state.clone());
+        }
+    }
+
+    pub(super) fn worker_by_id(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        self.workers().find(|worker| worker.id == id)
+    }
+
+    pub(super) fn workers(&mut self) -> impl Iterator<Item = &mut Worker> {
+        self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut())
+    }
+
+    /// Hands out what the broker decided, and its pings.
+    pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
+        for Delivery { to, message, descriptors } in deliveries {
+            if to == ProcessId::NODE {
+                self.resident.from_node(message, descriptors);
+                continue;
+            }
+            let worker = self.slots.get_mut(to.slot()).and_then(|slot| slot.worker.as_mut());
+            if let Some(worker) = worker.filter(|worker| worker.process == to) {
+                worker.send(&Down::Node(message), descriptors);
+            }
+        }
+        for Ping { to, number } in self.broker.take_pings() {
+            if to == ProcessId::NODE {
+                // Behind everything that the node's own process has said so far. A closed queue is the node's end.
+                let _ = self.shared.push(Command::Pong(number));
+                continue;
+            }
+            let worker = self.slots.get_mut(to.slot()).and_then(|slot| slot.worker.as_mut());
+            if let Some(worker) = worker.filter(|worker| worker.process == to) {
+                worker.send(&Down::Ping { number }, Vec::new());
+            }
+        }
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        let time = self.settings.start_deadline;
+        for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
+            let doing = match worker.stage {
+                Stage::Greeting { deadline, .. } if deadline <= now => "it has not said hello",
+                Stage::Opening { deadline, .. } if deadline <= now => "it said hello and then did not open",
+                _ => {
+                    if worker.kill_at.is_some_and(|at| at <= now) {
+                        worker.kill();
+                    }
+                    continue;
+                }
+            };
+            let stage = std::mem::replace(&mut worker.stage, Stage::Ending);
+            if let Stage::Greeting { reply, .. } | Stage::Opening { reply, .. } = stage {
+                let name = worker.name.to_string();
+                let _ = reply.try_send(Err(SpawnError::Deadline { name, deadline: time, doing }));
+            }
+            worker.give_up(format!("it was not ready in time: {doing}"));
+            self.dirty = true;
+        }
+    }
+
+    fn next_event(&mut self) -> Option<Instant> {
+        let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
+        let workers = self.slots.iter().filter_map(|slot| slot.worker.as_ref()).filter_map(|worker| {
+            let start = match worker.stage {
+                Stage::Greeting { deadline, .. } | Stage::Opening { deadline, .. } => Some(deadline),
+                _ => None,
+            };
+            let retry = wait::retry_after(worker.outgoing.flushed()).map(|after| Instant::now() + after);
+            [start, worker.kill_at, retry].into_iter().flatten().min()
+        });
+        workers.chain(stopping).min()
+    }
+
+    /// Waits for the next event and serves every worker that has one.
+    fn wait_and_serve(&mut self) -> std::io::Result<()> {
+        let timeout = self.next_event().map(|at| {
+            // The kernel's timeout rounds; a little later beats once more for nothing.
+            at.saturating_duration_since(Instant::now()) + Duration::from_micros(50)
+        });
+        let shared = self.shared.clone();
+        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
+        let mut owners = Vec::new();
+        for (index, slot) in self.slots.iter().enumerate() {
+            let Some(worker) = &slot.worker else { continue };
+            owners.push(index);
+            fds.push(PollFd::new(&worker.pidfd, PollFlags::IN));
+            let out = if worker.outgoing.flushed() == Flushed::WhenWritable {
+                PollFlags::OUT
+            } else {
+                PollFlags::empty()
+            };
+            fds.push(if worker.open {
+                PollFd::new(&*worker.socket, PollFlags::IN | out)
+            } else {
+                // A closed socket would be reported for ever, asked for or not; this never is.
+                PollFd::new(&shared.wake, PollFlags::empty())
+            });
+        }
+        wait::poll(&mut fds, timeout)?;
+        let woken = !fds[0].revents().is_empty();
+        let events: Vec<_> = owners
+            .into_iter()
+            .zip(fds[1..].chunks(2))
+            .map(|(index, pair)| (index, !pair[0].revents().is_empty(), pair[1].revents()))
+            .collect();
+        drop(fds);
+        if woken {
+            shared.wake.drain()?;
+        }
+        for (index, ended, socket) in events {
+            let retry =
+                self.slots[index].worker.as_ref().is_some_and(|w| w.outgoing.flushed() == Flushed::Later);
+            if (retry || socket.contains(PollFlags::OUT))
+                && let Some(worker) = self.slots[index].worker.as_mut()
+            {
+                worker.flush();
+            }
+            if ended {
+                self.bury(index);
+            } else if !(socket - PollFlags::OUT).is_empty() {
+                self.read(index, TURN_MESSAGES);
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles up to `most` messages of a worker.
+    fn read(&mut self, index: usize, most: usize) {
+        for _ in 0..most {
+            let Some(worker) = self.slots[index].worker.as_mut().filter(|worker| worker.open) else { return };
+            match worker.incoming.next() {
+                Ok(Incoming::Message(bytes, descriptors)) => self.worker_message(index, &bytes, descriptors),
+                Ok(Incoming::Empty) => return,
+                Ok(Incoming::Closed) => {
+                    worker.open = false;
+                    worker.end_soon(Instant::now());
+                }
+                Err(error) => {
+                    worker.open = false;
+                    worker.give_up(error.to_string());
+                }
+            }
+        }
+    }
+
+    /// The process has ended: hears its last words, takes its status and tells everybody.
+    fn bury(&mut self, index: usize) {
+        // The dead send nothing new, so this ends; the bound is for a process of its own that has its socket.
+        self.read(index, 1 << 16);
+        let Some(mut worker) = self.slots[index].worker.take() else { return };
+        if !worker.told_to_exit {
+            // Its process group may hold processes that it had no chance to end.
+            worker.kill();
+        }
+        let exit = worker.child.wait().ok();
+        let actors = self.broker.roster.actors_of(worker.process);
+        let mut told = Vec::new();
+        self.broker.left(worker.process, &mut told);
+        self.deaths = true;
+
+        let name = worker.name.clone();
+        let why = worker.why.take();
+        let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
+        let severity = if expected { Severity::Debug } else { Severity::Error };
+        let text = format!(
+            "worker `{name}` (pid {}) ended: {}{}",
+            worker.child.id(),
+            exit_text(&exit),
+            because(&why)
+        );
+        self.journal.node(severity, Some(&name), text);
+
+        let state = WorkerState::Ended { exit, why: why.clone() };
+        for reply in worker.awaiting_end.drain(..) {
+            let _ = reply.try_send(state.clone());
+        }
+        for (_, pending) in worker.pending.drain() {
+            let _ = pending.reply.try_send(Err(StartError::WorkerEnded {
+                worker: name.to_string(),
+                type_name: pending.type_name,
+                exit,
+                why: why.clone(),
+            }));
+        }
+        let status = WorkerStatus { state, ..worker.status(actors) };
+        self.note_end(&worker, exit);
+        if let Stage::Greeting { reply, .. } | Stage::Opening { reply, .. } = worker.stage {
+            let _ = reply.try_send(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
+        }
+        self.slots[index].last = Some(status);
+        self.dirty = true;
+        self.deliver(told);
+    }
+
+    pub(super) fn publish(&mut self) {
+        if !std::mem::take(&mut self.dirty) {
+            return;
+        }
+        let roster = &self.broker.roster;
+        let status = self.slots.iter().filter_map(|slot| match &slot.worker {
+            Some(worker) => Some(worker.status(roster.actors_of(worker.process))),
+            None => slot.last.clone(),
+        });
+        *self.shared.status.lock() = status.collect();
+    }
+
+    /// Writes the report where a late caller finds it, and answers those who wait.
+    fn finish(mut self) {
+        self.dirty = true;
+        self.publish();
+        let State { shared, journal, stopping, .. } = self;
+        // The log is complete before anybody is told that the node has ended.
+        drop(journal);
+        if let Some(stopping) = stopping {
+            let (report, replies) = stopping.into_report();
+            *shared.report.lock() = Some(report.clone());
+            for reply in replies {
+                let _ = reply.try_send(report.clone());
+            }
+        }
+    }
+}
+
+/// Refuses further commands and drops those that wait, however the thread ends: nobody waits for an answer for ever.
+struct CloseOnDrop(Arc<Shared>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        let mut commands = self.0.commands.lock();
+        commands.closed = true;
+        let queue = std::mem::take(&mut commands.queue);
+        drop(commands);
+        drop(queue);
+    }
+}

@@ -1,0 +1,210 @@
+//! The phases of a shutdown: drain, stop the actors, exit; and kill what is late.
+
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use crate::ids::ProcessId;
+use crate::node::control::Down;
+use crate::node::host::Activity;
+use crate::node::shutdown::{Phase, Rounds, ShutdownReport, Verdict, WorkerEnd};
+use crate::observe::log::Severity;
+
+use super::record::{Stage, Worker};
+use super::run::State;
+use super::{Closed, Reply, SpawnError};
+
+/// How long the system may take to end a process that was killed, before a shutdown goes on without it.
+const KILL_GRACE: Duration = Duration::from_secs(10);
+
+pub(super) struct Stopping {
+    began: Instant,
+    deadline: Instant,
+    phase: Phase,
+    rounds: Rounds,
+    ask_at: Option<Instant>,
+    drained: bool,
+    late: bool,
+    ends: Vec<WorkerEnd>,
+    replies: Vec<Reply<ShutdownReport>>,
+}
+
+impl Stopping {
+    pub(super) fn next_event(&self) -> Option<Instant> {
+        let end = if self.late { self.deadline + KILL_GRACE } else { self.deadline };
+        Some(self.ask_at.map_or(end, |ask| ask.min(end)))
+    }
+
+    pub(super) fn into_report(self) -> (ShutdownReport, Vec<Reply<ShutdownReport>>) {
+        let report = ShutdownReport { drained: self.drained, workers: self.ends, took: self.began.elapsed() };
+        (report, self.replies)
+    }
+
+    fn follow(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Waiting => {}
+            Verdict::AskAgain(after) => self.ask_at = Some(Instant::now() + after),
+            Verdict::Quiet => {
+                self.drained = true;
+                self.ask_at = None;
+                self.phase = Phase::StoppingActors;
+            }
+        }
+    }
+}
+
+impl State {
+    pub(super) fn begin_stopping(&mut self, deadline: Instant, reply: Reply<ShutdownReport>) {
+        if let Some(stopping) = &mut self.stopping {
+            stopping.deadline = stopping.deadline.min(deadline);
+            stopping.replies.push(reply);
+            return;
+        }
+        let now = Instant::now();
+        self.stopping = Some(Stopping {
+            began: now,
+            deadline,
+            phase: Phase::Draining,
+            rounds: Rounds::new(self.deaths),
+            ask_at: Some(now),
+            drained: false,
+            late: false,
+            ends: Vec::new(),
+            replies: vec![reply],
+        });
+        self.resident.stopping();
+        for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
+            match std::mem::replace(&mut worker.stage, Stage::Ending) {
+                Stage::Greeting { reply, .. } | Stage::Opening { reply, .. } => {
+                    let _ = reply.try_send(Err(SpawnError::Closed(Closed::ShuttingDown)));
+                    worker.killed = Some(Phase::Starting);
+                    worker.give_up("the node shut down before it was ready".to_owned());
+                }
+                Stage::Running => {
+                    worker.stage = Stage::Running;
+                    worker.send(&Down::Stopping, Vec::new());
+                }
+                Stage::Ending => {}
+            }
+        }
+        self.dirty = true;
+    }
+
+    /// Does what the shutdown needs next; says whether it is done.
+    pub(super) fn advance_stopping(&mut self) -> bool {
+        let now = Instant::now();
+        if self.stopping.as_ref().is_some_and(|stopping| stopping.deadline <= now && !stopping.late) {
+            self.kill_all(now);
+        }
+        self.ask_activity(now);
+        let Some(stopping) = &self.stopping else { return false };
+        let (phase, late, give_up) = (stopping.phase, stopping.late, stopping.deadline + KILL_GRACE);
+        let alone = self.workers().next().is_none();
+        if late && !alone && give_up <= now {
+            self.leave_behind();
+            return true;
+        }
+        if alone {
+            return late || phase != Phase::Draining;
+        }
+        if phase == Phase::StoppingActors && !late {
+            self.stop_actors();
+        }
+        false
+    }
+
+    /// Has everybody's actors stopped, and then everybody exit. Nobody exits before all actors have stopped: their last
+    /// messages still find their addresses.
+    fn stop_actors(&mut self) {
+        for worker in self.workers().filter(|worker| worker.is_running() && !worker.told_to_stop_actors) {
+            worker.told_to_stop_actors = true;
+            worker.send(&Down::StopActors, Vec::new());
+        }
+        if self.workers().any(|worker| worker.is_running() && !worker.actors_stopped) {
+            return;
+        }
+        for worker in self.workers().filter(|worker| worker.is_running()) {
+            worker.told_to_exit = true;
+            worker.send(&Down::Exit, Vec::new());
+        }
+        if let Some(stopping) = &mut self.stopping {
+            stopping.phase = Phase::Exiting;
+        }
+        self.dirty = true;
+    }
+
+    /// Goes on without those that were killed and do not end.
+    fn leave_behind(&mut self) {
+        let Some(stopping) = &mut self.stopping else { return };
+        for worker in self.slots.iter().filter_map(|slot| slot.worker.as_ref()) {
+            let text =
+                format!("worker `{}` was killed and does not end; is it stuck in a driver?", worker.name);
+            self.journal.node(Severity::Error, Some(&worker.name), text);
+            stopping.ends.push(end_of(worker, None));
+        }
+    }
+
+    fn ask_activity(&mut self, now: Instant) {
+        let Some(stopping) = &mut self.stopping else { return };
+        if stopping.phase != Phase::Draining || stopping.late || stopping.ask_at.is_none_or(|at| at > now) {
+            return;
+        }
+        stopping.ask_at = None;
+        let mut workers: Vec<_> = self
+            .slots
+            .iter_mut()
+            .filter_map(|slot| slot.worker.as_mut())
+            .filter(|worker| worker.is_running())
+            .collect();
+        let asked = workers.iter().map(|worker| worker.process).chain([ProcessId::NODE]);
+        let round = stopping.rounds.begin(asked);
+        let mut own = self.resident.activity();
+        for worker in &mut workers {
+            // An actor that is being created may send before it is said to have started.
+            own.busy |= !worker.pending.is_empty();
+            worker.send(&Down::Probe { round }, Vec::new());
+        }
+        let verdict = stopping.rounds.answer(ProcessId::NODE, round, own);
+        stopping.follow(verdict);
+    }
+
+    pub(super) fn activity(&mut self, process: ProcessId, round: u64, activity: Activity) {
+        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| stopping.phase == Phase::Draining) {
+            let verdict = stopping.rounds.answer(process, round, activity);
+            stopping.follow(verdict);
+        }
+    }
+
+    /// Kills every worker, because of the deadline or because somebody is in a hurry.
+    pub(super) fn kill_all(&mut self, now: Instant) {
+        if let Some(stopping) = &mut self.stopping {
+            stopping.late = true;
+            stopping.deadline = stopping.deadline.min(now);
+        }
+        let phase = self.stopping.as_ref().map(|stopping| stopping.phase);
+        for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
+            let text = match phase {
+                Some(phase) => {
+                    let phase = *worker.killed.get_or_insert(phase);
+                    format!("the time for the shutdown was up {phase}")
+                }
+                None => "the node was asked to kill all its workers".to_owned(),
+            };
+            worker.give_up(text);
+        }
+    }
+
+    /// A worker's process has ended; if a shutdown is on, that goes into the report.
+    pub(super) fn note_end(&mut self, worker: &Worker, exit: Option<ExitStatus>) {
+        if let Some(stopping) = &mut self.stopping {
+            stopping.ends.push(end_of(worker, exit));
+            if stopping.phase == Phase::Draining {
+                let verdict = stopping.rounds.left(worker.process);
+                stopping.follow(verdict);
+            }
+        }
+    }
+}
+
+fn end_of(worker: &Worker, exit: Option<ExitStatus>) -> WorkerEnd {
+    WorkerEnd { worker: worker.id, name: worker.name.to_string(), exit, killed: worker.killed }
+}

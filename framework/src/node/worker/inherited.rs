@@ -1,0 +1,55 @@
+//! Finds the control socket that a node left for this process, if it did.
+
+#![expect(unsafe_code, reason = "takes an inherited descriptor by its number")]
+
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::FdFlags;
+use rustix::net::SocketType;
+use rustix::net::sockopt::{socket_peercred, socket_type};
+
+use super::end_at_once;
+use crate::os::Seqpacket;
+
+/// The environment variable of a worker: `<descriptor of its control socket>:<process id of the node>`.
+pub(crate) const VARIABLE: &str = "TENSORPOST_WORKER";
+
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// The control socket, if this process is a worker. First of all the process is tied to the node's life; if the node
+/// has ended already, this does not return.
+pub(super) fn take() -> Option<Seqpacket> {
+    let value = std::env::var(VARIABLE).ok()?;
+    let (descriptor, node) = value.split_once(':')?;
+    let (descriptor, node) = (descriptor.parse::<RawFd>().ok()?, node.parse::<u32>().ok()?);
+    if descriptor < 3 || TAKEN.load(Ordering::Acquire) || !is_from(descriptor, node) {
+        // A program that a worker started has the variable but not the socket, which is closed on exec below.
+        return None;
+    }
+    if TAKEN.swap(true, Ordering::AcqRel) {
+        return None;
+    }
+    if crate::os::process::die_with_parent(node).is_err() {
+        end_at_once();
+    }
+    // SAFETY: `is_from` found a socket that the node made under this number, which only the node's `spawn` can have
+    // put there and only the variable names; nothing else in this process owns it, and `TAKEN` lets only one caller
+    // get here.
+    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let ready = rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC).map_err(std::io::Error::from);
+    match ready.and_then(|()| Seqpacket::from_fd(socket)) {
+        Ok(socket) => Some(socket),
+        Err(error) => super::exit_with(&format!("the control socket cannot be used: {error}")),
+    }
+}
+
+/// Whether `descriptor` is a socket of the right kind that the process `node` made.
+fn is_from(descriptor: RawFd, node: u32) -> bool {
+    // SAFETY: the number is only used for two questions to the kernel, both of which fail on a descriptor that is
+    // closed or no socket; `fcntl`-like calls on whatever it is change nothing.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let kind = matches!(socket_type(borrowed), Ok(SocketType::SEQPACKET));
+    kind && socket_peercred(borrowed)
+        .is_ok_and(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == node))
+}

@@ -1,0 +1,260 @@
+//! The worker's side: what a process does that finds a control socket waiting for it.
+//!
+//! * When the node ends, the worker ends at once: the kernel kills it, and so does its own control thread when the
+//!   socket closes, in case the node only lost the thread that started it. Nothing is written, nobody is waited for.
+//! * On a clean exit the actors are stopped, what is still queued for the node is sent, and the status is 0.
+//! * A panic on the main thread ends the worker with its usual status, after an event in the log.
+
+mod inherited;
+mod main_loop;
+pub(crate) mod uplink;
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use self::main_loop::Task;
+use self::uplink::Uplink;
+use crate::mailbox::port::Port;
+use crate::node::control::{ControlError, Down, Up, decode, encode};
+use crate::node::files;
+use crate::node::handshake::Build;
+use crate::node::host::{Identity, Notices, Residence, Resident};
+use crate::node::limits::{MAX_FAILURE_TEXT, cut};
+use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
+use crate::node::wait;
+use crate::observe::log::{Forward, LogSink, forward_panics};
+use crate::os::Seqpacket;
+
+pub(crate) use self::inherited::VARIABLE;
+
+/// The status with which a worker exits that the node refused, or that could not be opened.
+const EXIT_REFUSED: i32 = 78;
+
+/// Returns if this process is not a worker; otherwise runs it, and the process ends with it.
+pub(crate) fn run_if_worker<R: Residence>(residence: &R) {
+    let Some(socket) = inherited::take() else { return };
+    let run = || -> ! {
+        match Worker::start(residence, Arc::new(socket)) {
+            Ok(worker) => worker.run(residence),
+            Err(failure) => exit_with(&failure),
+        }
+    };
+    if tokio::runtime::Handle::try_current().is_ok() {
+        // An actix `System` cannot be made inside another runtime, so the worker gets a thread where there is none.
+        std::thread::scope(|scope| {
+            let _ = scope.spawn(run).join();
+        });
+        // It only comes back by a panic, which the hook has written about.
+        std::process::exit(101);
+    }
+    run()
+}
+
+/// A worker that was welcomed.
+struct Worker<R: Residence> {
+    identity: Identity,
+    resident: Arc<R::Resident>,
+    uplink: Arc<Uplink>,
+    tasks: tokio::sync::mpsc::Receiver<Task>,
+}
+
+impl<R: Residence> Worker<R> {
+    fn start(residence: &R, socket: Arc<Seqpacket>) -> Result<Self, String> {
+        let mut receiving = Receiving::new(socket.clone());
+        let (identity, log_filter) = handshake(residence.fingerprint(), &socket, &mut receiving)?;
+        let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
+        let uplink = Arc::new(uplink);
+        install_logs(&uplink, &log_filter);
+        files::raise_limit();
+
+        let port: Arc<dyn Port> = uplink.clone();
+        let resident = residence.open(&identity, port).map_err(|why| {
+            let why = cut(why, MAX_FAILURE_TEXT);
+            let _ = uplink.send(&Up::OpenFailed { why: why.clone() }, Vec::new());
+            uplink.drain();
+            format!("worker `{}` could not be opened: {why}", identity.name)
+        })?;
+        let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
+        let control =
+            Control { socket, receiving, uplink: uplink.clone(), resident: resident.clone(), to_main };
+        std::thread::Builder::new()
+            .name("tensorpost-control".to_owned())
+            .spawn(move || control.run())
+            .map_err(|error| format!("the control thread could not be started: {error}"))?;
+        Ok(Worker { identity, resident, uplink, tasks })
+    }
+
+    fn run(self, residence: &R) -> ! {
+        let Worker { identity, resident, uplink, tasks } = self;
+        actix::System::new().block_on(async move {
+            let notices = Notices::new(uplink.clone());
+            match residence.stage(resident, notices) {
+                Ok(stage) => {
+                    let _ = uplink.send(&Up::Ready, Vec::new());
+                    main_loop::run(stage, tasks, &uplink).await;
+                    uplink.drain();
+                }
+                Err(why) => {
+                    let why = cut(why, MAX_FAILURE_TEXT);
+                    let _ = uplink.send(&Up::OpenFailed { why: why.clone() }, Vec::new());
+                    uplink.drain();
+                    exit_with(&format!("worker `{}` has no stage: {why}", identity.name));
+                }
+            }
+        });
+        std::process::exit(0)
+    }
+}
+
+/// Says hello and waits for the answer: who we are, and what to log.
+fn handshake(
+    fingerprint: u64,
+    socket: &Arc<Seqpacket>,
+    receiving: &mut Receiving,
+) -> Result<(Identity, String), String> {
+    let build = Build::of_this_process(fingerprint).map_err(|error| {
+        format!("this worker's own program cannot be looked at: {error}; is /proc mounted?")
+    })?;
+    let hello = encode(&Up::Hello { build, pid: std::process::id() }).map_err(|error| error.to_string())?;
+    // The socket is new, so one packet fits.
+    Outgoing::new(socket.clone()).send(&hello, Vec::new()).map_err(|error| error.to_string())?;
+    loop {
+        match receiving.next().map_err(|error| error.to_string())? {
+            Incoming::Message(bytes, _) => {
+                return match decode(&bytes).map_err(|error| error.to_string())? {
+                    Down::Welcome { identity, log_filter } => Ok((identity, log_filter)),
+                    Down::Refused { why } => Err(format!("the node refused this worker: {why}")),
+                    _ => Err("the node did not answer the greeting".to_owned()),
+                };
+            }
+            Incoming::Empty => {
+                let mut fds = [PollFd::new(&**socket, PollFlags::IN)];
+                wait::poll(&mut fds, None).map_err(|error| error.to_string())?;
+            }
+            Incoming::Closed => end_at_once(),
+        }
+    }
+}
+
+fn install_logs(uplink: &Arc<Uplink>, log_filter: &str) {
+    let sink: Arc<dyn LogSink> = uplink.clone();
+    forward_panics(sink.clone());
+    let (filter, error) = match EnvFilter::try_new(log_filter) {
+        Ok(filter) => (filter, None),
+        Err(error) => (EnvFilter::new("info"), Some(error)),
+    };
+    // A program that has installed a subscriber of its own keeps it.
+    let _ = tracing_subscriber::registry().with(filter).with(Forward::new(sink)).try_init();
+    if let Some(error) = error {
+        tracing::warn!(%error, log_filter, "the filter for the workers' logs was not understood; it is `info` now");
+    }
+}
+
+/// The control thread: takes what the node says, and sends what was queued.
+struct Control<R: Resident> {
+    socket: Arc<Seqpacket>,
+    receiving: Receiving,
+    uplink: Arc<Uplink>,
+    resident: Arc<R>,
+    to_main: tokio::sync::mpsc::Sender<Task>,
+}
+
+impl<R: Resident> Control<R> {
+    fn run(mut self) {
+        let error = loop {
+            match self.turn() {
+                Ok(()) => {}
+                Err(ControlEnd::Line(LineError::Closed)) => end_at_once(),
+                Err(error) => break error,
+            }
+        };
+        say(&format!("the control socket cannot be used any more: {error}"));
+        end_at_once()
+    }
+
+    fn turn(&mut self) -> Result<(), ControlEnd> {
+        let flushed = self.uplink.flush()?;
+        let out = match flushed {
+            Flushed::WhenWritable => PollFlags::IN | PollFlags::OUT,
+            _ => PollFlags::IN,
+        };
+        let mut fds = [PollFd::new(&*self.socket, out), PollFd::new(self.uplink.wake(), PollFlags::IN)];
+        wait::poll(&mut fds, wait::retry_after(flushed)).map_err(LineError::Io)?;
+        let readable = !(fds[0].revents() - PollFlags::OUT).is_empty();
+        let woken = !fds[1].revents().is_empty();
+        if woken {
+            self.uplink.wake().drain().map_err(LineError::Io)?;
+        }
+        if !readable {
+            return Ok(());
+        }
+        loop {
+            match self.receiving.next()? {
+                Incoming::Message(bytes, descriptors) => self.handle(decode(&bytes)?, descriptors)?,
+                Incoming::Empty => return Ok(()),
+                Incoming::Closed => return Err(LineError::Closed.into()),
+            }
+        }
+    }
+
+    fn handle(&self, message: Down, descriptors: Vec<OwnedFd>) -> Result<(), ControlEnd> {
+        let task = match message {
+            Down::Node(message) => {
+                self.resident.from_node(message, descriptors);
+                return Ok(());
+            }
+            Down::Probe { round } => {
+                let _ =
+                    self.uplink.send(&Up::Activity { round, activity: self.resident.activity() }, Vec::new());
+                return Ok(());
+            }
+            Down::Ping { number } => {
+                let _ = self.uplink.send(&Up::Pong { number }, Vec::new());
+                return Ok(());
+            }
+            Down::Stopping => {
+                self.resident.stopping();
+                return Ok(());
+            }
+            Down::Start(start) => Task::Start(Box::new(start)),
+            Down::StopActors => Task::StopActors,
+            Down::Exit => Task::Exit,
+            Down::Welcome { .. } | Down::Refused { .. } => return Err(ControlEnd::Unexpected),
+        };
+        self.to_main.try_send(task).map_err(|_| ControlEnd::Busy)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ControlEnd {
+    #[error(transparent)]
+    Line(#[from] LineError),
+    #[error(transparent)]
+    Message(#[from] ControlError),
+    #[error("the node greeted this worker twice")]
+    Unexpected,
+    #[error("the worker's main thread has more than {} requests of the node to do", main_loop::MAX_TASKS)]
+    Busy,
+}
+
+/// Writes a line to stderr, whatever becomes of it.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "tensorpost worker {}: {text}", std::process::id());
+}
+
+fn exit_with(failure: &str) -> ! {
+    say(failure);
+    std::process::exit(EXIT_REFUSED)
+}
+
+/// Ends the process now: no destructors, which could wait for a GPU or for a node that is gone.
+fn end_at_once() -> ! {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    std::process::abort()
+}

@@ -1,0 +1,199 @@
+//! A worker's way to the node: usable on any thread, waits for nobody.
+//!
+//! What the socket has no room for waits in a bounded queue, which the control thread sends on. When the queue is full
+//! the node has not read for a long time, and the worker gives up on it: the control thread ends the process.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::ids::ActorId;
+use crate::mailbox::port::{Port, PortClosed, ToNode};
+use crate::node::control::{Up, encode};
+use crate::node::limits::{MAX_FAILURE_TEXT, MAX_QUEUED_BYTES, MAX_QUEUED_LOGS, cut};
+use crate::node::line::{Flushed, LineError, Outgoing};
+use crate::node::wait;
+use crate::observe::log::{LogRecord, LogSink};
+use crate::os::{EventFd, Seqpacket};
+
+pub(crate) struct Uplink {
+    socket: Arc<Seqpacket>,
+    // Nothing that logs may run under this lock: logging takes it.
+    line: Mutex<Line>,
+    wake: EventFd,
+}
+
+struct Line {
+    outgoing: Outgoing,
+    logs_dropped: u64,
+    failed: Option<LineError>,
+}
+
+impl Uplink {
+    pub(crate) fn new(socket: Arc<Seqpacket>) -> std::io::Result<Self> {
+        let line = Line { outgoing: Outgoing::new(socket.clone()), logs_dropped: 0, failed: None };
+        Ok(Uplink { socket, line: Mutex::new(line), wake: EventFd::create()? })
+    }
+
+    /// Sends a message of this crate's own, or queues it.
+    pub(crate) fn send(&self, message: &Up, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
+        match encode(message) {
+            Ok(bytes) => self.line.lock().send(&bytes, descriptors, &self.wake),
+            Err(error) => {
+                tracing::error!(%error, "a message to the node was dropped");
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
+        let why = why.map(|why| cut(why, MAX_FAILURE_TEXT));
+        // When the node is gone, so is this process in a moment.
+        let _ = self.send(&Up::ActorStopped { actor, why }, Vec::new());
+    }
+
+    /// Readable when there is something for [`flush`](Self::flush) to do.
+    pub(crate) fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// Sends what waits, as far as there is room. For the control thread.
+    pub(crate) fn flush(&self) -> Result<Flushed, LineError> {
+        let mut line = self.line.lock();
+        if let Some(error) = line.failed.take() {
+            return Err(error);
+        }
+        let flushed = line.outgoing.flush()?;
+        if flushed == Flushed::All && line.logs_dropped > 0 {
+            line.report_dropped_logs(&self.wake);
+            return Ok(line.outgoing.flushed());
+        }
+        Ok(flushed)
+    }
+
+    /// Waits until everything is sent, or cannot be.
+    pub(crate) fn drain(&self) {
+        while let Ok(flushed) = self.flush() {
+            if flushed == Flushed::All {
+                return;
+            }
+            let mut fds = [PollFd::new(&*self.socket, PollFlags::OUT)];
+            if wait::poll(&mut fds, wait::retry_after(flushed)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Line {
+    fn send(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>, wake: &EventFd) -> Result<(), PortClosed> {
+        if self.failed.is_some() {
+            return Err(PortClosed);
+        }
+        let before = self.outgoing.flushed();
+        let result = self.outgoing.send(bytes, descriptors);
+        let closed = match result {
+            Ok(flushed) if flushed == before => return Ok(()),
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.failed = Some(error);
+                Err(PortClosed)
+            }
+        };
+        // The control thread has to wait for room, or to end the process. A full doorbell is rung already.
+        let _ = wake.ring();
+        closed
+    }
+
+    fn report_dropped_logs(&mut self, wake: &EventFd) {
+        let count = std::mem::take(&mut self.logs_dropped);
+        if let Ok(bytes) = encode(&Up::LogsDropped { count }) {
+            let _ = self.send(&bytes, Vec::new(), wake);
+        }
+    }
+}
+
+impl Port for Uplink {
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
+        Uplink::send(self, &Up::Node(message), descriptors)
+    }
+}
+
+impl LogSink for Uplink {
+    fn offer(&self, record: LogRecord) {
+        let Ok(bytes) = encode(&Up::Log(record)) else {
+            self.line.lock().logs_dropped += 1;
+            return;
+        };
+        let mut line = self.line.lock();
+        if line.outgoing.queued() >= MAX_QUEUED_LOGS || line.outgoing.queued_bytes() > MAX_QUEUED_BYTES / 4 {
+            line.logs_dropped += 1;
+            return;
+        }
+        if line.logs_dropped > 0 {
+            line.report_dropped_logs(&self.wake);
+        }
+        let _ = line.send(&bytes, Vec::new(), &self.wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::control::decode;
+    use crate::node::line::{Incoming, Receiving};
+    use crate::observe::log::Severity;
+
+    fn record(i: usize) -> LogRecord {
+        LogRecord {
+            severity: Severity::Info,
+            target: "t".into(),
+            message: i.to_string(),
+            fields: vec![],
+            spans: vec![],
+            location: None,
+        }
+    }
+
+    // MBX-2.
+    #[test]
+    fn logs_that_find_no_room_are_counted_and_leave_room_for_control_messages() {
+        let (mine, nodes) = Seqpacket::pair().unwrap();
+        let uplink = Uplink::new(Arc::new(mine)).unwrap();
+        const OFFERED: usize = 20_000;
+        for i in 0..OFFERED {
+            uplink.offer(record(i));
+        }
+        assert!(uplink.line.lock().logs_dropped > 0);
+        uplink.send(&Up::Ready, Vec::new()).unwrap();
+        assert!(uplink.wake().drain().unwrap(), "the control thread was told to wait for room");
+
+        let mut receiving = Receiving::new(Arc::new(nodes));
+        let (mut logs, mut dropped, mut ready) = (0, 0, false);
+        loop {
+            match receiving.next().unwrap() {
+                Incoming::Message(bytes, _) => match decode(&bytes).unwrap() {
+                    Up::Log(_) => logs += 1,
+                    Up::LogsDropped { count } => dropped += count as usize,
+                    Up::Ready => ready = true,
+                    other => panic!("{other:?}"),
+                },
+                Incoming::Empty if logs + dropped == OFFERED => break,
+                Incoming::Empty => assert!(uplink.flush().is_ok()),
+                Incoming::Closed => panic!("closed"),
+            }
+        }
+        assert!(ready && dropped > 0);
+    }
+
+    #[test]
+    fn a_closed_node_shows() {
+        let (mine, nodes) = Seqpacket::pair().unwrap();
+        let uplink = Uplink::new(Arc::new(mine)).unwrap();
+        drop(nodes);
+        assert!(uplink.send(&Up::Ready, Vec::new()).is_err());
+        assert!(matches!(uplink.flush(), Err(LineError::Closed)));
+    }
+}

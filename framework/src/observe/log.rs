@@ -1,0 +1,321 @@
+//! Events of a worker's log, on their way to the node.
+//!
+//! A worker's [`Forward`] layer turns each `tracing` event into a [`LogRecord`] and offers it to a [`LogSink`], which
+//! never waits: an event that finds no room is dropped and counted there. The node gives what arrives to its own
+//! subscriber with [`emit`]. Everything in a record is bounded (MBX-2); what is longer is cut.
+//!
+//! A worker that dies takes with it the events that it had not sent yet; what was sent is read before its death is
+//! handled. A panic is an event too, written before the thread unwinds.
+
+use std::fmt::{self, Write};
+use std::panic::PanicHookInfo;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Longest message, and longest value of a field, in bytes.
+pub const MAX_TEXT: usize = 8 << 10;
+/// Most fields of an event or a span.
+pub const MAX_FIELDS: usize = 32;
+/// Most spans that an event names, the innermost ones.
+pub const MAX_SPANS: usize = 16;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Severity {
+    /// Something failed.
+    Error,
+    /// Something should be looked at.
+    Warn,
+    /// Something happened.
+    Info,
+    /// For the developer.
+    Debug,
+    /// For the developer, in detail.
+    Trace,
+}
+
+impl From<&Level> for Severity {
+    fn from(level: &Level) -> Self {
+        match *level {
+            Level::ERROR => Severity::Error,
+            Level::WARN => Severity::Warn,
+            Level::INFO => Severity::Info,
+            Level::DEBUG => Severity::Debug,
+            Level::TRACE => Severity::Trace,
+        }
+    }
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogRecord {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The target that it had in its process: by default the module.
+    pub target: String,
+    /// What it says.
+    pub message: String,
+    /// Its other fields, by name.
+    pub fields: Vec<(String, String)>,
+    /// The spans that it is in, outermost first, each with its fields.
+    pub spans: Vec<String>,
+    /// File and line.
+    pub location: Option<(String, u32)>,
+}
+
+/// Where a process's records go. Never waits.
+pub trait LogSink: Send + Sync + 'static {
+    /// Takes a record, or drops and counts it.
+    fn offer(&self, record: LogRecord);
+}
+
+/// The layer that sends a process's events to a sink.
+pub struct Forward {
+    sink: Arc<dyn LogSink>,
+}
+
+impl Forward {
+    /// A layer that offers every event to `sink`.
+    pub fn new(sink: Arc<dyn LogSink>) -> Self {
+        Forward { sink }
+    }
+}
+
+/// A span's fields, as text, kept with the span.
+struct SpanText(String);
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Forward {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().replace(SpanText(fields.as_text()));
+        }
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let mut fields = Fields::default();
+        values.record(&mut fields);
+        let mut extensions = span.extensions_mut();
+        if let Some(text) = extensions.get_mut::<SpanText>() {
+            if !text.0.is_empty() {
+                text.0.push(' ');
+            }
+            text.0.push_str(&fields.as_text());
+            cut(&mut text.0);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let spans = context.event_scope(event).map(|scope| {
+            let mut spans: Vec<_> = scope
+                .take(MAX_SPANS)
+                .map(|span| match span.extensions().get::<SpanText>() {
+                    Some(SpanText(text)) if !text.is_empty() => format!("{}{{{text}}}", span.name()),
+                    _ => span.name().to_owned(),
+                })
+                .collect();
+            spans.reverse();
+            spans
+        });
+        let metadata = event.metadata();
+        let location = metadata.file().map(|file| (file.to_owned(), metadata.line().unwrap_or(0)));
+        self.sink.offer(LogRecord {
+            severity: metadata.level().into(),
+            target: metadata.target().to_owned(),
+            message: fields.message,
+            fields: fields.others,
+            spans: spans.unwrap_or_default(),
+            location,
+        });
+    }
+}
+
+/// Collects the fields of an event or a span.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: Vec<(String, String)>,
+}
+
+impl Fields {
+    fn as_text(&self) -> String {
+        let mut text = self.others.iter().fold(String::new(), |mut text, (name, value)| {
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            let _ = write!(text, "{name}={value}");
+            text
+        });
+        cut(&mut text);
+        text
+    }
+
+    fn put(&mut self, field: &Field, value: fmt::Arguments<'_>) {
+        let mut text = Bounded(String::new());
+        // The only error is the bound, and what is past it is meant to be left out.
+        let _ = text.write_fmt(value);
+        if field.name() == "message" {
+            self.message = text.0;
+        } else if self.others.len() < MAX_FIELDS {
+            self.others.push((field.name().to_owned(), text.0));
+        }
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format_args!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, format_args!("{value}"));
+    }
+}
+
+/// A string that takes [`MAX_TEXT`] bytes and then stops whoever formats into it.
+struct Bounded(String);
+
+impl Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.push_str(&text[..text.floor_char_boundary(MAX_TEXT.saturating_sub(self.0.len()))]);
+        if self.0.len() + 4 > MAX_TEXT { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+fn cut(text: &mut String) {
+    text.truncate(text.floor_char_boundary(MAX_TEXT));
+}
+
+/// Makes a panic an error event of `sink`, with its location, before whatever hook was there.
+pub fn forward_panics(sink: Arc<dyn LogSink>) {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        sink.offer(panic_record(info));
+        before(info);
+    }));
+}
+
+fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
+    let mut message = info.payload_as_str().unwrap_or("a panic with a payload that is not text").to_owned();
+    cut(&mut message);
+    let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
+    LogRecord {
+        severity: Severity::Error,
+        target: "panic".to_owned(),
+        message: format!("panicked: {message}"),
+        fields: vec![("thread".to_owned(), thread)],
+        spans: Vec::new(),
+        location: info.location().map(|at| (at.file().to_owned(), at.line())),
+    }
+}
+
+/// Gives a worker's record to the subscriber of this thread, under the target `tensorpost::worker`. `tracing` fixes
+/// targets when a program is built, so the worker's own is the field `origin`.
+pub fn emit(worker: &str, record: &LogRecord) {
+    let LogRecord { target: origin, message, .. } = record;
+    let fields = Pairs(&record.fields).to_string();
+    let fields = (!fields.is_empty()).then_some(fields.as_str());
+    let spans = record.spans.join(":");
+    let spans = (!spans.is_empty()).then_some(spans.as_str());
+    let at = record.location.as_ref().map(|(file, line)| format!("{file}:{line}"));
+    let at = at.as_deref();
+    macro_rules! event {
+        ($level:ident) => {
+            tracing::event!(
+                target: "tensorpost::worker", Level::$level, worker, origin, fields, spans, at, "{message}"
+            )
+        };
+    }
+    match record.severity {
+        Severity::Error => event!(ERROR),
+        Severity::Warn => event!(WARN),
+        Severity::Info => event!(INFO),
+        Severity::Debug => event!(DEBUG),
+        Severity::Trace => event!(TRACE),
+    }
+}
+
+struct Pairs<'a>(&'a [(String, String)]);
+
+impl fmt::Display for Pairs<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (name, value)) in self.0.iter().enumerate() {
+            write!(f, "{}{name}={value}", if i > 0 { " " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    #[derive(Default)]
+    struct Kept(Mutex<Vec<LogRecord>>);
+
+    impl LogSink for Kept {
+        fn offer(&self, record: LogRecord) {
+            self.0.lock().push(record);
+        }
+    }
+
+    fn records(body: impl FnOnce()) -> Vec<LogRecord> {
+        let sink = Arc::new(Kept::default());
+        let subscriber = tracing_subscriber::registry().with(Forward::new(sink.clone()));
+        tracing::subscriber::with_default(subscriber, body);
+        std::mem::take(&mut *sink.0.lock())
+    }
+
+    #[test]
+    fn an_event_keeps_its_level_target_message_fields_and_spans() {
+        let records = records(|| {
+            let outer = tracing::info_span!("stage", id = 7, late = tracing::field::Empty);
+            let _outer = outer.enter();
+            outer.record("late", "yes");
+            let _inner = tracing::info_span!("frame").entered();
+            tracing::warn!(target: "demo", count = 3, name = "x", "dropped {} frames", 3);
+        });
+        let record = &records[0];
+        assert_eq!((record.severity, record.target.as_str()), (Severity::Warn, "demo"));
+        assert_eq!(record.message, "dropped 3 frames");
+        assert_eq!(record.fields, [("count".into(), "3".into()), ("name".into(), "x".into())]);
+        assert_eq!(record.spans, ["stage{id=7 late=yes}", "frame"]);
+        assert!(record.location.as_ref().unwrap().0.ends_with("log.rs"));
+    }
+
+    // MBX-2.
+    #[test]
+    fn a_long_text_is_cut() {
+        let records = records(|| tracing::info!(big = "ä".repeat(MAX_TEXT), "{}", "x".repeat(3 * MAX_TEXT)));
+        assert!(records[0].message.len() <= MAX_TEXT && records[0].message.len() > MAX_TEXT - 8);
+        assert!(records[0].fields[0].1.len() <= MAX_TEXT);
+    }
+
+    #[test]
+    fn a_record_comes_out_of_the_node_as_it_went_in_under_its_workers_name() {
+        let sent = LogRecord {
+            severity: Severity::Error,
+            target: "demo::blur".into(),
+            message: "out of {memory}".into(),
+            fields: vec![("bytes".into(), "12".into())],
+            spans: vec!["stage".into()],
+            location: Some(("a.rs".into(), 5)),
+        };
+        let records = records(|| emit("blur-1", &sent));
+        assert_eq!((records[0].severity, records[0].message.as_str()), (Severity::Error, "out of {memory}"));
+        let fields = Pairs(&records[0].fields).to_string();
+        assert_eq!(fields, "worker=blur-1 origin=demo::blur fields=bytes=12 spans=stage at=a.rs:5");
+    }
+}

@@ -1,0 +1,3 @@
+//! observe.
+
+pub mod log;
