@@ -1,0 +1,180 @@
+//! Actors in separate operating-system processes that send each other messages with tensors in them. The tensor
+//! stays where it is: the message carries a lease on it, the receiver's stream waits until the data is ready, and
+//! dropping the last handle gives the memory back to the process that it came from.
+//!
+//! Actors are plain actix actors. A message is a type with [`GpuMessage`](message::GpuMessage)
+//! derived; tensors may be anywhere inside it. Each spawned actor runs in a worker process of its own unless the
+//! program says otherwise. A worker is the program itself, started again: it runs `main` up to
+//! [`start`](node::NodeBuilder::start), which in a worker never returns. What `main` does before, every worker does too.
+//!
+//! ```no_run
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, GpuMessage)] // no reply unless #[gpu_message(reply = …)]
+//! struct Frame {
+//!     id: u64,
+//!     #[tensor(dtype = f32, shape = [_, _])] // checked on both sides
+//!     pixels: Tensor,
+//!     regions: Vec<Region>,
+//! }
+//!
+//! #[derive(Serialize, Deserialize)] // nested tensors are found with no annotation
+//! struct Region {
+//!     label: String,
+//!     crop: Option<Tensor>,
+//! }
+//!
+//! struct Invert {
+//!     gpu: Gpu,
+//!     next: Address<Frame>,
+//! }
+//!
+//! impl Actor for Invert {
+//!     type Context = Context<Self>;
+//! }
+//!
+//! impl RemoteActor for Invert {
+//!     type Args = Address<Frame>; // addresses travel in arguments and in messages
+//!
+//!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
+//!         Ok(Invert { gpu: env.gpu(), next }) // in the worker process
+//!     }
+//!
+//!     fn handles(on: &mut Handles<Self>) {
+//!         on.message::<Frame>();
+//!     }
+//! }
+//!
+//! impl Invert {
+//!     fn invert(&self, frame: Frame) -> Result<Frame, TensorError> {
+//!         let mut inverted = self.gpu.empty(DType::F32, frame.pixels.shape())?;
+//!         let arguments = (frame.pixels.of::<f32>(), inverted.of_mut::<f32>());
+//!         self.gpu.run(arguments, |(pixels, inverted)| {
+//!             for (inverted, pixel) in inverted.iter_mut().zip(pixels) {
+//!                 *inverted = 1.0 - pixel;
+//!             }
+//!         })?;
+//!         Ok(Frame { pixels: inverted.freeze(), ..frame })
+//!     }
+//! }
+//!
+//! impl Handler<Frame> for Invert {
+//!     type Result = ResponseFuture<()>; // the sender has its place in the mailbox back when this resolves
+//!
+//!     fn handle(&mut self, frame: Frame, _: &mut Context<Self>) -> Self::Result {
+//!         match self.invert(frame) {
+//!             Ok(frame) => {
+//!                 let sending = self.next.send(frame);
+//!                 Box::pin(async move {
+//!                     if let Err(error) = sending.await {
+//!                         eprintln!("{error}");
+//!                     }
+//!                 })
+//!             }
+//!             Err(error) => {
+//!                 eprintln!("a frame was dropped: {error}");
+//!                 Box::pin(async {})
+//!             }
+//!         }
+//!     }
+//! }
+//!
+//! struct Print;
+//!
+//! impl Actor for Print {
+//!     type Context = Context<Self>;
+//! }
+//!
+//! impl RemoteActor for Print {
+//!     type Args = ();
+//!
+//!     fn create((): (), _: &Env) -> anyhow::Result<Self> {
+//!         Ok(Print)
+//!     }
+//!
+//!     fn handles(on: &mut Handles<Self>) {
+//!         on.message::<Frame>();
+//!     }
+//! }
+//!
+//! impl Handler<Frame> for Print {
+//!     type Result = ();
+//!
+//!     fn handle(&mut self, frame: Frame, _: &mut Context<Self>) {
+//!         println!("{}: {:?} {:?}", frame.id, frame.pixels, frame.pixels.to_vec::<f32>());
+//!     }
+//! }
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let node = Node::builder().actor::<Invert>().actor::<Print>().start()?;
+//!     let print = node.spawn::<Print>(()).start()?;
+//!     let invert = node.spawn::<Invert>(print.address()).name("invert").mailbox(16).start()?;
+//!     let pixels = node.host()?.from_slice(&[1, 4], &[0.0_f32, 0.25, 0.5, 1.0])?.freeze();
+//!     let crop = pixels.slice(1, 0..2)?; // shares the memory and the lease
+//!     let regions = vec![Region { label: "left".into(), crop: Some(crop) }];
+//!     node.block_on(invert.address().send(Frame { id: 7, pixels, regions }))?;
+//!     Ok(()) // dropping the node lets everything under way finish first
+//! }
+//! ```
+//!
+//! # Where to read on
+//! The [derive](derive@prelude::GpuMessage) says what a message may hold. [`tensor`] has tensors and what computes on
+//! them, [`actor`] addresses, [`node`] processes, [`limits`] every bound. `SEMANTICS.md` in the repository says in plain
+//! sentences what is promised, `ARCHITECTURE.md` how it is done.
+//!
+//! # Features
+//! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
+//! `ndarray` views. `testing`: the conformance suites of devices.
+
+pub mod ids;
+pub mod limits;
+
+pub mod actor;
+pub mod clock;
+pub mod device;
+pub mod lease;
+pub mod mailbox;
+pub mod message;
+pub mod node;
+pub mod observe;
+pub mod os;
+pub mod tensor;
+pub mod testing;
+
+pub mod prelude;
+
+/// A running node: see [`node::Node`].
+///
+/// It starts without workers; each [`spawn`](node::Node::spawn) adds one. Dropping it shuts it down.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().host_budget(1 << 30).start()?;
+/// let gpu = node.host()?;
+/// let ones = gpu.from_slice(&[2, 2], &[1.0_f32; 4])?.freeze();
+/// assert_eq!(ones.to_vec::<f32>()?, [1.0; 4]);
+/// # Ok(())
+/// # }
+/// ```
+pub type Node = node::Node<actor::Program>;
+
+/// What the derive's code refers to. Not for anyone else.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::device::DeviceKind;
+    pub use crate::message::{CheckTensors, GpuMessage, TensorCheckError, TensorSpec};
+    pub use crate::tensor::DType;
+    pub use {actix, serde};
+}
+
+/// The examples of the derive's guide and of the README, compiled as they stand there.
+#[cfg(doctest)]
+mod doctests {
+    #[doc = include_str!("../derive/GUIDE.md")]
+    struct DeriveGuide;
+
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+}

@@ -1,0 +1,14 @@
+//! Everything that a program with actors and tensors starts with: `use tensorpost::prelude::*;`.
+
+pub use actix::{
+    Actor, ActorContext, AsyncContext, Context, Handler, MessageResult, ResponseActFuture, ResponseFuture,
+};
+pub use serde::{Deserialize, Serialize};
+pub use tensorpost_derive::GpuMessage;
+
+pub use crate::Node;
+pub use crate::actor::{Address, AskError, Channel, Env, Handles, RemoteActor, SendError, SendFailure};
+pub use crate::device::{Device, DeviceKind};
+pub use crate::message::GpuMessage;
+pub use crate::node::Sharing;
+pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut};

@@ -1,0 +1,322 @@
+//! Several processes' post offices in one process.
+//!
+//! Nothing moves unless the test says so: an office looks at its links when it is polled, and [`Cluster::settle`] polls
+//! all of them until nothing is left to do. The node's part is played by the node's own broker. Each office has its own
+//! clock page, pool and memory files, and shares nothing with the others but what it exports to them, exactly as
+//! between processes; only a process's *end* is played.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tensorpost::tensor::Tensor;
+//! use tensorpost::testing::Cluster;
+//!
+//! let cluster = Cluster::new(2);
+//! let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
+//! let tensor = cluster.gpu(0).from_slice(&[3], &[1_f32, 2.0, 3.0])?.freeze();
+//! cluster.send(0, &to, tensor);
+//! cluster.settle();
+//! assert_eq!(inbox.take_one().message.to_vec::<f32>()?, [1.0, 2.0, 3.0]);
+//! cluster.settle();
+//! assert_eq!(cluster.leases(0), 0);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::hub::Hub;
+use super::inbox::{Target, TestInbox};
+use super::sending::{self, Asked, Lack, Prepared, Unsent, Waiter};
+use crate::device::Backend;
+use crate::device::host::HostBackend;
+use crate::ids::{ActorId, ChunkId, ProcessId};
+use crate::lease::{LeaseId, PoolOptions};
+use crate::mailbox::port::Place;
+use crate::mailbox::post::{Link, Office};
+use crate::mailbox::ring::Entry;
+use crate::message::wire::Kind;
+use crate::tensor::Gpu;
+
+/// Polls without an end are a defect: something moves for ever.
+const MOST_ROUNDS: usize = 100_000;
+
+/// Several post offices, and the node between them. See the module.
+pub struct Cluster {
+    members: Vec<Member>,
+    hub: Arc<Hub>,
+    next_actor: AtomicU64,
+    buffer: Mutex<Vec<u8>>,
+}
+
+struct Member {
+    office: Arc<Office>,
+    gpu: Gpu,
+    ended: Mutex<bool>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.members.iter().map(|member| &member.office)).finish()
+    }
+}
+
+/// Who has a share in one allocation, as its owner's book says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// Leases of the owner's process.
+    pub local: u32,
+    /// Leases of others, by process, in order.
+    pub holders: Vec<(ProcessId, u32)>,
+}
+
+impl Cluster {
+    /// `n` processes with a pool of 64 MiB of host memory each.
+    ///
+    /// # Panics
+    /// Here and below: where the operating system gives no memory or descriptors, and for an index out of range.
+    pub fn new(n: usize) -> Self {
+        Self::with_pools(n, PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 })
+    }
+
+    /// `n` processes with pools of that size.
+    pub fn with_pools(n: usize, options: PoolOptions) -> Self {
+        Self::with_device(n, options, HostBackend::new)
+    }
+
+    /// `n` processes on a device of another kind; `device` makes the backend of each. Give them host memory as well, by
+    /// `office.pool`, if they are to send bodies larger than a ring takes.
+    pub fn with_device<B: Backend>(n: usize, options: PoolOptions, device: impl Fn() -> Arc<B>) -> Self {
+        let hub = Hub::start();
+        let members = (0..n).map(|index| {
+            let process = ProcessId::new(1 + index as u16, 0).expect("a test has few processes");
+            let office = Office::open(process, hub.port(process)).expect("a post office opens");
+            hub.joined(&office);
+            let backend: Arc<dyn Backend> = device();
+            let pool = office.pool(&backend, options);
+            let gpu = Gpu::new(pool, Arc::clone(office.domain())).expect("a stream starts");
+            Member { office, gpu, ended: Mutex::new(false) }
+        });
+        let members = members.collect();
+        Cluster { members, hub, next_actor: AtomicU64::new(1), buffer: Mutex::default() }
+    }
+
+    /// The post office of process `i`.
+    pub fn office(&self, i: usize) -> &Arc<Office> {
+        &self.members[i].office
+    }
+
+    /// Memory and a stream of process `i`.
+    pub fn gpu(&self, i: usize) -> &Gpu {
+        &self.members[i].gpu
+    }
+
+    /// The name of process `i`.
+    pub fn process(&self, i: usize) -> ProcessId {
+        self.members[i].office.process()
+    }
+
+    /// A mailbox in process `i` for messages of type `M`, with room for `capacity` messages per sender.
+    pub fn inbox<M: DeserializeOwned + Send + 'static>(
+        &self,
+        i: usize,
+        capacity: u32,
+    ) -> (Target<M>, Arc<TestInbox<M>>) {
+        let actor = ActorId(self.next_actor.fetch_add(1, Ordering::Relaxed));
+        let inbox = TestInbox::new(actor, capacity);
+        let made = Arc::clone(&inbox);
+        let index = self.office(i).serve(|_| made).expect("a test has few actors");
+        (Target::new(actor, Place { process: self.process(i), index, capacity }), inbox)
+    }
+
+    /// Lets process `i` look at its links once; true if there was anything to do.
+    pub fn poll(&self, i: usize) -> bool {
+        !*self.members[i].ended.lock() && self.office(i).poll(&mut self.buffer.lock())
+    }
+
+    /// Lets the node finish what it was asked.
+    pub fn settle_node(&self) {
+        self.hub.settle();
+    }
+
+    /// Polls all processes, and lets the node answer, until nothing moves.
+    ///
+    /// # Panics
+    /// Something moves for ever.
+    pub fn settle(&self) {
+        let mut handled = self.hub.settle();
+        for _ in 0..MOST_ROUNDS {
+            let mut any = false;
+            for i in 0..self.members.len() {
+                any |= self.poll(i);
+            }
+            // What the node did meanwhile may be what an office waited for.
+            let now = self.hub.settle();
+            any |= std::mem::replace(&mut handled, now) != now;
+            if !any {
+                return;
+            }
+        }
+        panic!("the cluster does not come to rest: {self:?}");
+    }
+
+    /// Makes the links between all processes, so that sends need not wait for them.
+    pub fn connect(&self) {
+        for from in &self.members {
+            for to in &self.members {
+                from.office.link(to.office.process());
+            }
+        }
+        self.settle();
+    }
+
+    /// Sends `message` from process `from`, once the link is there.
+    ///
+    /// # Panics
+    /// It cannot be sent now. See [`try_send`](Self::try_send).
+    pub fn send<M: Serialize>(&self, from: usize, to: &Target<M>, message: M) {
+        if let Err((_, unsent)) = self.try_send(from, to, message) {
+            panic!("the message was not sent: {unsent:?}");
+        }
+    }
+
+    /// Sends `message` from process `from`, once the link is there; never waits for anything else.
+    ///
+    /// # Errors
+    /// The message comes back, with the reason.
+    pub fn try_send<M: Serialize>(&self, from: usize, to: &Target<M>, message: M) -> Result<(), (M, Unsent)> {
+        match sending::send(self.office(from), to, Kind::Send, 0, message) {
+            Err((message, Unsent::NotNow(Lack::Link))) => {
+                self.settle();
+                sending::send(self.office(from), to, Kind::Send, 0, message)
+            }
+            result => result,
+        }
+    }
+
+    /// Encodes `message` and takes what it needs to be sent, but does not send it yet.
+    ///
+    /// # Panics
+    /// It cannot be sent now.
+    pub fn prepare<M: Serialize>(&self, from: usize, to: &Target<M>, message: M) -> Prepared {
+        self.settle();
+        let prepared = Prepared::new(self.office(from), to, Kind::Send, 0, message);
+        prepared.unwrap_or_else(|(_, unsent)| panic!("the message cannot be sent: {unsent:?}"))
+    }
+
+    /// Asks, from process `from`, once the link is there.
+    ///
+    /// # Panics
+    /// It cannot be sent now.
+    pub fn ask<M: Serialize, R: DeserializeOwned + Send + 'static>(
+        &self,
+        from: usize,
+        to: &Target<M>,
+        message: M,
+    ) -> Asked<R> {
+        let asked = match Asked::send(self.office(from), to, message) {
+            Err((message, Unsent::NotNow(Lack::Link))) => {
+                self.settle();
+                Asked::send(self.office(from), to, message)
+            }
+            result => result,
+        };
+        asked.unwrap_or_else(|(_, unsent)| panic!("the ask was not sent: {unsent:?}"))
+    }
+
+    /// Joins the queue of senders of process `from` to a mailbox.
+    ///
+    /// # Panics
+    /// The mailbox's process has ended.
+    pub fn wait_in_line<M>(&self, from: usize, to: &Target<M>) -> Waiter {
+        Waiter::join(self.office(from), to.place).expect("its process lives")
+    }
+
+    /// The process `i` ends here and now: it is never polled again, its messages stay where they are, and the others are
+    /// told.
+    pub fn end(&self, i: usize) {
+        *self.members[i].ended.lock() = true;
+        self.hub.ended(self.process(i));
+        self.hub.settle();
+    }
+
+    /// From now on the node answers no question for this chunk.
+    pub fn withhold(&self, chunk: ChunkId) {
+        self.hub.withhold(chunk);
+    }
+
+    /// What the node has complained about.
+    pub fn complaints(&self) -> Vec<String> {
+        self.hub.complaints()
+    }
+
+    /// Allocations of process `i` that anybody holds.
+    pub fn leases(&self, i: usize) -> usize {
+        self.gpu(i).pool().stats().allocations
+    }
+
+    /// Who holds an allocation of process `i`; `None` once it was given back.
+    pub fn shares(&self, i: usize, id: LeaseId) -> Option<Shares> {
+        self.gpu(i).pool().shares(id).map(|(local, mut holders)| {
+            holders.sort();
+            Shares { local, holders }
+        })
+    }
+
+    /// Passes the bytes of the next frame from process `from` to process `to` through `tamper`; everything else about
+    /// the frame (what its sender remembers of it, its leases) stays honest.
+    pub fn tamper_next(
+        &self,
+        from: usize,
+        to: usize,
+        tamper: impl FnOnce(&mut Vec<u8>) + Send + Sync + 'static,
+    ) {
+        let link = self.link(from, to);
+        if let Some(out) = link.out.lock().as_mut() {
+            out.tamper = Some(super::forge::Tamper(Box::new(tamper)));
+        }
+    }
+
+    /// Writes `bytes` into the ring from process `from` to process `to` as a frame; false where there is no room.
+    ///
+    /// # Panics
+    /// There is no link between them: see [`connect`](Self::connect).
+    pub fn forge_frame(&self, from: usize, to: usize, bytes: &[u8]) -> bool {
+        let link = self.link(from, to);
+        let mut out = link.out.lock();
+        let out = out.as_mut().expect("connected");
+        let Ok(mut reservation) = out.ring.reserve(bytes.len()) else { return false };
+        reservation.write(0, bytes);
+        reservation.commit();
+        out.ring.publish()
+    }
+
+    /// Writes `notice` into the return ring from process `from` to process `to`; false where there is no room.
+    ///
+    /// # Panics
+    /// As [`forge_frame`](Self::forge_frame).
+    pub fn forge_notice(&self, from: usize, to: usize, notice: Entry) -> bool {
+        let link = self.link(from, to);
+        let mut returns = link.returns_out.lock();
+        let returns = returns.as_mut().expect("connected");
+        returns.push(notice).is_ok() && returns.publish()
+    }
+
+    /// Whether process `from` has given process `to` up.
+    pub fn gave_up(&self, from: usize, to: usize) -> bool {
+        self.office(from).link(self.process(to)).is_none()
+    }
+
+    fn link(&self, from: usize, to: usize) -> Arc<Link> {
+        let (from, to) = (self.office(from), self.process(to));
+        let link = from.link(to).expect("neither has ended");
+        if link.out.lock().is_none() {
+            self.settle();
+        }
+        link
+    }
+}

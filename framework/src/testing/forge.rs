@@ -1,0 +1,131 @@
+//! Frames and notices that no honest process would send, with everything right but what is wrong on purpose.
+//!
+//! [`Cluster::tamper_next`](super::Cluster::tamper_next) hands a test the bytes of a real frame; [`reseal`] makes its
+//! checksum right again, so that what is changed has to be found for what it is.
+
+use crate::clock::Ticket;
+use crate::lease::LeaseId;
+use crate::mailbox::post::entry;
+use crate::mailbox::ring::Entry;
+use crate::message::wire::{HEADER_BYTES, LEASE_BYTES, TENSOR_BYTES};
+
+/// What a test does to a frame before it is written.
+pub(crate) struct Tamper(pub(crate) Change);
+
+/// What is done to the bytes of a frame.
+type Change = Box<dyn FnOnce(&mut Vec<u8>) + Send + Sync>;
+
+impl std::fmt::Debug for Tamper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tamper")
+    }
+}
+
+/// Offset of the checksum in a frame.
+const CHECKSUM: usize = 4;
+
+/// Makes the checksum of a frame right. A frame too short to have one stays as it is.
+pub fn reseal(frame: &mut [u8]) {
+    if let Some(content) = frame.get(CHECKSUM + 4..) {
+        let checksum = crc32fast::hash(content);
+        frame[CHECKSUM..CHECKSUM + 4].copy_from_slice(&checksum.to_le_bytes());
+    }
+}
+
+/// A field of a frame, as a range of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it starts.
+    pub at: usize,
+    /// How many bytes it has, at most 8.
+    pub bytes: usize,
+}
+
+impl Field {
+    /// Puts `value` there, little-endian, cut to the field's size.
+    ///
+    /// # Panics
+    /// The frame ends before the field does.
+    pub fn set(self, frame: &mut [u8], value: u64) {
+        frame[self.at..self.at + self.bytes].copy_from_slice(&value.to_le_bytes()[..self.bytes]);
+    }
+
+    /// What is there.
+    ///
+    /// # Panics
+    /// As [`set`](Self::set).
+    pub fn get(self, frame: &[u8]) -> u64 {
+        let mut value = [0; 8];
+        value[..self.bytes].copy_from_slice(&frame[self.at..self.at + self.bytes]);
+        u64::from_le_bytes(value)
+    }
+}
+
+/// Every field of a frame with that many leases and tensors; those of a layout are words without a name of their own.
+pub fn fields(leases: usize, tensors: usize) -> Vec<Field> {
+    let header = [
+        ("magic", 4),
+        ("checksum", 4),
+        ("kind", 1),
+        ("body in lease", 1),
+        ("number of leases", 2),
+        ("number of tensors", 2),
+        ("index", 2),
+        ("body length", 4),
+        ("reserved", 4),
+        ("actor", 8),
+        ("correlation", 8),
+        ("key", 8),
+    ];
+    let lease = [
+        ("lease owner", 8),
+        ("lease chunk", 4),
+        ("lease line", 4),
+        ("lease generation", 4),
+        ("lease flags", 4),
+        ("lease offset", 8),
+        ("lease length", 8),
+        ("clock's process", 8),
+        ("clock value", 8),
+        ("clock", 8),
+    ];
+    let mut fields = Vec::new();
+    let mut at = 0;
+    let mut add = |name, bytes| {
+        fields.push(Field { name, at, bytes });
+        at += bytes;
+    };
+    header.iter().for_each(|(name, bytes)| add(name, *bytes));
+    for _ in 0..leases {
+        lease.iter().for_each(|(name, bytes)| add(name, *bytes));
+    }
+    for _ in 0..tensors {
+        add("tensor's lease", 2);
+        add("tensor's padding", 6);
+        (0..TENSOR_BYTES - 8).step_by(8).for_each(|_| add("layout", 8));
+    }
+    debug_assert_eq!(at, HEADER_BYTES + leases * LEASE_BYTES + tensors * TENSOR_BYTES);
+    fields
+}
+
+/// A notice that gives a lease back; `slots` are clocks of the writer with the values of its last uses.
+pub fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
+    entry::release(id, uses)
+}
+
+/// A notice that a lease was taken over from a third process.
+pub fn hold(id: LeaseId) -> Entry {
+    entry::hold(id)
+}
+
+/// A notice that the frame ending at `end` was not read.
+pub fn rejected(end: u64) -> Entry {
+    entry::rejected(end)
+}
+
+/// Makes the checksum of a notice right.
+pub fn reseal_entry(notice: &mut Entry) {
+    notice[7] = entry::checksum(notice);
+}

@@ -1,0 +1,183 @@
+//! The node's part between the offices of a [`Cluster`](super::Cluster): the node's own broker, fed by a queue in place
+//! of sockets, on a thread of its own, so that an office that waits for an answer gets one.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::ids::{ChunkId, ProcessId};
+use crate::mailbox::port::{Port, PortClosed, ToNode};
+use crate::mailbox::post::Office;
+use crate::node::broker::Broker;
+
+/// What a process said: a message to the node, the answer to a ping, or its end.
+enum Said {
+    Message(ToNode, Vec<OwnedFd>),
+    /// Everything that it had said before a ping has been handled.
+    Pong(u64),
+    Ended,
+}
+
+type Line = Sender<(ProcessId, Said)>;
+
+/// The node, as far as its processes can tell.
+pub(super) struct Hub {
+    line: Mutex<Option<Line>>,
+    state: Mutex<State>,
+    traffic: Mutex<Traffic>,
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct Traffic {
+    /// Messages that were sent and not handled yet.
+    pending: usize,
+    handled: u64,
+}
+
+#[derive(Default)]
+struct State {
+    offices: HashMap<ProcessId, Weak<Office>>,
+    /// Questions for these chunks get no answer.
+    withheld: HashSet<ChunkId>,
+    /// What the broker had to complain about.
+    complaints: Vec<String>,
+}
+
+impl Hub {
+    pub(super) fn start() -> Arc<Self> {
+        let (line, said) = channel();
+        let hub = Arc::new(Hub {
+            line: Mutex::new(Some(line)),
+            state: Mutex::default(),
+            traffic: Mutex::default(),
+            idle: Condvar::new(),
+        });
+        let weak = Arc::downgrade(&hub);
+        thread::Builder::new()
+            .name("tp-test-node".into())
+            .spawn(move || run(&weak, &said))
+            .expect("a test can start a thread");
+        hub
+    }
+
+    /// The way to the node for `process`.
+    pub(super) fn port(self: &Arc<Self>, process: ProcessId) -> Arc<dyn Port> {
+        Arc::new(HubPort { hub: Arc::downgrade(self), process })
+    }
+
+    pub(super) fn joined(&self, office: &Arc<Office>) {
+        self.state.lock().offices.insert(office.process(), Arc::downgrade(office));
+    }
+
+    /// `process` has ended: everybody else is told.
+    pub(super) fn ended(&self, process: ProcessId) {
+        // Refused only when the hub is closing, and then nobody is left to tell.
+        let _ = self.say(process, Said::Ended);
+    }
+
+    pub(super) fn withhold(&self, chunk: ChunkId) {
+        self.state.lock().withheld.insert(chunk);
+    }
+
+    pub(super) fn complaints(&self) -> Vec<String> {
+        self.state.lock().complaints.clone()
+    }
+
+    /// Waits until everything that was said has been handled, and says how much that was since the beginning.
+    pub(super) fn settle(&self) -> u64 {
+        let mut traffic = self.traffic.lock();
+        while traffic.pending > 0 {
+            self.idle.wait(&mut traffic);
+        }
+        traffic.handled
+    }
+
+    fn say(&self, from: ProcessId, said: Said) -> Result<(), PortClosed> {
+        self.traffic.lock().pending += 1;
+        let sent = self.line.lock().as_ref().is_some_and(|line| line.send((from, said)).is_ok());
+        if sent {
+            return Ok(());
+        }
+        self.handled();
+        Err(PortClosed)
+    }
+
+    fn handled(&self) {
+        let mut traffic = self.traffic.lock();
+        traffic.pending -= 1;
+        traffic.handled += 1;
+        if traffic.pending == 0 {
+            self.idle.notify_all();
+        }
+    }
+
+    fn handle(&self, broker: &mut Broker, from: ProcessId, said: Said) {
+        let mut deliveries = Vec::new();
+        match said {
+            Said::Ended => {
+                self.state.lock().offices.remove(&from);
+                broker.left(from, &mut deliveries);
+            }
+            Said::Message(message, descriptors) => {
+                broker_knows(broker, &self.state.lock());
+                if let ToNode::WantChunk { chunk, .. } = &message
+                    && self.state.lock().withheld.contains(chunk)
+                {
+                    return;
+                }
+                if let Err(complaint) = broker.handle(from, message, descriptors, &mut deliveries) {
+                    self.state.lock().complaints.push(format!("{from}: {complaint}"));
+                }
+            }
+            Said::Pong(number) => {
+                // Refused where it has ended meanwhile.
+                let _ = broker.pong(from, number, &mut deliveries);
+            }
+        }
+        for delivery in deliveries {
+            let office = self.state.lock().offices.get(&delivery.to).and_then(Weak::upgrade);
+            if let Some(office) = office {
+                office.from_node(delivery.message, delivery.descriptors);
+            }
+        }
+        for ping in broker.take_pings() {
+            // Behind what the process has said so far, as on its socket. Refused only when the hub is closing.
+            let _ = self.say(ping.to, Said::Pong(ping.number));
+        }
+    }
+}
+
+/// Tells the broker of processes that came since the last message.
+fn broker_knows(broker: &mut Broker, state: &State) {
+    for process in state.offices.keys() {
+        if !broker.roster.lives(*process) {
+            broker.joined(*process);
+        }
+    }
+}
+
+fn run(hub: &Weak<Hub>, said: &Receiver<(ProcessId, Said)>) {
+    let mut broker = Broker::default();
+    while let Ok((from, said)) = said.recv() {
+        let Some(hub) = hub.upgrade() else { return };
+        hub.handle(&mut broker, from, said);
+        hub.handled();
+    }
+}
+
+struct HubPort {
+    hub: Weak<Hub>,
+    process: ProcessId,
+}
+
+impl Port for HubPort {
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
+        let hub = self.hub.upgrade().ok_or(PortClosed)?;
+        hub.say(self.process, Said::Message(message, descriptors))
+    }
+}

@@ -1,0 +1,169 @@
+//! A mailbox that keeps what it is given, for the test to look at.
+
+use std::any::type_name;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use smallvec::SmallVec;
+
+use crate::clock::Ticket;
+use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::port::Place;
+use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Receipt, Refusal, Undelivered};
+use crate::message::codec;
+
+/// Where a [`TestInbox`] for messages of type `M` is: what an address would hold.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Target<M> {
+    /// Whose mailbox.
+    pub actor: ActorId,
+    /// Where it is.
+    pub place: Place,
+    /// What messages sent to it say that they are, see [`test_key`].
+    pub key: u64,
+    message: PhantomData<fn(M)>,
+}
+
+impl<M> Clone for Target<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Target<M> {}
+
+impl<M> Target<M> {
+    pub(super) fn new(actor: ActorId, place: Place) -> Self {
+        Target { actor, place, key: test_key::<M>(), message: PhantomData }
+    }
+
+    /// The same mailbox, for messages of type `N` that say that they are.
+    pub fn of<N>(self) -> Target<N> {
+        Target::new(self.actor, self.place)
+    }
+
+    /// The same mailbox, for messages of type `N` that claim to be of type `M`.
+    pub fn disguising<N>(self) -> Target<N> {
+        Target { key: self.key, ..self.of() }
+    }
+}
+
+/// A message that arrived. Dropping it drops its receipt: the message is done with, and its sender gets the credit.
+#[derive(Debug)]
+pub struct Received<M> {
+    /// The message, with its tensors.
+    pub message: M,
+    /// What a stream that uses the tensors has to wait for (CLOCK-1).
+    pub tickets: SmallVec<[Ticket; 2]>,
+    /// The credit, and the way for a reply. Declared last, so dropped last: leases go before the credit does.
+    pub receipt: Receipt,
+}
+
+impl<M> Received<M> {
+    /// Who sent it.
+    pub fn sender(&self) -> ProcessId {
+        self.receipt.sender()
+    }
+}
+
+/// The key under which a cluster sends messages of type `M`.
+pub fn test_key<M>() -> u64 {
+    type_name::<M>().bytes().fold(0x7e57, |hash: u64, byte| hash.rotate_left(5) ^ u64::from(byte))
+}
+
+/// A mailbox for messages of type `M`. It never does anything with them but keep them.
+#[derive(Debug)]
+pub struct TestInbox<M> {
+    actor: ActorId,
+    capacity: u32,
+    local: Arc<LocalCredits>,
+    arrived: Mutex<Vec<Received<M>>>,
+    refused: Mutex<Vec<String>>,
+}
+
+impl<M: DeserializeOwned + Send + 'static> TestInbox<M> {
+    pub(super) fn new(actor: ActorId, capacity: u32) -> Arc<Self> {
+        Arc::new(TestInbox {
+            actor,
+            capacity,
+            local: LocalCredits::new(capacity),
+            arrived: Mutex::default(),
+            refused: Mutex::default(),
+        })
+    }
+
+    /// Takes everything that has arrived, in the order of its arrival.
+    pub fn take(&self) -> Vec<Received<M>> {
+        std::mem::take(&mut self.arrived.lock())
+    }
+
+    /// Takes the only message that has arrived.
+    ///
+    /// # Panics
+    /// There is none, or more than one.
+    pub fn take_one(&self) -> Received<M> {
+        let mut all = self.take();
+        assert_eq!(all.len(), 1, "messages in the inbox; refused were {:?}", self.refused());
+        all.remove(0)
+    }
+
+    /// How many have arrived and were not taken.
+    pub fn len(&self) -> usize {
+        self.arrived.lock().len()
+    }
+
+    /// Whether nothing is there to take.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Why messages were refused, in words.
+    pub fn refused(&self) -> Vec<String> {
+        self.refused.lock().clone()
+    }
+
+    fn refuse(&self, error: Undelivered, receipt: Receipt) -> Result<(), Undelivered> {
+        self.refused.lock().push(error.to_string());
+        receipt.refuse(&Refusal::Undelivered(error.to_string()));
+        Err(error)
+    }
+}
+
+impl<M: DeserializeOwned + Send + 'static> Inbox for TestInbox<M> {
+    fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
+        let Delivery { key, body, tensors, tickets, receipt } = delivery;
+        if key != test_key::<M>() {
+            drop(tensors);
+            return self.refuse(Undelivered::Unregistered { key }, receipt);
+        }
+        match codec::decode(body, tensors, None) {
+            Ok(message) => {
+                self.arrived.lock().push(Received { message, tickets, receipt });
+                Ok(())
+            }
+            Err(error) => {
+                let why = error.to_string();
+                self.refuse(Undelivered::Malformed { message: type_name::<M>(), why }, receipt)
+            }
+        }
+    }
+
+    /// A cluster's messages all take the long way: those of an office to itself are not sent at all.
+    fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)> {
+        Err((parcel, Undelivered::Unregistered { key }))
+    }
+
+    fn local(&self) -> &Arc<LocalCredits> {
+        &self.local
+    }
+}

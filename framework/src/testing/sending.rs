@@ -1,0 +1,210 @@
+//! Sending by hand, one step at a time: what an address does, without the waiting.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::inbox::Target;
+use crate::mailbox::port::Place;
+use crate::mailbox::post::{AskFailure, Claim, Envelope, NotNow, Office, Parts, PlaceInQueue, PostError};
+use crate::message::codec::{self, Encoded};
+use crate::message::wire::Kind;
+
+/// What a message lacks that could not be sent. Waiting helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// The link is being made.
+    Link,
+    /// The mailbox has as many unhandled messages of this process as it takes.
+    Credit,
+    /// The ring to the process is full.
+    Room,
+    /// The process holds as many leases of this one as it may.
+    Leases,
+}
+
+/// Why a message was not sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unsent {
+    /// It could be sent later.
+    NotNow(Lack),
+    /// The actor is gone.
+    NoSuchActor,
+    /// Its process has ended, or broke the protocol.
+    Gone,
+    /// Something else, in words.
+    Failed(String),
+}
+
+impl From<PostError> for Unsent {
+    fn from(error: PostError) -> Self {
+        match error {
+            PostError::NotNow(NotNow::Connecting) => Unsent::NotNow(Lack::Link),
+            PostError::NotNow(NotNow::MailboxFull) => Unsent::NotNow(Lack::Credit),
+            PostError::NotNow(NotNow::RingFull) => Unsent::NotNow(Lack::Room),
+            PostError::NotNow(NotNow::LeasesOut) => Unsent::NotNow(Lack::Leases),
+            PostError::NoSuchActor => Unsent::NoSuchActor,
+            PostError::Gone(_) => Unsent::Gone,
+            other => Unsent::Failed(other.to_string()),
+        }
+    }
+}
+
+/// Encodes, claims, drops the value, commits: a message in the way that addresses send it. On an error the message comes
+/// back.
+pub(super) fn send<M: Serialize>(
+    office: &Arc<Office>,
+    to: &Target<M>,
+    kind: Kind,
+    correlation: u64,
+    message: M,
+) -> Result<(), (M, Unsent)> {
+    Prepared::new(office, to, kind, correlation, message).map(Prepared::commit)
+}
+
+/// A message that was encoded and has all that it needs; its value has been dropped. Dropping it gives all back.
+#[derive(Debug)]
+pub struct Prepared {
+    office: Arc<Office>,
+    envelope: Envelope,
+    encoded: Encoded,
+    claim: Claim,
+}
+
+impl Prepared {
+    pub(super) fn new<M: Serialize>(
+        office: &Arc<Office>,
+        to: &Target<M>,
+        kind: Kind,
+        correlation: u64,
+        message: M,
+    ) -> Result<Self, (M, Unsent)> {
+        let Some(link) = office.link(to.place.process) else { return Err((message, Unsent::Gone)) };
+        let envelope = Envelope {
+            kind,
+            index: to.place.index,
+            actor: to.actor,
+            correlation,
+            key: to.key,
+            capacity: to.place.capacity,
+        };
+        let encoded = match codec::encode(&message, Vec::new()) {
+            Ok(encoded) => encoded,
+            Err(error) => return Err((message, Unsent::Failed(error.to_string()))),
+        };
+        match office.claim(&link, &envelope, &encoded) {
+            Ok(claim) => {
+                drop(message);
+                Ok(Prepared { office: Arc::clone(office), envelope, encoded, claim })
+            }
+            Err(error) => Err((message, error.into())),
+        }
+    }
+
+    /// Sends it.
+    pub fn commit(self) {
+        self.office.commit(self.claim, &self.envelope, self.encoded);
+    }
+}
+
+type Slot<R> = Arc<Mutex<Option<Result<R, AskFailure>>>>;
+
+/// An ask on its way.
+pub struct Asked<R> {
+    office: Arc<Office>,
+    correlation: u64,
+    answer: Slot<R>,
+    reply: PhantomData<fn() -> R>,
+}
+
+impl<R> std::fmt::Debug for Asked<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Asked({})", self.correlation)
+    }
+}
+
+impl<R: DeserializeOwned + Send + 'static> Asked<R> {
+    pub(super) fn send<M: Serialize>(
+        office: &Arc<Office>,
+        to: &Target<M>,
+        message: M,
+    ) -> Result<Self, (M, Unsent)> {
+        let answer: Slot<R> = Arc::default();
+        let slot = Arc::clone(&answer);
+        let take = move |reply: Result<Parts<'_>, AskFailure>| {
+            let reply = reply.and_then(|Parts { body, tensors }| {
+                codec::decode(body, tensors, None).map_err(|error| AskFailure::BadReply(error.to_string()))
+            });
+            *slot.lock() = Some(reply);
+        };
+        let correlation = office.expect_reply(to.place.process, Box::new(take));
+        match send(office, to, Kind::Ask, correlation, message) {
+            Ok(()) => Ok(Asked { office: Arc::clone(office), correlation, answer, reply: PhantomData }),
+            Err(unsent) => {
+                office.forget_ask(correlation);
+                Err(unsent)
+            }
+        }
+    }
+
+    /// The reply, if it has come.
+    pub fn take(&self) -> Option<Result<R, AskFailure>> {
+        self.answer.lock().take()
+    }
+
+    /// Waits for the reply no longer, as a dropped future does.
+    pub fn give_up(self) {
+        self.office.forget_ask(self.correlation);
+    }
+}
+
+/// A sender that waits in the queue of a mailbox.
+#[derive(Debug)]
+pub struct Waiter {
+    office: Arc<Office>,
+    to: Place,
+    place: PlaceInQueue,
+    woken: Arc<Count>,
+}
+
+#[derive(Debug, Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Waiter {
+    /// The last place in the queue.
+    pub(super) fn join(office: &Arc<Office>, to: Place) -> Option<Self> {
+        let link = office.link(to.process)?;
+        let place = link.queue(to.index)?.join();
+        let waiter = Waiter { office: Arc::clone(office), to, place, woken: Arc::default() };
+        waiter.remember();
+        Some(waiter)
+    }
+
+    /// Whether it is this one's turn to try.
+    pub fn is_front(&self) -> bool {
+        self.place.is_front()
+    }
+
+    /// How often it was woken.
+    pub fn wakes(&self) -> usize {
+        self.woken.0.load(Ordering::SeqCst)
+    }
+
+    /// Waits for the next change, after a try that failed.
+    pub fn remember(&self) {
+        if let Some(link) = self.office.link(self.to.process) {
+            self.place.remember(&Waker::from(Arc::clone(&self.woken)), link.stamp(self.to.index));
+        }
+    }
+}

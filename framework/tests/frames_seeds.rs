@@ -1,0 +1,48 @@
+//! Seeds for `fuzz/`: real frames, as a sender writes them.
+
+#![cfg(feature = "testing")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::mpsc::channel;
+
+use serde::Serialize;
+use tensorpost::tensor::{DType, Tensor};
+use tensorpost::testing::Cluster;
+
+/// As in `fuzz/fuzz_targets/frame.rs`.
+#[derive(Serialize)]
+enum Message {
+    Nothing,
+    One(Tensor),
+    Many { tensors: Vec<Option<Tensor>>, names: BTreeMap<String, (u8, f64)> },
+    Deeper(Box<Message>),
+}
+
+#[test]
+#[ignore = "writes fuzz/corpus/frame; run it by name after the form of a frame has changed"]
+fn write_the_seeds_of_the_fuzzers() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u8>(1, 64);
+    cluster.connect();
+    let tensor = |shape: &[usize]| cluster.gpu(0).zeros(DType::U8, shape).expect("memory").freeze();
+    let names = BTreeMap::from([("a".into(), (1, 1.5)), ("b".into(), (2, -0.0))]);
+    let messages = [
+        ("nothing", Message::Nothing),
+        ("one", Message::One(tensor(&[0]))),
+        ("many", Message::Many { tensors: vec![Some(tensor(&[0, 3])), None, Some(tensor(&[2, 2]))], names }),
+        ("deeper", Message::Deeper(Box::new(Message::Deeper(Box::new(Message::One(tensor(&[64, 64]))))))),
+    ];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/frame");
+    std::fs::create_dir_all(&folder).expect("a folder for the seeds");
+    for (name, message) in messages {
+        let (send, written) = channel();
+        cluster.tamper_next(0, 1, move |frame| send.send(frame.clone()).expect("the test lives"));
+        cluster.send(0, &to.of(), message);
+        // The first byte says whether the checksum is made right.
+        let seed = [&[0], written.recv().expect("it was written").as_slice()].concat();
+        std::fs::write(folder.join(name), seed).expect("a seed is written");
+        cluster.settle();
+        assert!(inbox.is_empty());
+    }
+}

@@ -1,0 +1,130 @@
+//! Readers that sleep, each in its own task: nobody is left asleep whom somebody waits for.
+
+#![cfg(feature = "testing")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tensorpost::lease::PoolOptions;
+use tensorpost::limits::{MAX_TENSORS, RETURN_SLOTS};
+use tensorpost::tensor::{DType, Tensor};
+use tensorpost::testing::Cluster;
+
+/// Longer than anything here takes, shorter than anybody waits for a test.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Runs `test` beside the readers of all processes.
+fn with_readers(cluster: &Cluster, processes: usize, test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let readers: Vec<_> =
+            (0..processes).map(|i| tokio::spawn(Arc::clone(cluster.office(i)).run())).collect();
+        test.await;
+        for (i, reader) in readers.into_iter().enumerate() {
+            cluster.office(i).stop();
+            reader.await.expect("it does not panic").expect("it reads");
+        }
+    });
+}
+
+async fn until(what: &str, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happens() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        // Long enough for every reader to spin its last and go to sleep.
+        tokio::time::sleep(Duration::from_micros(200)).await;
+    }
+}
+
+fn batch(cluster: &Cluster) -> Vec<Tensor> {
+    (0..MAX_TENSORS).map(|_| cluster.gpu(0).zeros(DType::U8, &[1]).expect("memory").freeze()).collect()
+}
+
+#[test]
+fn a_sleeping_reader_is_woken_by_a_frame() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u32>(1, 8);
+    cluster.connect();
+    with_readers(&cluster, 2, async {
+        for n in 0..20 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            cluster.send(0, &to, n);
+            until("the message", || !inbox.is_empty()).await;
+            assert_eq!(inbox.take_one().message, n);
+        }
+    });
+}
+
+/// The owner has no reason to wake up for what others post to it, until they have no room left.
+#[test]
+fn a_sleeping_owner_reads_before_its_peers_run_out_of_room() {
+    let cluster = Cluster::new(3);
+    let (to_b, at_b) = cluster.inbox::<Vec<Tensor>>(1, 8);
+    let (to_c, at_c) = cluster.inbox::<Vec<Tensor>>(2, 8);
+    cluster.connect();
+    cluster.send(0, &to_b, batch(&cluster));
+    cluster.settle();
+    let tensors = at_b.take_one().message;
+    with_readers(&cluster, 3, async {
+        // Each round is a hold and a release of every tensor, in C's return ring to A.
+        for round in 0..3 * RETURN_SLOTS / (2 * MAX_TENSORS) {
+            until("a credit", || cluster.try_send(1, &to_c, tensors.clone()).is_ok()).await;
+            until(&format!("the tensors of round {round}"), || !at_c.is_empty()).await;
+            // A goes to sleep; the holds and releases come while nobody there looks.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            drop(at_c.take());
+        }
+        drop(tensors);
+    });
+    cluster.settle();
+    assert_eq!(cluster.leases(0), 0);
+}
+
+/// Who forwards a tensor keeps its own lease until the receiver has passed the frame, and must not sleep through that,
+/// though another thread sent it: somebody may wait for the memory.
+#[test]
+fn a_sleeping_forwarder_lets_go() {
+    let cluster = Cluster::with_pools(3, PoolOptions { budget: 64 << 10, first_chunk: 64 << 10 });
+    let (to_b, at_b) = cluster.inbox::<Tensor>(1, 8);
+    let (to_c, at_c) = cluster.inbox::<Tensor>(2, 8);
+    cluster.connect();
+    with_readers(&cluster, 3, async {
+        for round in 0..5 {
+            let all = cluster.gpu(0).empty(DType::U8, &[64 << 10]).expect("the whole pool").freeze();
+            cluster.send(0, &to_b, all);
+            until("the tensor at B", || !at_b.is_empty()).await;
+            let tensor = at_b.take_one().message;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            cluster.send(1, &to_c, tensor);
+            until("the tensor at C", || !at_c.is_empty()).await;
+            drop(at_c.take());
+            let next = cluster.gpu(0).empty_when_free(DType::U8, &[64 << 10]);
+            let next = tokio::time::timeout(PATIENCE, next).await;
+            drop(next.unwrap_or_else(|_| panic!("round {round}: {}", cluster.gpu(0).pool().holders())));
+        }
+    });
+}
+
+/// Who waits for memory is woken when a holder in another process lets go.
+#[test]
+fn a_pool_that_is_waited_for_is_woken_by_a_release() {
+    let cluster = Cluster::with_pools(2, PoolOptions { budget: 64 << 10, first_chunk: 64 << 10 });
+    let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
+    cluster.connect();
+    with_readers(&cluster, 2, async {
+        for _ in 0..10 {
+            let all = cluster.gpu(0).empty(DType::U8, &[64 << 10]).expect("the whole pool").freeze();
+            cluster.send(0, &to, all);
+            until("the tensor", || !inbox.is_empty()).await;
+            let next = cluster.gpu(0).empty_when_free(DType::U8, &[64 << 10]);
+            let release = async {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                drop(inbox.take());
+            };
+            let (next, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(next, release) })
+                .await
+                .expect("woken in time");
+            drop(next.expect("the whole pool again"));
+        }
+    });
+}
