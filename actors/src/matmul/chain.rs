@@ -1,0 +1,92 @@
+//! The actor that multiplies.
+
+use futures_util::FutureExt;
+use tensorpost::prelude::*;
+
+use super::{Multiply, MultiplyError, Outcome, Products, Task};
+
+/// Multiplies once more, and sends the result on.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+pub struct Run {
+    /// Which repetition it is; it decides the matrix that the chain starts with.
+    pub repetition: u64,
+}
+
+/// What a [`Chain`] needs.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ChainArgs {
+    /// What to multiply.
+    pub task: Task,
+    /// Who gets the result.
+    pub next: Address<Outcome>,
+}
+
+/// Multiplies a matrix by another, again and again, and sends the last product without waiting for any.
+#[derive(Debug)]
+pub struct Chain {
+    gpu: Gpu,
+    multiply: Multiply,
+    task: Task,
+    factor: Tensor,
+    starts: Vec<Tensor>,
+    next: Address<Outcome>,
+}
+
+impl Actor for Chain {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Chain {
+    type Args = ChainArgs;
+
+    fn create(args: ChainArgs, env: &Env) -> anyhow::Result<Self> {
+        let (gpu, task) = (env.gpu(), args.task);
+        let multiply = Multiply::new(&gpu, task.size)?;
+        let upload = |matrix: Vec<f32>| -> Result<Tensor, TensorError> {
+            Ok(gpu.from_slice(&[task.size, task.size], &matrix)?.freeze())
+        };
+        let factor = upload(task.factor())?;
+        let starts = task.starts().into_iter().map(upload).collect::<Result<Vec<_>, _>>()?;
+        // Loads the kernels: a later load would wait for the stream.
+        multiply.product(&gpu, &factor, &factor)?;
+        gpu.synchronize()?;
+        Ok(Chain { gpu, multiply, task, factor, starts, next: args.next })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Run>();
+    }
+}
+
+impl Handler<Run> for Chain {
+    /// Resolves when the next mailbox has taken the result, which bounds what is under way.
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, run: Run, _: &mut Context<Self>) -> Self::Result {
+        let outcome = match self.multiply(run.repetition) {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                // Whoever counts the results finds one missing.
+                eprintln!("repetition {}: {error}", run.repetition);
+                return std::future::ready(()).boxed_local();
+            }
+        };
+        let sent = self.next.send(outcome);
+        async move {
+            if let Err(error) = sent.await {
+                eprintln!("repetition {}: {error}", run.repetition);
+            }
+        }
+        .boxed_local()
+    }
+}
+
+impl Chain {
+    fn multiply(&self, repetition: u64) -> Result<Outcome, MultiplyError> {
+        let mut matrix = self.starts[self.task.start_of(repetition)].clone();
+        for _ in 0..self.task.products {
+            matrix = self.multiply.product(&self.gpu, &self.factor, &matrix)?;
+        }
+        Ok(Outcome { repetition, result: Products { count: self.task.products, matrix } })
+    }
+}

@@ -1,0 +1,173 @@
+//! The actor that uses the products, in another process, and knows what they should be.
+
+use futures_util::FutureExt;
+use tensorpost::prelude::*;
+use tokio::sync::oneshot;
+
+use super::{Multiply, Outcome, Task};
+
+/// Largest error, relative to the largest entry of the reference, of a result that counts as right. Fifty products in
+/// single precision stay below a tenth of it; memory that holds something else is off by about one.
+const TOLERANCE: f64 = 1e-3;
+
+/// What a [`Checker`] needs.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct CheckerArgs {
+    /// What is multiplied.
+    pub task: Task,
+    /// Takes the waits of this process's streams out, to show that they are needed.
+    #[cfg(feature = "testing")]
+    pub skip_waits: bool,
+}
+
+/// Asks for the [`Verdict`] once so many results have come.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Verdict)]
+pub struct Tally {
+    /// How many.
+    pub repetitions: u64,
+}
+
+/// How the results were.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Results that came.
+    pub checked: u64,
+    /// Results that were not within `1e-3` of the reference.
+    pub wrong: u64,
+    /// The largest error, relative to the reference's largest entry.
+    pub worst: f64,
+    /// Results that were already there, in full, when their message was handled: of those no wait was needed.
+    pub early: u64,
+    /// What went wrong otherwise.
+    pub error: Option<String>,
+}
+
+/// Results that are used before the first of them is compared. While the host compares, messages wait, and so do not come
+/// while the device is still at work on what is in them; seldom, that does not matter.
+const BATCH: usize = 64;
+
+/// Multiplies every result once more, as soon as its message comes, and later compares what that made with what was
+/// computed in double precision.
+#[derive(Debug)]
+pub struct Checker {
+    gpu: Gpu,
+    multiply: Multiply,
+    task: Task,
+    factor: Tensor,
+    references: Vec<Vec<f64>>,
+    verdict: Verdict,
+    /// Repetitions, and what was made of their results.
+    used: Vec<(u64, Tensor)>,
+    asked: Option<(u64, oneshot::Sender<Verdict>)>,
+}
+
+impl Actor for Checker {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Checker {
+    type Args = CheckerArgs;
+
+    fn create(args: CheckerArgs, env: &Env) -> anyhow::Result<Self> {
+        let (gpu, task) = (env.gpu(), args.task);
+        let multiply = Multiply::new(&gpu, task.size)?;
+        let factor = gpu.from_slice(&[task.size, task.size], &task.factor())?.freeze();
+        multiply.product(&gpu, &factor, &factor)?;
+        gpu.synchronize()?;
+        let references = task.references(1);
+        #[cfg(feature = "testing")]
+        tensorpost::clock::stream::testing_skip_waits(args.skip_waits);
+        Ok(Checker {
+            gpu,
+            multiply,
+            task,
+            factor,
+            references,
+            verdict: Verdict::default(),
+            used: Vec::new(),
+            asked: None,
+        })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Outcome>().message::<Tally>();
+    }
+}
+
+impl Handler<Outcome> for Checker {
+    type Result = ();
+
+    fn handle(&mut self, outcome: Outcome, _: &mut Context<Self>) {
+        if let Err(error) = self.take(&outcome) {
+            self.verdict.error = Some(format!("{error:#}"));
+        }
+        if self.used.len() >= BATCH {
+            self.compare();
+        }
+        self.answer();
+    }
+}
+
+impl Handler<Tally> for Checker {
+    type Result = ResponseFuture<Verdict>;
+
+    fn handle(&mut self, tally: Tally, _: &mut Context<Self>) -> Self::Result {
+        let (answer, verdict) = oneshot::channel();
+        self.asked = Some((tally.repetitions, answer));
+        self.answer();
+        async { verdict.await.unwrap_or_default() }.boxed_local()
+    }
+}
+
+impl Checker {
+    /// Puts the use of a result on the stream; nothing here waits for the device.
+    fn take(&mut self, outcome: &Outcome) -> anyhow::Result<()> {
+        let matrix = &outcome.result.matrix;
+        anyhow::ensure!(outcome.result.count == self.task.products, "a chain of another length");
+        let clocks = self.gpu.stream().domain();
+        let is_early = matrix.ready().is_none_or(|ready| clocks.passed(&ready).unwrap_or(false));
+        self.verdict.early += u64::from(is_early);
+        let used = self.multiply.product(&self.gpu, &self.factor, matrix)?;
+        self.used.push((outcome.repetition, used));
+        Ok(())
+    }
+
+    /// Compares all that was used with the references.
+    fn compare(&mut self) {
+        for (repetition, used) in std::mem::take(&mut self.used) {
+            match self.error_of(repetition, &used) {
+                Ok(error) => {
+                    self.verdict.wrong += u64::from(error > TOLERANCE);
+                    self.verdict.worst = self.verdict.worst.max(error);
+                    self.verdict.checked += 1;
+                }
+                Err(error) => self.verdict.error = Some(error.to_string()),
+            }
+        }
+    }
+
+    /// The largest error, relative to the reference's largest entry; infinite where an entry is no number.
+    fn error_of(&self, repetition: u64, used: &Tensor) -> Result<f64, TensorError> {
+        let found = self.gpu.download::<f32>(used)?;
+        let reference = &self.references[self.task.start_of(repetition)];
+        let largest = reference.iter().fold(f64::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
+        let error = found.iter().zip(reference).fold(0.0_f64, |worst, (found, wanted)| {
+            let error = (f64::from(*found) - wanted).abs();
+            if error.is_nan() { f64::INFINITY } else { worst.max(error) }
+        });
+        Ok(error / largest)
+    }
+
+    fn answer(&mut self) {
+        let come = self.verdict.checked + self.used.len() as u64;
+        if self.asked.as_ref().is_none_or(|(repetitions, _)| come < *repetitions) {
+            return;
+        }
+        self.compare();
+        if let Some((_, answer)) = self.asked.take() {
+            // Whoever asked may have given up.
+            let _ = answer.send(self.verdict.clone());
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Products by cuBLAS, through cudarc.
+
+#![expect(unsafe_code, reason = "cudarc cannot see that the matrices have the sizes that it is told")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_N;
+use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
+use tensorpost::prelude::*;
+
+use super::MultiplyError;
+
+/// A cuBLAS handle on one stream.
+#[derive(Debug)]
+pub(super) struct Blas(CudaBlas);
+
+impl Blas {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, MultiplyError> {
+        let stream = gpu.cuda_stream()?.clone();
+        // cudarc looks for the library at the first call and panics where there is none.
+        let handle = catch_unwind(AssertUnwindSafe(|| CudaBlas::new(stream)));
+        match handle {
+            Ok(handle) => handle.map(Blas).map_err(|error| MultiplyError::NoBlas(error.to_string())),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                Err(MultiplyError::NoBlas(text.unwrap_or_else(|| "it could not be loaded".to_owned())))
+            }
+        }
+    }
+
+    /// `c = a · b` of `size` by `size` matrices in row-major order; the caller has checked the shapes.
+    pub(super) fn product(
+        &self,
+        gpu: &Gpu,
+        a: &Tensor,
+        b: &Tensor,
+        c: &mut TensorMut,
+        size: usize,
+    ) -> Result<(), MultiplyError> {
+        let refused = || MultiplyError::Blas(format!("{size} is more rows than it counts"));
+        let n = i32::try_from(size).map_err(|_| refused())?;
+        // cuBLAS counts by columns: the same memory is the transposed matrix to it, and (a b)' = b' a'.
+        let config = GemmConfig {
+            transa: CUBLAS_OP_N,
+            transb: CUBLAS_OP_N,
+            m: n,
+            n,
+            k: n,
+            alpha: 1.0_f32,
+            lda: n,
+            ldb: n,
+            beta: 0.0,
+            ldc: n,
+        };
+        let (a, b, mut c) = (gpu.view::<f32>(a)?, gpu.view::<f32>(b)?, gpu.view_mut::<f32>(c)?);
+        // SAFETY: the views are packed f32 of `size` by `size` elements each, as the configuration says, and live on
+        // this device; the handle's stream is the one that the views were ordered on.
+        unsafe { self.0.gemm(config, &b, &a, &mut c) }.map_err(|error| MultiplyError::Blas(error.to_string()))
+    }
+}

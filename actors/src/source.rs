@@ -1,0 +1,189 @@
+//! Where images come from: the pictures of a folder, in a fixed order, repeated for as many frames as wanted.
+
+use std::ffi::OsStr;
+use std::io;
+use std::iter::FusedIterator;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A folder that no images can be taken from.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// The folder, or something in it, could not be looked at.
+    #[error("cannot list images in {path}: {source}; give a folder that exists and may be read")]
+    List {
+        /// The folder, or the entry of it that could not be looked at.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The folder holds no image.
+    #[error("no image in {path}: put a .jpg, .jpeg or .png file there, or give another folder")]
+    Empty {
+        /// The folder.
+        path: PathBuf,
+    },
+}
+
+/// The images of one folder.
+///
+/// An image is a file (or a link to one) that ends in `.jpg`, `.jpeg` or `.png`, in any case, and whose name does not
+/// begin with a dot. Subfolders are not entered. The order is that of the names' bytes, the same on every machine.
+/// The folder is read once; files that come or go later are not noticed.
+#[derive(Clone, Debug)]
+pub struct ImageFolder {
+    /// Never empty. Shared, so that an iterator need not borrow the folder and a path costs no allocation a frame.
+    files: Arc<[Arc<Path>]>,
+}
+
+impl ImageFolder {
+    /// Lists the images of `folder`.
+    ///
+    /// # Errors
+    /// [`SourceError::List`] when the folder is missing or cannot be read, or an image in it is a dangling link;
+    /// [`SourceError::Empty`] when it holds no image. Both name the path.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Self, SourceError> {
+        let folder = folder.as_ref();
+        let failed = |source| SourceError::List { path: folder.to_owned(), source };
+        let mut files: Vec<Arc<Path>> = Vec::new();
+        for entry in std::fs::read_dir(folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if !has_image_name(&path) {
+                continue;
+            }
+            // Not the entry's own type, which would be that of a link.
+            match path.metadata() {
+                Ok(metadata) if metadata.is_file() => files.push(path.into()),
+                Ok(_) => {}
+                Err(source) => return Err(SourceError::List { path, source }),
+            }
+        }
+        if files.is_empty() {
+            return Err(SourceError::Empty { path: folder.to_owned() });
+        }
+        files.sort_unstable();
+        Ok(Self { files: files.into() })
+    }
+
+    /// The images in order; at least one.
+    pub fn files(&self) -> &[Arc<Path>] {
+        &self.files
+    }
+
+    /// The image of frame `index`: the folder's images over and over.
+    pub fn frame(&self, index: u64) -> &Arc<Path> {
+        &self.files[(index % self.files.len() as u64) as usize]
+    }
+
+    /// Frames 0 to `count - 1` with their images. It borrows nothing, so an actor can keep it between turns.
+    pub fn frames(&self, count: u64) -> Frames {
+        Frames { folder: self.clone(), next: 0, count }
+    }
+}
+
+/// The iterator of [`ImageFolder::frames`]: (frame's index, its image).
+#[derive(Clone, Debug)]
+pub struct Frames {
+    folder: ImageFolder,
+    next: u64,
+    count: u64,
+}
+
+impl Frames {
+    /// Frames still to come.
+    pub fn remaining(&self) -> u64 {
+        self.count - self.next
+    }
+}
+
+impl Iterator for Frames {
+    type Item = (u64, Arc<Path>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next == self.count {
+            return None;
+        }
+        let index = self.next;
+        self.next += 1;
+        Some((index, Arc::clone(self.folder.frame(index))))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        match usize::try_from(self.remaining()) {
+            Ok(n) => (n, Some(n)),
+            Err(_) => (usize::MAX, None),
+        }
+    }
+}
+
+impl FusedIterator for Frames {}
+
+fn has_image_name(path: &Path) -> bool {
+    let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+    !hidden && ["jpg", "jpeg", "png"].iter().any(|known| extension.eq_ignore_ascii_case(known))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn names(folder: &ImageFolder) -> Vec<&str> {
+        folder.files().iter().filter_map(|path| path.file_name()?.to_str()).collect()
+    }
+
+    #[test]
+    fn takes_images_alone_and_sorts_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["b.JPG", "a.png", "c.jpeg", "B.Png", ".hidden.png", "notes.txt", "png", "d.png.bak"] {
+            fs::write(folder.path().join(name), "").expect("written");
+        }
+        fs::create_dir(folder.path().join("folder.png")).expect("made");
+        symlink(folder.path().join("a.png"), folder.path().join("link.png")).expect("linked");
+        let images = ImageFolder::open(folder.path()).expect("has images");
+        assert_eq!(names(&images), ["B.Png", "a.png", "b.JPG", "c.jpeg", "link.png"]);
+    }
+
+    #[test]
+    fn repeats_for_as_many_frames_as_asked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["0.png", "1.png", "2.png"] {
+            fs::write(folder.path().join(name), "").expect("written");
+        }
+        let images = ImageFolder::open(folder.path()).expect("has images");
+        let mut frames = images.frames(7);
+        drop(images);
+        assert_eq!(frames.size_hint(), (7, Some(7)));
+        let seen: Vec<_> =
+            frames.by_ref().map(|(i, path)| (i, path.ends_with(format!("{}.png", i % 3)))).collect();
+        assert_eq!(seen, (0..7).map(|i| (i, true)).collect::<Vec<_>>());
+        assert_eq!((frames.next(), frames.remaining()), (None, 0));
+    }
+
+    #[test]
+    fn nothing_to_take_is_an_error_that_names_the_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let name = folder.path().display().to_string();
+        let error = ImageFolder::open(folder.path()).expect_err("empty");
+        assert!(matches!(error, SourceError::Empty { .. }) && error.to_string().contains(&name), "{error}");
+
+        let error = ImageFolder::open(folder.path().join("missing")).expect_err("missing");
+        let missing = format!("{name}/missing");
+        assert!(matches!(error, SourceError::List { .. }) && error.to_string().contains(&missing), "{error}");
+
+        symlink("nowhere", folder.path().join("dangling.png")).expect("linked");
+        let error = ImageFolder::open(folder.path()).expect_err("dangling");
+        assert!(error.to_string().contains("dangling.png"), "{error}");
+    }
+
+    #[test]
+    fn the_examples_photographs() {
+        let images =
+            ImageFolder::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data")).expect("photographs");
+        assert_eq!(names(&images), ["camera.png", "chelsea.png", "clock.png", "coffee.jpg", "retina.jpg"]);
+    }
+}
