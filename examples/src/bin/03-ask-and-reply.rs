@@ -1,0 +1,82 @@
+//! Asking: the reply has a type, can hold tensors and can say no; what is not sent comes back.
+
+use tensorpost::prelude::*;
+
+/// Asks for the elements in order, or why there is no order.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Result<Sorted, String>)]
+struct Sort {
+    #[tensor(dtype = f32, shape = [_])]
+    values: Tensor,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Sorted {
+    values: Tensor,
+    median: f32,
+}
+
+struct Sorter {
+    gpu: Gpu,
+}
+
+impl Actor for Sorter {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Sorter {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Sorter { gpu: env.gpu() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Sort>();
+    }
+}
+
+impl Handler<Sort> for Sorter {
+    type Result = MessageResult<Sort>;
+
+    fn handle(&mut self, sort: Sort, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.sort(&sort.values).map_err(|error| format!("{error:#}")))
+    }
+}
+
+impl Sorter {
+    fn sort(&self, values: &Tensor) -> anyhow::Result<Sorted> {
+        let mut values = values.to_vec::<f32>()?;
+        anyhow::ensure!(!values.is_empty(), "there are no values");
+        anyhow::ensure!(values.iter().all(|value| !value.is_nan()), "there is a NaN among the values");
+        values.sort_by(f32::total_cmp);
+        let median = values[values.len() / 2];
+        Ok(Sorted { values: self.gpu.from_slice(&[values.len()], &values)?.freeze(), median })
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let node = Node::builder().actor::<Sorter>().start()?;
+    let sorter = node.spawn::<Sorter>(()).start()?.address::<Sort>();
+    let gpu = node.host()?;
+    let ask = |values: &[f32]| -> anyhow::Result<_> {
+        let values = gpu.from_slice(&[values.len()], values)?.freeze();
+        Ok(sorter.ask(Sort { values }))
+    };
+
+    // Both are sent before either is answered.
+    let (first, second) = (ask(&[3.0, 1.0, 2.0])?, ask(&[1.0, f32::NAN])?);
+    match node.block_on(first)? {
+        Ok(Sorted { values, median }) => println!("{:?}, median {median}", values.to_vec::<f32>()?),
+        Err(why) => println!("refused: {why}"),
+    }
+    if let Err(why) = node.block_on(second)? {
+        println!("refused: {why}");
+    }
+
+    let wrong = gpu.zeros(DType::I32, &[2, 2])?.freeze();
+    if let Err(AskError::NotSent(error)) = node.block_on(sorter.ask(Sort { values: wrong })) {
+        println!("{error}; {:?} is back", error.message.values);
+    }
+    Ok(())
+}

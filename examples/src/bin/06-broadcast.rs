@@ -1,0 +1,76 @@
+//! One tensor to several workers at once: each gets a lease on the same memory, nobody a copy.
+
+use tensorpost::prelude::*;
+
+const WORKERS: usize = 4;
+
+/// Asks for the sum of a share of the rows.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = f64)]
+struct Sum {
+    #[tensor(dtype = f32, shape = [_, _])]
+    table: Tensor,
+    share: usize,
+}
+
+struct Summer;
+
+impl Actor for Summer {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Summer {
+    type Args = ();
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Summer)
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Sum>();
+    }
+}
+
+impl Handler<Sum> for Summer {
+    type Result = MessageResult<Sum>;
+
+    fn handle(&mut self, Sum { table, share }: Sum, _: &mut Context<Self>) -> Self::Result {
+        let rows = table.shape()[0] / WORKERS;
+        let sum = || -> Result<f64, TensorError> {
+            let part = table.slice(0, share * rows..(share + 1) * rows)?;
+            Ok(part.as_slice::<f32>()?.iter().copied().map(f64::from).sum())
+        };
+        MessageResult(sum().unwrap_or(f64::NAN))
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let node = Node::builder().actor::<Summer>().start()?;
+    let start = |index| node.spawn::<Summer>(()).name(format!("worker {index}")).start();
+    let workers = (0..WORKERS).map(start).collect::<Result<Vec<_>, _>>()?;
+
+    let elements: Vec<f32> = (0..1024 * 256).map(|index| (index % 1024) as f32).collect();
+    let table = node.host()?.from_slice(&[1024, 256], &elements)?.freeze();
+    // All asks are under way before the first reply is waited for.
+    let asks: Vec<_> = workers
+        .iter()
+        .enumerate()
+        .map(|(share, worker)| worker.address().ask(Sum { table: table.clone(), share }))
+        .collect();
+    let mut total = 0.0;
+    for (share, ask) in asks.into_iter().enumerate() {
+        let sum = node.block_on(ask)?;
+        println!("worker {share}: {sum}");
+        total += sum;
+    }
+    println!(
+        "total: {total}, as one process finds: {}",
+        elements.iter().copied().map(f64::from).sum::<f64>()
+    );
+    println!(
+        "handed over without a copy: {} bytes, {WORKERS} times {}",
+        node.stats().bytes_not_copied,
+        table.bytes()
+    );
+    Ok(())
+}

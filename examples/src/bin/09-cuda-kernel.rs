@@ -1,0 +1,93 @@
+//! A CUDA kernel of your own in a worker: compiled at start, launched on tensors as they are.
+//!
+//! Needs an NVIDIA GPU with its driver and NVRTC; says so and does nothing where there is none.
+
+#![expect(unsafe_code, reason = "a kernel launch is a call into code that Rust cannot check")]
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use tensorpost::prelude::*;
+
+const SOURCE: &str = r#"
+extern "C" __global__ void scale(float *out, const float *in, float factor, unsigned n) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = factor * in[i];
+}"#;
+
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Scaled)]
+struct Scale {
+    #[tensor(dtype = f32, device = cuda)]
+    values: Tensor,
+    factor: f32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Scaled {
+    values: Tensor,
+}
+
+struct Scaler {
+    gpu: Gpu,
+    kernel: CudaFunction,
+}
+
+impl Actor for Scaler {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Scaler {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        let gpu = env.gpu();
+        let module = Arc::clone(gpu.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
+        Ok(Scaler { kernel: module.load_function("scale")?, gpu })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Scale>();
+    }
+}
+
+impl Scaler {
+    fn scale(&self, message: &Scale) -> anyhow::Result<Tensor> {
+        let mut scaled = self.gpu.empty(DType::F32, message.values.shape())?;
+        let n = message.values.len() as u32;
+        let mut launch = self.gpu.launch_builder(&self.kernel)?;
+        launch.arg(&mut scaled).arg(&message.values).arg(&message.factor).arg(&n);
+        // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements of both tensors.
+        unsafe { launch.launch(LaunchConfig::for_num_elems(n))? };
+        Ok(scaled.freeze()) // the kernel may still run: whoever gets the tensor waits for it on the GPU
+    }
+}
+
+impl Handler<Scale> for Scaler {
+    type Result = MessageResult<Scale>;
+
+    fn handle(&mut self, message: Scale, _: &mut Context<Self>) -> Self::Result {
+        let values = self.scale(&message).expect("a launch on a tensor of the GPU");
+        MessageResult(Scaled { values })
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let node = Node::builder().actor::<Scaler>().start()?;
+    let device = match Device::cuda(0) {
+        Ok(device) => device,
+        Err(error) => {
+            println!("no kernel was run: {error}");
+            return Ok(());
+        }
+    };
+    let gpu = node.gpu(&device)?;
+    let doubler = node.spawn::<Scaler>(()).device(device.clone()).name("doubler").start()?.address::<Scale>();
+    let tripler = node.spawn::<Scaler>(()).device(device).name("tripler").start()?.address::<Scale>();
+    let mut values = gpu.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?.freeze();
+    for (scaler, factor) in [(&doubler, 2.0), (&tripler, 3.0)] {
+        values = node.block_on(scaler.ask(Scale { values, factor }))?.values;
+    }
+    println!("{:?}", gpu.download::<f32>(&values)?);
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Parser;
+use tensorpost_actors::image::ImageSize;
+
+/// Photographs through four processes: decode | resize + normalise | edge filter | write, without copying a pixel.
+///
+/// Prints the time of each stage and checks the result against the same computation in one process. Ctrl-C stops the
+/// source and lets everything under way finish; a second one ends at once.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "10-image-pipeline")]
+pub(crate) struct Args {
+    /// Folder with .jpg, .jpeg and .png files
+    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/data"))]
+    pub(crate) images: PathBuf,
+
+    /// Frames to process: the folder's photographs over and over, in the order of their names
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) frames: u64,
+
+    /// Device to compute on: `host`
+    #[arg(long, default_value = "host")]
+    device: OnDevice,
+
+    /// Folder to write to; made if it is not there
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir().join("tensorpost-image-pipeline"))]
+    pub(crate) out: PathBuf,
+
+    /// Size of the images that are made, in pixels
+    #[arg(long, value_name = "WxH", default_value = "512x384", value_parser = size)]
+    pub(crate) size: ImageSize,
+
+    /// Leave files out that cannot be decoded, instead of stopping with an error that names the file
+    #[arg(long)]
+    pub(crate) skip_bad: bool,
+}
+
+/// A device that the stages have kernels for.
+#[derive(Clone, Copy, Debug)]
+struct OnDevice;
+
+impl FromStr for OnDevice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "host" => Ok(OnDevice),
+            "cuda" | "gpu" => Err("not in this build yet; use `--device host`".to_owned()),
+            _ if text.starts_with("cuda:") => Err("not in this build yet; use `--device host`".to_owned()),
+            _ => Err("no such device; use `--device host`".to_owned()),
+        }
+    }
+}
+
+fn size(text: &str) -> Result<ImageSize, String> {
+    let parts = text.split_once('x').and_then(|(w, h)| Some((w.parse().ok()?, h.parse().ok()?)));
+    let (width, height) = parts.ok_or("give width and height in pixels, such as 512x384")?;
+    ImageSize::new(width, height).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Args, String> {
+        Args::try_parse_from(["10-image-pipeline"].iter().chain(args)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        assert_eq!(
+            parse(&["--size", "640x480"]).expect("good").size,
+            ImageSize::new(640, 480).expect("good")
+        );
+        assert!(parse(&["--size", "640"]).expect_err("no height").contains("512x384"));
+        assert!(parse(&["--size", "0x5"]).expect_err("no width").contains("each side must be 1 to"));
+        assert!(parse(&["--device", "cuda:0"]).expect_err("no kernel").contains("not in this build yet"));
+        assert!(parse(&["--device", "tpu"]).expect_err("no such thing").contains("no such device"));
+        assert!(parse(&["--frames", "0"]).is_err());
+    }
+}

@@ -1,0 +1,226 @@
+//! Runs every example, and holds the numbered ones to what the README says that they print.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::tempdir;
+
+const README: &str = include_str!("../README.md");
+const PIPELINE: &str = env!("CARGO_BIN_EXE_10-image-pipeline");
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data");
+
+/// The block below the title `name`.
+fn expected(name: &str) -> &'static str {
+    let section = README.split_once(&format!("\n## {name}\n")).expect("the README has the example").1;
+    let section = section.split("\n## ").next().expect("a section");
+    let block = section.split_once("```text\n").expect("the README says what it prints").1;
+    block.split_once("```").expect("the block ends").0
+}
+
+fn check(name: &str, program: &str) {
+    let output = Command::new(program).output().expect("it runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} ended with {}: {errors}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected(name), "{name} says also: {errors}");
+}
+
+macro_rules! examples {
+    ($($test:ident $name:literal),+ $(,)?) => {
+        $(#[test]
+        fn $test() {
+            check($name, env!(concat!("CARGO_BIN_EXE_", $name)));
+        })+
+
+        #[test]
+        fn every_example_is_in_the_readme_and_tested() {
+            let mut programs: Vec<String> = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bin"))
+                .expect("listed")
+                .map(|entry| entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned())
+                .collect();
+            programs.sort();
+            assert_eq!(programs, [$($name,)+ "09-cuda-kernel", "10-image-pipeline"]);
+            let titles: Vec<&str> = README.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+            assert_eq!(titles, programs);
+        }
+    };
+}
+
+examples! {
+    two_processes "01-two-processes",
+    nested_tensors "02-nested-tensors",
+    ask_and_reply "03-ask-and-reply",
+    backpressure "04-backpressure",
+    forward_in_place "05-forward-in-place",
+    broadcast "06-broadcast",
+    addresses "07-addresses",
+    one_worker "08-one-worker",
+}
+
+#[test]
+fn cuda_kernel() {
+    let output = Command::new(env!("CARGO_BIN_EXE_09-cuda-kernel")).output().expect("it runs");
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "it ended with {}: {said}{errors}", output.status);
+    if std::env::var_os("REQUIRE_GPU").is_some_and(|required| required == "1")
+        || !said.starts_with("no kernel was run: ")
+    {
+        assert_eq!(said, expected("09-cuda-kernel"), "it says also: {errors}");
+    }
+}
+
+fn pipeline(images: impl AsRef<Path>, out: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(PIPELINE);
+    // Small, because a build without optimisation takes most of a second for the largest photograph.
+    command.args(["--size", "96x64", "--device", "host"]).arg("--images").arg(images.as_ref());
+    command.arg("--out").arg(out).args(more).output().expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn failure(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stderr)
+}
+
+fn pictures(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .expect("listed")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".png"))
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_pipeline_agrees_with_one_process() {
+    let out = tempdir().expect("a folder");
+    let output = pipeline(DATA, out.path(), &["--frames", "20"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    let last = expected("10-image-pipeline").replace("200", "20");
+    assert_eq!(said.lines().last(), Some(last.trim_end()), "{said}");
+
+    // Four processes; and every edge image lies in the memory of the image it was made of.
+    let rows: Vec<Vec<&str>> = ["decode", "resize + normalise", "edge filter", "write"]
+        .iter()
+        .map(|stage| said.lines().find(|line| line.starts_with(&format!("│ {stage} "))).expect("a row"))
+        .map(|row| row.trim_matches('│').rsplit("  ").filter(|cell| !cell.trim().is_empty()).collect())
+        .collect();
+    let column = |index: usize| rows.iter().map(|row| row[index].trim()).collect::<Vec<_>>();
+    assert_eq!(column(1), ["0", "0", "20", "0"], "in place: {said}");
+    assert_eq!(column(6), ["20"; 4], "frames: {said}");
+    let mut processes = column(7);
+    processes.sort_unstable();
+    processes.dedup();
+    assert_eq!(processes.len(), 4, "{said}");
+    // 20 images of 3 planes of 96 x 64 floats, handed over twice.
+    assert_eq!(&column(0)[1..], ["1.4 MiB", "1.4 MiB", "0 B"], "{said}");
+
+    let names = pictures(out.path());
+    assert_eq!(
+        (names.len(), names[0].as_str(), names[19].as_str()),
+        (20, "00000-camera.png", "00019-retina.png")
+    );
+    let table = fs::read_to_string(out.path().join("statistics.csv")).expect("the table");
+    assert_eq!(table.lines().count(), 21);
+    assert!(table.lines().nth(1).is_some_and(|line| line.starts_with("0,\"camera.png\",")), "{table}");
+}
+
+#[test]
+fn a_folder_that_is_missing_or_empty_is_named() {
+    let folder = tempdir().expect("a folder");
+    let said = failure(&pipeline(folder.path().join("nowhere"), folder.path(), &[]));
+    assert!(said.contains("nowhere") && said.contains("give a folder that exists"), "{said}");
+    let said = failure(&pipeline(folder.path(), folder.path(), &[]));
+    assert!(said.contains("no image in") && said.contains(&folder.path().display().to_string()), "{said}");
+}
+
+#[test]
+fn a_file_that_cannot_be_decoded_is_named_or_left_out() {
+    let (images, out) = (tempdir().expect("a folder"), tempdir().expect("a folder"));
+    fs::copy(Path::new(DATA).join("chelsea.png"), images.path().join("good.png")).expect("copied");
+    fs::write(images.path().join("bad.png"), "no picture").expect("written");
+    let said = failure(&pipeline(images.path(), out.path(), &["--frames", "6"]));
+    assert!(said.contains("decode failed at frame 0") && said.contains("bad.png"), "{said}");
+
+    let output = pipeline(images.path(), out.path(), &["--frames", "6", "--skip-bad"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    assert!(said.contains("3 frames were left out") && said.contains("all 3 frames are equal"), "{said}");
+    assert_eq!(pictures(out.path()), ["00001-good.png", "00003-good.png", "00005-good.png"]);
+
+    fs::remove_file(images.path().join("good.png")).expect("removed");
+    let said = failure(&pipeline(images.path(), out.path(), &["--frames", "6", "--skip-bad"]));
+    assert!(said.contains("no frame could be decoded"), "{said}");
+}
+
+#[test]
+fn a_place_that_cannot_be_written_to_is_named() {
+    let folder = tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    fs::write(&file, "in the way").expect("written");
+    let said = failure(&pipeline(DATA, &file, &[]));
+    assert!(said.contains(&file.display().to_string()), "{said}");
+}
+
+/// A pipeline without an end, of which a line of progress has said that frames are written.
+fn endless(out: &Path) -> (Child, Lines<BufReader<ChildStderr>>) {
+    let mut child = Command::new(PIPELINE)
+        .args(["--frames", "1000000", "--size", "96x64", "--out"])
+        .arg(out)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut errors = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let line = errors.next().expect("a line").expect("text");
+    assert!(line.contains("of 1000000 frames"), "{line}");
+    (child, errors)
+}
+
+/// The processes that a process has started.
+fn children(pid: u32) -> Vec<Pid> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let of_each = threads.map(|thread| fs::read_to_string(thread.expect("a thread").path().join("children")));
+    let pids = of_each.flat_map(|pids| {
+        let pids = pids.unwrap_or_default(); // a thread that has ended in between
+        pids.split_whitespace().map(|pid| pid.parse().expect("a number")).collect::<Vec<i32>>()
+    });
+    pids.filter_map(Pid::from_raw).collect()
+}
+
+#[test]
+fn the_death_of_a_stage_ends_the_program_with_an_error() {
+    let out = tempdir().expect("a folder");
+    let (child, errors) = endless(out.path());
+    let stages = children(child.id());
+    assert_eq!(stages.len(), 4);
+    kill_process(stages[0], Signal::KILL).expect("killed");
+    let said: Vec<String> = errors.map(|line| line.expect("text")).collect();
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1), "{}{said:?}", text(&output.stdout));
+    // Who notices first, the stage before or the node, is open.
+    assert!(said.iter().any(|line| line.starts_with("error: ") && line.contains("ended")), "{said:?}");
+}
+
+#[test]
+fn ctrl_c_lets_what_is_under_way_finish() {
+    let out = tempdir().expect("a folder");
+    let (child, errors) = endless(out.path());
+    kill_process(Pid::from_child(&child), Signal::INT).expect("signalled");
+    let said: Vec<String> = errors.map(|line| line.expect("text")).collect();
+    let output = child.wait_with_output().expect("it ends");
+    let text = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{text}{said:?}");
+    assert!(said.iter().any(|line| line.contains("what is under way is finished")), "{said:?}");
+    assert!(
+        text.contains(&format!("checked: all {} frames are equal", pictures(out.path()).len())),
+        "{text}"
+    );
+}
