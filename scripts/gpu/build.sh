@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Gathers in one folder everything that a machine with a GPU, but without cargo and without a network, needs to test and
+# measure this tree: release programs, stripped, the peers' programs, and run.sh.
+#
+#   scripts/gpu/build.sh [FOLDER]        default: target/gpu
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+folder="${1:-target/gpu}"
+readonly MOST_MB=50
+# Bindings that fit a driver of CUDA 13; without it they would be those of the toolkit here, if there is one.
+export CUDARC_CUDA_VERSION="${CUDARC_CUDA_VERSION:-13000}"
+release="$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')/release"
+
+rm -rf "$folder"
+mkdir -p "$folder/examples" "$folder/tests"
+
+# Apart, so that the hooks of the feature `testing` are not in what is measured.
+cargo build --release -p tensorpost-benches --bin gpu_bench
+cargo build --release -p tensorpost-examples --bins
+cp "$release/gpu_bench" "$folder/"
+for source in examples/src/bin/*; do
+    name="$(basename "$source" .rs)"
+    cp "$release/$name" "$folder/examples/"
+    # What run.sh, which has no sources to look at, is to call it with.
+    arguments=()
+    if grep -rq 'images: PathBuf' "$source"; then arguments+=(--images examples/data); fi
+    if grep -rqE '^ *(pub.* )?device: ' "$source" && ! grep -rq 'not in this build yet' "$source"; then
+        arguments+=(--device DEVICE)
+    fi
+    echo "${arguments[*]}" >"$folder/examples/$name.arguments"
+done
+
+cargo build --release -p tensorpost-tests --bin gpu_conformance
+cp "$release/gpu_conformance" "$folder/"
+# Prints `Executable tests/gpu_suite.rs (…/gpu_suite-0123456789abcdef)`.
+executable() {
+    local path
+    path="$(cargo test --release --no-run "$@" 2>&1 | tee /dev/stderr | sed -n 's/^ *Executable .*(\(.*\))$/\1/p' | tail -1)"
+    [[ -x "$path" ]] || { echo "cargo named no executable for: $*" >&2; return 1; }
+    echo "$path"
+}
+cp "$(executable -p tensorpost-tests --test gpu_suite)" "$folder/tests/gpu_suite"
+cp "$(executable -p tensorpost --lib --features testing)" "$folder/tests/framework"
+
+find "$folder" -type f -perm -u+x -exec strip {} +
+cp benches/peers/*.py scripts/gpu/run.sh "$folder/"
+if [[ -d examples/data ]]; then
+    cp -r examples/data "$folder/examples/"
+fi
+megabytes="$(du -sm "$folder" | cut -f1)"
+echo "$folder: $megabytes MB"
+if ((megabytes >= MOST_MB)); then
+    echo "that is more than $MOST_MB MB" >&2
+    exit 1
+fi

@@ -1,0 +1,190 @@
+#!/usr/bin/env bash
+# Tests and measures what build.sh gathered, on a machine with a GPU: a driver, the CUDA runtime libraries, python3 with
+# PyTorch; no cargo, no network. Below 8 minutes. Prints one table of steps and one of figures; logs go to LOGS.
+#
+#   REQUIRE_GPU=1 ./run.sh [conformance|sanitizer|suite|examples|torch|bench]…       default: all
+#
+# REQUIRE_GPU=1 makes a failure of every step that is left out, and of a run in which no test used a GPU. Without a GPU
+# and without that variable, what can run on the host does. Nothing here waits for ever: every step has a deadline, and
+# what it started ends with it.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+readonly REQUIRE="${REQUIRE_GPU:-0}"
+readonly LOGS="${LOGS:-${OUT:-$PWD/logs}}"
+wanted=("$@")
+mkdir -p "$LOGS"
+scratch="$(mktemp -d)"
+table=()
+failures=0
+gpu_tests=0
+step_pid=""
+
+clean_up() {
+    trap - EXIT INT TERM
+    if [[ -n "$step_pid" ]]; then
+        kill -TERM "$step_pid" 2>/dev/null
+        wait "$step_pid" 2>/dev/null
+    fi
+    stop_mps
+    rm -rf "$scratch"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+is_wanted() {
+    ((${#wanted[@]} == 0)) && return 0
+    local part
+    for part in "${wanted[@]}"; do [[ "$part" == "$1" ]] && return 0; done
+    return 1
+}
+
+# step NAME SECONDS COMMAND…: runs it with a deadline; its output goes to a log. `timeout` ends the whole group of the
+# command; workers end with the process that started them.
+step() {
+    local name="$1" seconds="$2" log start result
+    shift 2
+    log="$LOGS/${name//[^a-zA-Z0-9_-]/_}.log"
+    start=$SECONDS
+    timeout --kill-after=10 "$seconds" "$@" >"$log" 2>&1 </dev/null &
+    step_pid=$!
+    wait "$step_pid"
+    result=$?
+    step_pid=""
+    case "$result" in
+        0) table+=("ok|$name|$((SECONDS - start)) s") ;;
+        124 | 137) table+=("FAILED|$name|stuck: ended after $seconds s") ;;
+        *) table+=("FAILED|$name|exit $result after $((SECONDS - start)) s") ;;
+    esac
+    if ((result != 0)); then
+        ((failures += 1))
+        echo "-- $name failed; the end of its log:"
+        tail -n 25 "$log"
+    fi
+    return "$result"
+}
+
+left_out() {
+    if [[ "$REQUIRE" == 1 ]]; then
+        ((failures += 1))
+        table+=("FAILED|$1|left out: $2")
+    else
+        table+=("left out|$1|$2")
+    fi
+}
+
+mps=""
+start_mps() {
+    command -v nvidia-cuda-mps-control >/dev/null || return 1
+    mkdir -p "$scratch/mps"
+    export CUDA_MPS_PIPE_DIRECTORY="$scratch/mps" CUDA_MPS_LOG_DIRECTORY="$scratch/mps"
+    timeout 20 nvidia-cuda-mps-control -d >/dev/null 2>&1 </dev/null || { unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY; return 1; }
+    mps=1
+}
+stop_mps() {
+    [[ -n "$mps" ]] || return 0
+    mps=""
+    echo quit | timeout 20 nvidia-cuda-mps-control >/dev/null 2>&1
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
+# As the framework's own workers have it.
+export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+# The runtime libraries may only be PyTorch's.
+libraries="$(timeout 60 python3 - 2>/dev/null <<'PYTHON'
+import glob, os, sysconfig
+site = sysconfig.get_paths()["purelib"]
+print(":".join(sorted(glob.glob(os.path.join(site, "nvidia", "*", "lib")))))
+PYTHON
+)"
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$libraries"
+
+if timeout 60 nvidia-smi -L 2>/dev/null | grep -q '^GPU 0'; then
+    device=cuda:0
+    gpu=1
+    timeout 60 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+else
+    device=host
+    gpu=""
+    echo "nvidia-smi finds no GPU"
+fi
+export TENSORPOST_DEVICE="$device"
+
+# Adds what a log says was passed on the GPU.
+count_tests() {
+    local passed
+    passed="$(sed -n "$1" "$2" | awk '{ sum += $1 } END { print sum + 0 }')"
+    if [[ -n "$gpu" ]]; then gpu_tests=$((gpu_tests + passed)); fi
+}
+
+if is_wanted conformance; then
+    if [[ -n "$gpu" ]]; then
+        step conformance 90 ./gpu_conformance && count_tests 's/^conformance: \([0-9]*\) cases passed.*/\1/p' "$LOGS/conformance.log"
+    else
+        left_out conformance "no GPU"
+    fi
+    step framework-device-tests 60 ./tests/framework device::cuda && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/framework-device-tests.log"
+fi
+
+if is_wanted sanitizer; then
+    if [[ -z "$gpu" ]]; then
+        left_out sanitizer "no GPU"
+    elif command -v compute-sanitizer >/dev/null; then
+        # The suite has the driver refuse things, which is no error here.
+        step sanitizer 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 ./gpu_conformance conformance
+    else
+        table+=("left out|sanitizer|compute-sanitizer is not installed")
+    fi
+fi
+
+if is_wanted suite; then
+    step suite 150 ./tests/gpu_suite --test-threads=1 --nocapture && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/suite.log"
+fi
+
+if is_wanted examples; then
+    for example in examples/*; do
+        [[ -f "$example" && -x "$example" ]] || continue
+        read -ra arguments <"$example.arguments"
+        arguments=("${arguments[@]/#DEVICE/$device}")
+        step "example-$(basename "$example")" 40 "$example" "${arguments[@]}"
+    done
+fi
+
+if is_wanted torch; then
+    if [[ -z "$gpu" ]]; then
+        left_out torch "no GPU"
+    elif ! timeout 60 python3 -c 'import torch' 2>/dev/null; then
+        left_out torch "python3 has no PyTorch"
+    else
+        # Eager loading would load all of PyTorch's kernels.
+        step torch-isolated 80 env -u CUDA_MODULE_LOADING python3 torch_ipc.py --mode isolated
+        if start_mps; then
+            step torch-mps 80 env -u CUDA_MODULE_LOADING python3 torch_ipc.py --mode mps
+            stop_mps
+        else
+            left_out torch-mps "no MPS daemon could be started"
+        fi
+    fi
+fi
+
+if is_wanted bench; then
+    arguments=(--device "$device" --out "$LOGS/figures.txt")
+    if [[ -z "$gpu" ]]; then arguments+=(--quick); fi
+    for mode in isolated mps; do
+        if [[ -s "$LOGS/torch-$mode.log" ]]; then arguments+=(--peer "$LOGS/torch-$mode.log"); fi
+    done
+    step bench 200 ./gpu_bench "${arguments[@]}"
+    cat "$LOGS/bench.log"
+fi
+
+if [[ "$REQUIRE" == 1 ]] && ((gpu_tests == 0)) && { is_wanted conformance || is_wanted suite; }; then
+    ((failures += 1))
+    table+=("FAILED|all tests|REQUIRE_GPU=1, and no test used a GPU")
+fi
+echo
+for row in "${table[@]}"; do
+    IFS='|' read -r result name note <<<"$row"
+    printf '%-9s %-28s %s\n' "$result" "$name" "$note"
+done
+echo "$gpu_tests tests used a GPU; $failures failures; $SECONDS s"
+exit $((failures > 0))

@@ -1,0 +1,270 @@
+//! The program that `tests/node_process.rs` watches: a node with fake actors that plays one scene, named by its first
+//! argument. Its workers are this program again.
+
+mod fake;
+
+use std::io::Read;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use fake::Fake;
+use tensorpost::ids::{ActorId, ChunkId, DeviceId, ProcessId};
+use tensorpost::mailbox::port::{FromNode, Letter, Place, ToNode};
+use tensorpost::node::{NewActor, Node, NodeBuilder, StartError, WorkerId, WorkerState};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn main() -> Result<()> {
+    let scene = std::env::args().nth(1).unwrap_or_default();
+    let is_worker = std::env::var_os("TENSORPOST_WORKER").is_some();
+    match scene.as_str() {
+        "exits-early" if is_worker => std::process::exit(7),
+        "never-says-hello" if is_worker => loop {
+            std::thread::park();
+        },
+        _ => {}
+    }
+    let builder = NodeBuilder::new(Fake).run_if_worker();
+    match scene.as_str() {
+        "not-a-worker" => Ok(()),
+        "actors" => actors(&builder.start()?),
+        "chunks" => chunks(&builder.start()?),
+        "deaths" => deaths(&builder.start()?),
+        "refused" => {
+            let other = std::env::args().nth(2).context("the other program")?;
+            let node = builder.worker_program(other).start()?;
+            println!("error: {}", node.supervisor().spawn_worker("other").unwrap_err());
+            Ok(())
+        }
+        "exits-early" | "cannot-open" | "cannot-stage" => {
+            let node = builder.start()?;
+            println!("error: {}", node.supervisor().spawn_worker(&scene).unwrap_err());
+            Ok(())
+        }
+        "never-says-hello" => {
+            let node = builder.start_deadline(Duration::from_millis(300)).start()?;
+            println!("error: {}", node.supervisor().spawn_worker("mute").unwrap_err());
+            Ok(())
+        }
+        "waits" => waits(&builder.start()?),
+        "dropped" => {
+            let node = builder.start()?;
+            print_pids(&node, 2)?;
+            drop(node);
+            println!("dropped");
+            wait_for_stdin()
+        }
+        "logs" => {
+            tracing_subscriber::fmt().with_writer(std::io::stdout).with_ansi(false).init();
+            logs(&builder.worker_log("info").start()?)
+        }
+        "drains" => drains(&builder.start()?),
+        "late" => late(&builder.start()?),
+        "stuck" => stuck(&builder.start()?),
+        "signals" => {
+            let node = builder.start()?;
+            let worker = node.supervisor().spawn_worker("worker")?;
+            if let Some(type_name) = std::env::args().nth(2) {
+                start(&node, worker, &type_name, "")?;
+            }
+            tracing_subscriber::fmt().with_writer(std::io::stdout).with_ansi(false).init();
+            let report = node.run_until_ctrl_c(DEADLINE)?;
+            println!("clean: {}, killed: {:?}", report.is_clean(), report.workers[0].killed);
+            Ok(())
+        }
+        "runs-itself" => {
+            let node = builder.start()?;
+            let worker = node.supervisor().spawn_worker("worker")?;
+            start(&node, worker, "runs-itself", "")?;
+            finish(&node)
+        }
+        other => anyhow::bail!("there is no scene `{other}`"),
+    }
+}
+
+fn new_actor(type_name: &str, name: Option<&str>, args: Vec<u8>) -> NewActor {
+    NewActor {
+        name: name.map(str::to_owned),
+        type_name: type_name.to_owned(),
+        args,
+        device: DeviceId::HOST,
+        own_thread: false,
+        capacity: 16,
+    }
+}
+
+fn start(
+    node: &Node<Fake>,
+    worker: WorkerId,
+    type_name: &str,
+    args: &str,
+) -> Result<(ActorId, Place), StartError> {
+    node.supervisor().start_actor(worker, new_actor(type_name, None, args.into()))
+}
+
+fn finish(node: &Node<Fake>) -> Result<()> {
+    let report = node.shutdown(DEADLINE)?;
+    ensure!(report.is_clean(), "{report:?}");
+    println!("clean shutdown of {}", report.workers.len());
+    Ok(())
+}
+
+fn wait_for_stdin() -> Result<()> {
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn print_pids(node: &Node<Fake>, count: usize) -> Result<()> {
+    for i in 0..count {
+        // A worker lives as long as the node, not as the thread that asked for it.
+        let spawn = || node.supervisor().spawn_worker(&format!("worker-{i}"));
+        std::thread::scope(|scope| scope.spawn(spawn).join()).expect("no panic")?;
+    }
+    let pids: Vec<_> = node.workers().iter().map(|worker| worker.pid.to_string()).collect();
+    println!("pids {}", pids.join(" "));
+    Ok(())
+}
+
+fn waits(node: &Node<Fake>) -> Result<()> {
+    print_pids(node, 3)?;
+    wait_for_stdin()
+}
+
+fn actors(node: &Node<Fake>) -> Result<()> {
+    let supervisor = node.supervisor();
+    let (one, two) = (supervisor.spawn_worker("one")?, supervisor.spawn_worker("two")?);
+    let (a, place_a) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
+    let (b, place_b) = supervisor.start_actor(one, new_actor("quiet", Some("b"), vec![]))?;
+    let (c, place_c) = start(node, two, "length", "")?;
+    ensure!(a != b && b != c && place_a != place_b && place_a.process == place_b.process);
+    ensure!(place_c.process != place_a.process && place_c.capacity == 16);
+    ensure!(node.resident().look_up("b") == Some(place_b.process));
+
+    // Arguments larger than a packet travel in several.
+    let mut args = vec![1; 3_000_000];
+    args.push(77);
+    supervisor.start_actor(two, new_actor("length", None, args))?;
+    println!(
+        "error: {}",
+        supervisor.start_actor(two, new_actor("length", None, vec![0; 9 << 20])).unwrap_err()
+    );
+    println!("error: {}", start(node, two, "fail", "disk on fire").unwrap_err());
+    println!("error: {}", start(node, two, "panic", "purpose").unwrap_err());
+    println!("error: {}", supervisor.start_actor(two, new_actor("quiet", Some("a"), vec![])).unwrap_err());
+    // An actor that ended gives its name back; the notice comes right behind the news that it started.
+    supervisor.start_actor(two, new_actor("ends", Some("short"), vec![]))?;
+    start(node, two, "quiet", "")?;
+    ensure!(node.resident().look_up("short").is_none());
+
+    let (own, place) = supervisor.adopt_actor(Some("in the node"), 4)?;
+    ensure!(
+        place.process == ProcessId::NODE && node.resident().look_up("in the node") == Some(ProcessId::NODE)
+    );
+    supervisor.actor_ended(own);
+    ensure!(node.resident().look_up("in the node").is_none());
+    let status = supervisor.worker(one).context("status")?;
+    ensure!(status.state == WorkerState::Running && status.actors == 2 && status.complaints == 0);
+    finish(node)?;
+    println!("error: {}", supervisor.spawn_worker("after").unwrap_err());
+    Ok(())
+}
+
+fn deaths(node: &Node<Fake>) -> Result<()> {
+    let supervisor = node.supervisor();
+    let (one, two) = (supervisor.spawn_worker("one")?, supervisor.spawn_worker("two")?);
+    let (_, place) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
+    println!("error: {}", start(node, one, "exit", "").unwrap_err());
+    // Everybody is told, the name is free, and the rest goes on.
+    node.resident().wait_for(|message| match message {
+        FromNode::Gone { process } if *process == place.process => Some(()),
+        _ => None,
+    });
+    ensure!(node.resident().look_up("a").is_none());
+    println!("error: {}", start(node, one, "quiet", "").unwrap_err());
+    supervisor.start_actor(two, new_actor("quiet", Some("a"), vec![]))?;
+    supervisor.kill_worker(two);
+    match supervisor.await_end(two) {
+        Some(WorkerState::Ended { exit: Some(exit), why: Some(why) }) => println!("killed: {exit}: {why}"),
+        other => anyhow::bail!("{other:?}"),
+    }
+    supervisor.spawn_worker("three")?;
+    finish(node)
+}
+
+/// Chunks that are there, that never were, and whose owner dies before anybody can know.
+fn chunks(node: &Node<Fake>) -> Result<()> {
+    let (supervisor, office) = (node.supervisor(), node.resident());
+    let (owner, asker) = (supervisor.spawn_worker("owner")?, supervisor.spawn_worker("asker")?);
+    let (_, place) = start(node, owner, "publishes", "")?;
+    let chunk = |index| ChunkId { owner: place.process, index };
+    ensure!(office.has_chunk(chunk(0)), "published");
+    ensure!(!office.has_chunk(chunk(99)), "forged");
+    office.publish(ChunkId { owner: ProcessId::NODE, index: 0 });
+    start(node, asker, "wants-chunk", "0")?;
+    start(node, asker, "wants-chunk", "99")?;
+
+    let status = supervisor.worker(owner).context("status")?;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("pid")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
+    office.want_chunk(chunk(7));
+    supervisor.kill_worker(owner);
+    office.wait_for(|message| {
+        matches!(message, FromNode::NoChunk { chunk: of, .. } if *of == chunk(7)).then_some(())
+    });
+    ensure!(office.has_chunk(chunk(0)), "it outlives its owner");
+    ensure!(supervisor.worker(asker).context("status")?.complaints == 0);
+    finish(node)
+}
+
+fn logs(node: &Node<Fake>) -> Result<()> {
+    let worker = node.supervisor().spawn_worker("talker")?;
+    start(node, worker, "logs", "")?;
+    start(node, worker, "floods", "200000")?;
+    finish(node)?;
+    let dropped = node.supervisor().worker(worker).context("status")?.logs_dropped;
+    println!("the worker dropped {dropped}");
+    Ok(())
+}
+
+fn drains(node: &Node<Fake>) -> Result<()> {
+    let supervisor = node.supervisor();
+    let (from, to) = (supervisor.spawn_worker("from")?, supervisor.spawn_worker("to")?);
+    let (_, place) = supervisor.start_actor(to, new_actor("quiet", Some("sink"), vec![]))?;
+    for _ in 0..100 {
+        node.resident().send_letter(place.process);
+    }
+    start(node, from, "source", "sink 200")?;
+    finish(node)
+}
+
+fn late(node: &Node<Fake>) -> Result<()> {
+    let supervisor = node.supervisor();
+    let (slow, good) = (supervisor.spawn_worker("slow")?, supervisor.spawn_worker("good")?);
+    start(node, slow, "hang-at-stop", "")?;
+    start(node, good, "quiet", "")?;
+    let report = node.shutdown(Duration::from_millis(500))?;
+    for worker in &report.workers {
+        println!("{}: killed {:?}", worker.name, worker.killed);
+    }
+    ensure!(report.drained && !report.is_clean());
+    Ok(())
+}
+
+/// A worker that is stopped (not dead) is written to until the bound; the other goes on all the while.
+fn stuck(node: &Node<Fake>) -> Result<()> {
+    let supervisor = node.supervisor();
+    let (stuck, good) = (supervisor.spawn_worker("stuck")?, supervisor.spawn_worker("good")?);
+    let status = supervisor.worker(stuck).context("status")?;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("pid")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
+    for _ in 0..20_000 {
+        node.resident().port.send(ToNode::Route { to: status.process, letter: Letter::LinkAck }, vec![])?;
+    }
+    start(node, good, "quiet", "")?;
+    match supervisor.await_end(stuck) {
+        Some(WorkerState::Ended { why: Some(why), .. }) => println!("stuck: {why}"),
+        other => anyhow::bail!("{other:?}"),
+    }
+    start(node, good, "quiet", "")?;
+    finish(node)
+}

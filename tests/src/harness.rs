@@ -1,0 +1,94 @@
+//! The `main` of a test binary.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use tensorpost::Node;
+use tensorpost::actor::Program;
+use tensorpost::node::NodeBuilder;
+
+/// How long one case may take. Each takes seconds at most; this is for a machine with other things to do.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The settings of a case's node, with the binary's actor types in them.
+pub type Builder = NodeBuilder<Program>;
+
+/// One test: its name says what it shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    name: &'static str,
+    run: fn(Builder),
+    broken: bool,
+}
+
+impl Case {
+    /// A case.
+    pub const fn new(name: &'static str, run: fn(Builder)) -> Self {
+        Case { name, run, broken: false }
+    }
+
+    /// For a defect that is known: not run unless asked for with `--ignored`.
+    pub const fn broken(mut self) -> Self {
+        self.broken = true;
+        self
+    }
+}
+
+/// Makes [`Case`]s of functions, under their own names; `broken` before a name is [`Case::broken`].
+#[macro_export]
+macro_rules! cases {
+    (@one broken $case:ident) => { $crate::harness::Case::new(stringify!($case), $case).broken() };
+    (@one $case:ident) => { $crate::harness::Case::new(stringify!($case), $case) };
+    ($($($word:ident)+),* $(,)?) => { vec![$($crate::cases!(@one $($word)+)),*] };
+}
+
+/// Becomes a worker if this process is one; otherwise runs the cases and exits. `program` adds the actor types.
+pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
+    run_with(program, cases, DEADLINE, Arguments::from_args)
+}
+
+/// [`run`] of one case after the other, for those that look at the process as a whole.
+pub fn run_one_by_one(program: fn(Builder) -> Builder, cases: Vec<Case>, deadline: Duration) -> ! {
+    run_with(program, cases, deadline, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
+}
+
+fn run_with(
+    program: fn(Builder) -> Builder,
+    cases: Vec<Case>,
+    deadline: Duration,
+    arguments: fn() -> Arguments,
+) -> ! {
+    // Both in the node and in every worker, and before anything else.
+    let _ = program(Node::builder()).run_if_worker();
+    if std::env::var_os("RUST_LOG").is_some() {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_writer(std::io::stderr)
+            .try_init();
+    }
+    let trials = cases
+        .into_iter()
+        .map(|case| {
+            let trial = Trial::test(case.name, move || watched(case, program, deadline));
+            trial.with_ignored_flag(case.broken)
+        })
+        .collect();
+    libtest_mimic::run(&arguments(), trials).exit()
+}
+
+/// Runs a case on a thread of its own, and gives it up at the deadline.
+fn watched(case: Case, program: fn(Builder) -> Builder, deadline: Duration) -> Result<(), Failed> {
+    let (done, ended) = channel::<()>();
+    let thread = std::thread::Builder::new().name(case.name.into()).spawn(move || {
+        let _done = done; // drops when the case is over, by a panic too
+        (case.run)(program(Node::builder()));
+    })?;
+    match ended.recv_timeout(deadline) {
+        Err(RecvTimeoutError::Timeout) => Err(format!("not done after {deadline:?}").into()),
+        _ => thread.join().map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").into()
+        }),
+    }
+}

@@ -1,0 +1,61 @@
+//! Waiting for what comes about without an event that a test could see.
+
+use std::time::{Duration, Instant};
+
+use tensorpost::Node;
+use tensorpost::lease::Pool;
+use tensorpost::prelude::*;
+
+/// Looks until `seen`, and panics with `what` when it does not come.
+pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !seen() {
+        assert!(Instant::now() < deadline, "it did not come about that {what}");
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+/// Waits until nobody holds memory of the node's own pool.
+pub fn until_free(node: &Node) {
+    until_allocations(node, 0);
+}
+
+/// Waits until `count` allocations of the node's own pool are held.
+pub fn until_allocations(node: &Node, count: usize) {
+    let office = node.resident();
+    let gpu = node.host().expect("a stream to look at the pool with");
+    until_allocations_of(gpu.pool(), count, || {
+        // What peers have given back is taken into the book when there is something else to do. This is it.
+        office.poll(&mut Vec::new());
+    });
+}
+
+/// Waits until `count` allocations of a pool are held, and calls `drain` before each look.
+pub fn until_allocations_of(pool: &Pool, count: usize, drain: impl Fn()) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        drain();
+        let stats = pool.stats();
+        if stats.allocations == count {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{count} allocations expected: {stats:?}. {}", pool.holders());
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+/// A sequence of numbers as a tensor.
+pub fn numbers(gpu: &Gpu, from: u32, count: usize) -> Tensor {
+    let numbers: Vec<u32> = (from..).take(count).collect();
+    gpu.from_slice(&[count], &numbers).expect("room for a few numbers").freeze()
+}
+
+/// [`Node::block_on`] of a `send` that has to succeed.
+pub fn deliver<M: GpuMessage>(node: &Node, address: &Address<M>, message: M) {
+    node.block_on(address.send(message)).expect("it is accepted");
+}
+
+/// [`Node::block_on`] of an `ask` that has to succeed.
+pub fn ask<M: GpuMessage>(node: &Node, address: &Address<M>, message: M) -> <M as GpuMessage>::Reply {
+    node.block_on(address.ask(message)).expect("it is answered")
+}

@@ -1,0 +1,95 @@
+//! What a device has to get right between processes, on the device that `TENSORPOST_DEVICE` names: `cuda:0` on a machine
+//! with a GPU, the host otherwise.
+//!
+//! With `REQUIRE_GPU=1`, anything but a GPU is a failure. The last line of a good run says how many cases used one.
+
+use tensorpost::node::Sharing;
+use tensorpost::prelude::*;
+use tensorpost_actors::matmul::{Chain, ChainArgs, Checker, CheckerArgs, Outcome, Run, Tally, Task, Verdict};
+use tensorpost_tests::cases;
+use tensorpost_tests::harness::{self, Builder};
+
+fn program(builder: Builder) -> Builder {
+    builder.actor::<Chain>().actor::<Checker>()
+}
+
+fn main() {
+    let cases = cases![
+        a_chain_of_products_is_right_every_time,
+        a_chain_of_products_is_right_every_time_under_mps,
+        a_chain_of_products_is_wrong_when_the_wait_is_taken_out,
+        a_gpu_is_there_if_one_is_required,
+    ];
+    harness::run(program, cases)
+}
+
+/// The device to test, and whether it is a GPU.
+fn device() -> (Device, bool) {
+    let name = std::env::var("TENSORPOST_DEVICE").unwrap_or_else(|_| "host".to_owned());
+    let device: Device = name.parse().unwrap_or_else(|error| panic!("TENSORPOST_DEVICE={name}: {error}"));
+    let is_gpu = device.kind() == DeviceKind::Cuda;
+    if !is_gpu && std::env::var_os("REQUIRE_GPU").is_some_and(|required| required == "1") {
+        panic!("REQUIRE_GPU=1, and TENSORPOST_DEVICE is {name}");
+    }
+    (device, is_gpu)
+}
+
+fn a_gpu_is_there_if_one_is_required(_: Builder) {
+    let (device, is_gpu) = device();
+    println!("{device} is {}", if is_gpu { "a GPU" } else { "the host" });
+}
+
+/// Has a chain multiply `repetitions` times, with several results under way, and says how right they were.
+fn chain(builder: Builder, repetitions: u64, skip_waits: bool) -> Verdict {
+    let (device, is_gpu) = device();
+    // Large enough that the device is still at work when the message comes.
+    let size = match (is_gpu, cfg!(debug_assertions)) {
+        (true, _) => 512,
+        (false, true) => 32,
+        (false, false) => 96,
+    };
+    // Memory goes round in steps that 13 has nothing in common with: what is left there is another chain's.
+    let task = Task { size, products: 50, starts: 13 };
+    let node = builder.start().expect("a node");
+    let checker = node.spawn::<Checker>(CheckerArgs { task, skip_waits }).device(device.clone());
+    // Few results at a time: their memory goes round, and what is left there of others is wrong.
+    let checker = checker.mailbox(4).start().expect("a checker");
+    let next: Address<Outcome> = checker.address();
+    let chain = node.spawn::<Chain>(ChainArgs { task, next }).device(device).start().expect("a chain");
+    let (chain, tally) = (chain.address::<Run>(), checker.address::<Tally>());
+    let verdict = node.block_on(async {
+        for repetition in 0..repetitions {
+            chain.send(Run { repetition }).await.expect("a chain that runs");
+        }
+        tally.ask(Tally { repetitions }).await.expect("a verdict")
+    });
+    println!("{verdict:?}");
+    assert_eq!(verdict.error, None);
+    assert_eq!(verdict.checked, repetitions);
+    verdict
+}
+
+/// CLOCK-1 between two processes, CLOCK-2 for the memory that goes round.
+fn a_chain_of_products_is_right_every_time(builder: Builder) {
+    // The host's products are slow without optimisation.
+    let repetitions = if device().1 { 1000 } else { 200 };
+    let verdict = chain(builder, repetitions, false);
+    assert_eq!(verdict.wrong, 0, "{verdict:?}");
+    assert!(verdict.early < repetitions, "the device was never at work when a result came: {verdict:?}");
+}
+
+/// The same where both processes compute at once; there is no MPS without a GPU.
+fn a_chain_of_products_is_right_every_time_under_mps(builder: Builder) {
+    if !device().1 {
+        println!("the host has no MPS");
+        return;
+    }
+    let verdict = chain(builder.sharing(Sharing::Mps), 1000, false);
+    assert_eq!(verdict.wrong, 0, "{verdict:?}");
+}
+
+/// The test above would notice.
+fn a_chain_of_products_is_wrong_when_the_wait_is_taken_out(builder: Builder) {
+    let verdict = chain(builder, 200, true);
+    assert!(verdict.wrong > 0, "no result was wrong without a wait: {verdict:?}");
+}

@@ -1,0 +1,258 @@
+//! What the processes of a node do to each other: start, refusal, death, logs, shutdown. Each test plays one scene of
+//! the `node_probe` program and reads what it and its workers print.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tensorpost::os::PidFd;
+
+const PROBE: &str = env!("CARGO_BIN_EXE_node_probe");
+/// For what should take milliseconds, on a machine that is busy.
+const LONG: Duration = Duration::from_secs(60);
+
+fn probe(arguments: &[&str]) -> Command {
+    let mut command = Command::new(PROBE);
+    command.args(arguments).env_remove("RUST_LOG").env("RUST_BACKTRACE", "0").stdin(Stdio::null());
+    command
+}
+
+/// Everything that the scene printed, to either stream.
+fn play(arguments: &[&str]) -> (ExitStatus, String) {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut command = probe(arguments);
+    command.stdout(writer.try_clone().unwrap()).stderr(writer);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    // The pipe ends when the last process has ended that has it: a worker left behind would hang this.
+    let mut text = Vec::new();
+    reader.read_to_end(&mut text).unwrap();
+    (child.wait().unwrap(), String::from_utf8_lossy(&text).into_owned())
+}
+
+fn play_well(arguments: &[&str]) -> String {
+    let (status, text) = play(arguments);
+    assert!(status.success(), "{status}:\n{text}");
+    text
+}
+
+#[track_caller]
+fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is missing in:\n{text}");
+    }
+}
+
+/// A scene that waits, and its output line by line.
+struct Running {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Running { child, lines }
+    }
+
+    fn line(&mut self, with: &str) -> String {
+        self.lines.by_ref().map(Result::unwrap).find(|line| line.contains(with)).expect("the line")
+    }
+
+    fn workers(&mut self) -> Vec<PidFd> {
+        let line = self.line("pids ");
+        line.split(' ').skip(1).map(|pid| PidFd::open(pid.parse().unwrap()).unwrap()).collect()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+}
+
+#[test]
+fn actors_start_in_workers_and_errors_say_why() {
+    let text = play_well(&["actors"]);
+    has(
+        &text,
+        &[
+            "3000001 bytes, last Some(77)",
+            "error: an actor of type `fail` could not be created in worker `two`: no memory\n\nCaused by:\n    disk on fire",
+            "it panicked: create panicked on purpose",
+            "error: the name `a` belongs to actor#1",
+            "error: the arguments of an actor of type `length` do not fit",
+            "clean shutdown of 2",
+            "error: the node has shut down",
+        ],
+    );
+}
+
+// DEATH-2.
+#[test]
+fn a_worker_that_ends_costs_only_itself() {
+    let text = play_well(&["deaths"]);
+    has(
+        &text,
+        &[
+            "error: worker `one` ended (exit status: 5) before the actor of type `exit` ran",
+            "error: worker `one` ended (exit status: 5) before the actor of type `quiet` ran",
+            "killed: signal: 9 (SIGKILL): the node was asked to kill it",
+            "clean shutdown of 1",
+        ],
+    );
+}
+
+// LEASE-4, WIRE-1.
+#[test]
+fn every_question_for_a_chunk_is_answered() {
+    let text = play_well(&["chunks"]);
+    // The other worker was killed before the shutdown began.
+    has(&text, &["asker has the chunk: true", "asker has the chunk: false", "clean shutdown of 1"]);
+}
+
+#[test]
+fn another_build_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("node_probe_of_another_build");
+    std::fs::copy(PROBE, &other).unwrap();
+    let text = play_well(&["refused", other.to_str().unwrap()]);
+    has(
+        &text,
+        &[
+            "error: worker `other` was refused: the worker runs another build",
+            "expected: tensorpost ",
+            "worker:   tensorpost ",
+            "They differ in the registered actor and message types; rebuild the program",
+            ": the node refused this worker: the worker runs another build",
+        ],
+    );
+}
+
+#[test]
+fn a_worker_that_ends_before_it_is_ready_is_reported_with_its_status() {
+    has(
+        &play_well(&["exits-early"]),
+        &["error: worker `exits-early` ended before it was ready (exit status: 7)"],
+    );
+    has(
+        &play_well(&["cannot-open"]),
+        &["error: worker `cannot-open` ended before it was ready (exit status: 78): no GPU 7 here"],
+    );
+    has(
+        &play_well(&["cannot-stage"]),
+        &["error: worker `cannot-stage` ended before it was ready (exit status: 78): no stage today"],
+    );
+    has(
+        &play_well(&["never-says-hello"]),
+        &["error: worker `mute` was not ready after 300ms (it has not said hello) and was killed"],
+    );
+}
+
+#[test]
+fn killing_the_node_leaves_no_worker_and_nothing_in_the_file_system() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = probe(&["waits"]);
+    command.env("TMPDIR", folder.path());
+    let mut node = Running::start(command);
+    let workers = node.workers();
+    assert_eq!(workers.len(), 3);
+    assert!(workers.iter().all(|worker| !worker.has_ended().unwrap()));
+    node.child.kill().unwrap();
+    for worker in workers {
+        assert!(worker.wait(Some(LONG)).unwrap(), "a worker outlived its node");
+    }
+    node.child.wait().unwrap();
+    let names = |path: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(path).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(names(folder.path()), Vec::<String>::new());
+    assert!(names(Path::new("/dev/shm")).iter().all(|name| !name.contains("tensorpost")));
+}
+
+#[test]
+fn dropping_the_node_ends_its_workers() {
+    let mut node = Running::start(probe(&["dropped"]));
+    let workers = node.workers();
+    node.line("dropped");
+    assert!(workers.iter().all(|worker| worker.has_ended().unwrap()));
+    drop(node.child.stdin.take());
+    assert!(node.child.wait().unwrap().success());
+}
+
+#[test]
+fn logs_arrive_under_their_workers_name_and_what_was_dropped_is_counted() {
+    let text = play_well(&["logs"]);
+    let line = |with: &str| {
+        text.lines().find(|line| line.contains(with)).unwrap_or_else(|| panic!("{with}:\n{text}"))
+    };
+    has(
+        line("it is warm"),
+        &[
+            "WARN",
+            "worker=\"talker\"",
+            "demo::blur",
+            "count=2",
+            "frame{id=3}",
+            "tensorpost::worker",
+            "fake.rs:",
+        ],
+    );
+    has(line("panicked: boom"), &["ERROR", "worker=\"talker\"", "thread=aside", "fake.rs:"]);
+    assert!(!text.contains("nobody asked for this"));
+    let number = |with: &str| line(with).rsplit(' ').next().unwrap().parse::<usize>().unwrap();
+    let in_node: usize = text
+        .lines()
+        .filter_map(|line| {
+            line.split_once(" events of the log were dropped")?.0.rsplit(' ').next()?.parse::<usize>().ok()
+        })
+        .sum();
+    let came = text.lines().filter(|line| line.contains(": flood ")).count();
+    assert_eq!(came + in_node + number("the worker dropped"), 200_000);
+}
+
+#[test]
+fn a_shutdown_lets_everything_under_way_finish() {
+    let text = play_well(&["drains"]);
+    has(&text, &["to handled 300", "from is told that the node is stopping", "clean shutdown of 2"]);
+}
+
+#[test]
+fn a_shutdown_kills_and_names_who_is_late() {
+    has(&play_well(&["late"]), &["slow: killed Some(StoppingActors)", "good: killed Some(StoppingActors)"]);
+}
+
+// MBX-2.
+#[test]
+fn a_worker_that_does_not_read_is_killed_at_the_bound_and_the_others_go_on() {
+    has(
+        &play_well(&["stuck"]),
+        &["stuck: the other side does not read its control socket: 8192 packets", "clean shutdown of 1"],
+    );
+}
+
+#[test]
+fn a_signal_drains_and_a_second_one_kills_at_once() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut node = Running::start(probe(&["signals"]));
+        node.line("running; press Ctrl-C");
+        node.signal(signal);
+        node.line("clean: true, killed: None");
+        assert!(node.child.wait().unwrap().success());
+    }
+    let mut node = Running::start(probe(&["signals", "busy"]));
+    node.line("running; press Ctrl-C");
+    node.signal(Signal::INT);
+    node.line("worker is told that the node is stopping");
+    node.signal(Signal::INT);
+    node.line("clean: false, killed: Some(Draining)");
+    assert!(node.child.wait().unwrap().success());
+}
+
+#[test]
+fn a_program_that_a_worker_starts_is_no_worker() {
+    has(&play_well(&["runs-itself"]), &["the child of a worker: exit status: 0", "clean shutdown of 1"]);
+}
