@@ -1,0 +1,14 @@
+//! The bare parts: what a message costs without the framework around it.
+//!
+//! Each function makes its threads, runs `count` messages, and returns the time between the first and the last; starting
+//! and joining the threads is not part of it.
+
+pub mod actix;
+pub mod ring;
+pub mod ring_actix;
+pub mod socket;
+
+/// Bytes of a message in all comparisons.
+pub const MESSAGE: usize = 256;
+/// Bytes of the rings: as many as the framework's.
+pub const RING: usize = tensorpost::limits::RING_BYTES;

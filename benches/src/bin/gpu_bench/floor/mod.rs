@@ -1,0 +1,139 @@
+//! The floor: two processes, a blocking Unix socket, and the driver's own calls; no framework.
+//!
+//! A round trip is the one that the framework's replaces: this side's work and clock write, a word over the socket, the
+//! other side's wait, work and clock write, a word back, and this side's wait until the GPU is through.
+
+mod raw;
+
+use std::io::{Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use command_fds::{CommandFdExt, FdMapping};
+
+use crate::report::median;
+use raw::Gpu;
+
+/// Where the other side finds its socket and the clocks.
+const SOCKET: i32 = 3;
+const CLOCKS: i32 = 4;
+
+/// What a side does besides talking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Nothing: the socket alone.
+    Socket,
+    /// Clock writes and waits.
+    Clocks,
+    /// A small kernel besides.
+    Kernels,
+}
+
+/// Times of the floor's round trips on GPU `ordinal` (`None`: the socket only), as lines of a name and microseconds.
+pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
+    end_with_parent()?;
+    let clocks = rustix::fs::memfd_create("tensorpost-floor", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&clocks, raw::PAGE as u64)?;
+    let (mut socket, theirs) = UnixStream::pair()?;
+    let mut peer = Peer::start(ordinal, theirs, clocks.try_clone()?)?;
+    let gpu = ordinal.map(|ordinal| Gpu::open(ordinal, clocks)).transpose()?;
+    socket.read_exact(&mut [0])?; // the other side is ready
+    let works: &[Work] =
+        if gpu.is_some() { &[Work::Socket, Work::Clocks, Work::Kernels] } else { &[Work::Socket] };
+    let mut value = 0;
+    for work in works {
+        let mut times = Vec::with_capacity(rounds);
+        for round in 0..rounds + rounds / 10 {
+            value += 1;
+            let start = Instant::now();
+            serve(&mut socket, gpu.as_ref(), *work, value)?;
+            if round >= rounds / 10 {
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        println!("{} {}", format!("{work:?}").to_lowercase(), median(&mut times));
+    }
+    drop(socket); // the end for the other side
+    peer.0.wait()?;
+    Ok(())
+}
+
+fn serve(socket: &mut UnixStream, gpu: Option<&Gpu>, work: Work, value: u64) -> anyhow::Result<()> {
+    let gpu = gpu.filter(|_| work != Work::Socket);
+    if let Some(gpu) = gpu {
+        if work == Work::Kernels {
+            gpu.launch()?;
+        }
+        gpu.write(0, value)?;
+    }
+    socket.write_all(&[work as u8])?;
+    socket.read_exact(&mut [0])?;
+    if let Some(gpu) = gpu {
+        gpu.wait(1, value)?;
+        gpu.synchronize()?;
+    }
+    Ok(())
+}
+
+/// The other side, until the socket ends.
+pub(crate) fn answer(ordinal: Option<usize>) -> anyhow::Result<()> {
+    end_with_parent()?;
+    let (socket, clocks) = inherited();
+    let mut socket = UnixStream::from(socket);
+    let gpu = ordinal.map(|ordinal| Gpu::open(ordinal, clocks)).transpose()?;
+    socket.write_all(&[0])?;
+    let mut value = 0;
+    let mut word = [0];
+    while socket.read(&mut word)? == 1 {
+        value += 1;
+        let gpu = gpu.as_ref().filter(|_| word[0] != Work::Socket as u8);
+        if let Some(gpu) = gpu {
+            gpu.wait(0, value)?;
+            if word[0] == Work::Kernels as u8 {
+                gpu.launch()?;
+            }
+            gpu.write(1, value)?;
+        }
+        socket.write_all(&word)?;
+    }
+    Ok(())
+}
+
+/// Makes a context and nothing else, and says when it is there.
+pub(crate) fn context(ordinal: Option<usize>) -> anyhow::Result<()> {
+    end_with_parent()?;
+    if let Some(ordinal) = ordinal {
+        raw::context(ordinal)?;
+    }
+    println!("ready");
+    Ok(())
+}
+
+/// Nothing that is measured outlives its measurement.
+fn end_with_parent() -> anyhow::Result<()> {
+    let kill = Some(rustix::process::Signal::KILL);
+    Ok(rustix::process::set_parent_process_death_signal(kill)?)
+}
+
+struct Peer(Child);
+
+impl Peer {
+    fn start(ordinal: Option<usize>, socket: UnixStream, clocks: OwnedFd) -> anyhow::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--role", "floor-peer", "--device", &crate::options::name(ordinal)]);
+        command.fd_mappings(vec![
+            FdMapping { parent_fd: socket.into(), child_fd: SOCKET },
+            FdMapping { parent_fd: clocks, child_fd: CLOCKS },
+        ])?;
+        Ok(Peer(command.spawn()?))
+    }
+}
+
+#[expect(unsafe_code, reason = "takes inherited descriptors by their numbers")]
+fn inherited() -> (OwnedFd, OwnedFd) {
+    // SAFETY: this role is only started by `Peer::start`, which put these two descriptors there; nothing else in this
+    // process, which has just begun, owns them.
+    unsafe { (OwnedFd::from_raw_fd(SOCKET), OwnedFd::from_raw_fd(CLOCKS)) }
+}

@@ -1,0 +1,100 @@
+//! The driver's calls that the floor needs.
+
+#![expect(unsafe_code, reason = "calls the driver, and maps memory for it")]
+
+use std::ffi::{CString, c_void};
+use std::os::fd::OwnedFd;
+use std::ptr::null_mut;
+
+use cudarc::driver::{result, sys};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+
+use crate::kernels::PTX;
+
+/// Bytes of the page with the clocks.
+pub(super) const PAGE: usize = 4096;
+/// Bytes between two clocks: a cache line each.
+const APART: u64 = 128;
+/// Floats that a kernel writes: 4 KiB.
+const FLOATS: u64 = 1024;
+
+/// A context with a stream, a kernel, memory for it, and the registered clocks.
+pub(super) struct Gpu {
+    stream: sys::CUstream,
+    kernel: sys::CUfunction,
+    memory: u64,
+    clocks: u64,
+}
+
+/// Initialises the driver and makes the primary context of a GPU current.
+pub(super) fn context(ordinal: usize) -> anyhow::Result<()> {
+    result::init()?;
+    let device = result::device::get(i32::try_from(ordinal)?)?;
+    // SAFETY: the device is the driver's own handle, and the context is never released.
+    unsafe {
+        let context = result::primary_ctx::retain(device)?;
+        result::ctx::set_current(context)?;
+    }
+    Ok(())
+}
+
+impl Gpu {
+    pub(super) fn open(ordinal: usize, clocks: OwnedFd) -> anyhow::Result<Self> {
+        context(ordinal)?;
+        // SAFETY: a new mapping at a place of the kernel's choice, never unmapped; the descriptor is a memfd of `PAGE`
+        // bytes. Both processes only let GPUs write it.
+        let page = unsafe {
+            mmap(null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &clocks, 0)?
+        };
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+        let text = CString::new(PTX)?;
+        // SAFETY: the page is mapped for good; the text ends with a zero; the out-pointers are live.
+        unsafe {
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+            sys::cuMemHostRegister_v2(page, PAGE, flags).result()?;
+            let mut address = 0;
+            sys::cuMemHostGetDevicePointer_v2(&mut address, page, 0).result()?;
+            let module = result::module::load_data(text.as_ptr().cast())?;
+            let kernel = result::module::get_function(module, CString::new("fill")?)?;
+            let memory = result::malloc_sync(FLOATS as usize * 4)?;
+            Ok(Gpu { stream, kernel, memory, clocks: address })
+        }
+    }
+
+    pub(super) fn write(&self, clock: u64, value: u64) -> anyhow::Result<()> {
+        // SAFETY: the address lies in the registered page.
+        let done =
+            unsafe { sys::cuStreamWriteValue64_v2(self.stream, self.clocks + clock * APART, value, 0) };
+        Ok(done.result()?)
+    }
+
+    pub(super) fn wait(&self, clock: u64, value: u64) -> anyhow::Result<()> {
+        let geq = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: as above.
+        let done =
+            unsafe { sys::cuStreamWaitValue64_v2(self.stream, self.clocks + clock * APART, value, geq) };
+        Ok(done.result()?)
+    }
+
+    pub(super) fn launch(&self) -> anyhow::Result<()> {
+        let (memory, value, floats, nanos) = (self.memory, 1.0_f32, FLOATS, 0_u64);
+        let mut arguments: [*mut c_void; 4] = [
+            (&raw const memory).cast_mut().cast(),
+            (&raw const value).cast_mut().cast(),
+            (&raw const floats).cast_mut().cast(),
+            (&raw const nanos).cast_mut().cast(),
+        ];
+        // SAFETY: the arguments are those of `fill`, in its order, and live until the driver has copied them; it writes
+        // `FLOATS` floats of memory that has as many.
+        unsafe {
+            result::launch_kernel(self.kernel, (4, 1, 1), (256, 1, 1), 0, self.stream, &mut arguments)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn synchronize(&self) -> anyhow::Result<()> {
+        // SAFETY: the stream is this value's, never destroyed.
+        unsafe { result::stream::synchronize(self.stream)? };
+        Ok(())
+    }
+}

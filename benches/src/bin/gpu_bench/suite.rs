@@ -1,0 +1,273 @@
+//! Every measurement of one mode, on one node.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tensorpost::actor::Program;
+use tensorpost::node::{NodeBuilder, WorkerId};
+use tensorpost::prelude::*;
+
+use crate::fanout::{CastTo, Caster, Hold, Holder};
+use crate::launcher::{Launch, Launcher};
+use crate::options::{Mode, Options, name};
+use crate::outcome::Outcome;
+use crate::report::{Results, median};
+use crate::roundtrip::{Ball, Meet, Play, Player};
+use crate::sink::{Arm, Finish, Item, Sink};
+use crate::source::{Produce, Produced, Source, Work};
+
+/// Longest time that one answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes that the pool of one process may take.
+pub(crate) const BUDGET: u64 = 4 << 30;
+/// Most unhandled messages in the sink's mailbox.
+const MAILBOX: u32 = 1024;
+/// How long a stream is measured for, and how often.
+const STREAM: Duration = Duration::from_millis(300);
+const RUNS: usize = 5;
+
+/// Elements of the tensors, by the name of their size.
+const SIZES: [(&str, usize); 3] = [("4KiB", 1 << 10), ("64MiB", 16 << 20), ("1GiB", 256 << 20)];
+const SMALL: usize = SIZES[0].1;
+const LARGE: usize = SIZES[1].1;
+
+/// The actor types of this program.
+pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
+    builder
+        .actor::<Player>()
+        .actor::<Source>()
+        .actor::<Sink>()
+        .actor::<Caster>()
+        .actor::<Holder>()
+        .actor::<Launcher>()
+}
+
+/// A node with two workers, and what to measure on it.
+pub(crate) struct Suite<'o> {
+    options: &'o Options,
+    device: Device,
+    mode: Mode,
+    node: Node,
+    near: WorkerId,
+    far: WorkerId,
+}
+
+impl<'o> Suite<'o> {
+    pub(crate) fn start(options: &'o Options, device: Device, mode: Mode) -> anyhow::Result<Self> {
+        let builder = program(Node::builder()).sharing(mode.sharing()).gpu_budget(BUDGET).host_budget(BUDGET);
+        let node = builder.start().with_context(|| format!("no node that is {}", mode.name()))?;
+        let (near, far) = (node.worker("near")?, node.worker("far")?);
+        Ok(Suite { options, device, mode, node, near, far })
+    }
+
+    /// Measures what was asked for.
+    pub(crate) fn run(&self, results: &mut Results) {
+        self.one("floor", results, Self::floor);
+        self.one("trip", results, Self::trips);
+        self.one("stream", results, Self::streams);
+        self.one("stages", results, Self::stages);
+        self.one("fanout", results, Self::fanout);
+    }
+
+    fn one(&self, what: &str, results: &mut Results, measure: fn(&Self, &mut Results) -> anyhow::Result<()>) {
+        if self.options.only.as_ref().is_some_and(|only| !what.contains(only.as_str())) {
+            return;
+        }
+        let start = Instant::now();
+        if let Err(error) = measure(self, results) {
+            results.fail(&self.named("post", what), &error);
+        }
+        eprintln!("# {} {what}: {:.1} s", self.mode.name(), start.elapsed().as_secs_f64());
+    }
+
+    fn named(&self, who: &str, what: &str) -> String {
+        format!("{who}.{}.{what}", self.mode.name())
+    }
+
+    fn times(&self, count: usize) -> usize {
+        if self.options.quick { (count / 10).max(1) } else { count }
+    }
+
+    /// Waits for an answer, but not for ever.
+    fn get<T>(
+        &self,
+        answer: impl Future<Output = Result<Outcome<T>, AskError<impl GpuMessage>>>,
+    ) -> anyhow::Result<T> {
+        let answer = async { tokio::time::timeout(PATIENCE, answer).await };
+        let answer = self.node.block_on(answer).with_context(|| format!("no answer within {PATIENCE:?}"))?;
+        match answer {
+            Ok(answer) => answer.map_err(anyhow::Error::msg),
+            Err(error) => Err(anyhow::anyhow!("{error}")),
+        }
+    }
+
+    fn floor(&self, results: &mut Results) -> anyhow::Result<()> {
+        let launcher = self.node.spawn::<Launcher>(()).start()?.address::<Launch>();
+        let device = name(self.options.device.0);
+        let rounds = self.times(2000).to_string();
+        let args = ["--role", "floor", "--device", &device, "--rounds", &rounds].map(str::to_owned).to_vec();
+        let (_, lines) = self.get(launcher.ask(Launch { args }))?;
+        for line in lines {
+            let (name, value) = line.split_once(' ').context("the floor wrote something else")?;
+            results.set(self.named("floor", name), value.parse()?);
+        }
+        Ok(())
+    }
+
+    fn trips(&self, results: &mut Results) -> anyhow::Result<()> {
+        let near = self.node.spawn::<Player>(()).worker(self.near).device(self.device.clone()).start()?;
+        let far = self.node.spawn::<Player>(()).worker(self.far).device(self.device.clone()).start()?;
+        self.get(near.address().ask(Meet { partner: far.address::<Ball>() }))?;
+        self.get(far.address().ask(Meet { partner: near.address::<Ball>() }))?;
+        let rounds = self.times(600);
+        let play = |elements, kernels| {
+            self.get(near.address().ask(Play { elements, rounds, warmup: rounds / 5, kernels }))
+        };
+        // In turns, so that what else the machine does meets all sizes alike.
+        let mut times = SIZES.map(|_| Vec::new());
+        for _ in 0..RUNS {
+            for ((_, elements), times) in SIZES.iter().zip(&mut times) {
+                times.extend(play(*elements, false)?);
+            }
+        }
+        for ((size, _), mut times) in SIZES.iter().zip(times) {
+            results.set(self.named("post", &format!("trip.{size}")), median(&mut times));
+        }
+        let mut times = Vec::new();
+        for _ in 0..RUNS {
+            times.extend(play(SMALL, true)?);
+        }
+        results.set(self.named("post", "trip.kernels.4KiB"), median(&mut times));
+        Ok(())
+    }
+
+    fn ends(&self) -> anyhow::Result<Ends> {
+        let source = self.node.spawn::<Source>(()).worker(self.near).device(self.device.clone()).start()?;
+        let sink = self.node.spawn::<Sink>(()).worker(self.far).device(self.device.clone());
+        let sink = sink.mailbox(MAILBOX).start()?;
+        Ok(Ends {
+            source: source.address(),
+            arm: sink.address(),
+            finish: sink.address(),
+            items: sink.address(),
+        })
+    }
+
+    /// Messages per second, and bytes by which the source's pool grew.
+    fn stream(
+        &self,
+        ends: &Ends,
+        count: u64,
+        elements: usize,
+        works: (Work, Work),
+    ) -> anyhow::Result<(f64, u64)> {
+        let (work, sink_work) = works;
+        let written = work != Work::Nothing;
+        self.get(ends.arm.ask(Arm { count, work: sink_work, written }))?;
+        let produce = Produce { to: Some(ends.items.clone()), count, elements, work };
+        let finish = ends.finish.ask(Finish);
+        let produced = self.get(ends.source.ask(produce))?;
+        let end = self.get(finish)?;
+        Ok((rate(count, Produced { end, ..produced }), produced.grown))
+    }
+
+    fn alone(&self, ends: &Ends, count: u64, elements: usize, work: Work) -> anyhow::Result<f64> {
+        let produced = self.get(ends.source.ask(Produce { to: None, count, elements, work }))?;
+        Ok(rate(count, produced))
+    }
+
+    /// The median rate of some runs of about [`STREAM`] each.
+    fn rate(&self, first: u64, mut run: impl FnMut(u64) -> anyhow::Result<f64>) -> anyhow::Result<f64> {
+        let rate = run(first)?;
+        let count = ((rate * STREAM.as_secs_f64()) as usize).clamp(first as usize, 400_000);
+        let count = self.times(count).max(first as usize) as u64;
+        let mut rates = Vec::new();
+        for _ in 0..RUNS {
+            rates.push(run(count)?);
+        }
+        Ok(median(&mut rates))
+    }
+
+    fn streams(&self, results: &mut Results) -> anyhow::Result<()> {
+        let ends = self.ends()?;
+        let mut memory = 0;
+        let nothing = (Work::Nothing, Work::Nothing);
+        for (what, works) in [("stream.4KiB", nothing), ("stream.kernels.4KiB", (Work::Kernel, Work::Kernel))]
+        {
+            let rate = self.rate(1000, |count| {
+                let (rate, bytes) = self.stream(&ends, count, SMALL, works)?;
+                memory += bytes;
+                Ok(rate)
+            })?;
+            results.set(self.named("post", what), rate);
+        }
+        results.set(self.named("post", "stream.memory"), memory as f64);
+        let alone = self.rate(100, |count| self.alone(&ends, count, LARGE, Work::Kernel))?;
+        results.set(self.named("alone", "stream.64MiB"), alone);
+        let filled = (Work::Kernel, Work::Nothing);
+        let rate = self.rate(100, |count| Ok(self.stream(&ends, count, LARGE, filled)?.0))?;
+        results.set(self.named("post", "stream.64MiB"), rate);
+        Ok(())
+    }
+
+    fn stages(&self, results: &mut Results) -> anyhow::Result<()> {
+        let ends = self.ends()?;
+        let busy = Work::Busy(100);
+        let micros = |rate: f64| 1e6 / rate;
+        let first = micros(self.rate(300, |count| self.alone(&ends, count, SMALL, busy))?);
+        results.set(self.named("post", "stages.first"), first);
+        let only_second = (Work::Nothing, busy);
+        let second = micros(self.rate(300, |count| Ok(self.stream(&ends, count, SMALL, only_second)?.0))?);
+        results.set(self.named("post", "stages.second"), second);
+        results.set(self.named("post", "stages.slower"), first.max(second));
+        let both = micros(self.rate(300, |count| Ok(self.stream(&ends, count, SMALL, (busy, busy))?.0))?);
+        results.set(self.named("post", "stages.both"), both);
+        Ok(())
+    }
+
+    fn fanout(&self, results: &mut Results) -> anyhow::Result<()> {
+        let caster = self.node.spawn::<Caster>(()).worker(self.near).device(self.device.clone()).start()?;
+        let mut holders: Vec<Address<Hold>> = Vec::new();
+        let launcher = self.node.spawn::<Launcher>(()).start()?.address::<Launch>();
+        let device = name(self.options.device.0);
+        let (mut ready, mut bare) = (Vec::new(), Vec::new());
+        for others in 0..8 {
+            // In turns: a context takes longer the more there are.
+            let args = ["--role", "context", "--device", &device].map(str::to_owned).to_vec();
+            bare.push(self.get(launcher.ask(Launch { args }))?.0);
+            let start = Instant::now();
+            let holder = self.node.spawn::<Holder>(()).device(self.device.clone()).start();
+            let holder = holder.with_context(|| format!("{others} others were there"))?;
+            ready.push(start.elapsed().as_secs_f64() * 1e6);
+            holders.push(holder.address());
+        }
+        eprintln!("# ready after {ready:.0?} us, bare contexts after {bare:.0?} us");
+        results.set(self.named("post", "ready"), median(&mut ready));
+        results.set(self.named("bare", "context"), median(&mut bare));
+        let mut copied = 0;
+        for receivers in [1, 2, 4, 8] {
+            let to = holders[..receivers].to_vec();
+            let cast = CastTo { to, elements: LARGE, rounds: self.times(1000) };
+            let mut cast = self.get(caster.address().ask(cast))?;
+            copied = copied.max(cast.copied);
+            let each = median(&mut cast.times) / receivers as f64;
+            results.set(self.named("post", &format!("fanout.{receivers}")), each);
+        }
+        results.set(self.named("post", "fanout.copied"), copied as f64);
+        Ok(())
+    }
+}
+
+/// The ends of a stream.
+struct Ends {
+    source: Address<Produce>,
+    arm: Address<Arm>,
+    finish: Address<Finish>,
+    items: Address<Item>,
+}
+
+fn rate(count: u64, produced: Produced) -> f64 {
+    let nanos = produced.end.saturating_sub(produced.start).max(1);
+    count as f64 * 1e9 / nanos as f64
+}
