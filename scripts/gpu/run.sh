@@ -88,8 +88,8 @@ stop_mps() {
     unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
-# As the framework's own workers have it.
-export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+# For programs that use the device without a node, which would set it for its workers.
+readonly AS_WORKER=(env CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32)
 # The runtime libraries may only be PyTorch's.
 libraries="$(timeout 60 python3 - 2>/dev/null <<'PYTHON'
 import glob, os, sysconfig
@@ -119,11 +119,11 @@ count_tests() {
 
 if is_wanted conformance; then
     if [[ -n "$gpu" ]]; then
-        step conformance 90 ./gpu_conformance && count_tests 's/^conformance: \([0-9]*\) cases passed.*/\1/p' "$LOGS/conformance.log"
+        step conformance 90 "${AS_WORKER[@]}" ./gpu_conformance && count_tests 's/^conformance: \([0-9]*\) cases passed.*/\1/p' "$LOGS/conformance.log"
     else
         left_out conformance "no GPU"
     fi
-    step framework-device-tests 60 ./tests/framework device::cuda && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/framework-device-tests.log"
+    step framework-device-tests 60 "${AS_WORKER[@]}" ./tests/framework device::cuda && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/framework-device-tests.log"
 fi
 
 if is_wanted sanitizer; then
@@ -131,7 +131,7 @@ if is_wanted sanitizer; then
         left_out sanitizer "no GPU"
     elif command -v compute-sanitizer >/dev/null; then
         # The suite has the driver refuse things, which is no error here.
-        step sanitizer 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 ./gpu_conformance conformance
+        step sanitizer 120 "${AS_WORKER[@]}" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 ./gpu_conformance conformance
     else
         table+=("left out|sanitizer|compute-sanitizer is not installed")
     fi
@@ -156,10 +156,9 @@ if is_wanted torch; then
     elif ! timeout 60 python3 -c 'import torch' 2>/dev/null; then
         left_out torch "python3 has no PyTorch"
     else
-        # Eager loading would load all of PyTorch's kernels.
-        step torch-isolated 80 env -u CUDA_MODULE_LOADING python3 torch_ipc.py --mode isolated
+        step torch-isolated 80 python3 torch_ipc.py --mode isolated
         if start_mps; then
-            step torch-mps 80 env -u CUDA_MODULE_LOADING python3 torch_ipc.py --mode mps
+            step torch-mps 80 python3 torch_ipc.py --mode mps
             stop_mps
         else
             left_out torch-mps "no MPS daemon could be started"

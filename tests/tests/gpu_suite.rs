@@ -59,7 +59,8 @@ fn chain(builder: Builder, repetitions: u64, skip_waits: bool) -> Verdict {
     let (chain, tally) = (chain.address::<Run>(), checker.address::<Tally>());
     let verdict = node.block_on(async {
         for repetition in 0..repetitions {
-            chain.send(Run { repetition }).await.expect("a chain that runs");
+            // Until the checker's mailbox has the result, not until the device is through with it.
+            chain.ask(Run { repetition }).await.expect("a chain that runs");
         }
         tally.ask(Tally { repetitions }).await.expect("a verdict")
     });
@@ -90,6 +91,8 @@ fn a_chain_of_products_is_right_every_time_under_mps(builder: Builder) {
 
 /// The test above would notice.
 fn a_chain_of_products_is_wrong_when_the_wait_is_taken_out(builder: Builder) {
+    // Under MPS, where there is a GPU: with time slices of its own, the second process comes after the first has had one.
+    let builder = if device().1 { builder.sharing(Sharing::Mps) } else { builder };
     let verdict = chain(builder, 200, true);
-    assert!(verdict.wrong > 0, "no result was wrong without a wait: {verdict:?}");
+    assert!(verdict.wrong > 20, "hardly a result was wrong without a wait: {verdict:?}");
 }

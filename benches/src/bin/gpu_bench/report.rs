@@ -82,6 +82,8 @@ enum Bound {
     Within(f64),
     /// The number itself is at most this.
     AtMost(f64),
+    /// Not at all: it is there to be read.
+    None,
 }
 
 /// A target: a number, what it is compared with, and the bound.
@@ -96,31 +98,33 @@ const fn target(what: &'static str, number: &'static str, against: &'static str,
     Target { what, number, against, bound }
 }
 
-/// In ratios against PyTorch, how many times faster is the other way round for times: see `ratio`.
+/// A ratio is the number over what it is compared with: where something is to be faster, the other's time comes first.
 #[rustfmt::skip]
 const TARGETS: &[Target] = &[
     target("round trip 4 KiB, no kernels, isolated", "post.isolated.trip.4KiB", "floor.isolated.clocks", Bound::Most(1.0)),
     target("  times faster than PyTorch", "torch.isolated.trip.4KiB", "post.isolated.trip.4KiB", Bound::Least(18.0)),
     target("round trip 4 KiB, a kernel each side, MPS", "post.mps.trip.kernels.4KiB", "floor.mps.kernels", Bound::Most(1.0)),
     target("  times faster than PyTorch under MPS", "torch.mps.trip.kernels.4KiB", "post.mps.trip.kernels.4KiB", Bound::Least(7.0)),
-    target("round trip 4 KiB, a kernel each side, isolated", "post.isolated.trip.kernels.4KiB", "floor.isolated.kernels", Bound::Most(1.0)),
-    target("  times faster than PyTorch", "torch.isolated.trip.kernels.4KiB", "post.isolated.trip.kernels.4KiB", Bound::Least(1.0)),
+    target("round trip 4 KiB, a kernel each side, isolated", "post.isolated.trip.kernels.4KiB", "floor.isolated.kernels", Bound::None),
+    target("  times faster than PyTorch", "torch.isolated.trip.kernels.4KiB", "post.isolated.trip.kernels.4KiB", Bound::None),
     target("round trip 64 MiB over 4 KiB, isolated", "post.isolated.trip.64MiB", "post.isolated.trip.4KiB", Bound::Most(1.05)),
     target("round trip 1 GiB over 4 KiB, isolated", "post.isolated.trip.1GiB", "post.isolated.trip.4KiB", Bound::Most(1.05)),
     target("round trip 64 MiB over 4 KiB, MPS", "post.mps.trip.64MiB", "post.mps.trip.4KiB", Bound::Most(1.05)),
     target("round trip 1 GiB over 4 KiB, MPS", "post.mps.trip.1GiB", "post.mps.trip.4KiB", Bound::Most(1.05)),
     target("stream of 4 KiB, a kernel each side, MPS, msg/s", "post.mps.stream.kernels.4KiB", "torch.mps.stream.4KiB", Bound::AtLeast(150_000.0)),
-    target("stream of 4 KiB, a kernel each side, isolated, msg/s", "post.isolated.stream.kernels.4KiB", "torch.isolated.stream.4KiB", Bound::Least(1.0)),
+    target("stream of 4 KiB, a kernel each side, isolated, msg/s", "post.isolated.stream.kernels.4KiB", "torch.isolated.stream.4KiB", Bound::None),
     target("stream of 4 KiB, no kernels, isolated, msg/s", "post.isolated.stream.4KiB", "torch.isolated.stream.4KiB", Bound::AtLeast(400_000.0)),
     target("stream of 4 KiB, no kernels, MPS, msg/s", "post.mps.stream.4KiB", "torch.mps.stream.4KiB", Bound::AtLeast(400_000.0)),
     target("  its memory, bytes, within the budget", "post.mps.stream.memory", "budget", Bound::Most(1.0)),
     target("stream of 64 MiB filled by a kernel, isolated, msg/s", "post.isolated.stream.64MiB", "alone.isolated.stream.64MiB", Bound::Least(0.9)),
     target("stream of 64 MiB filled by a kernel, MPS, msg/s", "post.mps.stream.64MiB", "alone.mps.stream.64MiB", Bound::Least(0.9)),
-    target("  times PyTorch's, MPS", "post.mps.stream.64MiB", "torch.mps.stream.64MiB", Bound::Least(1.0)),
+    target("  times PyTorch's, MPS", "post.mps.stream.64MiB", "torch.mps.stream.64MiB", Bound::None),
     target("two stages of 100 us, MPS, per item, over the slower", "post.mps.stages.both", "post.mps.stages.slower", Bound::Most(1.03)),
-    target("two stages of 100 us, isolated, per item, over the slower", "post.isolated.stages.both", "post.isolated.stages.slower", Bound::Most(2.5)),
-    target("fan-out of 64 MiB, per receiver, to 8 over to 1", "post.isolated.fanout.8", "post.isolated.fanout.1", Bound::Most(1.2)),
+    target("two stages of 100 us, isolated, per item, over the slower", "post.isolated.stages.both", "post.isolated.stages.slower", Bound::None),
+    target("fan-out of 64 MiB, per receiver, to 8 over to 1, isolated", "post.isolated.fanout.8", "post.isolated.fanout.1", Bound::Most(1.2)),
     target("  bytes copied", "post.isolated.fanout.copied", "", Bound::AtMost(0.0)),
+    target("fan-out of 64 MiB, per receiver, to 8 over to 1, MPS", "post.mps.fanout.8", "post.mps.fanout.1", Bound::Most(1.2)),
+    target("  bytes copied", "post.mps.fanout.copied", "", Bound::AtMost(0.0)),
     target("worker ready after spawn, isolated, within 50 ms", "post.isolated.ready", "bare.isolated.context", Bound::Within(50_000.0)),
     target("worker ready after spawn, MPS, within 50 ms", "post.mps.ready", "bare.mps.context", Bound::Within(50_000.0)),
 ];
@@ -137,6 +141,7 @@ pub(crate) fn table(results: &Results) -> bool {
         let against = results.get(target.against);
         let ratio = number.zip(against).filter(|(_, against)| *against > 0.0).map(|(n, a)| n / a);
         let (bound, met) = match target.bound {
+            Bound::None => (String::new(), None),
             Bound::Most(most) => (format!("<= {most} x"), ratio.map(|ratio| ratio <= most)),
             Bound::Least(least) => (format!(">= {least} x"), ratio.map(|ratio| ratio >= least)),
             Bound::AtLeast(least) => (format!(">= {least}"), number.map(|number| number >= least)),
@@ -153,7 +158,13 @@ pub(crate) fn table(results: &Results) -> bool {
             named(target.against, against),
             ratio.map_or("-".into(), |ratio| format!("{ratio:.2}")),
             bound,
-            met.map_or("not measured", |met| if met { "yes" } else { "NO" }).to_owned(),
+            match (met, target.bound) {
+                (Some(true), _) => "yes",
+                (Some(false), _) => "NO",
+                (None, Bound::None) => "",
+                (None, _) => "not measured",
+            }
+            .to_owned(),
         ]);
     }
     println!("\n{table}");

@@ -235,7 +235,8 @@ impl<'o> Suite<'o> {
         for others in 0..8 {
             // In turns: a context takes longer the more there are.
             let args = ["--role", "context", "--device", &device].map(str::to_owned).to_vec();
-            bare.push(self.get(launcher.ask(Launch { args }))?.0);
+            let context = self.get(launcher.ask(Launch { args }));
+            bare.push(context.with_context(|| format!("{others} others were there"))?.0);
             let start = Instant::now();
             let holder = self.node.spawn::<Holder>(()).device(self.device.clone()).start();
             let holder = holder.with_context(|| format!("{others} others were there"))?;
