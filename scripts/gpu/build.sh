@@ -48,6 +48,9 @@ cp benches/peers/*.py scripts/gpu/run.sh "$folder/"
 if [[ -d examples/data ]]; then
     cp -r examples/data "$folder/examples/"
 fi
+# Ten programs that are mostly the same.
+tar -C "$folder" -czf "$folder/examples.tgz" examples
+rm -r "$folder/examples"
 megabytes="$(du -sm "$folder" | cut -f1)"
 echo "$folder: $megabytes MB"
 if ((megabytes >= MOST_MB)); then

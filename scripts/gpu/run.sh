@@ -142,10 +142,12 @@ if is_wanted suite; then
 fi
 
 if is_wanted examples; then
-    for example in examples/*; do
+    tar -xzf examples.tgz -C "$scratch"
+    for example in "$scratch"/examples/*; do
         [[ -f "$example" && -x "$example" ]] || continue
         read -ra arguments <"$example.arguments"
         arguments=("${arguments[@]/#DEVICE/$device}")
+        arguments=("${arguments[@]/#examples/$scratch/examples}")
         step "example-$(basename "$example")" 40 "$example" "${arguments[@]}"
     done
 fi
