@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::link::{BadHalf, Link};
-use super::{Office, Slot, chunks};
+use super::{Departed, Office, Slot, chunks};
 use crate::clock::ClockPage;
 use crate::ids::ProcessId;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
@@ -92,6 +92,9 @@ impl Office {
             FromNode::Actor { actor, place } => self.directory.actor(actor, place),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
+            FromNode::Epitaph { process, text } => {
+                self.epitaphs.insert(process, text.into());
+            }
             FromNode::Gone { process } => self.process_gone(process),
             FromNode::Buried { process } => self.bury(process),
         }
@@ -169,6 +172,11 @@ impl Office {
         pools.iter().for_each(|pool| pool.evict(process));
         // Leases keep their mappings; a chunk that is asked for again is mapped again.
         self.chunks.retain(|(chunk, _), _| chunk.owner != process);
+    }
+
+    /// A process that has ended, or broke the protocol, with what is known about its end.
+    pub(crate) fn departed(&self, process: ProcessId) -> Departed {
+        Departed { process, how: self.epitaphs.get(&process).map(|text| Arc::clone(&text)) }
     }
 
     /// Whether a process has ended.

@@ -61,6 +61,8 @@ pub struct Office {
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
     gone: DashMap<ProcessId, ()>,
+    /// And how, as the node says.
+    epitaphs: DashMap<ProcessId, Arc<str>>,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
     chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
@@ -119,6 +121,25 @@ pub struct OfficeStats {
     pub bytes_not_copied: u64,
 }
 
+/// A process that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Departed {
+    /// Which.
+    pub process: ProcessId,
+    /// Its name, how and why it ended, in words, where the node has said so.
+    pub how: Option<Arc<str>>,
+}
+
+impl std::fmt::Display for Departed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.how {
+            Some(how) => write!(f, "{} ({how})", self.process),
+            None => write!(f, "{}", self.process),
+        }
+    }
+}
+
 /// Why a post office could not open, or a device not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OfficeError {
@@ -168,6 +189,7 @@ impl Office {
             port,
             links: links::Links::new(),
             gone: DashMap::new(),
+            epitaphs: DashMap::new(),
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
