@@ -513,7 +513,7 @@ mod tests {
     #[test]
     fn the_nodes_release_ends_every_wait() {
         let node_side = ClockPage::prepare().unwrap();
-        let page = ClockPage::adopt(node_side.writable_fd().try_clone_to_owned().unwrap()).unwrap();
+        let page = ClockPage::adopt(node_side.writable_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let worker = ClockDomain::new(ProcessId::new(1, 0).unwrap(), page);
         let b = domain(2);
         b.add_peer(worker.own(), ClockPage::open(worker.own_page().export_fd().unwrap()).unwrap());

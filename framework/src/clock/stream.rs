@@ -17,6 +17,9 @@ use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::ids::{DeviceId, ProcessId};
 
+/// Clocks that a stream remembers to wait for, before it looks which of them have passed.
+const MOST_WAITED: usize = 256;
+
 /// An ordered queue of work on a device. Clones are the same stream.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
@@ -259,6 +262,13 @@ impl Stream {
                 Err(error) => return Err(ClockError::from(error).into()),
             }
             state.waited.insert(key, ticket.value);
+        }
+        if state.waited.len() > MOST_WAITED {
+            // Processes come and go: what has passed needs no remembering.
+            state.waited.retain(|(process, slot), value| {
+                let ticket = Ticket { process: *process, slot: *slot, value: *value };
+                matches!(self.0.domain.passed(&ticket), Ok(false))
+            });
         }
         if ops.is_empty() {
             return Ok(());

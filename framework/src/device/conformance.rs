@@ -320,7 +320,7 @@ fn a_wait_on_another_process_ends(make: Make<'_>) {
 /// DEATH-1.
 fn a_release_ends_a_wait(make: Make<'_>) {
     let node = ClockPage::prepare().unwrap();
-    let page = ClockPage::adopt(node.writable_fd().try_clone_to_owned().unwrap()).unwrap();
+    let page = ClockPage::adopt(node.writable_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
     let (dead, receiver) = (Process::with_page(make, 1, page), Process::new(make, 2));
     receiver.meet(&dead);
     let stream = receiver.stream();
