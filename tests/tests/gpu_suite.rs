@@ -9,6 +9,13 @@ use tensorpost_actors::matmul::{Chain, ChainArgs, Checker, CheckerArgs, Outcome,
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};
 
+#[path = "gpu_suite/images.rs"]
+mod images;
+use images::{
+    convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree, normalise_agrees,
+    parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
+};
+
 fn program(builder: Builder) -> Builder {
     builder.actor::<Chain>().actor::<Checker>()
 }
@@ -19,6 +26,14 @@ fn main() {
         a_chain_of_products_is_right_every_time_under_mps,
         a_chain_of_products_is_wrong_when_the_wait_is_taken_out,
         a_gpu_is_there_if_one_is_required,
+        resize_agrees,
+        normalise_agrees,
+        edges_agree_beside_and_in_place,
+        convolutions_agree,
+        gray_bytes_agree,
+        statistics_agree,
+        parts_of_tensors_agree,
+        what_does_not_fit_is_refused,
     ];
     harness::run(program, cases)
 }
