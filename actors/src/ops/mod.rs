@@ -2,17 +2,17 @@
 //!
 //! Each function puts its work on the stream of the [`Gpu`] that it is given and returns at once. On the host device that
 //! is a closure around the function of [`image`](crate::image); on an NVIDIA GPU it is a kernel, compiled from source by
-//! NVRTC once per process. [`prepare`] compiles all of them: call it where an actor is created.
+//! NVRTC once per process. [`prepare`] compiles them ahead: call it where an actor is created.
 //!
 //! ```
 //! use tensorpost::prelude::*;
 //! use tensorpost_actors::image::{ImageSize, normalise::Normalisation, resize::Range};
-//! use tensorpost_actors::ops;
+//! use tensorpost_actors::ops::{self, Op};
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! # let node = Node::builder().start()?;
 //! let gpu = node.host()?; // in an actor: `env.gpu()`, on whatever device it was started
-//! ops::prepare(&gpu)?;
+//! ops::prepare(&gpu, &[Op::Resize, Op::Normalise, Op::Edges])?;
 //! let gray = gpu.from_slice(&[2, 2, 3], &[128_u8; 12])?.freeze();
 //! let mut planes = ops::resize(&gpu, &gray, ImageSize::new(4, 3)?, Range::Bytes)?;
 //! ops::normalise(&gpu, &mut planes, &Normalisation::IMAGENET)?;
@@ -57,20 +57,39 @@ use tensorpost::prelude::*;
 
 use crate::image::{ImageError, ImageSize};
 
-/// Makes everything here ready on the device of `gpu`: on a GPU, compiles and loads all kernels (about 0.2 s the first time
-/// in a process). Not needed, but a first use without it makes its caller wait, and may wait for other work on the GPU.
+/// An operation, to name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// [`resize()`] and [`Resizer`].
+    Resize,
+    /// [`normalise()`] and [`denormalise`].
+    Normalise,
+    /// [`edges`], [`edges_into`] and [`edges_in_place`].
+    Edges,
+    /// [`convolve()`] and [`Convolver`].
+    Convolve,
+    /// [`to_gray8`] and [`to_gray8_into`].
+    ToGray8,
+    /// [`stats()`] and [`stats_into`].
+    Stats,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Op; 6] = [Op::Resize, Op::Normalise, Op::Edges, Op::Convolve, Op::ToGray8, Op::Stats];
+}
+
+/// Makes operations ready on the device of `gpu`: on a GPU, compiles and loads their kernels, once per process. Not needed,
+/// but a first use without it makes its caller wait, and may wait for other work on the GPU.
 ///
 /// # Errors
 /// [`OpError::NoCompiler`] without NVRTC; [`OpError::Device`] in a build without the device's kernels.
-pub fn prepare(gpu: &Gpu) -> Result<(), OpError> {
+pub fn prepare(gpu: &Gpu, ops: &[Op]) -> Result<(), OpError> {
     if is_cuda(gpu)? {
         #[cfg(feature = "cuda")]
-        for source in cuda::SOURCES {
-            for kernel in source.kernels {
-                cuda::kernel(gpu, source, kernel)?;
-            }
-        }
+        return ops.iter().try_for_each(|&op| cuda::prepare(gpu, op));
     }
+    let _ = ops;
     Ok(())
 }
 

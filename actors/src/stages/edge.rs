@@ -7,7 +7,7 @@ use super::Stage;
 use super::messages::{Edges, End, Event, Next, Planes};
 use crate::image::ImageSize;
 use crate::image::edge::edges;
-use crate::ops::{self, OpError, check};
+use crate::ops::{self, Op, OpError, check};
 
 /// What an [`EdgeFilter`] needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ impl RemoteActor for EdgeFilter {
     fn create(args: EdgeFilterArgs, env: &Env) -> anyhow::Result<Self> {
         let EdgeFilterArgs { check, next, events } = args;
         let stage = Stage::new("edge filter", env, events);
-        ops::prepare(&stage.gpu)?;
+        ops::prepare(&stage.gpu, &[Op::Edges])?;
         Ok(EdgeFilter { stage, check, next })
     }
 

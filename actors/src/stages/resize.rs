@@ -8,7 +8,7 @@ use super::messages::{End, Event, Frame, Next, Planes};
 use crate::image::ImageSize;
 use crate::image::normalise::Normalisation;
 use crate::image::resize::{Range, resize};
-use crate::ops::{self, OpError, Resizer, check};
+use crate::ops::{self, Op, OpError, Resizer, check};
 
 /// What a [`Resize`] needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ impl RemoteActor for Resize {
     fn create(args: ResizeArgs, env: &Env) -> anyhow::Result<Self> {
         let ResizeArgs { size, normalisation, check, next, events } = args;
         let stage = Stage::new("resize + normalise", env, events);
-        ops::prepare(&stage.gpu)?;
+        ops::prepare(&stage.gpu, &[Op::Resize, Op::Normalise])?;
         Ok(Resize { stage, resizer: Resizer::new(size, Range::Bytes), normalisation, check, next })
     }
 

@@ -15,7 +15,7 @@ use super::Stage;
 use super::messages::{Edges, End, Event, Written};
 use crate::image::stats::Stats;
 use crate::image::{ImageSize, png};
-use crate::ops::{self, OpError, SUMMARY_WORDS};
+use crate::ops::{self, Op, OpError, SUMMARY_WORDS};
 
 /// The table's name in the sink's folder.
 pub const STATISTICS: &str = "statistics.csv";
@@ -80,7 +80,7 @@ impl RemoteActor for PngSink {
         })?;
         let table = Rc::new(RefCell::new(Some(table)));
         let stage = Stage::new("write", env, events);
-        ops::prepare(&stage.gpu)?;
+        ops::prepare(&stage.gpu, &[Op::ToGray8, Op::Stats])?;
         Ok(PngSink { stage, folder, gain, table })
     }
 

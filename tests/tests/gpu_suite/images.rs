@@ -7,7 +7,7 @@ use tensorpost_actors::image::convolve::Convolution;
 use tensorpost_actors::image::normalise::Normalisation;
 use tensorpost_actors::image::resize::Range;
 use tensorpost_actors::image::{ImageSize, decode, edge, quantise, resize, stats};
-use tensorpost_actors::ops::{self, OpError, check};
+use tensorpost_actors::ops::{self, Op, OpError, check};
 use tensorpost_tests::harness::Builder;
 
 /// The examples' photographs: the binary is to run where there are no files.
@@ -62,7 +62,7 @@ fn on_device(builder: Builder, with: impl Fn(&Gpu, &Image)) {
     let (device, _) = super::device();
     let node = builder.start().expect("a node");
     let gpu = node.gpu(&device).expect("the device");
-    ops::prepare(&gpu).expect("kernels that compile");
+    ops::prepare(&gpu, &Op::ALL).expect("kernels that compile");
     for image in images() {
         with(&gpu, &image);
     }

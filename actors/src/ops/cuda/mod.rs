@@ -16,12 +16,12 @@ use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::{CudaFunction, DriverError, LaunchConfig};
+use cudarc::driver::{CudaFunction, CudaModule, DriverError, LaunchConfig};
 use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
 use tensorpost::ids::DeviceId;
 use tensorpost::prelude::*;
 
-use super::OpError;
+use super::{Op, OpError};
 
 /// A source and the kernels in it.
 pub(super) struct Source {
@@ -30,15 +30,18 @@ pub(super) struct Source {
     pub(super) kernels: &'static [&'static str],
 }
 
-/// Every source of this crate.
-pub(super) const SOURCES: [&Source; 6] = [
-    &convolve::SOURCE,
-    &edge::SOURCE,
-    &normalise::SOURCE,
-    &quantise::SOURCE,
-    &resize::SOURCE,
-    &stats::SOURCE,
-];
+/// Compiles what an operation is made of, if it was not yet.
+pub(super) fn prepare(gpu: &Gpu, op: Op) -> Result<(), OpError> {
+    let source = match op {
+        Op::Convolve => &convolve::SOURCE,
+        Op::Edges => &edge::SOURCE,
+        Op::Normalise => &normalise::SOURCE,
+        Op::ToGray8 => &quantise::SOURCE,
+        Op::Resize => &resize::SOURCE,
+        Op::Stats => &stats::SOURCE,
+    };
+    source.kernels.iter().try_for_each(|name| kernel(gpu, source, name).map(drop))
+}
 
 /// By device and name; kernels of all sources have names of their own.
 type Kernels = HashMap<(DeviceId, &'static str), CudaFunction>;
@@ -59,8 +62,9 @@ pub(super) fn kernel(gpu: &Gpu, source: &Source, name: &'static str) -> Result<C
     if let Some(kernel) = kernels.get(&(device, name)) {
         return Ok(kernel.clone());
     }
+    let module = load(gpu, source.name, compile(source.name, source.text)?)?;
     for &each in source.kernels {
-        kernels.insert((device, each), load(gpu, source.name, source.text, each)?);
+        kernels.insert((device, each), find(&module, each)?);
     }
     kernels.get(&(device, name)).cloned().ok_or_else(|| OpError::Driver {
         kernel: name.to_owned(),
@@ -69,19 +73,17 @@ pub(super) fn kernel(gpu: &Gpu, source: &Source, name: &'static str) -> Result<C
     })
 }
 
-/// Compiles a source and loads one kernel of it.
-pub(crate) fn load(gpu: &Gpu, name: &str, text: &str, kernel: &str) -> Result<CudaFunction, OpError> {
-    load_ptx(gpu, compile(name, text)?, kernel)
+/// Loads what was compiled, or a PTX source.
+pub(crate) fn load(gpu: &Gpu, name: &str, ptx: Ptx) -> Result<Arc<CudaModule>, OpError> {
+    gpu.cuda_context()?.load_module(ptx).map_err(refused(name, "loaded"))
 }
 
-/// Loads a kernel that was compiled.
-pub(crate) fn load_ptx(gpu: &Gpu, ptx: Ptx, kernel: &str) -> Result<CudaFunction, OpError> {
-    let context = Arc::clone(gpu.cuda_context()?);
-    let module = context.load_module(ptx).map_err(refused(kernel, "loaded"))?;
+pub(crate) fn find(module: &Arc<CudaModule>, kernel: &str) -> Result<CudaFunction, OpError> {
     module.load_function(kernel).map_err(refused(kernel, "found in its module"))
 }
 
-fn compile(name: &str, text: &str) -> Result<Ptx, OpError> {
+/// Compiles a source for the device of whoever loads it, without contraction.
+pub(crate) fn compile(name: &str, text: &str) -> Result<Ptx, OpError> {
     let failed = |log: String| OpError::Compile { source_name: name.to_owned(), log };
     if text.contains('\0') {
         return Err(failed("there is a zero byte in it".to_owned()));
