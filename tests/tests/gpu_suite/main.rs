@@ -15,6 +15,12 @@ use tensorpost_actors::matmul::{Chain, ChainArgs, Checker, CheckerArgs, Outcome,
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};
 
+mod images;
+use images::{
+    convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree, normalise_agrees,
+    parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
+};
+
 fn program(builder: Builder) -> Builder {
     faults::program(builder.actor::<Chain>().actor::<Checker>())
 }
@@ -29,6 +35,14 @@ fn main() {
         a_device_without_room_says_who_holds_it,
         a_kernel_that_faults_ends_its_worker_alone,
         more_actors_than_streams_share_them,
+        resize_agrees,
+        normalise_agrees,
+        edges_agree_beside_and_in_place,
+        convolutions_agree,
+        gray_bytes_agree,
+        statistics_agree,
+        parts_of_tensors_agree,
+        what_does_not_fit_is_refused,
     ];
     harness::run(program, cases)
 }
