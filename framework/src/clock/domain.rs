@@ -22,6 +22,7 @@ use super::own::OwnStreams;
 use super::{ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
+use crate::observe::trace::Tracer;
 use crate::os::AdaptiveSpin;
 
 /// Longest sleep between two looks at a clock.
@@ -50,6 +51,7 @@ pub struct ClockDomain {
     slots: Arc<Slots>,
     spin: AdaptiveSpin,
     own_streams: OwnStreams,
+    tracer: Tracer,
 }
 
 #[derive(Debug)]
@@ -97,12 +99,19 @@ impl ClockDomain {
             slots: Arc::new(Slots { free: Mutex::new(free) }),
             spin: AdaptiveSpin::default(),
             own_streams: OwnStreams::default(),
+            tracer: Tracer::default(),
         })
     }
 
     /// The process this is.
     pub fn own(&self) -> ProcessId {
         self.own
+    }
+
+    /// Where the process notes what it does, if its node traces. Here because everything that notes something knows its
+    /// clocks.
+    pub(crate) fn tracer(&self) -> &Tracer {
+        &self.tracer
     }
 
     /// This process's streams, by clock.

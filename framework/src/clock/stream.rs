@@ -8,6 +8,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -15,6 +17,7 @@ use smallvec::SmallVec;
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::ids::ProcessId;
+use crate::observe::trace::What;
 
 /// An ordered queue of work on a device. Clones are the same stream.
 #[derive(Clone)]
@@ -27,6 +30,8 @@ struct Inner {
     kind: DeviceKind,
     slot: u16,
     state: Mutex<State>,
+    /// Waits enqueued, for the figures.
+    waits: AtomicU64,
     /// What went wrong where it could not be returned; the next fallible call does.
     failure: Mutex<Option<String>>,
 }
@@ -83,6 +88,7 @@ impl Stream {
             kind: device.kind(),
             slot,
             state: Mutex::new(State { written, owed: false, waited: HashMap::new() }),
+            waits: AtomicU64::new(0),
             failure: Mutex::new(None),
         }));
         domain.own_streams().register(slot, &stream);
@@ -154,6 +160,18 @@ impl Stream {
         *self.0.failure.lock() = Some(error.to_string());
     }
 
+    /// A wait is put on the stream: the host has not seen the clock pass.
+    fn note_wait(&self, ticket: Ticket) {
+        self.0.waits.fetch_add(1, Ordering::Relaxed);
+        let Ticket { process: on, slot: clock, value } = ticket;
+        self.0.domain.tracer().note(|| What::WaitEnqueued { stream: self.0.slot, on, clock, value });
+    }
+
+    /// Waits put on this stream so far, and how long it stood in them where the device tells.
+    pub(crate) fn waits(&self) -> (u64, Option<Duration>) {
+        (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
+    }
+
     /// Makes later work on this stream wait for all `tickets`, in one batch. The host does not wait.
     ///
     /// # Errors
@@ -185,7 +203,10 @@ impl Stream {
             }
             match self.0.domain.passed(&ticket) {
                 Ok(true) => {}
-                Ok(false) => ops.push(StreamOp::Wait(ticket)),
+                Ok(false) => {
+                    self.note_wait(ticket);
+                    ops.push(StreamOp::Wait(ticket));
+                }
                 Err(error) => return Err(ClockError::from(error).into()),
             }
             state.waited.insert(key, ticket.value);

@@ -29,6 +29,7 @@ use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
+use crate::observe::trace::{Ring, TraceRing};
 use crate::os::Seqpacket;
 
 pub(crate) use self::inherited::VARIABLE;
@@ -73,6 +74,7 @@ impl<R: Residence> Worker<R> {
         install_logs(&uplink, &log_filter);
         files::raise_limit();
 
+        let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
         let port: Arc<dyn Port> = uplink.clone();
         let resident = residence.open(&identity, port).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
@@ -80,6 +82,9 @@ impl<R: Residence> Worker<R> {
             uplink.drain();
             format!("worker `{}` could not be opened: {why}", identity.name)
         })?;
+        if let Some(ring) = ring {
+            resident.trace(ring);
+        }
         let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
         let control =
             Control { socket, receiving, uplink: uplink.clone(), resident: resident.clone(), to_main };
@@ -138,6 +143,22 @@ fn handshake(
                 wait::poll(&mut fds, None).map_err(|error| error.to_string())?;
             }
             Incoming::Closed => end_at_once(),
+        }
+    }
+}
+
+/// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
+fn begin_trace(uplink: &Uplink, records: u32) -> Option<TraceRing> {
+    let made = Ring::create(records as usize).and_then(|ring| ring.export().map(|fd| (ring, fd)));
+    match made {
+        Ok((ring, fd)) => {
+            // When the node is gone, so is this process in a moment.
+            let _ = uplink.send(&Up::Trace, vec![fd]);
+            Some(TraceRing(Arc::new(ring)))
+        }
+        Err(error) => {
+            tracing::warn!(%error, records, "there is no memory for this worker's trace; ask for fewer records");
+            None
         }
     }
 }
@@ -212,6 +233,11 @@ impl<R: Resident> Control<R> {
             Down::Probe { round } => {
                 let _ =
                     self.uplink.send(&Up::Activity { round, activity: self.resident.activity() }, Vec::new());
+                return Ok(());
+            }
+            Down::Figures { round } => {
+                let _ =
+                    self.uplink.send(&Up::Figures { round, figures: self.resident.figures() }, Vec::new());
                 return Ok(());
             }
             Down::Ping { number } => {
