@@ -36,6 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::observe::figures::{Figures, export};
+use crate::observe::progress::{Progress, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 
 pub use self::builder::NodeBuilder;
@@ -106,6 +107,23 @@ impl<R: Residence> Node<R> {
         let figures = self.supervisor.figures()?;
         export(&figures);
         Ok(figures)
+    }
+
+    /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled, how fast, what
+    /// waits for it, and the bytes in flight. See [`observe::progress`](crate::observe::progress).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::Node::builder().start()?;
+    /// let progress = node.progress();
+    /// // … the actors work …
+    /// drop(progress); // the last line is written
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn progress(&self) -> Progress {
+        let supervisor = Arc::clone(&self.supervisor);
+        Progress::start(move || supervisor.figures().ok().map(|figures| Shown::from(&figures)))
     }
 
     /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is

@@ -8,4 +8,5 @@
 
 pub mod figures;
 pub mod log;
+pub mod progress;
 pub mod trace;
