@@ -22,6 +22,7 @@ pub mod layout;
 mod mutable;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+pub mod part;
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -31,6 +32,7 @@ pub use error::TensorError;
 pub use gpu::Gpu;
 pub use layout::{Layout, LayoutError};
 pub use mutable::{NotSole, TensorMut};
+pub use part::{JoinError, SplitError, TensorPart};
 
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;

@@ -112,7 +112,12 @@ impl Office {
         let mut adopted = Adopted::new();
         for entry in entries() {
             match self.adopt(link, entry) {
-                Ok(lease) => adopted.push((lease, entry.ready)),
+                Ok(lease) => {
+                    if entry.in_parts {
+                        lease.set_in_parts();
+                    }
+                    adopted.push((lease, entry.ready));
+                }
                 Err(why) => {
                     self.reject(link, &why);
                     self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
@@ -150,6 +155,19 @@ impl Office {
             }
             if owner == self.me {
                 continue;
+            }
+            if entry.in_parts {
+                // It will be written, and nothing on the way of a message waits for a mapping.
+                match self.chunk(entry.id.chunk, Access::ReadWrite) {
+                    Chunk::Mapped(_) => {}
+                    Chunk::Wanted => look = Look::Wait,
+                    Chunk::Missing => {
+                        return Look::Never(format!(
+                            "chunk {} of {owner} cannot be mapped writable",
+                            entry.id.chunk.index
+                        ));
+                    }
+                }
             }
             match self.chunk(entry.id.chunk, Access::ReadOnly) {
                 Chunk::Mapped(mapping) => {

@@ -44,7 +44,7 @@ use crate::clock::turn::TurnEnd;
 use crate::clock::{ClockDomain, ClockPage};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions};
+use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::os::EventFd;
 use crate::tensor::Gpu;
@@ -65,6 +65,8 @@ pub struct Office {
     pools: RwLock<Vec<Arc<Pool>>>,
     chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Of split memory of other processes.
+    writers: Writers,
     inboxes: RwLock<Vec<Slot>>,
     next_inbox: AtomicUsize,
     asks: DashMap<u64, asks::Pending>,
@@ -171,6 +173,7 @@ impl Office {
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            writers: Writers::default(),
             inboxes: RwLock::new(Vec::new()),
             next_inbox: AtomicUsize::new(0),
             asks: DashMap::new(),
