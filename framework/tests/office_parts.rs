@@ -179,7 +179,8 @@ fn a_join_says_what_is_missing_or_foreign_and_gives_the_parts_back() {
 fn what_cannot_be_split_comes_back() {
     let cluster = Cluster::new(1);
     type Split = fn(TensorMut) -> Result<Vec<TensorPart>, tensorpost::tensor::SplitError>;
-    let refusals: [(Split, fn(&SplitReason) -> bool); 8] = [
+    type Expected = fn(&SplitReason) -> bool;
+    let refusals: [(Split, Expected); 8] = [
         (|t| t.split(1, &[2, 3]), |why| matches!(why, SplitReason::Sum { axis: 1, extent: 6, sum: 5 })),
         (|t| t.split(1, &[usize::MAX, 2]), |why| matches!(why, SplitReason::Sum { .. })),
         (|t| t.split(1, &[0, 6]), |why| matches!(why, SplitReason::Empty { axis: 1, part: 0 })),
@@ -193,7 +194,7 @@ fn what_cannot_be_split_comes_back() {
     for (split, expected) in refusals {
         let error = split(whole).unwrap_err();
         assert!(expected(&error.why), "{error}");
-        whole = error.tensor;
+        whole = *error.tensor;
     }
     let gpu = cluster.gpu(0);
     let many = gpu.zeros(DType::U8, &[1025]).expect("memory").split_tiles(&[1]).unwrap_err();

@@ -32,7 +32,7 @@ impl Area {
     }
 
     /// Number of indices; `None` where that is not representable.
-    pub fn len(&self) -> Option<usize> {
+    pub fn indices(&self) -> Option<usize> {
         self.0.iter().try_fold(1, |product: usize, range| product.checked_mul(range.len()))
     }
 
@@ -157,7 +157,7 @@ mod tests {
     fn an_area_meets_what_shares_an_index() {
         let area = |ranges: [Range<usize>; 2]| Area::new(ranges).expect("not empty");
         let middle = area([2..4, 2..4]);
-        assert_eq!(middle.len(), Some(4));
+        assert_eq!(middle.indices(), Some(4));
         for (other, meets) in [
             ([0..8, 0..8], true),
             ([3..9, 3..4], true),
@@ -172,9 +172,9 @@ mod tests {
             assert_eq!((middle.meets(&other), other.meets(&middle)), (meets, meets), "{other:?}");
         }
         assert_eq!(Area::new([0..4, 2..2]), None, "an empty range");
-        assert!(middle.meets(&Area::new([8..9]).expect("not empty")), "another tensor's");
-        assert_eq!(Area::new([0..usize::MAX, 0..2]).expect("not empty").len(), None);
-        assert_eq!(Area::new([]).expect("a scalar").len(), Some(1));
+        assert!(middle.meets(&Area::new(std::iter::once(8..9)).expect("not empty")), "another tensor's");
+        assert_eq!(Area::new([0..usize::MAX, 0..2]).expect("not empty").indices(), None);
+        assert_eq!(Area::new([]).expect("a scalar").indices(), Some(1));
     }
 
     /// ONE-WRITER: what is here is here once.

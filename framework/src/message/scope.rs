@@ -195,7 +195,9 @@ impl<'de> Deserialize<'de> for Tensor {
             let tensor = tensor.map_err(de::Error::custom)?;
             if tensor.lease().is_in_parts() {
                 // ONE-WRITER: others write it.
-                return Err(de::Error::custom(format!("{tensor:?} was split, and cannot be read as a whole")));
+                return Err(de::Error::custom(format!(
+                    "{tensor:?} was split, and cannot be read as a whole"
+                )));
             }
             Ok(tensor)
         })

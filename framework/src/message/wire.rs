@@ -188,9 +188,8 @@ pub fn write_head(
 
 impl LeaseEntry {
     fn write(&self, out: &mut Vec<u8>) {
-        let flags = u32::from(self.sole)
-            | u32::from(self.ready.is_some()) << 1
-            | u32::from(self.in_parts) << 2;
+        let flags =
+            u32::from(self.sole) | u32::from(self.ready.is_some()) << 1 | u32::from(self.in_parts) << 2;
         let ready = self.ready.unwrap_or(Ticket { process: ProcessId::NODE, slot: 0, value: 0 });
         out.extend_from_slice(&self.id.chunk.owner.to_bits().to_le_bytes());
         out.extend_from_slice(&self.id.chunk.index.to_le_bytes());

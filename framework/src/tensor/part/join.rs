@@ -35,7 +35,9 @@ pub enum JoinReason {
         count: usize,
     },
     /// One is of another tensor, or of another split of this one.
-    #[error("what was given at position {position} is part of another tensor, or of another split of this one")]
+    #[error(
+        "what was given at position {position} is part of another tensor, or of another split of this one"
+    )]
     Foreign {
         /// Where in the list.
         position: usize,
@@ -69,14 +71,14 @@ impl TensorMut {
     ///
     /// # Errors
     /// [`JoinError`] gives the parts back and says which are missing, foreign or there twice.
-    #[expect(clippy::result_large_err, reason = "the error is the parts given back")]
     pub fn join(parts: impl IntoIterator<Item = TensorPart>, gpu: &Gpu) -> Result<TensorMut, JoinError> {
         let parts: Vec<TensorPart> = parts.into_iter().collect();
         match check(&parts).and_then(|()| put_behind(&parts, gpu)) {
             Ok(()) => {}
             Err(why) => return Err(JoinError { parts, why }),
         }
-        let Some(Inner { lease, address, dtype, whole, .. }) = parts.first().map(|part| &**part.inner()) else {
+        let Some(Inner { lease, address, dtype, whole, .. }) = parts.first().map(|part| &**part.inner())
+        else {
             return Err(JoinError { parts, why: JoinReason::Nothing });
         };
         // One lease stays. Those of the other parts go back to the owner as they drop (LEASE-2).
@@ -104,12 +106,7 @@ fn check(parts: &[TensorPart]) -> Result<(), JoinReason> {
         .iter()
         .map(|part| {
             let inner = part.inner();
-            Given {
-                id: inner.lease().id(),
-                dtype: inner.dtype(),
-                whole: inner.whole(),
-                claim: inner.claim(),
-            }
+            Given { id: inner.lease().id(), dtype: inner.dtype(), whole: inner.whole(), claim: inner.claim() }
         })
         .collect();
     verify(&given)
@@ -149,12 +146,13 @@ fn verify(given: &[Given<'_>]) -> Result<(), JoinReason> {
 /// Whether the areas have every index of `whole` once. The seal says so already; this does not rest on a hash.
 fn covers(whole: &Layout, claims: &[&Claim]) -> bool {
     let inside = claims.iter().all(|claim| super::cut(whole, &claim.piece.area).is_some());
-    let sum = claims
-        .iter()
-        .try_fold(0_usize, |sum, claim| claim.piece.area.len().and_then(|len| sum.checked_add(len)));
-    let apart = claims.iter().enumerate().all(|(at, claim)| {
-        claims[at + 1..].iter().all(|other| !claim.piece.area.meets(&other.piece.area))
+    let sum = claims.iter().try_fold(0_usize, |sum, claim| {
+        claim.piece.area.indices().and_then(|indices| sum.checked_add(indices))
     });
+    let apart = claims
+        .iter()
+        .enumerate()
+        .all(|(at, claim)| claims[at + 1..].iter().all(|other| !claim.piece.area.meets(&other.piece.area)));
     inside && apart && sum == Some(whole.len())
 }
 
@@ -184,8 +182,11 @@ mod tests {
             let tokens = [11, 12, 13];
             let seal = seal(id(1), DType::F32, &whole, areas.iter().zip(tokens));
             let claims = (0..).zip(areas).zip(tokens);
-            let claims = claims
-                .map(|((index, area), token)| Claim { piece: Piece { seal, index, area }, count: 3, token });
+            let claims = claims.map(|((index, area), token)| Claim {
+                piece: Piece { seal, index, area },
+                count: 3,
+                token,
+            });
             Split { whole, claims: claims.collect() }
         }
 

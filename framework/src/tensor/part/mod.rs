@@ -108,9 +108,7 @@ pub(crate) struct Claim {
 /// Why something that came as a part is none (WIRE-1).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadPart {
-    #[error(
-        "its sender kept a handle on it, or did not give it away at all; move the part into the message"
-    )]
+    #[error("its sender kept a handle on it, or did not give it away at all; move the part into the message")]
     NotGiven,
     #[error("it says that it is part {index} of {count}")]
     Number { index: u32, count: u32 },
@@ -141,7 +139,15 @@ impl TensorPart {
         let layout = cut(whole.layout(), &claim.piece.area).ok_or_else(out)?;
         let (address, _) = lease.writable()?;
         lease.writers().enter(lease.id(), [claim.piece.clone()])?;
-        Ok(Self::entered(lease.clone(), address, whole.dtype(), *whole.layout(), layout, claim, whole.ready()))
+        Ok(Self::entered(
+            lease.clone(),
+            address,
+            whole.dtype(),
+            *whole.layout(),
+            layout,
+            claim,
+            whole.ready(),
+        ))
     }
 
     /// A part whose piece is in the list of writers.
@@ -317,7 +323,12 @@ impl fmt::Debug for TensorPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { piece, count, dtype, layout, .. } = &*self.0;
         let (shape, device) = (layout.shape(), self.device());
-        write!(f, "TensorPart({} of {count}: {dtype} {shape:?} at {:?} on {device})", piece.index, self.start())
+        write!(
+            f,
+            "TensorPart({} of {count}: {dtype} {shape:?} at {:?} on {device})",
+            piece.index,
+            self.start()
+        )
     }
 }
 

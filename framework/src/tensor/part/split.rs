@@ -12,8 +12,8 @@ use crate::tensor::LayoutError;
 #[derive(Debug, thiserror::Error)]
 #[error("the tensor of shape {:?} was not split: {why}", .tensor.shape())]
 pub struct SplitError {
-    /// The tensor.
-    pub tensor: TensorMut,
+    /// The tensor; in a box, because errors are passed along by value.
+    pub tensor: Box<TensorMut>,
     /// What was wrong.
     pub why: SplitReason,
 }
@@ -71,7 +71,6 @@ impl TensorMut {
     /// # Errors
     /// [`SplitError`] gives the tensor back: there is no such axis, the sizes do not add up to it, one is zero, or there
     /// are more than [`MAX_PARTS`].
-    #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
     pub fn split(self, axis: usize, sizes: &[usize]) -> Result<Vec<TensorPart>, SplitError> {
         let cuts = self.layout().slice(axis, ..).map_err(SplitReason::from).and_then(|_| {
             let mut cuts = whole_axes(&self);
@@ -86,7 +85,6 @@ impl TensorMut {
     ///
     /// # Errors
     /// As [`split`](Self::split), and more parts than elements.
-    #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
     pub fn split_evenly(self, axis: usize, parts: usize) -> Result<Vec<TensorPart>, SplitError> {
         let cuts = self.layout().split(axis, parts).map_err(SplitReason::from).and_then(|parts| {
             let sizes: Vec<usize> = parts.map(|part| part.shape()[axis]).collect();
@@ -102,23 +100,29 @@ impl TensorMut {
     ///
     /// # Errors
     /// As [`split`](Self::split), and a tile of another rank.
-    #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
     pub fn split_tiles(self, tile: &[usize]) -> Result<Vec<TensorPart>, SplitError> {
         let shape = self.shape().to_vec();
         let cuts = if tile.len() == shape.len() {
-            shape.iter().zip(tile).enumerate().map(|(axis, (extent, tile))| tiles(axis, *extent, *tile)).collect()
+            shape
+                .iter()
+                .zip(tile)
+                .enumerate()
+                .map(|(axis, (extent, tile))| tiles(axis, *extent, *tile))
+                .collect()
         } else {
             Err(SplitReason::Rank { rank: shape.len(), given: tile.len() })
         };
         self.split_along(cuts)
     }
 
-    #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
-    fn split_along(self, cuts: Result<Vec<Vec<Range<usize>>>, SplitReason>) -> Result<Vec<TensorPart>, SplitError> {
+    fn split_along(
+        self,
+        cuts: Result<Vec<Vec<Range<usize>>>, SplitReason>,
+    ) -> Result<Vec<TensorPart>, SplitError> {
         match cuts.and_then(|cuts| self.parts(&cuts)) {
             // Each part is a handle by now, so dropping this one lets nothing go.
             Ok(parts) => Ok(parts),
-            Err(why) => Err(SplitError { tensor: self, why }),
+            Err(why) => Err(SplitError { tensor: Box::new(self), why }),
         }
     }
 
@@ -128,9 +132,9 @@ impl TensorMut {
             return Err(SplitReason::Empty { axis, part: 0 });
         }
         let count = cuts.iter().try_fold(1, |product: usize, axis| product.checked_mul(axis.len()));
-        let count = count.filter(|count| *count <= MAX_PARTS).ok_or(SplitReason::TooMany {
-            parts: count.unwrap_or(usize::MAX),
-        })?;
+        let count = count
+            .filter(|count| *count <= MAX_PARTS)
+            .ok_or(SplitReason::TooMany { parts: count.unwrap_or(usize::MAX) })?;
         let (lease, whole) = (self.lease(), *self.layout());
         let (address, _) = lease.writable().map_err(TensorError::from)?;
         let areas: Vec<Area> = (0..count).filter_map(|index| area(cuts, index)).collect();
@@ -152,7 +156,7 @@ impl TensorMut {
 
 /// Every axis in one piece.
 fn whole_axes(tensor: &TensorMut) -> Vec<Vec<Range<usize>>> {
-    tensor.shape().iter().map(|extent| vec![0..*extent]).collect()
+    tensor.shape().iter().map(|extent| std::iter::once(0..*extent).collect()).collect()
 }
 
 fn consecutive(axis: usize, extent: usize, sizes: &[usize]) -> Result<Vec<Range<usize>>, SplitReason> {
