@@ -224,6 +224,11 @@ impl Lease {
         Ok((address, mapping))
     }
 
+    /// A writable mapping that is here already, for [`writable`](Self::writable).
+    pub(crate) fn set_writable(&self, mapping: Arc<ChunkMapping>) {
+        *self.0.writable.lock() = Some(mapping);
+    }
+
     /// One more tensor stands on this lease.
     pub(crate) fn add_handle(&self) {
         self.0.handles.fetch_add(1, Ordering::Relaxed);

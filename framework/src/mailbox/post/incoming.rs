@@ -112,12 +112,7 @@ impl Office {
         let mut adopted = Adopted::new();
         for entry in entries() {
             match self.adopt(link, entry) {
-                Ok(lease) => {
-                    if entry.in_parts {
-                        lease.set_in_parts();
-                    }
-                    adopted.push((lease, entry.ready));
-                }
+                Ok(lease) => adopted.push((lease, entry.ready)),
                 Err(why) => {
                     self.reject(link, &why);
                     self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
@@ -217,7 +212,7 @@ impl Office {
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
-            && !self.gone.contains_key(&process)
+            && !self.gone.contains(process)
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
@@ -230,11 +225,18 @@ impl Office {
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on line {} came back with another place or size", id.line));
             }
+            if entry.in_parts {
+                lease.set_in_parts();
+            }
             return Ok(lease);
         }
-        let Chunk::Mapped(mapping) = self.chunk(id.chunk, Access::ReadOnly) else {
-            return Err(format!("chunk {} of {owner} does not exist", id.chunk.index));
+        let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
+        let mapped = |access| match self.chunk(id.chunk, access) {
+            Chunk::Mapped(mapping) => Ok(mapping),
+            Chunk::Wanted | Chunk::Missing => Err(missing()),
         };
+        let mapping = mapped(Access::ReadOnly)?;
+        let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
         if owner == link.peer {
             link.held.fetch_add(1, Ordering::Relaxed);
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_gone(owner)) {
@@ -244,7 +246,12 @@ impl Office {
         let office = self.arc().ok_or("the post office is closing")?;
         let domain = Arc::clone(&self.domain);
         let returns: Arc<dyn Returns> = office;
-        Ok(Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole))
+        let lease = Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole);
+        if let Some(writable) = writable {
+            lease.set_writable(writable);
+            lease.set_in_parts();
+        }
+        Ok(lease)
     }
 
     /// Gives back leases that the peer granted and that were not adopted.

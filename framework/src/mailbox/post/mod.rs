@@ -11,6 +11,7 @@ pub mod asks;
 mod chunks;
 mod connect;
 mod directory;
+mod ended;
 pub(crate) mod entry;
 pub mod inbox;
 mod incoming;
@@ -60,13 +61,17 @@ pub struct Office {
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
-    gone: DashMap<ProcessId, ()>,
+    gone: ended::Ended,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
-    chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
+    chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
     /// Of split memory of other processes.
     writers: Writers,
+    /// Threads that wait for a chunk.
+    mapping: AtomicUsize,
+    /// A chunk of a process that ended is to be left to the leases on it.
+    loosen: AtomicBool,
     inboxes: RwLock<Vec<Slot>>,
     next_inbox: AtomicUsize,
     asks: DashMap<u64, asks::Pending>,
@@ -169,11 +174,13 @@ impl Office {
             bell,
             port,
             links: links::Links::new(),
-            gone: DashMap::new(),
+            gone: ended::Ended::new(),
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
             writers: Writers::default(),
+            mapping: AtomicUsize::new(0),
+            loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
             next_inbox: AtomicUsize::new(0),
             asks: DashMap::new(),
@@ -243,6 +250,11 @@ impl Office {
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
         }
+    }
+
+    /// Peers that there is a link to, open or not.
+    pub(crate) fn links_kept(&self) -> usize {
+        self.links.all().len()
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
