@@ -15,6 +15,7 @@ use super::handles::Handles;
 use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
 use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
+use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
@@ -77,6 +78,7 @@ fn start<A: RemoteActor>(env: Env, args: &[u8], own_thread: bool, ended: Ended) 
     env.office.serve_at(env.place.index, inbox.clone()).map_err(|error| error.to_string())?;
     let created = {
         let _turn = Turn::begin();
+        fault::point("worker.create");
         catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
     };
     let why = match created {

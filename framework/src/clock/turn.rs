@@ -11,6 +11,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::stream::Stream;
+use crate::fault;
 
 /// Something to do when the turn ends: a post office publishes what its links have gathered.
 pub(crate) trait TurnEnd: Send + Sync + 'static {
@@ -67,6 +68,7 @@ impl Drop for Turn {
             return;
         }
         let Some(open) = TURN.with_borrow_mut(Option::take) else { return };
+        fault::point("turn.end");
         // Clock writes go first: a receiver that is quick then finds the write already enqueued.
         for stream in &open.streams {
             stream.flush();

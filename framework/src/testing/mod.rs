@@ -3,6 +3,8 @@
 //! [`cluster`] runs several processes' post offices in one process, so that a test sees every step of a lease's way and
 //! can stop between any two. [`forge`] writes what no honest process would (WIRE-1).
 
+pub use crate::fault;
+
 #[cfg(any(test, feature = "testing"))]
 pub mod cluster;
 #[cfg(any(test, feature = "testing"))]

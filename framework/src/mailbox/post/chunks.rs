@@ -15,6 +15,7 @@ use dashmap::Entry;
 
 use super::Office;
 use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::mailbox::port::ToNode;
 
@@ -159,6 +160,7 @@ impl Office {
             Some(descriptor) => pool.backend().import_chunk(descriptor.as_fd(), bytes, access),
             None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
         });
+        fault::point("post.chunk.came");
         match mapped {
             Ok(mapping) => {
                 mapping.drop_afterwards(Box::new(Unmapping { office: self.this.clone(), chunk, access }));

@@ -9,6 +9,7 @@ use super::entry::{self, Notice};
 use super::link::Link;
 use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
 use crate::lease::{LeaseId, Pool, Returns, Writers};
@@ -18,6 +19,7 @@ use crate::mailbox::ring::Entry;
 
 impl Returns for Office {
     fn release(&self, id: LeaseId, uses: &[Ticket]) {
+        fault::point("lease.release");
         let Some(link) = self.link(id.chunk.owner).filter(|link| !link.has_ended()) else {
             return; // The owner has ended: there is no book any more.
         };
@@ -73,6 +75,7 @@ impl Office {
             return;
         }
         drop(returns);
+        fault::point("lease.released");
         self.publish_soon(link);
     }
 
@@ -131,6 +134,7 @@ impl Office {
                         let id = entry::lease_id(self.me, chunk, line, generation);
                         self.pool_of(id)?.release(id, link.peer, &uses).map_err(|error| error.to_string())?;
                         link.granted.fetch_sub(1, Ordering::Relaxed);
+                        fault::point("lease.taken");
                         link.released.fetch_add(1, Ordering::Relaxed);
                         Ok(())
                     }
@@ -236,6 +240,7 @@ impl Office {
         if let Some(ring) = link.returns_out.lock().as_mut() {
             ring.publish();
         }
+        fault::point("post.send.published");
         // Though nothing may be new to see: what was published early has not rung yet.
         link.ring(frames);
     }
