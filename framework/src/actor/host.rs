@@ -72,7 +72,7 @@ fn start<A: RemoteActor>(env: Env, args: &[u8], own_thread: bool, ended: Ended) 
     let context: Arc<dyn std::any::Any + Send + Sync> = env.office.clone();
     let args = codec::decode::<A::Args>(args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
-    let inbox = ActorInbox::<A>::new(env.actor, env.place, &env.office, env.gpu.stream().clone());
+    let inbox = ActorInbox::<A>::new(&env);
     // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
     env.office.serve_at(env.place.index, inbox.clone()).map_err(|error| error.to_string())?;
     let created = {

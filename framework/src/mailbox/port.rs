@@ -137,6 +137,13 @@ pub enum FromNode {
         /// The actor under that name, and its place.
         found: Option<(ActorId, Place)>,
     },
+    /// How a process ended, for people. Comes before [`FromNode::Gone`].
+    Epitaph {
+        /// Which.
+        process: ProcessId,
+        /// Names it, and says how and why it ended.
+        text: String,
+    },
     /// A process ended. What it had posted is still to be read; then the node is told ([`ToNode::Drained`]).
     Gone {
         /// Which.

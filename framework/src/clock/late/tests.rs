@@ -215,7 +215,7 @@ fn a_late_write_precedes_the_next_wait() {
     );
     scene.domain.advance(&scene.gate, 1).unwrap();
     assert!(scene.reaches(late), "it waits for what came after it");
-    scene.domain.advance(&mut second, 1).unwrap();
+    scene.domain.advance(&second, 1).unwrap();
 }
 
 #[test]

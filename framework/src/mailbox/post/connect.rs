@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::link::{BadHalf, Link};
-use super::{Office, Slot};
+use super::{Departed, Office, Slot};
 use crate::clock::ClockPage;
 use crate::ids::ProcessId;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
@@ -92,6 +92,7 @@ impl Office {
             FromNode::Actor { actor, place } => self.directory.actor(actor, place),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
+            FromNode::Epitaph { process, text } => self.gone.note_how(process, text.into()),
             FromNode::Gone { process } => self.process_gone(process),
             FromNode::Nobody { process } => {
                 self.gone.note_nobody(process);
@@ -177,6 +178,11 @@ impl Office {
         crate::lease::pool::Surroundings::drain_returns(self);
         let pools = self.pools.read().clone();
         pools.iter().for_each(|pool| pool.evict(process));
+    }
+
+    /// A process that has ended, or broke the protocol, with what is known about its end.
+    pub(crate) fn departed(&self, process: ProcessId) -> Departed {
+        Departed { process, how: self.gone.how(process) }
     }
 
     /// Whether a process has ended.

@@ -1,5 +1,6 @@
 //! Which processes have ended, as far as this one knows.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
@@ -15,11 +16,36 @@ pub(super) struct Ended {
     by_slot: Box<[AtomicU64]>,
     /// Names that the node had never heard of. Each is good for one question: there may be such a process later (WIRE-1).
     nobody: DashMap<ProcessId, ()>,
+    /// How the last life of each slot ended, in the node's words.
+    how: DashMap<usize, (ProcessId, Arc<str>)>,
+}
+
+/// A process that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Departed {
+    /// Which.
+    pub process: ProcessId,
+    /// Its name, how and why it ended, in words, where the node has said so.
+    pub how: Option<Arc<str>>,
+}
+
+impl std::fmt::Display for Departed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.how {
+            Some(how) => write!(f, "{} ({how})", self.process),
+            None => write!(f, "{}", self.process),
+        }
+    }
 }
 
 impl Ended {
     pub(super) fn new() -> Self {
-        Ended { by_slot: (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect(), nobody: DashMap::new() }
+        Ended {
+            by_slot: (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect(),
+            nobody: DashMap::new(),
+            how: DashMap::new(),
+        }
     }
 
     /// The node says that a process has ended.
@@ -32,6 +58,18 @@ impl Ended {
     pub(super) fn contains(&self, process: ProcessId) -> bool {
         let last = self.by_slot.get(process.slot());
         last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
+    }
+
+    /// The node says how a process has ended.
+    pub(super) fn note_how(&self, process: ProcessId, text: Arc<str>) {
+        if process.slot() < MAX_PROCESSES {
+            self.how.insert(process.slot(), (process, text));
+        }
+    }
+
+    pub(super) fn how(&self, process: ProcessId) -> Option<Arc<str>> {
+        let known = self.how.get(&process.slot())?;
+        (known.0 == process).then(|| Arc::clone(&known.1))
     }
 
     /// The node says that there never was such a process.
@@ -61,6 +99,10 @@ mod tests {
         ended.note(life(3, 5));
         assert!(ended.contains(life(3, 0)) && ended.contains(life(3, 7)));
         assert!(!ended.contains(life(3, 8)) && !ended.contains(life(4, 0)));
+        // How, is only known of the last.
+        ended.note_how(life(3, 7), "it was killed".into());
+        assert_eq!(ended.how(life(3, 7)).as_deref(), Some("it was killed"));
+        assert_eq!(ended.how(life(3, 5)), None);
     }
 
     #[test]

@@ -123,6 +123,8 @@ impl Office {
             }
         }
         self.counters.received.fetch_add(1, Ordering::SeqCst);
+        inbound.taking = end;
+        let _noted = self.note_taking(link, &frame.header, end);
         self.dispatch(link, inbound, &frame, adopted);
         true
     }
@@ -306,7 +308,7 @@ impl Office {
         *received += 1;
         let Some(office) = self.arc() else { return };
         let correlation = (frame.header.kind == Kind::Ask).then_some(frame.header.correlation);
-        let receipt = Receipt::new(office, Arc::clone(link), index, correlation);
+        let receipt = Receipt::new(office, Arc::clone(link), index, correlation, inbound.taking);
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);

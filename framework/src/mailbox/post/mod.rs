@@ -21,6 +21,7 @@ mod outgoing;
 mod pages;
 mod reader;
 mod returns;
+mod traced;
 mod waiting;
 
 use std::io;
@@ -32,6 +33,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use asks::AskFailure;
+pub use ended::Departed;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -47,6 +49,7 @@ use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::lease::{Pool, PoolOptions};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::observe::figures::ProcessFigures;
 use crate::os::EventFd;
 use crate::tensor::Gpu;
 use inbox::Inbox;
@@ -252,6 +255,33 @@ impl Office {
     /// Peers that there is a link to, open or not.
     pub(crate) fn links_kept(&self) -> usize {
         self.links.all().len()
+    }
+
+    /// What the process and its actors have done.
+    pub fn figures(&self) -> ProcessFigures {
+        let stats = self.stats();
+        let inboxes = self.inboxes.read().clone();
+        let actors = inboxes.iter().filter_map(|slot| match slot {
+            Slot::Taken(inbox) => inbox.figures(),
+            Slot::Free | Slot::Withdrawn => None,
+        });
+        let mut figures = ProcessFigures {
+            sent: stats.sent,
+            received: stats.received,
+            rejected: stats.rejected,
+            dead_letters: stats.dead_letters,
+            bytes_not_copied: stats.bytes_not_copied,
+            open: self.open.load(Ordering::Relaxed),
+            actors: actors.collect(),
+            ..ProcessFigures::default()
+        };
+        for pool in self.pools.read().iter() {
+            let pool = pool.stats();
+            figures.bytes_in_flight += pool.lent_bytes;
+            figures.bytes_held += pool.held_bytes;
+            figures.pool_bytes += pool.chunk_bytes;
+        }
+        figures
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.

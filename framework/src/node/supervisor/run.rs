@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
+use crate::mailbox::port::FromNode;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::host::Resident;
@@ -19,6 +20,7 @@ use crate::node::wait;
 use crate::observe::log::Severity;
 
 use super::error::{because, exit_text};
+use super::figures::Askings;
 use super::record::{Stage, Worker, WorkerState, WorkerStatus};
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
@@ -42,6 +44,7 @@ pub(super) struct State {
     pub(super) slots: Vec<Slot>,
     pub(super) stopping: Option<Stopping>,
     pub(super) deaths: bool,
+    pub(super) askings: Askings,
     last_worker: u64,
     pub(super) dirty: bool,
 }
@@ -64,6 +67,7 @@ impl State {
             slots: vec![Slot::default()],
             stopping: None,
             deaths: false,
+            askings: Askings::default(),
             last_worker: 0,
             dirty: false,
         }
@@ -74,6 +78,7 @@ impl State {
         loop {
             self.take_commands();
             self.check_deadlines();
+            self.answer_figures();
             if self.advance_stopping() {
                 break;
             }
@@ -104,6 +109,7 @@ impl State {
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.broker.actor_ended(actor),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
+                Command::Figures(reply) => self.ask_figures(reply),
                 Command::KillWorker(worker) => {
                     if let Some(worker) = self.worker_by_id(worker) {
                         worker.give_up("the node was asked to kill it".to_owned());
@@ -236,7 +242,7 @@ impl State {
             let retry = wait::retry_after(worker.outgoing.flushed()).map(|after| Instant::now() + after);
             [start, worker.kill_at, retry].into_iter().flatten().min()
         });
-        workers.chain(stopping).min()
+        workers.chain(stopping).chain(self.askings.next_event()).min()
     }
 
     /// Waits for the next event and serves every worker that has one.
@@ -321,8 +327,19 @@ impl State {
             worker.kill();
         }
         let exit = worker.child.wait().ok();
+        if let Some(trace) = &self.settings.trace {
+            trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
+        }
+        self.figures(worker.process, None, None);
         let actors = self.broker.roster.actors_of(worker.process);
         let mut told = Vec::new();
+        let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
+        let text = format!("{text}: {}{}", exit_text(&exit), because(&worker.why));
+        told.extend(self.broker.roster.living().filter(|to| *to != worker.process).map(|to| Delivery {
+            to,
+            message: FromNode::Epitaph { process: worker.process, text: text.clone() },
+            descriptors: Vec::new(),
+        }));
         self.broker.left(worker.process, &mut told);
         self.deaths = true;
 
@@ -330,12 +347,6 @@ impl State {
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
         let severity = if expected { Severity::Debug } else { Severity::Error };
-        let text = format!(
-            "worker `{name}` (pid {}) ended: {}{}",
-            worker.child.id(),
-            exit_text(&exit),
-            because(&why)
-        );
         self.journal.node(severity, Some(&name), text);
 
         let state = WorkerState::Ended { exit, why: why.clone() };
@@ -376,7 +387,16 @@ impl State {
     fn finish(mut self) {
         self.dirty = true;
         self.publish();
-        let State { shared, journal, stopping, .. } = self;
+        let State { settings, shared, journal, stopping, .. } = self;
+        if let Some(trace) = settings.trace {
+            match trace.write_to(trace.path()) {
+                Ok(summary) => {
+                    let text = format!("a trace was written to {}: {summary}", trace.path().display());
+                    journal.node(Severity::Info, None, text);
+                }
+                Err(error) => journal.node(Severity::Error, None, error.to_string()),
+            }
+        }
         // The log is complete before anybody is told that the node has ended.
         drop(journal);
         if let Some(stopping) = stopping {

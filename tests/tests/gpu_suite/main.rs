@@ -3,13 +3,18 @@
 //!
 //! With `REQUIRE_GPU=1`, anything but a GPU is a failure. The last line of a good run says how many cases used one.
 
+mod faults;
+
+use faults::{
+    a_device_that_is_not_there_is_named, a_device_without_room_says_who_holds_it,
+    a_kernel_that_faults_ends_its_worker_alone, more_actors_than_streams_share_them,
+};
 use tensorpost::node::Sharing;
 use tensorpost::prelude::*;
 use tensorpost_actors::matmul::{Chain, ChainArgs, Checker, CheckerArgs, Outcome, Run, Tally, Task, Verdict};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};
 
-#[path = "gpu_suite/images.rs"]
 mod images;
 use images::{
     convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree, normalise_agrees,
@@ -17,7 +22,7 @@ use images::{
 };
 
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Chain>().actor::<Checker>()
+    faults::program(builder.actor::<Chain>().actor::<Checker>())
 }
 
 fn main() {
@@ -26,6 +31,10 @@ fn main() {
         a_chain_of_products_is_right_every_time_under_mps,
         a_chain_of_products_is_wrong_when_the_wait_is_taken_out,
         a_gpu_is_there_if_one_is_required,
+        a_device_that_is_not_there_is_named,
+        a_device_without_room_says_who_holds_it,
+        a_kernel_that_faults_ends_its_worker_alone,
+        more_actors_than_streams_share_them,
         resize_agrees,
         normalise_agrees,
         edges_agree_beside_and_in_place,
