@@ -21,6 +21,7 @@ use super::LeaseId;
 use super::book::{Book, BookError, Left, Uses};
 use super::error::PoolError;
 use super::handle::Lease;
+use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
 use crate::device::{Backend, ChunkMapping, DeviceError};
@@ -75,6 +76,7 @@ pub struct Pool {
     options: PoolOptions,
     surroundings: OnceLock<Weak<dyn Surroundings>>,
     chunk_base: u32,
+    writers: Writers,
     state: Mutex<State>,
 }
 
@@ -148,6 +150,7 @@ impl Pool {
             options,
             surroundings: OnceLock::new(),
             chunk_base,
+            writers: Writers::default(),
             state: Mutex::new(State {
                 allocator,
                 book: Book::default(),
@@ -174,6 +177,11 @@ impl Pool {
 
     pub(super) fn domain(&self) -> &Arc<ClockDomain> {
         &self.domain
+    }
+
+    /// The pieces of its split allocations that have a writer in this process.
+    pub(crate) fn writers(&self) -> &Writers {
+        &self.writers
     }
 
     /// Its device's identity.

@@ -47,7 +47,7 @@ use crate::clock::turn::TurnEnd;
 use crate::clock::{ClockDomain, ClockPage};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions};
+use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
 use crate::os::EventFd;
@@ -69,6 +69,8 @@ pub struct Office {
     pools: RwLock<Vec<Arc<Pool>>>,
     chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Of split memory of other processes.
+    writers: Writers,
     /// Threads that wait for a chunk.
     mapping: AtomicUsize,
     /// A chunk of a process that ended is to be left to the leases on it.
@@ -179,6 +181,7 @@ impl Office {
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            writers: Writers::default(),
             mapping: AtomicUsize::new(0),
             loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
