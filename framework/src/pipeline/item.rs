@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::{GpuMessage, TensorCheckError};
+use crate::message::GpuMessage;
 
 /// What can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor clones a handle,
 /// not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@crate::prelude::GpuMessage) and `Clone` does.
@@ -90,20 +90,42 @@ pub(super) enum Parcel<T: Item> {
     },
 }
 
-impl<T: Item> actix::Message for Parcel<T> {
-    type Result = ();
-}
-
-impl<T: Item> GpuMessage for Parcel<T> {
-    type Reply = ();
-    // The name and the definition that people know.
-    const NAME: &'static str = T::NAME;
-    const SCHEMA: u64 = T::SCHEMA;
-
-    fn check(&self) -> Result<(), TensorCheckError> {
-        match self {
-            Parcel::Item(_, item) => item.check(),
-            Parcel::Gap(_) | Parcel::End { .. } => Ok(()),
+/// Makes a generic container of items an item; the derive would not check the tensors of what is inside. It is told from
+/// others on the wire by its full type, so the name and the definition can be those that people know.
+macro_rules! message {
+    ($container:ident<$($item:ident),+>, |$this:ident| $check:expr) => {
+        impl<$($item: $crate::pipeline::Item),+> ::actix::Message for $container<$($item),+> {
+            type Result = ();
         }
-    }
+
+        impl<$($item: $crate::pipeline::Item),+> $crate::message::GpuMessage for $container<$($item),+> {
+            type Reply = ();
+            const NAME: &'static str = $crate::pipeline::item::first([$($item::NAME),+]);
+            const SCHEMA: u64 = $crate::pipeline::item::mixed(&[$($item::SCHEMA),+]);
+
+            fn check(&self) -> Result<(), $crate::message::TensorCheckError> {
+                let $this = self;
+                $check
+            }
+        }
+    };
 }
+pub(super) use message;
+
+pub(super) const fn first<const N: usize>(names: [&'static str; N]) -> &'static str {
+    names[0]
+}
+
+pub(super) const fn mixed(schemas: &[u64]) -> u64 {
+    let (mut mixed, mut index) = (0_u64, 0);
+    while index < schemas.len() {
+        mixed = mixed.rotate_left(7) ^ schemas[index];
+        index += 1;
+    }
+    mixed
+}
+
+message!(Parcel<T>, |parcel| match parcel {
+    Parcel::Item(_, item) => item.check(),
+    Parcel::Gap(_) | Parcel::End { .. } => Ok(()),
+});

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::cargo::Cargo;
 use super::item::{Item, ItemId, Order, Tag};
+use super::worker::cargo::Cargo;
 
 /// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept here, so
 /// one call should not make more than fit into memory.
@@ -34,6 +34,8 @@ pub struct Out<T> {
 pub(super) struct Current {
     pub(super) tag: Tag,
     pub(super) cargo: Cargo,
+    /// Whether a held item is not done with for its sender either.
+    pub(super) chain: bool,
 }
 
 /// A result on its way.
@@ -99,7 +101,8 @@ impl<T> Out<T> {
     /// Keeps the item that the stage is called with: it is not done with when the call returns.
     pub fn hold(&mut self) -> Held {
         let (tag, cargo) = self.here();
-        Held { tag, cargo }
+        let chain = self.current.as_ref().is_some_and(|current| current.chain);
+        Held { tag, cargo: cargo.filter(|_| chain) }
     }
 
     /// Which item the stage is called with; `None` where it is called for another reason.
@@ -129,14 +132,6 @@ impl<T: Item> Out<T> {
     /// For a call with an item, or for another reason.
     pub(super) fn during(current: Option<Current>) -> Self {
         Out { emitted: Vec::new(), current }
-    }
-
-    /// Forgets what was given to it, for another attempt.
-    pub(super) fn discard(&mut self, attempt: u32) {
-        self.emitted.clear();
-        if let Some(current) = &mut self.current {
-            current.tag.attempt = attempt;
-        }
     }
 
     /// The results, of which only the last says that it is, and the place in the order of an item of which nothing came.
