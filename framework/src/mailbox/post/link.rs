@@ -165,15 +165,8 @@ impl Link {
         self.memory.export()
     }
 
-    /// Connects the peer's half. `own_mail` is this process's mail page, `own_slot` its slot.
-    pub(crate) fn connect(
-        &self,
-        own_mail: &MailPage,
-        own_slot: usize,
-        mail: OwnedFd,
-        memory: OwnedFd,
-        bell: OwnedFd,
-    ) -> Result<(), BadHalf> {
+    /// Connects the peer's half.
+    pub(crate) fn connect(&self, mail: OwnedFd, memory: OwnedFd, bell: OwnedFd) -> Result<(), BadHalf> {
         let mail = MailPage::open(mail)?;
         let memory = LinkMemory::open(memory)?;
         let half = Half {
@@ -185,9 +178,8 @@ impl Link {
         if self.half.set(half).is_err() {
             return Err(BadHalf::Twice);
         }
-        // The peer's cursors into this process's rings are on its mail page, in this process's slot; and vice versa.
-        let (data_head, return_head) = mail.heads(own_slot);
-        let (own_data_head, own_return_head) = own_mail.heads(self.peer.slot());
+        let (data_head, return_head) = memory.heads();
+        let (own_data_head, own_return_head) = self.memory.heads();
         let (tail, bytes) = self.memory.data();
         *self.out.lock() = Some(Outbound {
             ring: Producer::new(tail, data_head, bytes)?,
