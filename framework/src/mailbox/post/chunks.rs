@@ -121,16 +121,6 @@ impl Office {
         }
     }
 
-    /// Chunks of others that are mapped here, those that are mapped twice counted twice.
-    pub(crate) fn chunks_mapped(&self) -> usize {
-        let mapped = |known: &Known| match known {
-            Known::Mapped(_) => true,
-            Known::Left(mapping) => mapping.strong_count() > 0,
-            Known::Wanted | Known::Missing => false,
-        };
-        self.chunks.iter().filter(|entry| mapped(entry.value())).count()
-    }
-
     /// The node has no such chunk.
     pub(super) fn no_chunk(&self, chunk: ChunkId, access: Access) {
         self.set_chunk(chunk, access, Known::Missing);

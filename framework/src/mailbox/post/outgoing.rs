@@ -301,6 +301,10 @@ impl Office {
 
     /// A message of the peer is done with.
     pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<u16>) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         if let Some(index) = asked {
             link.hand_back(index);
             self.credit_soon(link);

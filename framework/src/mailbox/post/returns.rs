@@ -66,6 +66,10 @@ impl Surroundings for Office {
 impl Office {
     /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
     pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         let mut returns = link.returns_out.lock();
         let Some(ring) = returns.as_mut() else { return };
         if let Err(error) = ring.push(notice) {
@@ -83,6 +87,10 @@ impl Office {
     /// cursor is. Whoever else may be about to publish the ring is not waited for.
     pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
         self.post_notice(link, notice);
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         if let Some(ring) = link.returns_out.lock().as_mut() {
             ring.publish();
         }
@@ -236,6 +244,10 @@ impl Office {
 
     /// Makes everything committed on a link visible to the peer, and wakes it if it has to be.
     pub(super) fn publish(&self, link: &Link) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         let frames = link.out.lock().as_mut().is_some_and(|out| out.ring.publish());
         if let Some(ring) = link.returns_out.lock().as_mut() {
             ring.publish();
