@@ -22,12 +22,13 @@ use futures_util::stream::{FuturesUnordered, Stream as _};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::RemoteActor;
 use super::handles::{Handles, Letter};
 use super::host::Ended;
+use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
 use crate::ids::ActorId;
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
@@ -48,6 +49,8 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     office: Weak<Office>,
     stream: Stream,
     local: Arc<LocalCredits>,
+    /// When its supervisor starts it anew.
+    restarts: RestartWhen,
     queue: Mutex<Letters<A>>,
 }
 
@@ -70,8 +73,10 @@ pub(super) trait Close: std::marker::Send + Sync {
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
-    pub(super) fn new(actor: ActorId, place: Place, office: &Arc<Office>, stream: Stream) -> Arc<Self> {
+    pub(super) fn new(env: &Env, restarts: RestartWhen) -> Arc<Self> {
+        let (actor, place, office, stream) = (env.actor, env.place, &env.office, env.gpu.stream().clone());
         Arc::new(ActorInbox {
+            restarts,
             actor,
             place,
             handles: Handles::of(),
@@ -183,6 +188,13 @@ impl<A: RemoteActor> InboxTask<A> {
         InboxTask { inbox, pending: FuturesUnordered::new(), failure: None, ended: Some(ended) }
     }
 
+    /// Whether the supervisor starts the actor anew, now that it has ended.
+    fn comes_back(&self, failed: bool) -> bool {
+        // A stop that the node asked for is the end of its last life.
+        let closing = self.inbox.queue.lock().closing.is_some();
+        !closing && self.inbox.restarts.after(failed)
+    }
+
     /// Handles letters until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>) -> bool {
         let mut turn = Turn::begin_on(&self.inbox.stream);
@@ -245,9 +257,17 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
-        self.inbox.local.close();
-        if let Some(office) = self.inbox.office.upgrade() {
-            office.withdraw(self.inbox.place.index);
+        let failure =
+            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        let away = self.comes_back(failure.is_some());
+        let ActorInbox { actor, place, .. } = *self.inbox;
+        let office = self.inbox.office.upgrade();
+        if let Some(office) = office.as_ref().filter(|_| away) {
+            office.goes_away(actor, place);
+        }
+        self.inbox.local.close(away);
+        if let Some(office) = office {
+            office.withdraw_for(place.index, away);
         }
         let letters = {
             let mut queue = self.inbox.queue.lock();
@@ -256,9 +276,11 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             std::mem::take(&mut queue.letters)
         };
         // Each refuses for itself, and lets its leases go (LEASE-2).
-        drop(letters);
-        let failure =
-            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        if away {
+            letters.into_iter().for_each(|letter| letter.turn_away());
+        } else {
+            drop(letters);
+        }
         if let Some(ended) = self.ended.take() {
             ended(failure);
         }

@@ -50,8 +50,8 @@ impl Office {
             }
         };
         for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if matches!(inbox, Slot::Withdrawn) {
-                link.close(index as u16);
+            if let Slot::Withdrawn { away } = inbox {
+                link.close(index as u16, *away);
             }
         }
         Some(link)
@@ -89,7 +89,8 @@ impl Office {
                 self.chunk_came(chunk, device, bytes, access, descriptors);
             }
             FromNode::NoChunk { chunk, access } => self.set_chunk(chunk, access, chunks::Chunk::Missing),
-            FromNode::Actor { actor, place } => self.directory.actor(actor, place),
+            FromNode::Actor { actor, at } => self.actor_is(actor, at),
+            FromNode::Obituary(obituary) => self.mourn(obituary),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
             FromNode::Gone { process } => self.process_gone(process),
