@@ -17,6 +17,7 @@ use crate::clock::turn::Turn;
 use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
 use crate::mailbox::post::{AskFailure, Office};
 use crate::message::{GpuMessage, codec, message_key};
+use crate::observe::trace::FrameId;
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -48,6 +49,9 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
 
     /// For reports.
     fn name(&self) -> &'static str;
+
+    /// For a trace: the message's key, and the frame that it came in.
+    fn origin(&self) -> (u64, Option<FrameId>);
 }
 
 impl<A: RemoteActor> Handles<A> {
@@ -279,5 +283,13 @@ where
 
     fn name(&self) -> &'static str {
         M::NAME
+    }
+
+    fn origin(&self) -> (u64, Option<FrameId>) {
+        let frame = match &self.done {
+            Done::Remote(receipt) => Some(receipt.frame()),
+            Done::Local(_) => None,
+        };
+        (message_key::<M>(), frame)
     }
 }

@@ -4,6 +4,8 @@
 //! gone, so whoever sees a broken link knows already what becomes of the actors behind it (DEATH-2).
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
 
@@ -44,9 +46,9 @@ impl fmt::Display for EndReason {
         match self {
             EndReason::HandlerPanic(text) => f.write_str(text),
             EndReason::CreateFailed(text) => write!(f, "it could not be created: {text}"),
-            EndReason::Exit(code) => write!(f, "its process exited with status {code}"),
-            EndReason::Signal(number) => write!(f, "signal {number} ended its process"),
-            EndReason::GpuFault(text) => write!(f, "the GPU failed: {text}"),
+            EndReason::Exit(code) => write!(f, "exit status: {code}"),
+            EndReason::Signal(number) => ExitStatus::from_raw(*number).fmt(f),
+            EndReason::GpuFault(text) => f.write_str(text),
             EndReason::KilledByNode(why) => write!(f, "the node ended it: {why}"),
             EndReason::Hung(what) => write!(f, "it hung: {what}"),
             EndReason::Normal => f.write_str("it stopped"),

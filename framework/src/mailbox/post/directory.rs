@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
 use super::inbox::Inbox;
 use super::{Link, Office, Queue};
 use crate::ids::{ActorId, ProcessId};
-use crate::limits::MAX_PROCESSES;
 use crate::mailbox::lives::{Departed, EndReason, Obituary, Whereabouts};
 use crate::mailbox::port::{Place, PortClosed, ToNode};
 
@@ -25,8 +23,6 @@ pub(super) struct Directory {
     known: DashMap<ActorId, Known>,
     /// Whether there is any, so that a send need not look where nothing ever moved.
     moved: AtomicBool,
-    /// The last one of each slot.
-    obituaries: RwLock<Vec<Option<Arc<Obituary>>>>,
     next: AtomicU64,
     registrations: DashMap<u64, oneshot::Sender<Result<(), ActorId>>>,
     lookups: DashMap<u64, oneshot::Sender<Option<(ActorId, Place)>>>,
@@ -71,7 +67,6 @@ impl Default for Directory {
         Directory {
             known: DashMap::new(),
             moved: AtomicBool::new(false),
-            obituaries: RwLock::new(vec![None; MAX_PROCESSES]),
             next: AtomicU64::new(0),
             registrations: DashMap::new(),
             lookups: DashMap::new(),
@@ -80,11 +75,6 @@ impl Default for Directory {
 }
 
 impl Directory {
-    fn obituary(&self, process: ProcessId) -> Option<Arc<Obituary>> {
-        let obituaries = self.obituaries.read();
-        obituaries.get(process.slot())?.as_ref().filter(|last| last.process == process).map(Arc::clone)
-    }
-
     pub(super) fn registered(&self, ticket: u64, result: Result<(), ActorId>) {
         if let Some((_, waiting)) = self.registrations.remove(&ticket) {
             // Whoever asked may have given up.
@@ -132,15 +122,22 @@ impl Office {
     /// it, because it is younger than that, the node is asked.
     pub(crate) fn way_after(&self, actor: ActorId, place: Place) -> Way {
         let known = match self.way_to(actor, place) {
-            Way::To(now, queue) if now.process == place.process => queue.is_some(),
+            Way::To(now, queue) if now.process == place.process => queue,
             other => return other,
         };
         let process = place.process;
-        let link = self.links.in_slot_of(process).filter(|link| link.peer == process);
-        let broken = link.is_some_and(|link| link.is_broken()) && !self.has_gone(process);
-        if known
+        let link = self.links.in_slot_of(process);
+        if let Some(queue) = &known
+            && link.as_ref().is_some_and(|link| link.peer < process && !self.has_gone(link.peer))
+        {
+            // This process is about to hear that an earlier life of the slot has ended, and looks again then.
+            return Way::Later(queue.clone());
+        }
+        let broken =
+            link.is_some_and(|link| link.peer == process && link.is_broken()) && !self.has_gone(process);
+        if known.is_some()
             || broken
-            || self.directory.obituary(process).is_some()
+            || self.gone.how(process).is_some()
             || self.stopped.load(Ordering::Acquire)
         {
             return Way::Gone(self.departed(process, actor));
@@ -160,9 +157,16 @@ impl Office {
         way
     }
 
+    /// A process has ended: its slot may have another life already, which somebody waits to reach.
+    pub(super) fn look_again(&self) {
+        let unsettled = self.directory.known.iter().filter(|known| !known.settled);
+        let queues: Vec<_> = unsettled.map(|known| known.queue.clone()).collect();
+        queues.iter().for_each(Queue::wake_front);
+    }
+
     /// What is known of a process that ended, for whoever loses something of `actor` with it.
     pub(crate) fn departed(&self, process: ProcessId, actor: ActorId) -> Departed {
-        let worker = self.directory.obituary(process).map(|last| (last.worker.clone(), last.reason.clone()));
+        let worker = self.gone.how(process).map(|last| (last.worker.clone(), last.reason.clone()));
         let known = self.directory.known.get(&actor);
         let restarts = known.is_some_and(|known| match &known.at {
             Some(Whereabouts::Restarting(_)) => true,
@@ -188,10 +192,7 @@ impl Office {
         for actor in &obituary.gave_up {
             self.note(*actor, Whereabouts::GaveUp(obituary.reason.clone()));
         }
-        let slot = obituary.process.slot();
-        if let Some(last) = self.directory.obituaries.write().get_mut(slot) {
-            *last = Some(Arc::new(obituary));
-        }
+        self.gone.note_how(obituary);
     }
 
     /// Remembers where an actor is, and wakes the first of those who wait for it.

@@ -11,6 +11,8 @@ use super::{Link, Office, Queue};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::message::codec;
+use crate::observe::figures::ActorFigures;
+use crate::observe::trace::FrameId;
 use crate::tensor::Tensor;
 
 /// The mailbox of one actor of this process, as the post office sees it.
@@ -35,6 +37,11 @@ pub trait Inbox: Send + Sync + 'static {
 
     /// The credits of this process itself.
     fn local(&self) -> &Arc<LocalCredits>;
+
+    /// What the actor has done; `None` for a mailbox without an actor.
+    fn figures(&self) -> Option<ActorFigures> {
+        None
+    }
 }
 
 /// A message of the actor layer, by its type there.
@@ -185,17 +192,30 @@ pub struct Receipt {
     credit: Option<u16>,
     /// Set while a reply is owed.
     correlation: Option<u64>,
+    /// Where the message's frame ends in its ring.
+    end: u64,
 }
 
 impl Receipt {
-    pub(super) fn new(office: Arc<Office>, link: Arc<Link>, index: u16, correlation: Option<u64>) -> Self {
+    pub(super) fn new(
+        office: Arc<Office>,
+        link: Arc<Link>,
+        index: u16,
+        correlation: Option<u64>,
+        end: u64,
+    ) -> Self {
         office.open.fetch_add(1, Ordering::SeqCst);
-        Receipt { office, link, credit: Some(index), correlation }
+        Receipt { office, link, credit: Some(index), correlation, end }
     }
 
     /// The process that sent the message.
     pub fn sender(&self) -> ProcessId {
         self.link.peer
+    }
+
+    /// The frame that the message came in.
+    pub(crate) fn frame(&self) -> FrameId {
+        FrameId { peer: self.link.peer, end: self.end }
     }
 
     /// Whether the sender waits for a reply.

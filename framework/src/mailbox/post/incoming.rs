@@ -123,6 +123,8 @@ impl Office {
             }
         }
         self.counters.received.fetch_add(1, Ordering::SeqCst);
+        inbound.taking = end;
+        let _noted = self.note_taking(link, &frame.header, end);
         self.dispatch(link, inbound, &frame, adopted);
         true
     }
@@ -199,7 +201,7 @@ impl Office {
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
-            && !self.gone.contains_key(&process)
+            && !self.gone.contains(process)
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
@@ -308,7 +310,7 @@ impl Office {
         *received += 1;
         let Some(office) = self.arc() else { return };
         let correlation = (frame.header.kind == Kind::Ask).then_some(frame.header.correlation);
-        let receipt = Receipt::new(office, Arc::clone(link), index, correlation);
+        let receipt = Receipt::new(office, Arc::clone(link), index, correlation, inbound.taking);
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);

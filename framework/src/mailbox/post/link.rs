@@ -115,6 +115,8 @@ pub(crate) struct InFlight {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) data: Consumer,
+    /// Where the frame that is being taken ends.
+    pub(crate) taking: u64,
     /// Messages taken, by the index of this process's actor.
     pub(crate) received: Vec<u64>,
 }
@@ -211,7 +213,7 @@ impl Link {
         *self.returns_out.lock() = Some(EntryProducer::new(tail, return_head, bytes)?);
         let (tail, bytes) = memory.data();
         let data = Consumer::new(tail, own_data_head, bytes)?;
-        *self.inbound.lock() = Some(Inbound { data, received: vec![0; MAX_ACTORS] });
+        *self.inbound.lock() = Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS] });
         let (tail, bytes) = memory.returns();
         *self.returns_in.lock() = Some(EntryConsumer::new(tail, own_return_head, bytes)?);
         Ok(())

@@ -11,6 +11,7 @@ pub mod asks;
 mod chunks;
 mod connect;
 mod directory;
+mod ended;
 pub(crate) mod entry;
 pub mod inbox;
 mod incoming;
@@ -20,6 +21,7 @@ mod outgoing;
 mod pages;
 mod reader;
 mod returns;
+mod traced;
 mod waiting;
 
 use std::io;
@@ -47,6 +49,7 @@ use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::lease::{Pool, PoolOptions};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::observe::figures::ProcessFigures;
 use crate::os::EventFd;
 use crate::tensor::Gpu;
 use inbox::Inbox;
@@ -61,11 +64,15 @@ pub struct Office {
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
-    gone: DashMap<ProcessId, ()>,
+    gone: ended::Ended,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
-    chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
+    chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Threads that wait for a chunk.
+    mapping: AtomicUsize,
+    /// A chunk of a process that ended is to be left to the leases on it.
+    loosen: AtomicBool,
     inboxes: RwLock<Vec<Slot>>,
     next_inbox: AtomicUsize,
     asks: DashMap<u64, asks::Pending>,
@@ -170,10 +177,12 @@ impl Office {
             bell,
             port,
             links: links::Links::new(),
-            gone: DashMap::new(),
+            gone: ended::Ended::new(),
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            mapping: AtomicUsize::new(0),
+            loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
             next_inbox: AtomicUsize::new(0),
             asks: DashMap::new(),
@@ -243,6 +252,38 @@ impl Office {
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
         }
+    }
+
+    /// Peers that there is a link to, open or not.
+    pub(crate) fn links_kept(&self) -> usize {
+        self.links.all().len()
+    }
+
+    /// What the process and its actors have done.
+    pub fn figures(&self) -> ProcessFigures {
+        let stats = self.stats();
+        let inboxes = self.inboxes.read().clone();
+        let actors = inboxes.iter().filter_map(|slot| match slot {
+            Slot::Taken(inbox) => inbox.figures(),
+            Slot::Free | Slot::Withdrawn { .. } => None,
+        });
+        let mut figures = ProcessFigures {
+            sent: stats.sent,
+            received: stats.received,
+            rejected: stats.rejected,
+            dead_letters: stats.dead_letters,
+            bytes_not_copied: stats.bytes_not_copied,
+            open: self.open.load(Ordering::Relaxed),
+            actors: actors.collect(),
+            ..ProcessFigures::default()
+        };
+        for pool in self.pools.read().iter() {
+            let pool = pool.stats();
+            figures.bytes_in_flight += pool.lent_bytes;
+            figures.bytes_held += pool.held_bytes;
+            figures.pool_bytes += pool.chunk_bytes;
+        }
+        figures
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.

@@ -140,6 +140,7 @@ impl Office {
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
     pub(crate) fn commit(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded) {
+        let since = self.domain.tracer().begin();
         let link = Arc::clone(&claim.link);
         let Encoded { body, leases, tensors } = encoded;
         let mut granted = SmallVec::new();
@@ -173,7 +174,7 @@ impl Office {
         let waits = !kept.is_empty();
         let written = {
             let mut guard = link.out.lock();
-            guard.as_mut().is_some_and(|out| {
+            guard.as_mut().and_then(|out| {
                 out.claimed -= claim.bytes;
                 claim.done = true;
                 if waits {
@@ -183,8 +184,9 @@ impl Office {
                 write(out, &header, &entries, &tensors, inline, granted, kept)
             })
         };
-        if written {
+        if let Some(end) = written {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
+            self.note_sent(since, &link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(&link);
@@ -393,6 +395,7 @@ fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), 
     }
 }
 
+/// Where the frame ends in the ring, if there was room.
 fn write(
     out: &mut Outbound,
     header: &Header,
@@ -401,7 +404,7 @@ fn write(
     inline: &[u8],
     granted: SmallVec<[crate::lease::LeaseId; 2]>,
     kept: SmallVec<[Lease; 2]>,
-) -> bool {
+) -> Option<u64> {
     let mut head = std::mem::take(&mut out.head);
     wire::write_head(&mut head, header, entries, tensors, inline);
     #[cfg(any(test, feature = "testing"))]
@@ -421,9 +424,9 @@ fn write(
             if !granted.is_empty() || !kept.is_empty() {
                 out.in_flight.push_back(InFlight { end, granted, kept });
             }
-            true
+            Some(end)
         }
-        Err(_) => false,
+        Err(_) => None,
     };
     out.head = head;
     written

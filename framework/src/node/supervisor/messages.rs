@@ -13,9 +13,9 @@ use crate::node::host::Identity;
 use crate::node::limits::END_GRACE;
 use crate::observe::log::Severity;
 
-use super::SpawnError;
 use super::record::{Asker, Stage, Worker};
 use super::run::State;
+use super::{SpawnError, figures};
 
 impl State {
     pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
@@ -25,7 +25,7 @@ impl State {
             Ok(message) => message,
             Err(error) => return self.complain(index, error.to_string()),
         };
-        if !descriptors.is_empty() && !matches!(message, Up::Node(_)) {
+        if !descriptors.is_empty() && !matches!(message, Up::Node(_) | Up::Trace) {
             return self
                 .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));
         }
@@ -57,12 +57,21 @@ impl State {
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
+            (Up::Failing { why }, Stage::Opening { .. } | Stage::Running) => {
+                worker.cause.get_or_insert_with(|| EndReason::GpuFault(why.clone()));
+                worker.why.get_or_insert(why);
+                worker.end_soon(Instant::now());
+            }
             (Up::Node(message), Stage::Opening { .. } | Stage::Running) => {
                 self.broker_message(process, message, descriptors);
             }
             (Up::Started { actor, result }, Stage::Running) => self.actor_started(index, actor, result),
             (Up::ActorStopped { actor, why }, Stage::Running) => self.actor_stopped(index, actor, why),
             (Up::Activity { round, activity }, Stage::Running) => self.activity(process, round, activity),
+            (Up::Trace, Stage::Opening { .. }) => self.trace_joined(index, descriptors),
+            (Up::Figures { round, figures: answer }, Stage::Running) => {
+                self.figures(process, Some(round), figures::check(answer));
+            }
             (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
             (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
             // What was on its way when the node gave it up.
@@ -100,6 +109,7 @@ impl State {
             name: worker.name.to_string(),
             host_budget: self.settings.host_budget,
             gpu_budget: self.settings.gpu_budget,
+            trace: self.settings.trace.as_ref().map(|trace| trace.records()),
         };
         let log_filter = self.settings.worker_log.clone();
         worker.send(&Down::Welcome { identity, log_filter }, Vec::new());
@@ -108,6 +118,18 @@ impl State {
         let mut told = Vec::new();
         self.broker.brief(process, &mut told);
         self.deliver(told);
+    }
+
+    /// The worker has sent the memory that it notes its trace in.
+    fn trace_joined(&mut self, index: usize, descriptors: Vec<OwnedFd>) {
+        let Some(worker) = self.slots[index].worker.as_ref() else { return };
+        let (Some(trace), Ok([ring])) = (&self.settings.trace, <[OwnedFd; 1]>::try_from(descriptors)) else {
+            return self
+                .complain(index, "it sent a trace that nobody asked for, or not as it has to be".to_owned());
+        };
+        if let Err(error) = trace.joined(worker.process, &worker.name, worker.child.id(), ring) {
+            self.complain(index, error.to_string());
+        }
     }
 
     /// Gives the broker a message of `from` and hands out what follows.
@@ -151,10 +173,13 @@ fn name_of(message: &Up) -> &'static str {
         Up::Hello { .. } => "hello",
         Up::Ready => "that it is ready",
         Up::OpenFailed { .. } => "that it could not open",
+        Up::Failing { .. } => "that it cannot go on",
         Up::Node(_) => "something for the broker",
         Up::Started { .. } => "that an actor has started",
         Up::ActorStopped { .. } => "that an actor has stopped",
         Up::Activity { .. } => "its activity",
+        Up::Trace => "where its trace is",
+        Up::Figures { .. } => "its figures",
         Up::Pong { .. } => "the answer to a ping",
         Up::ActorsStopped => "that its actors have stopped",
         Up::Log(_) | Up::LogsDropped { .. } => "a log event",

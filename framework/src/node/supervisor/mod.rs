@@ -11,6 +11,7 @@
 
 mod actors;
 mod error;
+mod figures;
 mod launch;
 mod messages;
 mod record;
@@ -34,6 +35,8 @@ use crate::node::host::{NewActor, Resident};
 use crate::node::journal::Journal;
 use crate::node::restart::Restart;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
+use crate::observe::figures::Figures;
+use crate::observe::trace::Collector;
 use crate::os::EventFd;
 
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
@@ -57,6 +60,8 @@ pub(crate) struct Settings {
     pub(crate) worker_log: String,
     pub(crate) host_budget: u64,
     pub(crate) gpu_budget: Option<u64>,
+    /// Where the processes' traces come together, if there is one.
+    pub(crate) trace: Option<Arc<Collector>>,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
@@ -73,6 +78,7 @@ enum Command {
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Place), StartError>>),
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
+    Figures(Reply<Figures>),
     KillWorker(WorkerId),
     Shutdown(Instant, Reply<ShutdownReport>),
     KillAll,
@@ -204,6 +210,14 @@ impl Supervisor {
             .ask(|reply| Command::AwaitEnd(worker, reply))
             .ok()
             .or_else(|| self.worker(worker).map(|status| status.state).filter(ended))
+    }
+
+    /// Asks all processes for their figures, and waits for them, for at most [`DEADLINE`](crate::observe::figures::DEADLINE).
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down.
+    pub fn figures(&self) -> Result<Figures, Closed> {
+        self.shared.ask(Command::Figures)
     }
 
     /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.

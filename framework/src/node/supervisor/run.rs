@@ -19,6 +19,7 @@ use crate::node::wait;
 use crate::observe::log::Severity;
 
 use super::error::{because, exit_text};
+use super::figures::Askings;
 use super::record::{Asker, Stage, Worker, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
@@ -44,6 +45,7 @@ pub(super) struct State {
     pub(super) stopping: Option<Stopping>,
     pub(super) deaths: bool,
     pub(super) restarts: Restarts,
+    pub(super) askings: Askings,
     last_worker: u64,
     pub(super) dirty: bool,
 }
@@ -67,6 +69,7 @@ impl State {
             stopping: None,
             deaths: false,
             restarts: Restarts::default(),
+            askings: Askings::default(),
             last_worker: 0,
             dirty: false,
         }
@@ -78,6 +81,7 @@ impl State {
             self.take_commands();
             self.check_deadlines();
             self.restart_due();
+            self.answer_figures();
             if self.advance_stopping() {
                 break;
             }
@@ -110,6 +114,7 @@ impl State {
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.broker.actor_ended(actor),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
+                Command::Figures(reply) => self.ask_figures(reply),
                 Command::KillWorker(worker) => {
                     if let Some(worker) = self.worker_by_id(worker) {
                         worker.give_up("the node was asked to kill it".to_owned());
@@ -255,7 +260,7 @@ impl State {
             let retry = wait::retry_after(worker.outgoing.flushed()).map(|after| Instant::now() + after);
             [start, worker.kill_at, retry].into_iter().flatten().min()
         });
-        workers.chain(stopping).chain(self.next_restart()).min()
+        workers.chain(stopping).chain(self.next_restart()).chain(self.askings.next_event()).min()
     }
 
     /// Waits for the next event and serves every worker that has one.
@@ -340,11 +345,17 @@ impl State {
             worker.kill();
         }
         let exit = worker.child.wait().ok();
+        if let Some(trace) = &self.settings.trace {
+            trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
+        }
+        self.figures(worker.process, None, None);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Ended { exit, why: worker.why.clone() };
         let mut told = Vec::new();
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
+        let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
+        let text = format!("{text}: {}{}", exit_text(&exit), because(&worker.why));
         self.broker.left(worker.process, &mut told);
         self.deaths = true;
 
@@ -352,12 +363,6 @@ impl State {
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
         let severity = if expected { Severity::Debug } else { Severity::Error };
-        let text = format!(
-            "worker `{name}` (pid {}) ended: {}{}",
-            worker.child.id(),
-            exit_text(&exit),
-            because(&why)
-        );
         self.journal.node(severity, Some(&name), text);
 
         let state = WorkerState::Ended { exit, why: why.clone() };
@@ -407,7 +412,16 @@ impl State {
     fn finish(mut self) {
         self.dirty = true;
         self.publish();
-        let State { shared, journal, stopping, restarts, .. } = self;
+        let State { settings, shared, journal, stopping, restarts, .. } = self;
+        if let Some(trace) = settings.trace {
+            match trace.write_to(trace.path()) {
+                Ok(summary) => {
+                    let text = format!("a trace was written to {}: {summary}", trace.path().display());
+                    journal.node(Severity::Info, None, text);
+                }
+                Err(error) => journal.node(Severity::Error, None, error.to_string()),
+            }
+        }
         // The log is complete before anybody is told that the node has ended.
         drop(journal);
         if let Some(stopping) = stopping {
