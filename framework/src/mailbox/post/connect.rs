@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::link::{BadHalf, Link};
-use super::{Departed, Office, Slot};
+use super::{Office, Slot};
 use crate::clock::ClockPage;
 use crate::fault;
 use crate::ids::ProcessId;
@@ -51,8 +51,8 @@ impl Office {
             }
         };
         for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if matches!(inbox, Slot::Withdrawn) {
-                link.close(index as u16);
+            if let Slot::Withdrawn { away } = inbox {
+                link.close(index as u16, *away);
             }
         }
         Some(link)
@@ -93,10 +93,10 @@ impl Office {
                 self.chunk_came(chunk, device, bytes, access, descriptors);
             }
             FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
-            FromNode::Actor { actor, place } => self.directory.actor(actor, place),
+            FromNode::Actor { actor, at } => self.actor_is(actor, at),
+            FromNode::Obituary(obituary) => self.mourn(obituary),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
-            FromNode::Epitaph { process, text } => self.gone.note_how(process, text.into()),
             FromNode::Gone { process } => self.process_gone(process),
             FromNode::Nobody { process } => {
                 self.gone.note_nobody(process);
@@ -161,6 +161,7 @@ impl Office {
     /// nothing goes to it any more.
     fn process_gone(&self, process: ProcessId) {
         self.gone.note(process);
+        self.look_again();
         match self.links.to(process) {
             // Its asks fail once the replies that it had posted are read.
             Some(link) => link.end(),
@@ -184,11 +185,6 @@ impl Office {
         crate::lease::pool::Surroundings::drain_returns(self);
         let pools = self.pools.read().clone();
         pools.iter().for_each(|pool| pool.evict(process));
-    }
-
-    /// A process that has ended, or broke the protocol, with what is known about its end.
-    pub(crate) fn departed(&self, process: ProcessId) -> Departed {
-        Departed { process, how: self.gone.how(process) }
     }
 
     /// Whether a process has ended.
