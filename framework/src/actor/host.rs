@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::handles::Handles;
-use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
+use super::inbox::{ActorInbox, Close, InboxTask, Running};
 use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
 use crate::fault;
@@ -105,7 +105,7 @@ fn start<A: RemoteActor>(env: Env, args: &[u8], how: How, ended: Ended) -> Resul
             return Ok(Hosted(hosted));
         }
         Ok(Err(error)) => format!("{error:#}"),
-        Err(panic) => format!("`create` panicked: {}", panic_text(panic.as_ref())),
+        Err(panic) => format!("`create` panicked: {}", codec::panic_text(panic.as_ref())),
     };
     env.office.withdraw(env.place.index);
     Err(why)
