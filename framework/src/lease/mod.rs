@@ -11,14 +11,16 @@
 //! [`handle`] is what a tensor holds, [`writers`] says which pieces of split allocations are written here.
 
 pub mod book;
+mod error;
 pub mod handle;
 pub mod pool;
 pub mod writers;
 
 use serde::{Deserialize, Serialize};
 
+pub use error::PoolError;
 pub use handle::{Lease, Returns};
-pub use pool::{Pool, PoolError, PoolOptions};
+pub use pool::{Pool, PoolOptions};
 pub use writers::Writers;
 
 use crate::ids::ChunkId;

@@ -23,6 +23,7 @@ mod mutable;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 pub mod part;
+mod transfer;
 
 use std::fmt;
 use std::ops::RangeBounds;

@@ -3,7 +3,7 @@
 //!
 //! **On a crash** of another process, its chunks stay valid here (LEASE-4) and waits on its clocks are ended by the
 //! node (DEATH-1). An illegal access of a kernel in *this* process loses the process's context: every call fails from
-//! then on with the driver's number for it, and the process is to be restarted. **On close** of a stream nothing blocks:
+//! then on with the driver's number for it. A worker says so to the node and ends (see `lost`). **On close** of a stream nothing blocks:
 //! what its work still uses is let go by a thread that sleeps until the stream is through. A [`CudaBackend`] lives as
 //! long as its process.
 //!
@@ -23,6 +23,7 @@
 //! | `devices` | which GPUs there are |
 //! | `memory` | chunks |
 //! | `pages` | clock pages, registered with the driver |
+//! | `lost` | what happens when a kernel's fault has lost the device to this process |
 //! | `pinned` | page-locked memory for uploads, downloads and progress |
 //! | `pending` | what a stream's unfinished work holds on to |
 //! | `stream` | streams |
@@ -48,6 +49,7 @@ use crate::os::AdaptiveSpin;
 mod abi;
 mod devices;
 mod driver;
+mod lost;
 mod memory;
 mod pages;
 mod pending;
@@ -56,6 +58,7 @@ mod stream;
 mod streams;
 
 pub use devices::{CudaDeviceInfo, devices};
+pub(crate) use lost::on_lost;
 pub use stream::CudaStreamBackend;
 
 use driver::{Driver, Event};
@@ -174,7 +177,7 @@ impl Shared {
         let context = driver.context(device, ordinal)?;
         driver.bind(&context)?;
         let housekeeping = driver.stream(&context)?;
-        Ok(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             driver,
             device,
             id,
@@ -187,7 +190,9 @@ impl Shared {
             free: Free::default(),
             streams: Streams::new(cuda_streams(connections())),
             spin: AdaptiveSpin::default(),
-        }))
+        });
+        lost::watch(&shared);
+        Ok(shared)
     }
 
     /// Makes the context current on this thread.

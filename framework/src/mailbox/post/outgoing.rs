@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::Office;
 use super::inbox::Refusal;
-use super::link::{CLOSED, InFlight, Link, Outbound};
+use super::link::{AWAY, CLOSED, InFlight, Link, Outbound};
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
@@ -55,6 +55,8 @@ pub(crate) enum PostError {
     NotNow(NotNow),
     #[error("there is no such actor (any more)")]
     NoSuchActor,
+    #[error("the actor failed and is being restarted")]
+    Restarting,
     #[error("process {0} has ended")]
     Gone(ProcessId),
     #[error("its body of {bytes} bytes needs host memory: {error}")]
@@ -140,6 +142,7 @@ impl Office {
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
     pub(crate) fn commit(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded) {
+        let since = self.domain.tracer().begin();
         let link = Arc::clone(&claim.link);
         let Encoded { body, leases, tensors, mut parts } = encoded;
         let mut granted = SmallVec::new();
@@ -178,7 +181,7 @@ impl Office {
         let waits = !kept.is_empty();
         let written = {
             let mut guard = link.out.lock();
-            guard.as_mut().is_some_and(|out| {
+            guard.as_mut().and_then(|out| {
                 out.claimed -= claim.bytes;
                 claim.done = true;
                 if waits {
@@ -188,8 +191,9 @@ impl Office {
                 write(out, &header, &entries, &tensors, inline, granted, kept)
             })
         };
-        if written {
+        if let Some(end) = written {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
+            self.note_sent(since, &link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(&link);
@@ -417,8 +421,10 @@ fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), 
         return Ok(());
     }
     let done = link.credit(envelope.index);
-    if done == CLOSED {
-        return Err(PostError::NoSuchActor);
+    match done {
+        CLOSED => return Err(PostError::NoSuchActor),
+        AWAY => return Err(PostError::Restarting),
+        _ => {}
     }
     let sent = out.sent.get(usize::from(envelope.index)).copied().ok_or(PostError::NoSuchActor)?;
     // A peer that claims to have handled more than was sent gets no more than a full window for it.
@@ -429,6 +435,7 @@ fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), 
     }
 }
 
+/// Where the frame ends in the ring, if there was room.
 fn write(
     out: &mut Outbound,
     header: &Header,
@@ -437,7 +444,7 @@ fn write(
     inline: &[u8],
     granted: SmallVec<[crate::lease::LeaseId; 2]>,
     kept: SmallVec<[Lease; 2]>,
-) -> bool {
+) -> Option<u64> {
     let mut head = std::mem::take(&mut out.head);
     wire::write_head(&mut head, header, entries, tensors, inline);
     #[cfg(any(test, feature = "testing"))]
@@ -457,9 +464,9 @@ fn write(
             if !granted.is_empty() || !kept.is_empty() {
                 out.in_flight.push_back(InFlight { end, granted, kept });
             }
-            true
+            Some(end)
         }
-        Err(_) => false,
+        Err(_) => None,
     };
     out.head = head;
     written
