@@ -49,6 +49,7 @@ impl State {
             type_name: new.type_name,
             args: new.args,
             device: new.device,
+            receive_on: new.receive_on,
             own_thread: new.own_thread,
         };
         // Encoded once to see whether it fits: a worker is not killed for what its node asked.
