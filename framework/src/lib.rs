@@ -138,6 +138,7 @@ pub mod message;
 pub mod node;
 pub mod observe;
 pub mod os;
+pub mod pipeline;
 pub mod tensor;
 pub mod testing;
 

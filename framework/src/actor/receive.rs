@@ -94,9 +94,16 @@ impl Receive {
             Ok(encoded) => encoded,
             Err(error) => return Poll::Ready(Err(error.to_string())),
         };
-        let codec::Encoded { body, leases, mut tensors } = encoded;
+        let codec::Encoded { body, leases, mut tensors, parts } = encoded;
         if !leases.iter().any(|(lease, _)| self.is_foreign(lease.device())) {
             return Poll::Ready(Ok(None));
+        }
+        if let Some(part) = parts.first() {
+            // ONE-WRITER: the whole is others' to write, so a part of it is nowhere else.
+            let reaches = self.gpu.pool().backend().can_reach(part.lease().device());
+            let why =
+                || format!("a part of a tensor on {} cannot be moved, or reached", part.lease().device());
+            return Poll::Ready(if reaches || self.all { Ok(None) } else { Err(why()) });
         }
         let mut leases: Leases = leases;
         let backend_of = |device| office.pool_for(device).map(|pool| Arc::clone(pool.backend()));

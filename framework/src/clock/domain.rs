@@ -23,6 +23,7 @@ use super::own::OwnStreams;
 use super::{ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
+use crate::observe::trace::Tracer;
 use crate::os::AdaptiveSpin;
 
 /// Longest sleep between two looks at a clock.
@@ -52,6 +53,7 @@ pub struct ClockDomain {
     spin: AdaptiveSpin,
     own_streams: OwnStreams,
     late_writer: Arc<LateWriter>,
+    tracer: Tracer,
 }
 
 #[derive(Debug)]
@@ -100,12 +102,19 @@ impl ClockDomain {
             spin: AdaptiveSpin::default(),
             own_streams: OwnStreams::default(),
             late_writer: Arc::default(),
+            tracer: Tracer::default(),
         })
     }
 
     /// The process this is.
     pub fn own(&self) -> ProcessId {
         self.own
+    }
+
+    /// Where the process notes what it does, if its node traces. Here because everything that notes something knows its
+    /// clocks.
+    pub(crate) fn tracer(&self) -> &Tracer {
+        &self.tracer
     }
 
     /// This process's streams, by clock.

@@ -8,7 +8,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -16,6 +17,7 @@ use smallvec::SmallVec;
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::ids::{DeviceId, ProcessId};
+use crate::observe::trace::What;
 
 /// Clocks that a stream remembers to wait for, before it looks which of them have passed.
 const MOST_WAITED: usize = 256;
@@ -34,6 +36,8 @@ struct Inner {
     /// How often it was given out to somebody who asked for a stream and could get none of its own.
     sharers: AtomicUsize,
     state: Mutex<State>,
+    /// Waits enqueued, for the figures.
+    waits: AtomicU64,
     /// What went wrong where it could not be returned; the next fallible call does.
     failure: Mutex<Option<String>>,
 }
@@ -94,6 +98,7 @@ impl Stream {
             slot,
             sharers: AtomicUsize::new(0),
             state: Mutex::new(State { written, owed: false, late: false, waited: HashMap::new() }),
+            waits: AtomicU64::new(0),
             failure: Mutex::new(None),
         }));
         domain.own_streams().register(slot, &stream);
@@ -224,6 +229,18 @@ impl Stream {
         *self.0.failure.lock() = Some(error.to_string());
     }
 
+    /// A wait is put on the stream: the host has not seen the clock pass.
+    fn note_wait(&self, ticket: Ticket) {
+        self.0.waits.fetch_add(1, Ordering::Relaxed);
+        let Ticket { process: on, slot: clock, value } = ticket;
+        self.0.domain.tracer().note(|| What::WaitEnqueued { stream: self.0.slot, on, clock, value });
+    }
+
+    /// Waits put on this stream so far, and how long it stood in them where the device tells.
+    pub(crate) fn waits(&self) -> (u64, Option<Duration>) {
+        (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
+    }
+
     /// Makes later work on this stream wait for all `tickets`, in one batch. The host does not wait.
     ///
     /// # Errors
@@ -258,7 +275,10 @@ impl Stream {
             }
             match self.0.domain.passed(&ticket) {
                 Ok(true) => {}
-                Ok(false) => ops.push(StreamOp::Wait(ticket)),
+                Ok(false) => {
+                    self.note_wait(ticket);
+                    ops.push(StreamOp::Wait(ticket));
+                }
                 Err(error) => return Err(ClockError::from(error).into()),
             }
             state.waited.insert(key, ticket.value);

@@ -15,6 +15,7 @@ use std::fmt::{self, Debug};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -211,6 +212,11 @@ pub trait StreamBackend: Send + Sync + Debug + 'static {
 
     /// Waits until everything submitted before is done. For tests and shutdown: no handler waits like this.
     fn synchronize(&self) -> Result<(), DeviceError>;
+
+    /// How long the stream has stood in waits so far, where that can be told at no cost to it.
+    fn waited(&self) -> Option<Duration> {
+        None
+    }
 
     /// For the code that knows the implementation.
     fn as_any(&self) -> &dyn Any;

@@ -21,11 +21,13 @@ use super::LeaseId;
 use super::book::{Book, BookError, Left, Uses};
 use super::error::PoolError;
 use super::handle::Lease;
+use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
 use crate::device::{Backend, ChunkMapping, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
+use crate::observe::trace::{LeaseName, What};
 
 /// How large a pool may get.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +76,7 @@ pub struct Pool {
     options: PoolOptions,
     surroundings: OnceLock<Weak<dyn Surroundings>>,
     chunk_base: u32,
+    writers: Writers,
     state: Mutex<State>,
 }
 
@@ -116,6 +119,8 @@ pub struct PoolStats {
     pub held_bytes: u64,
     /// How many those are.
     pub allocations: usize,
+    /// Those of them that other processes have leases on.
+    pub lent_bytes: u64,
     /// Released, but the last use has not passed.
     pub quarantined_bytes: u64,
 }
@@ -145,6 +150,7 @@ impl Pool {
             options,
             surroundings: OnceLock::new(),
             chunk_base,
+            writers: Writers::default(),
             state: Mutex::new(State {
                 allocator,
                 book: Book::default(),
@@ -171,6 +177,11 @@ impl Pool {
 
     pub(super) fn domain(&self) -> &Arc<ClockDomain> {
         &self.domain
+    }
+
+    /// The pieces of its split allocations that have a writer in this process.
+    pub(crate) fn writers(&self) -> &Writers {
+        &self.writers
     }
 
     /// Its device's identity.
@@ -268,6 +279,7 @@ impl Pool {
         let (line, generation) = state.book.open(block, after.clone());
         let lease =
             Lease::own(Arc::clone(self), LeaseId { chunk, line, generation }, mapping, offset, bytes, false);
+        self.domain.tracer().note(|| What::LeaseOpened { lease: name(lease.id()), bytes });
         Some(Allocation { lease, after })
     }
 
@@ -312,7 +324,9 @@ impl Pool {
     /// # Errors
     /// The line is not in the book.
     pub(crate) fn grant(&self, id: LeaseId, to: ProcessId) -> Result<bool, BookError> {
-        self.state.lock().book.grant(id.line, id.generation, to)
+        let shared = self.state.lock().book.grant(id.line, id.generation, to)?;
+        self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to });
+        Ok(shared)
     }
 
     /// `from` gives a lease back. The caller calls [`settle`](Self::settle) when it has handled all that it found.
@@ -324,6 +338,7 @@ impl Pool {
         if state.book.release(id.line, id.generation, from, uses)? == Left::Empty {
             state.candidates.push((id.line, id.generation));
         }
+        self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
         Ok(())
     }
 
@@ -394,6 +409,8 @@ impl Pool {
                     continue;
                 }
                 if let Some((block, uses)) = state.book.close(line, generation) {
+                    let lease = LeaseName { chunk: self.chunk_base + block.chunk, line, generation };
+                    self.domain.tracer().note(|| What::LeaseClosed { lease });
                     state.quarantine.push_back((block, uses));
                 }
             }
@@ -520,6 +537,7 @@ impl State {
         let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
         for line in self.book.report() {
             stats.held_bytes += line.block.bytes;
+            stats.lent_bytes += if line.holders.is_empty() { 0 } else { line.block.bytes };
             stats.allocations += 1;
         }
         stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();
@@ -553,6 +571,10 @@ impl State {
         }
         text
     }
+}
+
+fn name(id: LeaseId) -> LeaseName {
+    LeaseName { chunk: id.chunk.index, line: id.line, generation: id.generation }
 }
 
 fn has_passed(domain: &ClockDomain, ticket: &Ticket) -> bool {

@@ -22,6 +22,12 @@ use tensorpost_actors::matmul::{Chain, ChainArgs, Checker, CheckerArgs, Outcome,
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};
 
+mod images;
+use images::{
+    convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree, normalise_agrees,
+    parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
+};
+
 fn program(builder: Builder) -> Builder {
     receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>()))
 }
@@ -57,6 +63,14 @@ fn main() {
         tensors_from_the_same_process_are_brought_too,
         a_gpu_reads_the_memory_of_another_where_it_is,
         a_gpu_out_of_reach_is_copied_from_through_the_host,
+        resize_agrees,
+        normalise_agrees,
+        edges_agree_beside_and_in_place,
+        convolutions_agree,
+        gray_bytes_agree,
+        statistics_agree,
+        parts_of_tensors_agree,
+        what_does_not_fit_is_refused,
     ];
     harness::run(program, cases)
 }

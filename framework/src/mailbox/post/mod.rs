@@ -21,6 +21,7 @@ mod outgoing;
 mod pages;
 mod reader;
 mod returns;
+mod traced;
 mod waiting;
 
 use std::io;
@@ -32,7 +33,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use asks::AskFailure;
-pub use ended::Departed;
+pub(crate) use directory::{Settled, Way};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -46,8 +47,9 @@ use crate::clock::turn::TurnEnd;
 use crate::clock::{ClockDomain, ClockPage};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions};
+use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::observe::figures::ProcessFigures;
 use crate::os::EventFd;
 use crate::tensor::Gpu;
 use inbox::Inbox;
@@ -67,6 +69,8 @@ pub struct Office {
     pools: RwLock<Vec<Arc<Pool>>>,
     chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Of split memory of other processes.
+    writers: Writers,
     /// Threads that wait for a chunk.
     mapping: AtomicUsize,
     /// A chunk of a process that ended is to be left to the leases on it.
@@ -96,8 +100,10 @@ enum Slot {
     #[default]
     Free,
     Taken(Arc<dyn Inbox>),
-    /// Somebody was there.
-    Withdrawn,
+    /// Somebody was there, and is started anew if this is set.
+    Withdrawn {
+        away: bool,
+    },
 }
 
 /// What a post office has counted since it opened.
@@ -184,6 +190,7 @@ impl Office {
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            writers: Writers::default(),
             mapping: AtomicUsize::new(0),
             loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
@@ -273,6 +280,33 @@ impl Office {
         self.links.all().len()
     }
 
+    /// What the process and its actors have done.
+    pub fn figures(&self) -> ProcessFigures {
+        let stats = self.stats();
+        let inboxes = self.inboxes.read().clone();
+        let actors = inboxes.iter().filter_map(|slot| match slot {
+            Slot::Taken(inbox) => inbox.figures(),
+            Slot::Free | Slot::Withdrawn { .. } => None,
+        });
+        let mut figures = ProcessFigures {
+            sent: stats.sent,
+            received: stats.received,
+            rejected: stats.rejected,
+            dead_letters: stats.dead_letters,
+            bytes_not_copied: stats.bytes_not_copied,
+            open: self.open.load(Ordering::Relaxed),
+            actors: actors.collect(),
+            ..ProcessFigures::default()
+        };
+        for pool in self.pools.read().iter() {
+            let pool = pool.stats();
+            figures.bytes_in_flight += pool.lent_bytes;
+            figures.bytes_held += pool.held_bytes;
+            figures.pool_bytes += pool.chunk_bytes;
+        }
+        figures
+    }
+
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0 || self.open_links().iter().any(|link| link.is_busy())
@@ -319,7 +353,7 @@ impl Office {
             }
             std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
         };
-        if matches!(before, Slot::Withdrawn) {
+        if matches!(before, Slot::Withdrawn { .. }) {
             // The node gives a place out again when it has given out all others.
             for link in self.links.all().iter() {
                 link.reopen(index as u16);
@@ -330,15 +364,20 @@ impl Office {
 
     /// The actor at `index` is gone: its senders are told.
     pub fn withdraw(&self, index: u16) {
+        self.withdraw_for(index, false);
+    }
+
+    /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
+    pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         let slot = self
             .inboxes
             .write()
             .get_mut(usize::from(index))
-            .map(|slot| std::mem::replace(slot, Slot::Withdrawn));
+            .map(|slot| std::mem::replace(slot, Slot::Withdrawn { away }));
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
         for link in self.links.all().iter() {
-            link.close(index);
+            link.close(index, away);
             link.ring(false);
         }
     }
@@ -358,6 +397,11 @@ impl Office {
             Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
             _ => None,
         }
+    }
+
+    /// Whether the actor that was at `index` is started anew.
+    pub(crate) fn is_away(&self, index: u16) -> bool {
+        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true }))
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

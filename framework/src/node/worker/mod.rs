@@ -29,6 +29,7 @@ use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
+use crate::observe::trace::{Ring, TraceRing};
 use crate::os::Seqpacket;
 
 pub(crate) use self::inherited::VARIABLE;
@@ -74,6 +75,7 @@ impl<R: Residence> Worker<R> {
         files::raise_limit();
         end_with_the_device(&uplink);
 
+        let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
         let port: Arc<dyn Port> = uplink.clone();
         let resident = residence.open(&identity, port).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
@@ -81,6 +83,9 @@ impl<R: Residence> Worker<R> {
             uplink.drain();
             format!("worker `{}` could not be opened: {why}", identity.name)
         })?;
+        if let Some(ring) = ring {
+            resident.trace(ring);
+        }
         let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
         let control =
             Control { socket, receiving, uplink: uplink.clone(), resident: resident.clone(), to_main };
@@ -168,6 +173,22 @@ fn handshake(
     }
 }
 
+/// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
+fn begin_trace(uplink: &Uplink, records: u32) -> Option<TraceRing> {
+    let made = Ring::create(records as usize).and_then(|ring| ring.export().map(|fd| (ring, fd)));
+    match made {
+        Ok((ring, fd)) => {
+            // When the node is gone, so is this process in a moment.
+            let _ = uplink.send(&Up::Trace, vec![fd]);
+            Some(TraceRing(Arc::new(ring)))
+        }
+        Err(error) => {
+            tracing::warn!(%error, records, "there is no memory for this worker's trace; ask for fewer records");
+            None
+        }
+    }
+}
+
 fn install_logs(uplink: &Arc<Uplink>, log_filter: &str) {
     let sink: Arc<dyn LogSink> = uplink.clone();
     forward_panics(sink.clone());
@@ -238,6 +259,11 @@ impl<R: Resident> Control<R> {
             Down::Probe { round } => {
                 let _ =
                     self.uplink.send(&Up::Activity { round, activity: self.resident.activity() }, Vec::new());
+                return Ok(());
+            }
+            Down::Figures { round } => {
+                let _ =
+                    self.uplink.send(&Up::Figures { round, figures: self.resident.figures() }, Vec::new());
                 return Ok(());
             }
             Down::Ping { number } => {
