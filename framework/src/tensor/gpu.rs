@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
-use super::host::same_device;
+use super::host::in_reach;
 use super::{DType, Element, Layout, Tensor, TensorError, TensorMut};
 use crate::clock::ClockDomain;
 use crate::clock::stream::Stream;
@@ -153,7 +153,7 @@ impl Gpu {
         if tensor.dtype() != T::DTYPE {
             return Err(TensorError::DType { asked: T::DTYPE, found: tensor.dtype() });
         }
-        same_device(tensor.device(), self.device_id(), &self.stream)?;
+        in_reach(tensor.device(), self)?;
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let address = tensor.read_on(&self.stream)? + span.start as u64;
         let mut bytes = vec![0_u8; span.len()];
@@ -178,7 +178,7 @@ impl Gpu {
     /// # Errors
     /// As for [`empty`](Self::empty), and a tensor on another device.
     pub fn copy(&self, tensor: &Tensor) -> Result<TensorMut, TensorError> {
-        same_device(tensor.device(), self.device_id(), &self.stream)?;
+        in_reach(tensor.device(), self)?;
         let mut copy = self.empty(tensor.dtype(), tensor.shape())?;
         let size = tensor.dtype().size() as u64;
         let from = tensor.read_on(&self.stream)?;
