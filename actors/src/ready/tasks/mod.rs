@@ -116,7 +116,7 @@ pub enum TaskPoolError {
 ///     for (_number, result) in pool.map(tasks) {
 ///         total += result?;
 ///     }
-///     assert_eq!(total, (0..100).map(|n| 3 * n).sum());
+///     assert_eq!(total, 3 * 4950);
 ///     Ok(())
 /// }
 /// ```
