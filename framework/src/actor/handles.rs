@@ -44,6 +44,9 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         stream: &Stream,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
+    /// Its actor failed and is restarted: where a reply is waited for, that is said.
+    fn turn_away(self: Box<Self>);
+
     /// For reports.
     fn name(&self) -> &'static str;
 
@@ -215,12 +218,12 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
-    fn refuse(self, why: String) {
+    fn refuse(self, why: Refusal) {
         match self {
-            Done::Remote(receipt) => receipt.refuse(&Refusal::Undelivered(why)),
+            Done::Remote(receipt) => receipt.refuse(&why),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
-                    let _ = answer.send(Err(AskFailure::Refused(Refusal::Undelivered(why))));
+                    let _ = answer.send(Err(AskFailure::Refused(why)));
                 }
             }
         }
@@ -244,7 +247,7 @@ where
         let waited = if tickets.is_empty() { Ok(()) } else { stream.wait(tickets) };
         if let Err(error) = waited {
             tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-            done.refuse(error.to_string());
+            done.refuse(Refusal::Undelivered(error.to_string()));
             return None;
         }
         let response = <A as Handler<M>>::handle(actor, message, ctx);
@@ -270,6 +273,12 @@ where
                 .boxed_local(),
             ),
         }
+    }
+
+    fn turn_away(self: Box<Self>) {
+        let Parcel { message, done, .. } = *self;
+        drop(message);
+        done.refuse(Refusal::Restarting);
     }
 
     fn name(&self) -> &'static str {

@@ -28,6 +28,7 @@ use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
 use crate::ids::ActorId;
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
@@ -52,6 +53,8 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     office: Weak<Office>,
     stream: Stream,
     local: Arc<LocalCredits>,
+    /// When its supervisor starts it anew.
+    restarts: RestartWhen,
     queue: Mutex<Letters<A>>,
 }
 
@@ -74,8 +77,8 @@ pub(super) trait Close: std::marker::Send + Sync {
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
-    pub(super) fn new(env: &Env) -> Arc<Self> {
-        let Env { office, gpu, name, actor, place } = env;
+    pub(super) fn new(env: &Env, restarts: RestartWhen) -> Arc<Self> {
+        let Env { office, gpu, name, actor, place, .. } = env;
         let (actor, place, stream) = (*actor, *place, gpu.stream().clone());
         let handles = Handles::of();
         let tracer = stream.domain().tracer();
@@ -83,6 +86,7 @@ impl<A: RemoteActor> ActorInbox<A> {
         tracer.name(Of::Stream, u64::from(stream.backend().clock_slot()), name);
         handles.keys().into_iter().for_each(|(name, key)| tracer.name(Of::Message, key, name));
         Arc::new(ActorInbox {
+            restarts,
             actor,
             name: name.clone(),
             place,
@@ -217,6 +221,13 @@ impl<A: RemoteActor> InboxTask<A> {
         InboxTask { inbox, pending: FuturesUnordered::new(), failure: None, ended: Some(ended) }
     }
 
+    /// Whether the supervisor starts the actor anew, now that it has ended.
+    fn comes_back(&self, failed: bool) -> bool {
+        // A stop that the node asked for is the end of its last life.
+        let closing = self.inbox.queue.lock().closing.is_some();
+        !closing && self.inbox.restarts.after(failed)
+    }
+
     /// Goes on with what handlers have left.
     fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
         let _acting = self.inbox.tracer().acting(self.inbox.actor);
@@ -293,9 +304,17 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
-        self.inbox.local.close();
-        if let Some(office) = self.inbox.office.upgrade() {
-            office.withdraw(self.inbox.place.index);
+        let failure =
+            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        let away = self.comes_back(failure.is_some());
+        let ActorInbox { actor, place, .. } = *self.inbox;
+        let office = self.inbox.office.upgrade();
+        if let Some(office) = office.as_ref().filter(|_| away) {
+            office.goes_away(actor, place);
+        }
+        self.inbox.local.close(away);
+        if let Some(office) = office {
+            office.withdraw_for(place.index, away);
         }
         let letters = {
             let mut queue = self.inbox.queue.lock();
@@ -304,9 +323,11 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             std::mem::take(&mut queue.letters)
         };
         // Each refuses for itself, and lets its leases go (LEASE-2).
-        drop(letters);
-        let failure =
-            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        if away {
+            letters.into_iter().for_each(|letter| letter.turn_away());
+        } else {
+            drop(letters);
+        }
         if let Some(ended) = self.ended.take() {
             ended(failure);
         }

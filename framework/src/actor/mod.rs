@@ -30,6 +30,7 @@ pub use inbox::{Channel, ChannelError};
 pub use sending::Send;
 
 use crate::ids::ActorId;
+pub use crate::mailbox::lives::{Departed, EndReason};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{Office, OfficeStats};
 use crate::message::GpuMessage;
@@ -127,6 +128,7 @@ pub struct Env {
     pub(crate) name: String,
     pub(crate) actor: ActorId,
     pub(crate) place: Place,
+    pub(crate) life: u32,
 }
 
 impl Env {
@@ -145,6 +147,11 @@ impl Env {
     /// The actor's identity in the node.
     pub fn actor(&self) -> ActorId {
         self.actor
+    }
+
+    /// Which life of the actor this is: 0 at first, and one more after each restart.
+    pub fn incarnation(&self) -> u32 {
+        self.life
     }
 
     /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor that makes

@@ -144,6 +144,7 @@ pub(crate) mod bytes {
 mod tests {
     use super::*;
     use crate::ids::{DeviceId, ProcessId};
+    use crate::mailbox::lives::RestartWhen;
     use crate::mailbox::port::Place;
 
     fn start() -> StartActor {
@@ -155,6 +156,8 @@ mod tests {
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
             own_thread: true,
+            life: 2,
+            restarts: RestartWhen::Failed,
         }
     }
 

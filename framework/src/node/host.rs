@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
@@ -123,6 +124,10 @@ pub struct StartActor {
     pub device: DeviceId,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
+    /// Which life of the actor this is, from 0.
+    pub life: u32,
+    /// When it is started anew.
+    pub restarts: RestartWhen,
 }
 
 /// An actor to start, as the node is asked for it.

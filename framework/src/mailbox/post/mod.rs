@@ -33,7 +33,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use asks::AskFailure;
-pub use ended::Departed;
+pub(crate) use directory::{Settled, Way};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -100,8 +100,10 @@ enum Slot {
     #[default]
     Free,
     Taken(Arc<dyn Inbox>),
-    /// Somebody was there.
-    Withdrawn,
+    /// Somebody was there, and is started anew if this is set.
+    Withdrawn {
+        away: bool,
+    },
 }
 
 /// What a post office has counted since it opened.
@@ -266,7 +268,7 @@ impl Office {
         let inboxes = self.inboxes.read().clone();
         let actors = inboxes.iter().filter_map(|slot| match slot {
             Slot::Taken(inbox) => inbox.figures(),
-            Slot::Free | Slot::Withdrawn => None,
+            Slot::Free | Slot::Withdrawn { .. } => None,
         });
         let mut figures = ProcessFigures {
             sent: stats.sent,
@@ -333,7 +335,7 @@ impl Office {
             }
             std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
         };
-        if matches!(before, Slot::Withdrawn) {
+        if matches!(before, Slot::Withdrawn { .. }) {
             // The node gives a place out again when it has given out all others.
             for link in self.links.all().iter() {
                 link.reopen(index as u16);
@@ -344,15 +346,20 @@ impl Office {
 
     /// The actor at `index` is gone: its senders are told.
     pub fn withdraw(&self, index: u16) {
+        self.withdraw_for(index, false);
+    }
+
+    /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
+    pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         let slot = self
             .inboxes
             .write()
             .get_mut(usize::from(index))
-            .map(|slot| std::mem::replace(slot, Slot::Withdrawn));
+            .map(|slot| std::mem::replace(slot, Slot::Withdrawn { away }));
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
         for link in self.links.all().iter() {
-            link.close(index);
+            link.close(index, away);
             link.ring(false);
         }
     }
@@ -372,6 +379,11 @@ impl Office {
             Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
             _ => None,
         }
+    }
+
+    /// Whether the actor that was at `index` is started anew.
+    pub(crate) fn is_away(&self, index: u16) -> bool {
+        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true }))
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

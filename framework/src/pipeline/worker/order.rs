@@ -86,7 +86,7 @@ mod tests {
         let mut reorder = Reorder::new();
         reorder.put(order(0, 2, true), Some('c'));
         reorder.put(order(0, 1, true), None);
-        assert_eq!(all(&mut reorder), []);
+        assert!(all(&mut reorder).is_empty());
         reorder.put(order(0, 0, true), Some('a'));
         assert_eq!(all(&mut reorder), ['a', 'c']);
         reorder.put(order(0, 1, true), Some('b'));
@@ -105,7 +105,7 @@ mod tests {
             "what has come of the next item need not wait for the rest"
         );
         reorder.put(order(0, 2, true), Some(20));
-        assert_eq!(all(&mut reorder), []);
+        assert!(all(&mut reorder).is_empty());
         reorder.put(order(0, 1, true), Some(11));
         assert_eq!(all(&mut reorder), [11, 20]);
     }
@@ -116,7 +116,7 @@ mod tests {
         reorder.put(order(1, 5, true), Some(105));
         reorder.put(order(0, 7, true), Some(7));
         reorder.put(order(0, 3, true), Some(3));
-        assert_eq!(all(&mut reorder), []);
+        assert!(all(&mut reorder).is_empty());
         reorder.close();
         assert_eq!(all(&mut reorder), [3, 7, 105]);
     }
