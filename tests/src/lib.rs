@@ -8,4 +8,5 @@
 pub mod gate;
 pub mod harness;
 pub mod holder;
+pub mod pipes;
 pub mod wait;

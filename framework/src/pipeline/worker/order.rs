@@ -73,6 +73,9 @@ mod tests {
 
     use super::*;
 
+    /// What a replica sends: a result, by item and index, or nothing.
+    type Sent = (Option<Order>, Option<(u64, usize)>);
+
     fn order(lane: u32, number: u64, last: bool) -> Option<Order> {
         Some(Order { lane, number, last })
     }
@@ -86,7 +89,7 @@ mod tests {
         let mut reorder = Reorder::new();
         reorder.put(order(0, 2, true), Some('c'));
         reorder.put(order(0, 1, true), None);
-        assert_eq!(all(&mut reorder), []);
+        assert!(all(&mut reorder).is_empty());
         reorder.put(order(0, 0, true), Some('a'));
         assert_eq!(all(&mut reorder), ['a', 'c']);
         reorder.put(order(0, 1, true), Some('b'));
@@ -105,7 +108,7 @@ mod tests {
             "what has come of the next item need not wait for the rest"
         );
         reorder.put(order(0, 2, true), Some(20));
-        assert_eq!(all(&mut reorder), []);
+        assert!(all(&mut reorder).is_empty());
         reorder.put(order(0, 1, true), Some(11));
         assert_eq!(all(&mut reorder), [11, 20]);
     }
@@ -116,7 +119,7 @@ mod tests {
         reorder.put(order(1, 5, true), Some(105));
         reorder.put(order(0, 7, true), Some(7));
         reorder.put(order(0, 3, true), Some(3));
-        assert_eq!(all(&mut reorder), []);
+        assert!(all(&mut reorder).is_empty());
         reorder.close();
         assert_eq!(all(&mut reorder), [3, 7, 105]);
     }
@@ -129,7 +132,7 @@ mod tests {
             picks in prop::collection::vec(0_usize..3, 0..400),
         ) {
             // Each item has some results, on some replica; each replica keeps its own order.
-            let mut replicas: [VecDeque<(Option<Order>, Option<(u64, usize)>)>; 3] = Default::default();
+            let mut replicas: [VecDeque<Sent>; 3] = Default::default();
             for (number, (replica, count)) in (0..).zip(&results) {
                 for index in 0..*count {
                     replicas[*replica].push_back((order(9, number, index + 1 == *count), Some((number, index))));
