@@ -17,6 +17,7 @@ use crate::clock::turn::Turn;
 use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
 use crate::mailbox::post::{AskFailure, Office};
 use crate::message::{GpuMessage, codec, message_key};
+use crate::observe::trace::FrameId;
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -43,8 +44,14 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         stream: &Stream,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
+    /// Its actor failed and is restarted: where a reply is waited for, that is said.
+    fn turn_away(self: Box<Self>);
+
     /// For reports.
     fn name(&self) -> &'static str;
+
+    /// For a trace: the message's key, and the frame that it came in.
+    fn origin(&self) -> (u64, Option<FrameId>);
 }
 
 impl<A: RemoteActor> Handles<A> {
@@ -211,12 +218,12 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
-    fn refuse(self, why: String) {
+    fn refuse(self, why: Refusal) {
         match self {
-            Done::Remote(receipt) => receipt.refuse(&Refusal::Undelivered(why)),
+            Done::Remote(receipt) => receipt.refuse(&why),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
-                    let _ = answer.send(Err(AskFailure::Refused(Refusal::Undelivered(why))));
+                    let _ = answer.send(Err(AskFailure::Refused(why)));
                 }
             }
         }
@@ -240,7 +247,7 @@ where
         let waited = if tickets.is_empty() { Ok(()) } else { stream.wait(tickets) };
         if let Err(error) = waited {
             tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-            done.refuse(error.to_string());
+            done.refuse(Refusal::Undelivered(error.to_string()));
             return None;
         }
         let response = <A as Handler<M>>::handle(actor, message, ctx);
@@ -268,7 +275,21 @@ where
         }
     }
 
+    fn turn_away(self: Box<Self>) {
+        let Parcel { message, done, .. } = *self;
+        drop(message);
+        done.refuse(Refusal::Restarting);
+    }
+
     fn name(&self) -> &'static str {
         M::NAME
+    }
+
+    fn origin(&self) -> (u64, Option<FrameId>) {
+        let frame = match &self.done {
+            Done::Remote(receipt) => Some(receipt.frame()),
+            Done::Local(_) => None,
+        };
+        (message_key::<M>(), frame)
     }
 }

@@ -22,15 +22,18 @@ use futures_util::stream::{FuturesUnordered, Stream as _};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::RemoteActor;
 use super::handles::{Handles, Letter};
 use super::host::Ended;
+use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
 use crate::ids::ActorId;
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
+use crate::observe::figures::{ActorFigures, Meter};
+use crate::observe::trace::{Of, Tracer};
 
 mod channel;
 pub use channel::{Channel, ChannelError};
@@ -43,11 +46,15 @@ const TURN: Duration = Duration::from_micros(20);
 /// An actor's mailbox.
 pub(super) struct ActorInbox<A: RemoteActor> {
     actor: ActorId,
+    name: String,
     place: Place,
+    meter: Meter,
     handles: Handles<A>,
     office: Weak<Office>,
     stream: Stream,
     local: Arc<LocalCredits>,
+    /// When its supervisor starts it anew.
+    restarts: RestartWhen,
     queue: Mutex<Letters<A>>,
 }
 
@@ -70,11 +77,21 @@ pub(super) trait Close: std::marker::Send + Sync {
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
-    pub(super) fn new(actor: ActorId, place: Place, office: &Arc<Office>, stream: Stream) -> Arc<Self> {
+    pub(super) fn new(env: &Env, restarts: RestartWhen) -> Arc<Self> {
+        let Env { office, gpu, name, actor, place, .. } = env;
+        let (actor, place, stream) = (*actor, *place, gpu.stream().clone());
+        let handles = Handles::of();
+        let tracer = stream.domain().tracer();
+        tracer.name(Of::Actor, actor.0, name);
+        tracer.name(Of::Stream, u64::from(stream.backend().clock_slot()), name);
+        handles.keys().into_iter().for_each(|(name, key)| tracer.name(Of::Message, key, name));
         Arc::new(ActorInbox {
+            restarts,
             actor,
+            name: name.clone(),
             place,
-            handles: Handles::of(),
+            meter: Meter::default(),
+            handles,
             office: Arc::downgrade(office),
             stream,
             local: LocalCredits::new(place.capacity),
@@ -85,6 +102,10 @@ impl<A: RemoteActor> ActorInbox<A> {
                 closed: false,
             }),
         })
+    }
+
+    fn tracer(&self) -> &Tracer {
+        self.stream.domain().tracer()
     }
 
     fn push(&self, letter: Box<dyn Letter<A>>) -> Result<(), Box<dyn Letter<A>>> {
@@ -167,6 +188,23 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
     fn local(&self) -> &Arc<LocalCredits> {
         &self.local
     }
+
+    fn figures(&self) -> Option<ActorFigures> {
+        let handler = self.meter.histogram();
+        let (busy, longest) = self.meter.total_and_longest();
+        let (waits, waited) = self.stream.waits();
+        Some(ActorFigures {
+            actor: self.actor,
+            name: self.name.clone(),
+            handled: handler.count(),
+            queued: self.queue.lock().letters.len(),
+            busy,
+            longest,
+            handler,
+            waits,
+            waited,
+        })
+    }
 }
 
 /// The task in the actor's context that empties the mailbox.
@@ -183,17 +221,38 @@ impl<A: RemoteActor> InboxTask<A> {
         InboxTask { inbox, pending: FuturesUnordered::new(), failure: None, ended: Some(ended) }
     }
 
+    /// Whether the supervisor starts the actor anew, now that it has ended.
+    fn comes_back(&self, failed: bool) -> bool {
+        // A stop that the node asked for is the end of its last life.
+        let closing = self.inbox.queue.lock().closing.is_some();
+        !closing && self.inbox.restarts.after(failed)
+    }
+
+    /// Goes on with what handlers have left.
+    fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
+        let _acting = self.inbox.tracer().acting(self.inbox.actor);
+        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {}
+    }
+
     /// Handles letters until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>) -> bool {
         let mut turn = Turn::begin_on(&self.inbox.stream);
-        let mut since: Option<Instant> = None;
+        let (mut since, mut last): (Option<Instant>, Option<Instant>) = (None, None);
         for _ in 0..BATCH {
             if ctx.waiting() {
                 return false; // the context polls again when what it waits for is done
             }
             let Some(letter) = self.inbox.queue.lock().letters.pop_front() else { return false };
             let name = letter.name();
-            match catch_unwind(AssertUnwindSafe(|| letter.open(actor, ctx, &self.inbox.stream))) {
+            // The end of one handler is the beginning of the next: one look at the clock each.
+            let began = last.unwrap_or_else(Instant::now);
+            let handling = self.inbox.tracer().handler(self.inbox.actor, || letter.origin());
+            let opened = catch_unwind(AssertUnwindSafe(|| letter.open(actor, ctx, &self.inbox.stream)));
+            drop(handling);
+            let now = Instant::now();
+            last = Some(now);
+            self.inbox.meter.note(now - began);
+            match opened {
                 Ok(None) => {}
                 Ok(Some(result)) => self.pending.push(result),
                 Err(panic) => {
@@ -203,10 +262,10 @@ impl<A: RemoteActor> InboxTask<A> {
                     return false;
                 }
             }
-            if since.get_or_insert_with(Instant::now).elapsed() > TURN {
+            if now - *since.get_or_insert(now) > TURN {
                 drop(turn);
                 turn = Turn::begin_on(&self.inbox.stream);
-                since = None;
+                (since, last) = (None, None);
             }
         }
         true
@@ -223,14 +282,14 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
         task: &mut std::task::Context<'_>,
     ) -> Poll<()> {
         self.inbox.queue.lock().waker = Some(task.waker().clone());
-        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {}
+        self.poll_pending(task);
         if self.handle_some(actor, ctx) {
             task.waker().wake_by_ref();
         }
         if self.failure.is_some() {
             return Poll::Ready(());
         }
-        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {}
+        self.poll_pending(task);
         let finished = {
             let queue = self.inbox.queue.lock();
             queue.closing.is_some() && queue.letters.is_empty() && self.pending.is_empty()
@@ -245,9 +304,17 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
-        self.inbox.local.close();
-        if let Some(office) = self.inbox.office.upgrade() {
-            office.withdraw(self.inbox.place.index);
+        let failure =
+            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        let away = self.comes_back(failure.is_some());
+        let ActorInbox { actor, place, .. } = *self.inbox;
+        let office = self.inbox.office.upgrade();
+        if let Some(office) = office.as_ref().filter(|_| away) {
+            office.goes_away(actor, place);
+        }
+        self.inbox.local.close(away);
+        if let Some(office) = office {
+            office.withdraw_for(place.index, away);
         }
         let letters = {
             let mut queue = self.inbox.queue.lock();
@@ -256,9 +323,11 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             std::mem::take(&mut queue.letters)
         };
         // Each refuses for itself, and lets its leases go (LEASE-2).
-        drop(letters);
-        let failure =
-            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        if away {
+            letters.into_iter().for_each(|letter| letter.turn_away());
+        } else {
+            drop(letters);
+        }
         if let Some(ended) = self.ended.take() {
             ended(failure);
         }

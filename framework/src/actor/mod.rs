@@ -30,6 +30,7 @@ pub use inbox::{Channel, ChannelError};
 pub use sending::Send;
 
 use crate::ids::ActorId;
+pub use crate::mailbox::lives::{Departed, EndReason};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{Office, OfficeStats};
 use crate::message::GpuMessage;
@@ -127,11 +128,13 @@ pub struct Env {
     pub(crate) name: String,
     pub(crate) actor: ActorId,
     pub(crate) place: Place,
+    pub(crate) life: u32,
 }
 
 impl Env {
-    /// The actor's device, with a stream of its own and the process's memory there. Deliveries to the actor wait on this
-    /// stream.
+    /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this stream. It
+    /// is the actor's own, unless its process has so many actors on one GPU that they share
+    /// ([`cuda_streams`](crate::limits::cuda_streams)).
     pub fn gpu(&self) -> Gpu {
         self.gpu.clone()
     }
@@ -144,6 +147,11 @@ impl Env {
     /// The actor's identity in the node.
     pub fn actor(&self) -> ActorId {
         self.actor
+    }
+
+    /// Which life of the actor this is: 0 at first, and one more after each restart.
+    pub fn incarnation(&self) -> u32 {
+        self.life
     }
 
     /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor that makes

@@ -18,10 +18,12 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::handshake::{self, Advancer, Sleeper};
+use super::late::LateWriter;
 use super::own::OwnStreams;
 use super::{ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
+use crate::observe::trace::Tracer;
 use crate::os::AdaptiveSpin;
 
 /// Longest sleep between two looks at a clock.
@@ -50,6 +52,8 @@ pub struct ClockDomain {
     slots: Arc<Slots>,
     spin: AdaptiveSpin,
     own_streams: OwnStreams,
+    late_writer: Arc<LateWriter>,
+    tracer: Tracer,
 }
 
 #[derive(Debug)]
@@ -97,6 +101,8 @@ impl ClockDomain {
             slots: Arc::new(Slots { free: Mutex::new(free) }),
             spin: AdaptiveSpin::default(),
             own_streams: OwnStreams::default(),
+            late_writer: Arc::default(),
+            tracer: Tracer::default(),
         })
     }
 
@@ -105,9 +111,20 @@ impl ClockDomain {
         self.own
     }
 
+    /// Where the process notes what it does, if its node traces. Here because everything that notes something knows its
+    /// clocks.
+    pub(crate) fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
     /// This process's streams, by clock.
     pub(super) fn own_streams(&self) -> &OwnStreams {
         &self.own_streams
+    }
+
+    /// For clock writes that a device has no room for.
+    pub(super) fn late_writer(&self) -> &Arc<LateWriter> {
+        &self.late_writer
     }
 
     /// This process's page.
@@ -505,7 +522,7 @@ mod tests {
     #[test]
     fn the_nodes_release_ends_every_wait() {
         let node_side = ClockPage::prepare().unwrap();
-        let page = ClockPage::adopt(node_side.writable_fd().try_clone_to_owned().unwrap()).unwrap();
+        let page = ClockPage::adopt(node_side.writable_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let worker = ClockDomain::new(ProcessId::new(1, 0).unwrap(), page);
         let b = domain(2);
         b.add_peer(worker.own(), ClockPage::open(worker.own_page().export_fd().unwrap()).unwrap());

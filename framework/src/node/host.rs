@@ -12,9 +12,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
+use crate::observe::figures::ProcessFigures;
+use crate::observe::trace::TraceRing;
 
 /// What a process tells about the tensor messages between itself and others, so that a shutdown can wait until none
 /// is under way.
@@ -42,6 +45,14 @@ pub trait Resident: Send + Sync + 'static {
     /// What is going on now. `busy` and the counts must be read so that a message is never missing from both: count
     /// `received` only once `busy` would be true for it, and `sent` before it can be received.
     fn activity(&self) -> Activity;
+
+    /// What the process and its actors have done.
+    fn figures(&self) -> ProcessFigures {
+        ProcessFigures::default()
+    }
+
+    /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
+    fn trace(&self, _ring: TraceRing) {}
 
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
     fn stopping(&self) {}
@@ -91,6 +102,8 @@ pub struct Identity {
     pub host_budget: u64,
     /// Bytes that its pool on each GPU may take; a quarter of the GPU's memory where nothing is said.
     pub gpu_budget: Option<u64>,
+    /// Records that it keeps for a trace, where the node traces.
+    pub trace: Option<u32>,
 }
 
 /// An actor to start, as the worker gets it.
@@ -111,6 +124,10 @@ pub struct StartActor {
     pub device: DeviceId,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
+    /// Which life of the actor this is, from 0.
+    pub life: u32,
+    /// When it is started anew.
+    pub restarts: RestartWhen,
 }
 
 /// An actor to start, as the node is asked for it.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use actix::Handler;
 
 use super::host::NewActor;
+use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
@@ -70,6 +71,7 @@ impl Node<Program> {
             device: DeviceId::HOST,
             mailbox: DEFAULT_MAILBOX,
             own_thread: false,
+            restart: Restart::never(),
         }
     }
 
@@ -192,6 +194,7 @@ pub struct Spawn<'n, A: RemoteActor> {
     device: DeviceId,
     mailbox: u32,
     own_thread: bool,
+    restart: Restart,
 }
 
 impl<A: RemoteActor> Spawn<'_, A> {
@@ -225,6 +228,14 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
+    /// What happens when it ends; [`Restart::never`] unless said otherwise. It is started anew from the same arguments,
+    /// under the same identity, so its addresses stay valid and its names stay its own (DEATH-2); what it knew and what
+    /// was in its mailbox is lost. The first start is not repeated: [`start`](Self::start) reports it.
+    pub fn restart(mut self, policy: Restart) -> Self {
+        self.restart = policy;
+        self
+    }
+
     /// Starts it, and its worker unless one was given. Blocks until it takes messages.
     ///
     /// # Errors
@@ -254,7 +265,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
-        let (actor, place) = self.node.supervisor().start_actor(worker, new)?;
+        let (actor, place) = self.node.supervisor().start_supervised(worker, new, self.restart)?;
         let office = Arc::clone(self.node.resident());
         Ok(Spawned { office, actor, place, worker, kind: PhantomData })
     }

@@ -14,6 +14,7 @@ pub mod memfd;
 pub mod process;
 pub mod seqpacket;
 pub mod spin;
+pub mod time;
 
 pub use event::EventFd;
 pub use futex::Woken;
@@ -22,3 +23,4 @@ pub use memfd::{BadMemfd, Memfd};
 pub use process::PidFd;
 pub use seqpacket::{Received, Seqpacket};
 pub use spin::AdaptiveSpin;
+pub use time::monotonic_ns;

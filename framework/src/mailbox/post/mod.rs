@@ -11,6 +11,7 @@ pub mod asks;
 mod chunks;
 mod connect;
 mod directory;
+mod ended;
 pub(crate) mod entry;
 pub mod inbox;
 mod incoming;
@@ -20,6 +21,7 @@ mod outgoing;
 mod pages;
 mod reader;
 mod returns;
+mod traced;
 mod waiting;
 
 use std::io;
@@ -31,6 +33,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use asks::AskFailure;
+pub(crate) use directory::{Settled, Way};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -44,8 +47,9 @@ use crate::clock::turn::TurnEnd;
 use crate::clock::{ClockDomain, ClockPage};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions};
+use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::observe::figures::ProcessFigures;
 use crate::os::EventFd;
 use crate::tensor::Gpu;
 use inbox::Inbox;
@@ -60,11 +64,17 @@ pub struct Office {
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
-    gone: DashMap<ProcessId, ()>,
+    gone: ended::Ended,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
-    chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
+    chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Of split memory of other processes.
+    writers: Writers,
+    /// Threads that wait for a chunk.
+    mapping: AtomicUsize,
+    /// A chunk of a process that ended is to be left to the leases on it.
+    loosen: AtomicBool,
     inboxes: RwLock<Vec<Slot>>,
     next_inbox: AtomicUsize,
     asks: DashMap<u64, asks::Pending>,
@@ -90,8 +100,10 @@ enum Slot {
     #[default]
     Free,
     Taken(Arc<dyn Inbox>),
-    /// Somebody was there.
-    Withdrawn,
+    /// Somebody was there, and is started anew if this is set.
+    Withdrawn {
+        away: bool,
+    },
 }
 
 /// What a post office has counted since it opened.
@@ -167,10 +179,13 @@ impl Office {
             bell,
             port,
             links: links::Links::new(),
-            gone: DashMap::new(),
+            gone: ended::Ended::new(),
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            writers: Writers::default(),
+            mapping: AtomicUsize::new(0),
+            loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
             next_inbox: AtomicUsize::new(0),
             asks: DashMap::new(),
@@ -242,6 +257,38 @@ impl Office {
         }
     }
 
+    /// Peers that there is a link to, open or not.
+    pub(crate) fn links_kept(&self) -> usize {
+        self.links.all().len()
+    }
+
+    /// What the process and its actors have done.
+    pub fn figures(&self) -> ProcessFigures {
+        let stats = self.stats();
+        let inboxes = self.inboxes.read().clone();
+        let actors = inboxes.iter().filter_map(|slot| match slot {
+            Slot::Taken(inbox) => inbox.figures(),
+            Slot::Free | Slot::Withdrawn { .. } => None,
+        });
+        let mut figures = ProcessFigures {
+            sent: stats.sent,
+            received: stats.received,
+            rejected: stats.rejected,
+            dead_letters: stats.dead_letters,
+            bytes_not_copied: stats.bytes_not_copied,
+            open: self.open.load(Ordering::Relaxed),
+            actors: actors.collect(),
+            ..ProcessFigures::default()
+        };
+        for pool in self.pools.read().iter() {
+            let pool = pool.stats();
+            figures.bytes_in_flight += pool.lent_bytes;
+            figures.bytes_held += pool.held_bytes;
+            figures.pool_bytes += pool.chunk_bytes;
+        }
+        figures
+    }
+
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0 || self.open_links().iter().any(|link| link.is_busy())
@@ -288,7 +335,7 @@ impl Office {
             }
             std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
         };
-        if matches!(before, Slot::Withdrawn) {
+        if matches!(before, Slot::Withdrawn { .. }) {
             // The node gives a place out again when it has given out all others.
             for link in self.links.all().iter() {
                 link.reopen(index as u16);
@@ -299,15 +346,20 @@ impl Office {
 
     /// The actor at `index` is gone: its senders are told.
     pub fn withdraw(&self, index: u16) {
+        self.withdraw_for(index, false);
+    }
+
+    /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
+    pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         let slot = self
             .inboxes
             .write()
             .get_mut(usize::from(index))
-            .map(|slot| std::mem::replace(slot, Slot::Withdrawn));
+            .map(|slot| std::mem::replace(slot, Slot::Withdrawn { away }));
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
         for link in self.links.all().iter() {
-            link.close(index);
+            link.close(index, away);
             link.ring(false);
         }
     }
@@ -327,6 +379,11 @@ impl Office {
             Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
             _ => None,
         }
+    }
+
+    /// Whether the actor that was at `index` is started anew.
+    pub(crate) fn is_away(&self, index: u16) -> bool {
+        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true }))
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

@@ -11,7 +11,7 @@ use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
-use crate::lease::{LeaseId, Pool, Returns};
+use crate::lease::{LeaseId, Pool, Returns, Writers};
 use crate::limits::{MAX_GRANTED, RETURN_SLOTS};
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
@@ -27,6 +27,10 @@ impl Returns for Office {
 
     fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError> {
         self.map_now(id.chunk, Access::ReadWrite)
+    }
+
+    fn writers(&self) -> &Writers {
+        &self.writers
     }
 }
 
@@ -86,7 +90,7 @@ impl Office {
     pub(super) fn has_room_for_holds(&self, link: &Link, holds: usize) -> bool {
         let mut returns = link.returns_out.lock();
         let Some(ring) = returns.as_mut() else { return false };
-        let unconsumed = ring.len_unconsumed().unwrap_or(u64::MAX);
+        let unconsumed = ring.unconsumed().unwrap_or(u64::MAX);
         let held = link.held.load(Ordering::Relaxed) as u64;
         unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= (RETURN_SLOTS - MAX_GRANTED) as u64
     }

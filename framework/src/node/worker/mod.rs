@@ -29,6 +29,7 @@ use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
+use crate::observe::trace::{Ring, TraceRing};
 use crate::os::Seqpacket;
 
 pub(crate) use self::inherited::VARIABLE;
@@ -72,7 +73,9 @@ impl<R: Residence> Worker<R> {
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
         files::raise_limit();
+        end_with_the_device(&uplink);
 
+        let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
         let port: Arc<dyn Port> = uplink.clone();
         let resident = residence.open(&identity, port).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
@@ -80,6 +83,9 @@ impl<R: Residence> Worker<R> {
             uplink.drain();
             format!("worker `{}` could not be opened: {why}", identity.name)
         })?;
+        if let Some(ring) = ring {
+            resident.trace(ring);
+        }
         let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
         let control =
             Control { socket, receiving, uplink: uplink.clone(), resident: resident.clone(), to_main };
@@ -112,6 +118,31 @@ impl<R: Residence> Worker<R> {
     }
 }
 
+/// Has this process end, with a word to the node, when it has lost its GPU: what it has promised will never come, and
+/// whoever waits for it is released after its death (DEATH-1).
+fn end_with_the_device(uplink: &Arc<Uplink>) {
+    #[cfg(feature = "cuda")]
+    {
+        let uplink = Arc::clone(uplink);
+        crate::device::cuda::on_lost(move |why| {
+            let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
+            // Whoever notices may hold a lock that logging or the socket needs.
+            let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
+                let _ = uplink.send(&Up::Failing { why: why.clone() }, Vec::new());
+                uplink.drain();
+                say(&why);
+                // No destructors and no exit handlers, which could wait for the device.
+                end_at_once();
+            });
+            if ending.is_err() {
+                end_at_once();
+            }
+        });
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = uplink;
+}
+
 /// Says hello and waits for the answer: who we are, and what to log.
 fn handshake(
     fingerprint: u64,
@@ -138,6 +169,22 @@ fn handshake(
                 wait::poll(&mut fds, None).map_err(|error| error.to_string())?;
             }
             Incoming::Closed => end_at_once(),
+        }
+    }
+}
+
+/// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
+fn begin_trace(uplink: &Uplink, records: u32) -> Option<TraceRing> {
+    let made = Ring::create(records as usize).and_then(|ring| ring.export().map(|fd| (ring, fd)));
+    match made {
+        Ok((ring, fd)) => {
+            // When the node is gone, so is this process in a moment.
+            let _ = uplink.send(&Up::Trace, vec![fd]);
+            Some(TraceRing(Arc::new(ring)))
+        }
+        Err(error) => {
+            tracing::warn!(%error, records, "there is no memory for this worker's trace; ask for fewer records");
+            None
         }
     }
 }
@@ -212,6 +259,11 @@ impl<R: Resident> Control<R> {
             Down::Probe { round } => {
                 let _ =
                     self.uplink.send(&Up::Activity { round, activity: self.resident.activity() }, Vec::new());
+                return Ok(());
+            }
+            Down::Figures { round } => {
+                let _ =
+                    self.uplink.send(&Up::Figures { round, figures: self.resident.figures() }, Vec::new());
                 return Ok(());
             }
             Down::Ping { number } => {
