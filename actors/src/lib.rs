@@ -7,5 +7,6 @@
 
 pub mod image;
 pub mod matmul;
+pub mod ops;
 pub mod source;
 pub mod stages;

@@ -315,6 +315,12 @@ fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder)
             matches!(failed, AskError::NoReply(AskFailure::Gone(_))) && !failed.is_retryable(),
             "{failed:?}"
         );
+        // Who it was, and how it ended.
+        let end = if dies_itself { "exit status: 3" } else { "signal: 9" };
+        assert!(
+            failed.to_string().contains("worker `Holder`") && failed.to_string().contains(end),
+            "{failed}"
+        );
         let failed = node.block_on(made).unwrap_err();
         assert!(matches!(failed, AskError::NoReply(AskFailure::Gone(_))), "{failed:?}");
         for (label, sent) in (2..).zip(node.block_on(join_all(waiting))) {

@@ -26,6 +26,7 @@
 //!
 //! Nothing here uses threads: the stages of a pipeline run side by side already.
 
+pub mod convolve;
 pub mod decode;
 pub mod edge;
 mod error;

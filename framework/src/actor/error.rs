@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use crate::ids::ProcessId;
 use crate::lease::PoolError;
-use crate::mailbox::post::{AskFailure, PostError};
+use crate::mailbox::post::{AskFailure, Departed, Office, PostError};
 use crate::message::{EncodeError, TensorCheckError};
 use crate::tensor::TensorError;
 
@@ -31,7 +30,7 @@ pub enum SendFailure {
     NoSuchActor,
     /// The actor's process has ended.
     #[error("the actor's process {0} has ended")]
-    Gone(ProcessId),
+    Gone(Departed),
     /// The actor does not take this type.
     #[error("the actor does not handle {0}; list it in `RemoteActor::handles` with `on.message::<{0}>()`")]
     Unregistered(&'static str),
@@ -60,12 +59,13 @@ impl SendFailure {
     }
 }
 
-impl From<PostError> for SendFailure {
-    fn from(error: PostError) -> Self {
+impl SendFailure {
+    /// What the post office says, in the words of senders.
+    pub(super) fn from_post(office: &Office, error: PostError) -> Self {
         match error {
             PostError::NotNow(_) => SendFailure::Full,
             PostError::NoSuchActor => SendFailure::NoSuchActor,
-            PostError::Gone(process) => SendFailure::Gone(process),
+            PostError::Gone(process) => SendFailure::Gone(office.departed(process)),
             PostError::Body { error, .. } => SendFailure::Body(error),
             PostError::Tensor(error) => SendFailure::Tensor(error),
         }

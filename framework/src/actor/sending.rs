@@ -37,7 +37,7 @@ impl Route {
             let inbox = office.inbox(place.index).filter(|inbox| inbox.actor() == address.actor());
             return inbox.map(Route::Short).ok_or(SendFailure::NoSuchActor);
         }
-        let link = office.link(place.process).ok_or(SendFailure::Gone(place.process))?;
+        let link = office.link(place.process).ok_or(SendFailure::Gone(office.departed(place.process)))?;
         Ok(Route::Long(link, place))
     }
 
@@ -125,10 +125,11 @@ fn post<M: GpuMessage>(
         capacity: place.capacity,
     };
     // Before the work of encoding.
-    office.may_send(link, &envelope)?;
+    office.may_send(link, &envelope).map_err(|error| SendFailure::from_post(office, error))?;
     let Some(value) = message.as_ref() else { return Ok(None) };
     let encoded = codec::encode(value, Vec::with_capacity(256))?;
-    let claim = office.claim(link, &envelope, &encoded)?;
+    let claim = office.claim(link, &envelope, &encoded);
+    let claim = claim.map_err(|error| SendFailure::from_post(office, error))?;
     let correlation = answer.take().map(|answer| expect::<M>(office, place, answer));
     envelope.correlation = correlation.unwrap_or(0);
     // The value goes before the frame is written: what has no handle left then was moved all the way.

@@ -18,6 +18,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::handshake::{self, Advancer, Sleeper};
+use super::late::LateWriter;
 use super::own::OwnStreams;
 use super::{ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
@@ -52,6 +53,7 @@ pub struct ClockDomain {
     spin: AdaptiveSpin,
     own_streams: OwnStreams,
     tracer: Tracer,
+    late_writer: Arc<LateWriter>,
 }
 
 #[derive(Debug)]
@@ -100,6 +102,7 @@ impl ClockDomain {
             spin: AdaptiveSpin::default(),
             own_streams: OwnStreams::default(),
             tracer: Tracer::default(),
+            late_writer: Arc::default(),
         })
     }
 
@@ -117,6 +120,11 @@ impl ClockDomain {
     /// This process's streams, by clock.
     pub(super) fn own_streams(&self) -> &OwnStreams {
         &self.own_streams
+    }
+
+    /// For clock writes that a device has no room for.
+    pub(super) fn late_writer(&self) -> &Arc<LateWriter> {
+        &self.late_writer
     }
 
     /// This process's page.
@@ -514,7 +522,7 @@ mod tests {
     #[test]
     fn the_nodes_release_ends_every_wait() {
         let node_side = ClockPage::prepare().unwrap();
-        let page = ClockPage::adopt(node_side.writable_fd().try_clone_to_owned().unwrap()).unwrap();
+        let page = ClockPage::adopt(node_side.writable_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let worker = ClockDomain::new(ProcessId::new(1, 0).unwrap(), page);
         let b = domain(2);
         b.add_peer(worker.own(), ClockPage::open(worker.own_page().export_fd().unwrap()).unwrap());

@@ -13,6 +13,7 @@
 
 mod domain;
 mod handshake;
+mod late;
 mod own;
 mod page;
 pub mod stream;

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -16,8 +16,11 @@ use smallvec::SmallVec;
 
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
-use crate::ids::ProcessId;
+use crate::ids::{DeviceId, ProcessId};
 use crate::observe::trace::What;
+
+/// Clocks that a stream remembers to wait for, before it looks which of them have passed.
+const MOST_WAITED: usize = 256;
 
 /// An ordered queue of work on a device. Clones are the same stream.
 #[derive(Clone)]
@@ -28,7 +31,10 @@ struct Inner {
     domain: Arc<ClockDomain>,
     process: ProcessId,
     kind: DeviceKind,
+    device: DeviceId,
     slot: u16,
+    /// How often it was given out to somebody who asked for a stream and could get none of its own.
+    sharers: AtomicUsize,
     state: Mutex<State>,
     /// Waits enqueued, for the figures.
     waits: AtomicU64,
@@ -41,6 +47,8 @@ struct State {
     written: u64,
     /// Whether a ticket for `written + 1` was given out.
     owed: bool,
+    /// Whether the device had no room for the write that is owed, and the domain's late writer sees to it.
+    late: bool,
     /// Per clock the highest value this stream waits for already.
     waited: HashMap<(ProcessId, u16), u64>,
 }
@@ -86,12 +94,36 @@ impl Stream {
             domain: Arc::clone(domain),
             process: domain.own(),
             kind: device.kind(),
+            device: device.id(),
             slot,
-            state: Mutex::new(State { written, owed: false, waited: HashMap::new() }),
+            sharers: AtomicUsize::new(0),
+            state: Mutex::new(State { written, owed: false, late: false, waited: HashMap::new() }),
             waits: AtomicU64::new(0),
             failure: Mutex::new(None),
         }));
         domain.own_streams().register(slot, &stream);
+        Ok(stream)
+    }
+
+    /// A new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of this process's that is
+    /// there already. Work of several users on one stream is right, only later than it might be: a wait is enqueued
+    /// after the work that it waits for, so what stands in front of anything was enqueued before it, and nothing goes
+    /// round in circles.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new); [`DeviceError::NoStream`] where those that there are were all dropped.
+    pub fn new_or_shared(device: &Arc<dyn Backend>, domain: &Arc<ClockDomain>) -> Result<Self, DeviceError> {
+        let error = match Self::new(device, domain) {
+            Err(error @ DeviceError::NoStream { .. }) => error,
+            other => return other,
+        };
+        let Some(stream) = domain.own_streams().to_share(device.id()) else { return Err(error) };
+        if stream.0.sharers.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                clock = stream.0.slot,
+                "a stream is shared, and its users wait for each other: {error}"
+            );
+        }
         Ok(stream)
     }
 
@@ -103,6 +135,20 @@ impl Stream {
     /// The clocks that this stream can wait for.
     pub fn domain(&self) -> &Arc<ClockDomain> {
         &self.0.domain
+    }
+
+    pub(super) fn device(&self) -> DeviceId {
+        self.0.device
+    }
+
+    /// Its clock now, which others see as well.
+    pub(super) fn now(&self) -> Option<Ticket> {
+        let value = self.0.domain.own_page().load(self.0.slot)?;
+        Some(Ticket { process: self.0.process, slot: self.0.slot, value })
+    }
+
+    pub(super) fn sharers(&self) -> usize {
+        self.0.sharers.load(Ordering::Relaxed)
     }
 
     pub(super) fn downgrade(&self) -> WeakStream {
@@ -140,7 +186,30 @@ impl Stream {
         }
     }
 
+    /// Enqueues the write that is owed, or, where that could mean to wait for the device, leaves it to the late writer
+    /// (LEASE-2): one write stands for every ticket that was given out until it is made.
     fn write(&self, state: &mut State) {
+        if state.late {
+            return;
+        }
+        if !self.0.backend.has_room() && self.0.domain.late_writer().put(self) {
+            state.late = true;
+            return;
+        }
+        self.write_now(state);
+    }
+
+    /// For the late writer: whether the write that it was left is made by now.
+    pub(super) fn write_late(&self) -> bool {
+        let mut state = self.0.state.lock();
+        if state.late && self.0.backend.has_room() {
+            self.write_now(&mut state);
+        }
+        !state.late
+    }
+
+    fn write_now(&self, state: &mut State) {
+        state.late = false;
         state.written += 1;
         state.owed = false;
         let advance = [StreamOp::Advance(state.written)];
@@ -192,6 +261,9 @@ impl Stream {
             self.0.domain.own_streams().flush(ticket.slot, ticket.value);
         }
         let mut ops: SmallVec<[StreamOp; 8]> = SmallVec::new();
+        if !tickets.is_empty() {
+            self.0.backend.make_room()?;
+        }
         let mut state = self.0.state.lock();
         for ticket in tickets {
             if ticket.process == self.0.process && ticket.slot == self.0.slot {
@@ -211,7 +283,21 @@ impl Stream {
             }
             state.waited.insert(key, ticket.value);
         }
-        if ops.is_empty() { Ok(()) } else { self.0.backend.submit(&ops) }
+        if state.waited.len() > MOST_WAITED {
+            // Processes come and go: what has passed needs no remembering.
+            state.waited.retain(|(process, slot), value| {
+                let ticket = Ticket { process: *process, slot: *slot, value: *value };
+                matches!(self.0.domain.passed(&ticket), Ok(false))
+            });
+        }
+        if ops.is_empty() {
+            return Ok(());
+        }
+        if state.late {
+            // What this stream waits for may itself wait for the write that is owed.
+            self.write_now(&mut state);
+        }
+        self.0.backend.submit(&ops)
     }
 }
 

@@ -11,13 +11,15 @@
 //! [`handle`] is what a tensor holds.
 
 pub mod book;
+mod error;
 pub mod handle;
 pub mod pool;
 
 use serde::{Deserialize, Serialize};
 
+pub use error::PoolError;
 pub use handle::{Lease, Returns};
-pub use pool::{Pool, PoolError, PoolOptions};
+pub use pool::{Pool, PoolOptions};
 
 use crate::ids::ChunkId;
 

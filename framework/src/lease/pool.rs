@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 
 use super::LeaseId;
 use super::book::{Book, BookError, Left, Uses};
+use super::error::PoolError;
 use super::handle::Lease;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
@@ -64,42 +65,6 @@ pub trait Surroundings: Send + Sync + 'static {
 
     /// Somebody waits for memory: peers are to say when they give some back.
     fn wanted(&self);
-}
-
-/// Why an allocation failed. Nothing was taken.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// Larger than the pool may ever be.
-    #[error(
-        "a tensor of {asked} bytes can never fit the pool of {device}, whose budget is {budget} bytes; raise the budget"
-    )]
-    TooLarge {
-        /// Which device.
-        device: String,
-        /// Bytes asked for.
-        asked: u64,
-        /// Budget in bytes.
-        budget: u64,
-    },
-    /// No room now; dropping tensors makes some. A retry makes sense.
-    #[error(
-        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use. {holders}"
-    )]
-    Full {
-        /// Which device.
-        device: String,
-        /// Bytes asked for.
-        asked: u64,
-        /// Bytes in use or waiting for their last use to pass.
-        in_use: u64,
-        /// Budget in bytes.
-        budget: u64,
-        /// The largest holders, by process, and for how long.
-        holders: String,
-    },
-    /// The device refused.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
 }
 
 /// One device's memory in this process.
@@ -239,9 +204,13 @@ impl Pool {
         }
         let mut state = self.state.lock();
         let quarter = self.options.budget / 4;
-        if self.may_grow(&mut state, bytes, quarter) {
-            self.grow(&mut state, bytes)?;
-        } else if !state.quarantine.is_empty() {
+        let grown = self.may_grow(&mut state, bytes, quarter).then(|| self.grow(&mut state, bytes));
+        // Where the device has no room either, memory that is waited for is better than none.
+        let waits = !state.quarantine.is_empty();
+        if let Some(grown) = grown.filter(|grown| !(waits && matches!(grown, Err(PoolError::NoRoom { .. }))))
+        {
+            grown?;
+        } else if waits {
             state.open_quarantine();
             if let Some(allocation) = self.cut(&mut state, bytes) {
                 return Ok(allocation);
@@ -319,7 +288,18 @@ impl Pool {
 
     fn grow(&self, state: &mut State, bytes: u64) -> Result<(), PoolError> {
         let size = self.chunk_size(state, bytes, self.options.budget);
-        let chunk = self.backend.create_chunk(size)?;
+        let chunk = self.backend.create_chunk(size).map_err(|source| match source {
+            DeviceError::OutOfMemory { .. } => PoolError::NoRoom {
+                device: self.backend.name(),
+                asked: bytes,
+                chunk: size,
+                in_use: state.chunk_bytes,
+                budget: self.options.budget,
+                holders: state.holders(self.process),
+                source: Box::new(source),
+            },
+            other => other.into(),
+        })?;
         let index = state.chunks.len() as u32;
         if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
             let id = ChunkId { owner: self.process, index: self.chunk_base + index };

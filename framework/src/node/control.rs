@@ -25,6 +25,8 @@ pub(crate) enum Up {
     Ready,
     /// The process could not be opened; it is about to exit.
     OpenFailed { why: String },
+    /// The process cannot go on, a GPU is lost to it for example; it is about to exit.
+    Failing { why: String },
     /// From the worker's resident.
     Node(ToNode),
     /// The answer to [`Down::Start`].

@@ -150,6 +150,24 @@ macro_rules! tuples {
     )+};
 }
 
+/// No tensor at all: a closure that only has to come in order.
+impl KernelArgs for () {
+    type Views<'k> = ();
+    type Bounds = ();
+
+    fn bind(self, _: &Gpu) -> Result<(), TensorError> {
+        Ok(())
+    }
+
+    unsafe fn views<'k>((): &()) -> Result<Self::Views<'k>, TensorError> {
+        Ok(())
+    }
+
+    fn mappings((): &()) -> Keep {
+        Keep::new()
+    }
+}
+
 tuples! {
     (A 0)
     (A 0, B 1)

@@ -22,6 +22,7 @@ pub mod layout;
 mod mutable;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+mod transfer;
 
 use std::fmt;
 use std::ops::RangeBounds;

@@ -249,6 +249,21 @@ impl Cluster {
         self.hub.withhold(chunk);
     }
 
+    /// Chunks of all processes whose descriptors the node keeps.
+    pub fn chunks_kept(&self) -> usize {
+        self.hub.chunks()
+    }
+
+    /// Chunks of others that process `i` has mapped.
+    pub fn chunks_mapped(&self, i: usize) -> usize {
+        self.office(i).chunks_mapped()
+    }
+
+    /// Peers that process `i` has a link to, open or not.
+    pub fn links(&self, i: usize) -> usize {
+        self.office(i).links_kept()
+    }
+
     /// What the node has complained about.
     pub fn complaints(&self) -> Vec<String> {
         self.hub.complaints()

@@ -46,6 +46,8 @@ struct State {
     withheld: HashSet<ChunkId>,
     /// What the broker had to complain about.
     complaints: Vec<String>,
+    /// Chunks that the broker keeps.
+    chunks: usize,
 }
 
 impl Hub {
@@ -86,6 +88,10 @@ impl Hub {
 
     pub(super) fn complaints(&self) -> Vec<String> {
         self.state.lock().complaints.clone()
+    }
+
+    pub(super) fn chunks(&self) -> usize {
+        self.state.lock().chunks
     }
 
     /// Waits until everything that was said has been handled, and says how much that was since the beginning.
@@ -139,6 +145,7 @@ impl Hub {
                 let _ = broker.pong(from, number, &mut deliveries);
             }
         }
+        self.state.lock().chunks = broker.chunks_kept();
         for delivery in deliveries {
             let office = self.state.lock().offices.get(&delivery.to).and_then(Weak::upgrade);
             if let Some(office) = office {

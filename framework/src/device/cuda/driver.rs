@@ -18,99 +18,11 @@ use cudarc::driver::{CudaContext, CudaStream};
 use libloading::Library;
 
 use super::super::{Access, DeviceError};
+use super::abi::*;
+use super::lost;
 
 /// The library every Linux driver installs.
 const LIBRARY: &str = "libcuda.so.1";
-
-const SUCCESS: i32 = 0;
-const OUT_OF_MEMORY: i32 = 2;
-const NO_DEVICE: i32 = 100;
-const NOT_READY: i32 = 600;
-
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory that stays where it is.
-const PINNED: c_uint = 1;
-const HANDLE_POSIX_FD: c_uint = 1;
-const LOCATION_DEVICE: c_uint = 1;
-const PROT_READ: c_uint = 1;
-const PROT_READ_WRITE: c_uint = 3;
-const REGISTER_PORTABLE: c_uint = 1;
-const REGISTER_DEVICE_MAP: c_uint = 2;
-const REGISTER_READ_ONLY: c_uint = 8;
-const HOST_ALLOC_PORTABLE: c_uint = 1;
-const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
-const EVENT_BLOCKING_SYNC: c_uint = 1;
-const EVENT_DISABLE_TIMING: c_uint = 2;
-const OP_WAIT_VALUE_64: c_uint = 4;
-const OP_WRITE_VALUE_64: c_uint = 5;
-/// Cyclic: `(int64)(*address - value) >= 0`, the comparison of [`crate::clock::passed`].
-const WAIT_GEQ: c_uint = 0;
-
-/// What a device must be able to do, as a number of `CUdevice_attribute` and in words.
-pub(super) const NEEDED: [(c_int, &str); 5] = [
-    (122, "64-bit memory operations on streams"),
-    (102, "memory that is mapped by virtual address (VMM)"),
-    (103, "memory shared by file descriptor"),
-    (113, "read-only registration of host memory"),
-    (99, "registration of host memory"),
-];
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: c_uint,
-    id: c_int,
-}
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AllocationProp {
-    kind: c_uint,
-    handle_types: c_uint,
-    location: Location,
-    win32_metadata: *mut c_void,
-    flags: [u8; 8],
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-struct AccessDesc {
-    location: Location,
-    flags: c_uint,
-}
-
-/// `CUstreamBatchMemOpParams`: wait and write have the same fields at the same places.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemOp {
-    operation: c_uint,
-    address: u64,
-    value: u64,
-    flags: c_uint,
-    alias: u64,
-    pad: u64,
-}
-
-// The sizes of the driver's own types, as in its header.
-const _: () = assert!(size_of::<MemOp>() == 6 * 8);
-const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
-const _: () = assert!(size_of::<AllocationProp>() == size_of::<cudarc::driver::sys::CUmemAllocationProp>());
-const _: () = assert!(size_of::<AccessDesc>() == size_of::<cudarc::driver::sys::CUmemAccessDesc>());
-
-impl MemOp {
-    /// Holds the stream back until the 64-bit word at `address`, as the device sees it, has passed `value`.
-    pub(super) fn wait(address: u64, value: u64) -> Self {
-        MemOp { operation: OP_WAIT_VALUE_64, address, value, flags: WAIT_GEQ, alias: 0, pad: 0 }
-    }
-
-    /// Writes the 64-bit word at `address`, after everything before it is done and visible to the system.
-    pub(super) fn write(address: u64, value: u64) -> Self {
-        MemOp { operation: OP_WRITE_VALUE_64, address, value, flags: 0, alias: 0, pad: 0 }
-    }
-}
-
-/// Most operations in one call; the driver takes 256.
-pub(super) const MAX_BATCH: usize = 256;
 
 type Opaque = *mut c_void;
 
@@ -123,16 +35,34 @@ macro_rules! table {
 
         impl Table {
             /// Looks every function up; names the first that is missing.
-            fn load(library: &Library) -> Result<Self, &'static str> {
+            ///
+            /// # Safety
+            /// `look_up` returns null or the function of this name in a CUDA driver, which stays loaded.
+            unsafe fn load(look_up: impl Fn(&'static [u8]) -> *const c_void) -> Result<Self, &'static str> {
                 Ok(Table {
                     $($name: {
-                        let symbol = concat!(stringify!($name), "\0").as_bytes();
+                        let at = look_up(concat!(stringify!($name), "\0").as_bytes());
+                        if at.is_null() {
+                            return Err(stringify!($name));
+                        }
                         // SAFETY: the signature is the one of the driver's header, with its enums as integers of
-                        // their size; the pointer is copied out of the `Symbol`, and the library is never unloaded.
-                        *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> i32>(symbol) }
-                            .map_err(|_| stringify!($name))?
+                        // their size; the rest is the caller's contract.
+                        unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($arg),*) -> i32>(at) }
                     },)*
                 })
+            }
+
+            /// A driver whose every function does nothing and returns `CODE`.
+            #[cfg(test)]
+            fn answering<const CODE: i32>() -> Self {
+                Table {
+                    $($name: {
+                        unsafe extern "C" fn answer<const CODE: i32>($(_: $arg),*) -> i32 {
+                            CODE
+                        }
+                        answer::<CODE>
+                    },)*
+                }
             }
         }
     };
@@ -169,6 +99,7 @@ table! {
     cuMemHostGetDevicePointer_v2(*mut u64, Opaque, c_uint);
     cuMemcpyAsync(u64, u64, usize, Opaque);
     cuMemsetD8Async(u64, u8, usize, Opaque);
+    cuStreamQuery(Opaque);
     cuStreamBatchMemOp_v2(Opaque, c_uint, *mut MemOp, c_uint);
     cuEventCreate(*mut Opaque, c_uint);
     cuEventRecord(Opaque, Opaque);
@@ -218,11 +149,20 @@ fn load() -> Result<Driver, String> {
         let detail = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         if detail.contains("No such file") { format!("{LIBRARY} was not found") } else { detail }
     })?;
-    let table = Table::load(&library)
-        .map_err(|symbol| format!("{LIBRARY} has no {symbol}; a driver of CUDA 11.7 or newer is needed"))?;
+    let look_up = |symbol: &'static [u8]| {
+        // SAFETY: only the address is taken.
+        let found = unsafe { library.get::<*const c_void>(symbol) };
+        found.map_or(std::ptr::null(), |symbol| *symbol)
+    };
+    // SAFETY: the symbols are those of the library, which stays loaded, see below.
+    let table = unsafe { Table::load(look_up) }.map_err(too_old)?;
     // Functions of it may be called as long as the process lives.
     std::mem::forget(library);
     Ok(Driver { table, ready: OnceLock::new() })
+}
+
+fn too_old(symbol: &str) -> String {
+    format!("{LIBRARY} has no {symbol}; a driver of CUDA 11.7 or newer is needed")
 }
 
 impl Driver {
@@ -235,7 +175,12 @@ impl Driver {
         let name =
             self.text(self.table.cuGetErrorName, code).unwrap_or("an error that this driver cannot name");
         let words = self.text(self.table.cuGetErrorString, code).unwrap_or("no description");
-        DeviceError::Driver { call, code, message: format!("{name} ({words})") }
+        let message = format!("{name} ({words}){}", advice(code));
+        let error = DeviceError::Driver { call, code, message };
+        if loses_context(code) {
+            lost::tell(&error);
+        }
+        error
     }
 
     fn text(
@@ -499,6 +444,15 @@ impl Driver {
 
     // Work on streams.
 
+    /// Whether the stream has nothing left to do. After a fault on the device, this fails as every call does.
+    pub(super) fn is_idle(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
+        // SAFETY: the handle lives.
+        match unsafe { (self.table.cuStreamQuery)(stream.cu_stream().cast()) } {
+            NOT_READY => Ok(false),
+            code => self.check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
     /// # Safety
     /// Until the work is done, both ranges stay valid and nobody uses them in a way that conflicts.
     pub(super) unsafe fn copy(
@@ -547,17 +501,6 @@ impl Driver {
                 )
             }
         })
-    }
-}
-
-/// Memory of one device that can be exported as a descriptor.
-fn chunk_prop(device: c_int) -> AllocationProp {
-    AllocationProp {
-        kind: PINNED,
-        handle_types: HANDLE_POSIX_FD,
-        location: Location { kind: LOCATION_DEVICE, id: device },
-        win32_metadata: std::ptr::null_mut(),
-        flags: [0; 8],
     }
 }
 
@@ -615,3 +558,6 @@ impl Drop for Event {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Office;
 use super::inbox::Refusal;
 use super::incoming::Parts;
+use super::{Departed, Office};
 use crate::ids::ProcessId;
 
 /// Why an ask got no reply.
@@ -15,7 +15,7 @@ pub enum AskFailure {
     Refused(Refusal),
     /// The process with the actor ended, or broke the protocol.
     #[error("the process {0} ended before it replied")]
-    Gone(ProcessId),
+    Gone(Departed),
     /// The reply was malformed.
     #[error("the reply could not be read: {0}")]
     BadReply(String),
@@ -64,7 +64,7 @@ impl Office {
             self.asks.iter().filter(|entry| entry.peer == peer).map(|entry| *entry.key()).collect();
         for correlation in lost {
             if let Some(answer) = self.take_ask(correlation, peer) {
-                answer(Err(AskFailure::Gone(peer)));
+                answer(Err(AskFailure::Gone(self.departed(peer))));
             }
         }
     }

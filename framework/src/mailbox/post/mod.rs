@@ -11,6 +11,7 @@ pub mod asks;
 mod chunks;
 mod connect;
 mod directory;
+mod ended;
 pub(crate) mod entry;
 pub mod inbox;
 mod incoming;
@@ -32,6 +33,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use asks::AskFailure;
+pub use ended::Departed;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -62,11 +64,15 @@ pub struct Office {
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
-    gone: DashMap<ProcessId, ()>,
+    gone: ended::Ended,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
-    chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
+    chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Threads that wait for a chunk.
+    mapping: AtomicUsize,
+    /// A chunk of a process that ended is to be left to the leases on it.
+    loosen: AtomicBool,
     inboxes: RwLock<Vec<Slot>>,
     next_inbox: AtomicUsize,
     asks: DashMap<u64, asks::Pending>,
@@ -169,10 +175,12 @@ impl Office {
             bell,
             port,
             links: links::Links::new(),
-            gone: DashMap::new(),
+            gone: ended::Ended::new(),
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            mapping: AtomicUsize::new(0),
+            loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
             next_inbox: AtomicUsize::new(0),
             asks: DashMap::new(),
@@ -269,6 +277,11 @@ impl Office {
             figures.pool_bytes += pool.chunk_bytes;
         }
         figures
+    }
+
+    /// Peers that there is a link to, open or not.
+    pub(crate) fn links_kept(&self) -> usize {
+        self.links.all().len()
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.

@@ -52,6 +52,10 @@ impl State {
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
+            (Up::Failing { why }, Stage::Opening { .. } | Stage::Running) => {
+                worker.why.get_or_insert(why);
+                worker.end_soon(Instant::now());
+            }
             (Up::Node(message), Stage::Opening { .. } | Stage::Running) => {
                 self.broker_message(process, message, descriptors);
             }
@@ -157,6 +161,7 @@ fn name_of(message: &Up) -> &'static str {
         Up::Hello { .. } => "hello",
         Up::Ready => "that it is ready",
         Up::OpenFailed { .. } => "that it could not open",
+        Up::Failing { .. } => "that it cannot go on",
         Up::Node(_) => "something for the broker",
         Up::Started { .. } => "that an actor has started",
         Up::ActorStopped { .. } => "that an actor has stopped",

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
+use crate::mailbox::port::FromNode;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::host::Resident;
@@ -332,6 +333,13 @@ impl State {
         self.figures(worker.process, None, None);
         let actors = self.broker.roster.actors_of(worker.process);
         let mut told = Vec::new();
+        let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
+        let text = format!("{text}: {}{}", exit_text(&exit), because(&worker.why));
+        told.extend(self.broker.roster.living().filter(|to| *to != worker.process).map(|to| Delivery {
+            to,
+            message: FromNode::Epitaph { process: worker.process, text: text.clone() },
+            descriptors: Vec::new(),
+        }));
         self.broker.left(worker.process, &mut told);
         self.deaths = true;
 
@@ -339,12 +347,6 @@ impl State {
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
         let severity = if expected { Severity::Debug } else { Severity::Error };
-        let text = format!(
-            "worker `{name}` (pid {}) ended: {}{}",
-            worker.child.id(),
-            exit_text(&exit),
-            because(&why)
-        );
         self.journal.node(severity, Some(&name), text);
 
         let state = WorkerState::Ended { exit, why: why.clone() };

@@ -73,6 +73,7 @@ impl<R: Residence> Worker<R> {
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
         files::raise_limit();
+        end_with_the_device(&uplink);
 
         let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
         let port: Arc<dyn Port> = uplink.clone();
@@ -115,6 +116,31 @@ impl<R: Residence> Worker<R> {
         });
         std::process::exit(0)
     }
+}
+
+/// Has this process end, with a word to the node, when it has lost its GPU: what it has promised will never come, and
+/// whoever waits for it is released after its death (DEATH-1).
+fn end_with_the_device(uplink: &Arc<Uplink>) {
+    #[cfg(feature = "cuda")]
+    {
+        let uplink = Arc::clone(uplink);
+        crate::device::cuda::on_lost(move |why| {
+            let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
+            // Whoever notices may hold a lock that logging or the socket needs.
+            let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
+                let _ = uplink.send(&Up::Failing { why: why.clone() }, Vec::new());
+                uplink.drain();
+                say(&why);
+                // No destructors and no exit handlers, which could wait for the device.
+                end_at_once();
+            });
+            if ending.is_err() {
+                end_at_once();
+            }
+        });
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = uplink;
 }
 
 /// Says hello and waits for the answer: who we are, and what to log.

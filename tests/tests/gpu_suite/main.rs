@@ -3,14 +3,26 @@
 //!
 //! With `REQUIRE_GPU=1`, anything but a GPU is a failure. The last line of a good run says how many cases used one.
 
+mod faults;
+
+use faults::{
+    a_device_that_is_not_there_is_named, a_device_without_room_says_who_holds_it,
+    a_kernel_that_faults_ends_its_worker_alone, more_actors_than_streams_share_them,
+};
 use tensorpost::node::Sharing;
 use tensorpost::prelude::*;
 use tensorpost_actors::matmul::{Chain, ChainArgs, Checker, CheckerArgs, Outcome, Run, Tally, Task, Verdict};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};
 
+mod images;
+use images::{
+    convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree, normalise_agrees,
+    parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
+};
+
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Chain>().actor::<Checker>()
+    faults::program(builder.actor::<Chain>().actor::<Checker>())
 }
 
 fn main() {
@@ -19,6 +31,18 @@ fn main() {
         a_chain_of_products_is_right_every_time_under_mps,
         a_chain_of_products_is_wrong_when_the_wait_is_taken_out,
         a_gpu_is_there_if_one_is_required,
+        a_device_that_is_not_there_is_named,
+        a_device_without_room_says_who_holds_it,
+        a_kernel_that_faults_ends_its_worker_alone,
+        more_actors_than_streams_share_them,
+        resize_agrees,
+        normalise_agrees,
+        edges_agree_beside_and_in_place,
+        convolutions_agree,
+        gray_bytes_agree,
+        statistics_agree,
+        parts_of_tensors_agree,
+        what_does_not_fit_is_refused,
     ];
     harness::run(program, cases)
 }
