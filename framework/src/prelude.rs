@@ -11,4 +11,4 @@ pub use crate::actor::{Address, AskError, Channel, Env, Handles, RemoteActor, Se
 pub use crate::device::{Device, DeviceKind};
 pub use crate::message::GpuMessage;
 pub use crate::node::Sharing;
-pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut};
+pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut, TensorPart};

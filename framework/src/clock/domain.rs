@@ -52,8 +52,8 @@ pub struct ClockDomain {
     slots: Arc<Slots>,
     spin: AdaptiveSpin,
     own_streams: OwnStreams,
-    tracer: Tracer,
     late_writer: Arc<LateWriter>,
+    tracer: Tracer,
 }
 
 #[derive(Debug)]
@@ -101,8 +101,8 @@ impl ClockDomain {
             slots: Arc::new(Slots { free: Mutex::new(free) }),
             spin: AdaptiveSpin::default(),
             own_streams: OwnStreams::default(),
-            tracer: Tracer::default(),
             late_writer: Arc::default(),
+            tracer: Tracer::default(),
         })
     }
 

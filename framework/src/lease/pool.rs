@@ -21,6 +21,7 @@ use super::LeaseId;
 use super::book::{Book, BookError, Left, Uses};
 use super::error::PoolError;
 use super::handle::Lease;
+use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
 use crate::device::{Backend, ChunkMapping, DeviceError};
@@ -75,6 +76,7 @@ pub struct Pool {
     options: PoolOptions,
     surroundings: OnceLock<Weak<dyn Surroundings>>,
     chunk_base: u32,
+    writers: Writers,
     state: Mutex<State>,
 }
 
@@ -148,6 +150,7 @@ impl Pool {
             options,
             surroundings: OnceLock::new(),
             chunk_base,
+            writers: Writers::default(),
             state: Mutex::new(State {
                 allocator,
                 book: Book::default(),
@@ -174,6 +177,11 @@ impl Pool {
 
     pub(super) fn domain(&self) -> &Arc<ClockDomain> {
         &self.domain
+    }
+
+    /// The pieces of its split allocations that have a writer in this process.
+    pub(crate) fn writers(&self) -> &Writers {
+        &self.writers
     }
 
     /// Its device's identity.
@@ -527,9 +535,9 @@ impl State {
 
     fn stats(&self) -> PoolStats {
         let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
-        for line in self.book.report() {
-            stats.held_bytes += line.block.bytes;
-            stats.lent_bytes += if line.holders.is_empty() { 0 } else { line.block.bytes };
+        for (block, lent) in self.book.live() {
+            stats.held_bytes += block.bytes;
+            stats.lent_bytes += if lent { block.bytes } else { 0 };
             stats.allocations += 1;
         }
         stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();

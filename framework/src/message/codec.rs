@@ -11,6 +11,7 @@ use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
+use crate::tensor::part::Inner;
 use crate::tensor::{LayoutError, Tensor};
 
 /// A value as the parts of a frame.
@@ -22,6 +23,8 @@ pub struct Encoded {
     pub leases: Vec<(Lease, Option<Ticket>)>,
     /// Its tensors.
     pub tensors: Vec<Outline>,
+    /// Its parts of split tensors.
+    pub(crate) parts: Vec<Arc<Inner>>,
 }
 
 /// Why a value could not be encoded. Nothing was sent.
@@ -76,7 +79,7 @@ pub enum DecodeError {
 /// See [`EncodeError`]; `value` is untouched.
 pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, EncodeError> {
     body.clear();
-    let Outgoing { leases, tensors } = scope::encoding(|| {
+    let Outgoing { leases, tensors, parts } = scope::encoding(|| {
         let mut serializer = rmp_serde::Serializer::new(&mut body).with_struct_map();
         value.serialize(&mut serializer)
     })?;
@@ -84,7 +87,7 @@ pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, Enc
         return Err(EncodeError::TooLarge { bytes: body.len() });
     }
     nesting::check(&body)?;
-    Ok(Encoded { body, leases, tensors })
+    Ok(Encoded { body, leases, tensors, parts })
 }
 
 /// Makes the tensors of a frame from its leases. Every layout is checked against its allocation (WIRE-1).

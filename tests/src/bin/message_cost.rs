@@ -9,16 +9,24 @@
 //!
 //! Each line is the best and the median of many short samples, in nanoseconds a message.
 
+use std::cell::OnceCell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tensorpost::prelude::*;
-use tensorpost::testing::Cluster;
+use tensorpost::testing::{Cluster, Target, TestInbox};
 
 const SAMPLES: usize = 2_000;
 const BATCH: usize = 32;
 const BATCHES: usize = 8;
 const TICKS: u32 = 2_000;
+
+type Mailbox = (Target<Option<Tensor>>, Arc<TestInbox<Option<Tensor>>>);
+
+thread_local! {
+    static INBOX: OnceCell<Mailbox> = const { OnceCell::new() };
+}
 
 fn main() -> anyhow::Result<()> {
     // First of all: in a worker this does not return.
@@ -27,6 +35,11 @@ fn main() -> anyhow::Result<()> {
     cluster.connect();
     report("frame", sample(|| frames(&cluster, None)));
     let tensor = cluster.gpu(0).from_slice(&[16], &[0_u32; 16])?.freeze();
+    // The first one has its chunk mapped.
+    INBOX.with(|inbox| cluster.send(0, &inbox.get().expect("made above").0, Some(tensor.clone())));
+    cluster.settle();
+    INBOX.with(|inbox| drop(inbox.get().map(|(_, inbox)| inbox.take())));
+    cluster.settle();
     report("lease", sample(|| frames(&cluster, Some(&tensor))));
     let ticker = node.spawn::<Ticker>(()).start()?.address::<Ticks>();
     let ask = || node.block_on(ticker.ask(Ticks { left: TICKS, began: None }));
@@ -57,12 +70,6 @@ fn sample(mut run: impl FnMut()) -> Vec<f64> {
 }
 
 fn frames(cluster: &Cluster, tensor: Option<&Tensor>) {
-    thread_local! {
-        static INBOX: std::cell::OnceCell<(
-            tensorpost::testing::Target<Option<Tensor>>,
-            std::sync::Arc<tensorpost::testing::TestInbox<Option<Tensor>>>,
-        )> = const { std::cell::OnceCell::new() };
-    }
     INBOX.with(|inbox| {
         let (to, inbox) = inbox.get_or_init(|| cluster.inbox(1, BATCH as u32));
         for _ in 0..BATCHES {

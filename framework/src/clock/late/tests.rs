@@ -200,7 +200,7 @@ fn passed_all(now: Ticket, tickets: &[Ticket]) -> bool {
 #[test]
 fn a_late_write_precedes_the_next_wait() {
     let scene = scene();
-    let mut second = scene.domain.allocate_slot().unwrap();
+    let second = scene.domain.allocate_slot().unwrap();
     scene.crowded(true);
     let late = scene.stream.ticket().unwrap();
     scene.stream.wait([second.ticket(1)]).unwrap();
@@ -215,7 +215,7 @@ fn a_late_write_precedes_the_next_wait() {
     );
     scene.domain.advance(&scene.gate, 1).unwrap();
     assert!(scene.reaches(late), "it waits for what came after it");
-    scene.domain.advance(&mut second, 1).unwrap();
+    scene.domain.advance(&second, 1).unwrap();
 }
 
 #[test]

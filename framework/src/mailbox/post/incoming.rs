@@ -153,6 +153,19 @@ impl Office {
             if owner == self.me {
                 continue;
             }
+            if entry.in_parts {
+                // It will be written, and nothing on the way of a message waits for a mapping.
+                match self.chunk(entry.id.chunk, Access::ReadWrite) {
+                    Chunk::Mapped(_) => {}
+                    Chunk::Wanted => look = Look::Wait,
+                    Chunk::Missing => {
+                        return Look::Never(format!(
+                            "chunk {} of {owner} cannot be mapped writable",
+                            entry.id.chunk.index
+                        ));
+                    }
+                }
+            }
             match self.chunk(entry.id.chunk, Access::ReadOnly) {
                 Chunk::Mapped(mapping) => {
                     if mapping.range(entry.offset, entry.bytes).is_none() {
@@ -214,11 +227,18 @@ impl Office {
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on line {} came back with another place or size", id.line));
             }
+            if entry.in_parts {
+                lease.set_in_parts();
+            }
             return Ok(lease);
         }
-        let Chunk::Mapped(mapping) = self.chunk(id.chunk, Access::ReadOnly) else {
-            return Err(format!("chunk {} of {owner} does not exist", id.chunk.index));
+        let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
+        let mapped = |access| match self.chunk(id.chunk, access) {
+            Chunk::Mapped(mapping) => Ok(mapping),
+            Chunk::Wanted | Chunk::Missing => Err(missing()),
         };
+        let mapping = mapped(Access::ReadOnly)?;
+        let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
         if owner == link.peer {
             link.held.fetch_add(1, Ordering::Relaxed);
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_gone(owner)) {
@@ -228,7 +248,12 @@ impl Office {
         let office = self.arc().ok_or("the post office is closing")?;
         let domain = Arc::clone(&self.domain);
         let returns: Arc<dyn Returns> = office;
-        Ok(Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole))
+        let lease = Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole);
+        if let Some(writable) = writable {
+            lease.set_writable(writable);
+            lease.set_in_parts();
+        }
+        Ok(lease)
     }
 
     /// Gives back leases that the peer granted and that were not adopted.

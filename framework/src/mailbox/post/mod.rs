@@ -47,7 +47,7 @@ use crate::clock::turn::TurnEnd;
 use crate::clock::{ClockDomain, ClockPage};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions};
+use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
 use crate::os::EventFd;
@@ -69,6 +69,8 @@ pub struct Office {
     pools: RwLock<Vec<Arc<Pool>>>,
     chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Of split memory of other processes.
+    writers: Writers,
     /// Threads that wait for a chunk.
     mapping: AtomicUsize,
     /// A chunk of a process that ended is to be left to the leases on it.
@@ -179,6 +181,7 @@ impl Office {
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            writers: Writers::default(),
             mapping: AtomicUsize::new(0),
             loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
@@ -252,6 +255,11 @@ impl Office {
         }
     }
 
+    /// Peers that there is a link to, open or not.
+    pub(crate) fn links_kept(&self) -> usize {
+        self.links.all().len()
+    }
+
     /// What the process and its actors have done.
     pub fn figures(&self) -> ProcessFigures {
         let stats = self.stats();
@@ -277,11 +285,6 @@ impl Office {
             figures.pool_bytes += pool.chunk_bytes;
         }
         figures
-    }
-
-    /// Peers that there is a link to, open or not.
-    pub(crate) fn links_kept(&self) -> usize {
-        self.links.all().len()
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.

@@ -14,10 +14,12 @@ use super::Office;
 use super::inbox::Refusal;
 use super::link::{CLOSED, InFlight, Link, Outbound};
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
 use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
 use crate::mailbox::ring::RingCorrupt;
 use crate::message::codec::{self, Encoded};
+use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::tensor::{DType, Gpu, TensorError};
 
@@ -140,11 +142,16 @@ impl Office {
     pub(crate) fn commit(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded) {
         let since = self.domain.tracer().begin();
         let link = Arc::clone(&claim.link);
-        let Encoded { body, leases, tensors } = encoded;
+        let Encoded { body, leases, tensors, mut parts } = encoded;
         let mut granted = SmallVec::new();
         let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
         for (lease, ready) in &leases {
-            let entry = self.entry_for(&link, lease, *ready, &mut granted);
+            // Before the frame is written: a part that comes back at once finds that it had left.
+            let given = give_away(lease, &mut parts);
+            let entry = match given {
+                None => self.entry_for(&link, lease, *ready, &mut granted),
+                Some((given, uses)) => self.entry_for_parts(&link, lease, given, uses, &mut granted),
+            };
             self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
             entries.push(entry);
         }
@@ -206,17 +213,7 @@ impl Office {
         granted: &mut SmallVec<[crate::lease::LeaseId; 2]>,
     ) -> LeaseEntry {
         let id = lease.id();
-        let mut shared = true;
-        if let Some(pool) = lease.pool() {
-            match pool.grant(id, link.peer) {
-                Ok(before) => {
-                    shared = before;
-                    granted.push(id);
-                }
-                // The lease is a value of this process, so its line is open.
-                Err(error) => tracing::error!(%error, "an own lease is not in the book"),
-            }
-        }
+        let shared = grant(link, lease, granted);
         let mut sole = lease.hand_over(link.peer, shared);
         let mut ready = ready;
         if sole {
@@ -231,7 +228,33 @@ impl Office {
             }
         }
         let ready = ready.filter(|ticket| !self.domain.passed(ticket).unwrap_or(false));
-        LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole }
+        LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole, in_parts: false }
+    }
+
+    /// For memory of which parts are in the frame. `given` is whether the message had the only handle on each.
+    fn entry_for_parts(
+        &self,
+        link: &Link,
+        lease: &Lease,
+        given: bool,
+        mut uses: Uses,
+        granted: &mut SmallVec<[crate::lease::LeaseId; 2]>,
+    ) -> LeaseEntry {
+        let id = lease.id();
+        let _ = grant(link, lease, granted);
+        uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(false));
+        // All that was done with these parts, here and before: the next writer waits for it (CLOCK-1).
+        let (ready, in_parts) = match lease.one_of(uses) {
+            Ok(ready) => (ready, given),
+            Err(error) => {
+                tracing::error!(?error, "parts of one lease have been used by no stream and differ");
+                (None, false)
+            }
+        };
+        if !given {
+            tracing::warn!(peer = %link.peer, "a part was kept when it was sent; its message will be refused");
+        }
+        LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole: false, in_parts }
     }
 
     /// Puts a large body into host memory, to travel as a lease.
@@ -360,6 +383,23 @@ impl Office {
         // The rest is for the reader: a lock is held here.
         self.wake_reader();
         PostError::Gone(link.peer)
+    }
+}
+
+/// The peer's lease into the book, where the memory is this process's own (LEASE-1); whether somebody else was ever given
+/// one.
+fn grant(link: &Link, lease: &Lease, granted: &mut SmallVec<[crate::lease::LeaseId; 2]>) -> bool {
+    let Some(pool) = lease.pool() else { return true };
+    match pool.grant(lease.id(), link.peer) {
+        Ok(before) => {
+            granted.push(lease.id());
+            before
+        }
+        // The lease is a value of this process, so its line is open.
+        Err(error) => {
+            tracing::error!(%error, "an own lease is not in the book");
+            true
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
-use crate::lease::{LeaseId, Pool, Returns};
+use crate::lease::{LeaseId, Pool, Returns, Writers};
 use crate::limits::{MAX_GRANTED, RETURN_SLOTS};
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
@@ -27,6 +27,10 @@ impl Returns for Office {
 
     fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError> {
         self.map_now(id.chunk, Access::ReadWrite)
+    }
+
+    fn writers(&self) -> &Writers {
+        &self.writers
     }
 }
 
