@@ -138,6 +138,8 @@ pub mod message;
 pub mod node;
 pub mod observe;
 pub mod os;
+pub mod pipeline;
+pub mod published;
 pub mod tensor;
 pub mod testing;
 

@@ -145,6 +145,32 @@ fn a_killed_workers_last_handler_is_in_the_file(builder: Builder) {
     assert_eq!(last.expect("the arrow to it").from["pid"], trace.pid("node"));
 }
 
+// DEATH-2.
+fn every_life_of_a_restarted_worker_is_in_the_file(builder: Builder) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.json");
+    let node = builder.trace(&file).start().unwrap();
+    let holder = node.spawn::<Holder>(()).name("phoenix").restart(Restart::on_failure(3)).start().unwrap();
+    let first = ask(&node, &holder.address(), Check).pid;
+    node.supervisor().kill_worker(holder.worker());
+    until("it is back", || {
+        node.block_on(holder.address().ask(Check)).is_ok_and(|health| health.pid != first)
+    });
+    end(node);
+
+    let trace = Trace::read(&file);
+    let lives = ["phoenix (p1.0)", "phoenix (p1.1)"].map(|life| trace.pid(life));
+    let life = |pid: u64| -> Vec<&str> {
+        let instants = trace.phase("i").filter(|event| text(event, "cat") == "life" && event["pid"] == pid);
+        instants.map(|event| text(event, "name")).collect()
+    };
+    assert_eq!(life(lives[0]), ["started", "ended: signal: 9 (SIGKILL)"]);
+    assert_eq!(life(lives[1])[0], "restarted");
+    for pid in lives {
+        assert!(handlers(&trace, pid, "Check").count() > 0);
+    }
+}
+
 // MBX-2.
 fn what_a_full_ring_drops_is_counted_and_the_rest_is_whole(builder: Builder) {
     let folder = tempfile::tempdir().unwrap();
@@ -339,6 +365,7 @@ fn main() {
         cases![
             a_trace_links_every_send_to_its_handler_in_the_other_process,
             a_killed_workers_last_handler_is_in_the_file,
+            every_life_of_a_restarted_worker_is_in_the_file,
             what_a_full_ring_drops_is_counted_and_the_rest_is_whole,
             a_stream_that_waits_is_in_the_trace_and_in_the_figures,
             figures_say_what_is_queued_handled_and_in_flight,

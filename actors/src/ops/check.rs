@@ -23,8 +23,9 @@ pub fn floats(gpu: &Gpu, what: &str, found: &Tensor, wanted: &[f32], tolerance: 
         } else {
             (found - wanted).abs()
         };
-        // The other way round, a NaN would pass.
-        if !(difference <= tolerance) {
+        // Said this way round, because a NaN is within nothing.
+        let is_within = difference <= tolerance;
+        if !is_within {
             return Err(differs(what, at, f64::from(found), f64::from(wanted), f64::from(tolerance)));
         }
         largest = largest.max(difference);

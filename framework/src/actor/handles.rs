@@ -3,6 +3,7 @@
 
 use std::any::type_name;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 
 use actix::dev::MessageResponse;
 use actix::{Context, Handler};
@@ -11,6 +12,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::RemoteActor;
+use super::receive::Receive;
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
@@ -43,6 +45,18 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         ctx: &mut Context<A>,
         stream: &Stream,
     ) -> Option<LocalBoxFuture<'static, ()>>;
+
+    /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>>;
+
+    /// Says that it is not handled, and why.
+    fn refuse(self: Box<Self>, why: String);
+
+    /// Its actor failed and is restarted: where a reply is waited for, that is said.
+    fn turn_away(self: Box<Self>);
 
     /// For reports.
     fn name(&self) -> &'static str;
@@ -215,12 +229,12 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
-    fn refuse(self, why: String) {
+    fn refuse(self, why: Refusal) {
         match self {
-            Done::Remote(receipt) => receipt.refuse(&Refusal::Undelivered(why)),
+            Done::Remote(receipt) => receipt.refuse(&why),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
-                    let _ = answer.send(Err(AskFailure::Refused(Refusal::Undelivered(why))));
+                    let _ = answer.send(Err(AskFailure::Refused(why)));
                 }
             }
         }
@@ -244,7 +258,7 @@ where
         let waited = if tickets.is_empty() { Ok(()) } else { stream.wait(tickets) };
         if let Err(error) = waited {
             tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-            done.refuse(error.to_string());
+            done.refuse(Refusal::Undelivered(error.to_string()));
             return None;
         }
         let response = <A as Handler<M>>::handle(actor, message, ctx);
@@ -270,6 +284,30 @@ where
                 .boxed_local(),
             ),
         }
+    }
+
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
+        match receive.fetch(&self.message, waker) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Ok(None)) => {}
+            Poll::Ready(Ok(Some(fetched))) => {
+                // The originals go here, behind the copies (CLOCK-2).
+                self.message = fetched.message;
+                self.tickets = fetched.tickets;
+            }
+            Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn refuse(self: Box<Self>, why: String) {
+        self.done.refuse(Refusal::Undelivered(why));
+    }
+
+    fn turn_away(self: Box<Self>) {
+        let Parcel { message, done, .. } = *self;
+        drop(message);
+        done.refuse(Refusal::Restarting);
     }
 
     fn name(&self) -> &'static str {

@@ -144,6 +144,7 @@ pub(crate) mod bytes {
 mod tests {
     use super::*;
     use crate::ids::{DeviceId, ProcessId};
+    use crate::mailbox::lives::RestartWhen;
     use crate::mailbox::port::Place;
 
     fn start() -> StartActor {
@@ -154,7 +155,10 @@ mod tests {
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
+            receive_on: Some(DeviceId::HOST),
             own_thread: true,
+            life: 2,
+            restarts: RestartWhen::Failed,
         }
     }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
@@ -121,8 +122,14 @@ pub struct StartActor {
     pub args: Vec<u8>,
     /// The device that it works on.
     pub device: DeviceId,
+    /// The device that the tensors of its messages are copied to.
+    pub receive_on: Option<DeviceId>,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
+    /// Which life of the actor this is, from 0.
+    pub life: u32,
+    /// When it is started anew.
+    pub restarts: RestartWhen,
 }
 
 /// An actor to start, as the node is asked for it.
@@ -137,6 +144,8 @@ pub struct NewActor {
     pub args: Vec<u8>,
     /// The device that it works on.
     pub device: DeviceId,
+    /// The device that the tensors of its messages are copied to.
+    pub receive_on: Option<DeviceId>,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
     /// Messages that one sending process may have unhandled in its mailbox.

@@ -23,6 +23,7 @@ mod mps;
 mod program;
 mod questions;
 mod registry;
+mod restart;
 mod roster;
 pub mod shutdown;
 mod signals;
@@ -39,13 +40,16 @@ use crate::observe::figures::{Figures, export};
 use crate::observe::progress::{Progress, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 
+pub use crate::mailbox::lives::EndReason;
+
 pub use self::builder::NodeBuilder;
 pub use self::handshake::{Build, BuildMismatch};
 pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
+pub use self::restart::Restart;
 pub use self::roster::PlaceError;
-pub use self::shutdown::{Phase, ShutdownReport, WorkerEnd};
+pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
 pub use self::signals::RunError;
 pub use self::spawn::{ActorError, ChannelStart, Spawn, Spawned};
 pub use self::supervisor::{

@@ -124,3 +124,25 @@ pub(super) fn area(width: u32, height: u32, planes: u32) -> LaunchConfig {
         shared_mem_bytes: 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything that is compiled passes here; where there is no compiler, that is what is said.
+    #[test]
+    fn what_cannot_be_compiled_is_said() {
+        match compile("broken.cu", "this is no C++") {
+            Err(OpError::Compile { source_name, log }) => {
+                assert_eq!(source_name, "broken.cu");
+                assert!(log.contains("error"), "{log}");
+            }
+            Err(error @ OpError::NoCompiler { .. }) => {
+                assert!(error.to_string().contains("put its folder on LD_LIBRARY_PATH"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let refused = compile("zero.cu", "a\0b");
+        assert!(matches!(refused, Err(OpError::Compile { .. })), "{refused:?}");
+    }
+}

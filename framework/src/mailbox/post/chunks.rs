@@ -193,8 +193,8 @@ impl Office {
         let mut loose = Vec::new();
         for mut entry in self.chunks.iter_mut() {
             let owner = entry.key().0.owner;
-            let may_send = self.links.in_slot_of(owner).is_some_and(|link| link.peer == owner);
-            if may_send || !self.has_gone(owner) {
+            // While there is a link, frames of the owner are still to be read.
+            if self.links.to(owner).is_some() || !self.has_gone(owner) {
                 continue;
             }
             if let Known::Mapped(mapping) = entry.value() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::link::{BadHalf, Link};
-use super::{Departed, Office, Slot};
+use super::{Office, Slot};
 use crate::clock::ClockPage;
 use crate::ids::ProcessId;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
@@ -14,7 +14,7 @@ impl Office {
     /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
     /// not. It may not be open yet.
     pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        if let Some(link) = self.links.in_slot_of(peer).filter(|link| link.peer == peer) {
+        if let Some(link) = self.links.to(peer) {
             return (!link.is_broken()).then_some(link);
         }
         if self.gone.contains(peer) || peer.slot() == self.me.slot() || self.gone.take_nobody(peer) {
@@ -50,8 +50,8 @@ impl Office {
             }
         };
         for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if matches!(inbox, Slot::Withdrawn) {
-                link.close(index as u16);
+            if let Slot::Withdrawn { away } = inbox {
+                link.close(index as u16, *away);
             }
         }
         Some(link)
@@ -89,14 +89,14 @@ impl Office {
                 self.chunk_came(chunk, device, bytes, access, descriptors);
             }
             FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
-            FromNode::Actor { actor, place } => self.directory.actor(actor, place),
+            FromNode::Actor { actor, at } => self.actor_is(actor, at),
+            FromNode::Obituary(obituary) => self.mourn(obituary),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
-            FromNode::Epitaph { process, text } => self.gone.note_how(process, text.into()),
             FromNode::Gone { process } => self.process_gone(process),
             FromNode::Nobody { process } => {
                 self.gone.note_nobody(process);
-                if let Some(link) = self.links.in_slot_of(process).filter(|link| link.peer == process) {
+                if let Some(link) = self.links.to(process) {
                     // The place is for a life of the slot that there is.
                     self.links.remove(&link);
                     self.give_up(&link);
@@ -114,7 +114,7 @@ impl Office {
         let Some(link) = self.link(from) else { return Ok(()) };
         // The clock page first: a frame that comes over the link may carry tickets of it.
         self.domain.add_peer(from, ClockPage::open(clock)?);
-        link.connect(&self.mail, self.me.slot(), mail, memory, bell)?;
+        link.connect(mail, memory, bell)?;
         let route = ToNode::Route { to: from, letter: Letter::LinkAck };
         if self.port.send(route, Vec::new()).is_err() {
             link.break_off();
@@ -154,8 +154,8 @@ impl Office {
     /// nothing goes to it any more.
     fn process_gone(&self, process: ProcessId) {
         self.gone.note(process);
-        let link = self.links.in_slot_of(process);
-        match link.filter(|link| link.peer == process) {
+        self.look_again();
+        match self.links.to(process) {
             // Its asks fail once the replies that it had posted are read.
             Some(link) => link.end(),
             None => {
@@ -178,11 +178,6 @@ impl Office {
         crate::lease::pool::Surroundings::drain_returns(self);
         let pools = self.pools.read().clone();
         pools.iter().for_each(|pool| pool.evict(process));
-    }
-
-    /// A process that has ended, or broke the protocol, with what is known about its end.
-    pub(crate) fn departed(&self, process: ProcessId) -> Departed {
-        Departed { process, how: self.gone.how(process) }
     }
 
     /// Whether a process has ended.

@@ -7,6 +7,7 @@ use dashmap::DashMap;
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
+use crate::mailbox::lives::Obituary;
 
 /// The processes that ended. A slot's lives follow each other, so the last one that ended stands for all before it, and
 /// thousands of deaths take no more room than one.
@@ -16,27 +17,8 @@ pub(super) struct Ended {
     by_slot: Box<[AtomicU64]>,
     /// Names that the node had never heard of. Each is good for one question: there may be such a process later (WIRE-1).
     nobody: DashMap<ProcessId, ()>,
-    /// How the last life of each slot ended, in the node's words.
-    how: DashMap<usize, (ProcessId, Arc<str>)>,
-}
-
-/// A process that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Departed {
-    /// Which.
-    pub process: ProcessId,
-    /// Its name, how and why it ended, in words, where the node has said so.
-    pub how: Option<Arc<str>>,
-}
-
-impl std::fmt::Display for Departed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.how {
-            Some(how) => write!(f, "{} ({how})", self.process),
-            None => write!(f, "{}", self.process),
-        }
-    }
+    /// What the node said of the last life of each slot that ended.
+    how: DashMap<usize, Arc<Obituary>>,
 }
 
 impl Ended {
@@ -61,15 +43,13 @@ impl Ended {
     }
 
     /// The node says how a process has ended.
-    pub(super) fn note_how(&self, process: ProcessId, text: Arc<str>) {
-        if process.slot() < MAX_PROCESSES {
-            self.how.insert(process.slot(), (process, text));
-        }
+    pub(super) fn note_how(&self, obituary: Obituary) {
+        self.how.insert(obituary.process.slot(), Arc::new(obituary));
     }
 
-    pub(super) fn how(&self, process: ProcessId) -> Option<Arc<str>> {
+    pub(super) fn how(&self, process: ProcessId) -> Option<Arc<Obituary>> {
         let known = self.how.get(&process.slot())?;
-        (known.0 == process).then(|| Arc::clone(&known.1))
+        (known.process == process).then(|| Arc::clone(&known))
     }
 
     /// The node says that there never was such a process.
@@ -90,6 +70,7 @@ impl Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mailbox::lives::EndReason;
 
     #[test]
     fn the_last_life_that_ended_stands_for_all_before_it() {
@@ -100,8 +81,14 @@ mod tests {
         assert!(ended.contains(life(3, 0)) && ended.contains(life(3, 7)));
         assert!(!ended.contains(life(3, 8)) && !ended.contains(life(4, 0)));
         // How, is only known of the last.
-        ended.note_how(life(3, 7), "it was killed".into());
-        assert_eq!(ended.how(life(3, 7)).as_deref(), Some("it was killed"));
+        ended.note_how(Obituary {
+            process: life(3, 7),
+            worker: "blur".into(),
+            reason: EndReason::Signal(9),
+            restarting: Vec::new(),
+            gave_up: Vec::new(),
+        });
+        assert_eq!(ended.how(life(3, 7)).map(|last| last.reason.clone()), Some(EndReason::Signal(9)));
         assert_eq!(ended.how(life(3, 5)), None);
     }
 

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::inbox::{Delivery, Receipt, Refusal};
-use super::link::{CLOSED, Inbound, Link};
+use super::link::{AWAY, Inbound, Link};
 use super::{Office, entry};
 use crate::clock::Ticket;
 use crate::device::Access;
@@ -318,14 +318,16 @@ impl Office {
         let Some(inbox) = inbox else {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
+            let away = self.is_away(index);
             if self.inbox(index).is_none() {
-                link.close(index);
+                link.close(index, away);
             }
-            return self.refuse_frame(link, inbound, frame, &Refusal::NoSuchActor);
+            let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };
+            return self.refuse_frame(link, inbound, frame, &why);
         };
         let Some(received) = inbound.received.get_mut(usize::from(index)) else { return };
         let done = link.handed_back(index);
-        if done != CLOSED && received.saturating_sub(done) >= u64::from(inbox.capacity()) {
+        if done < AWAY && received.saturating_sub(done) >= u64::from(inbox.capacity()) {
             // MBX-2: a peer that ignores the credits is dropped, not buffered for.
             self.reject(link, "it sent more than its credits");
             return self.give_up(link);

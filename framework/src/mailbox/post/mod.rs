@@ -33,7 +33,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use asks::AskFailure;
-pub use ended::Departed;
+pub(crate) use directory::{Settled, Way};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -100,8 +100,10 @@ enum Slot {
     #[default]
     Free,
     Taken(Arc<dyn Inbox>),
-    /// Somebody was there.
-    Withdrawn,
+    /// Somebody was there, and is started anew if this is set.
+    Withdrawn {
+        away: bool,
+    },
 }
 
 /// What a post office has counted since it opened.
@@ -112,6 +114,8 @@ pub(crate) struct Counters {
     pub(crate) rejected: AtomicU64,
     pub(crate) dead_letters: AtomicU64,
     pub(crate) bytes_lent: AtomicU64,
+    pub(crate) bytes_fetched: AtomicU64,
+    pub(crate) bytes_staged: AtomicU64,
 }
 
 /// What a post office has counted since it opened.
@@ -127,6 +131,11 @@ pub struct OfficeStats {
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
+    /// Bytes of tensors that were copied to the device of the actor that got them, because it said so
+    /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
+    pub bytes_fetched: u64,
+    /// Of these, bytes that went through host memory because one GPU has no access to the other's memory.
+    pub bytes_staged: u64,
 }
 
 /// Why a post office could not open, or a device not be used.
@@ -244,6 +253,15 @@ impl Office {
         self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
     }
 
+    /// The devices whose memory this process has used.
+    pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.pools.read().iter().map(|pool| pool.device_id()).collect()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// What it has counted.
     pub fn stats(&self) -> OfficeStats {
         OfficeStats {
@@ -252,6 +270,8 @@ impl Office {
             rejected: self.counters.rejected.load(Ordering::Relaxed),
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
+            bytes_fetched: self.counters.bytes_fetched.load(Ordering::Relaxed),
+            bytes_staged: self.counters.bytes_staged.load(Ordering::Relaxed),
         }
     }
 
@@ -266,7 +286,7 @@ impl Office {
         let inboxes = self.inboxes.read().clone();
         let actors = inboxes.iter().filter_map(|slot| match slot {
             Slot::Taken(inbox) => inbox.figures(),
-            Slot::Free | Slot::Withdrawn => None,
+            Slot::Free | Slot::Withdrawn { .. } => None,
         });
         let mut figures = ProcessFigures {
             sent: stats.sent,
@@ -333,7 +353,7 @@ impl Office {
             }
             std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
         };
-        if matches!(before, Slot::Withdrawn) {
+        if matches!(before, Slot::Withdrawn { .. }) {
             // The node gives a place out again when it has given out all others.
             for link in self.links.all().iter() {
                 link.reopen(index as u16);
@@ -344,15 +364,20 @@ impl Office {
 
     /// The actor at `index` is gone: its senders are told.
     pub fn withdraw(&self, index: u16) {
+        self.withdraw_for(index, false);
+    }
+
+    /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
+    pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         let slot = self
             .inboxes
             .write()
             .get_mut(usize::from(index))
-            .map(|slot| std::mem::replace(slot, Slot::Withdrawn));
+            .map(|slot| std::mem::replace(slot, Slot::Withdrawn { away }));
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
         for link in self.links.all().iter() {
-            link.close(index);
+            link.close(index, away);
             link.ring(false);
         }
     }
@@ -372,6 +397,11 @@ impl Office {
             Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
             _ => None,
         }
+    }
+
+    /// Whether the actor that was at `index` is started anew.
+    pub(crate) fn is_away(&self, index: u16) -> bool {
+        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true }))
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

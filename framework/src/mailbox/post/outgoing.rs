@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::Office;
 use super::inbox::Refusal;
-use super::link::{CLOSED, InFlight, Link, Outbound};
+use super::link::{AWAY, CLOSED, InFlight, Link, Outbound};
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
@@ -55,6 +55,8 @@ pub(crate) enum PostError {
     NotNow(NotNow),
     #[error("there is no such actor (any more)")]
     NoSuchActor,
+    #[error("the actor failed and is being restarted")]
+    Restarting,
     #[error("process {0} has ended")]
     Gone(ProcessId),
     #[error("its body of {bytes} bytes needs host memory: {error}")]
@@ -419,8 +421,10 @@ fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), 
         return Ok(());
     }
     let done = link.credit(envelope.index);
-    if done == CLOSED {
-        return Err(PostError::NoSuchActor);
+    match done {
+        CLOSED => return Err(PostError::NoSuchActor),
+        AWAY => return Err(PostError::Restarting),
+        _ => {}
     }
     let sent = out.sent.get(usize::from(envelope.index)).copied().ok_or(PostError::NoSuchActor)?;
     // A peer that claims to have handled more than was sent gets no more than a full window for it.

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use crate::ids::ProcessId;
+use crate::mailbox::lives::EndReason;
 use crate::mailbox::port::ToNode;
 use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
@@ -12,7 +13,7 @@ use crate::node::host::Identity;
 use crate::node::limits::END_GRACE;
 use crate::observe::log::Severity;
 
-use super::record::{Stage, Worker};
+use super::record::{Asker, Stage, Worker};
 use super::run::State;
 use super::{SpawnError, figures};
 
@@ -42,17 +43,22 @@ impl State {
             (Up::Hello { build, pid }, Stage::Greeting { .. }) => self.hello(index, &build, pid),
             (Up::Ready, Stage::Opening { .. }) => {
                 let stage = std::mem::replace(&mut worker.stage, Stage::Running);
-                if let Stage::Opening { reply, .. } = stage {
-                    let _ = reply.try_send(Ok(worker.id));
-                }
                 self.dirty = true;
+                if let Stage::Opening { asker, .. } = stage {
+                    asker.answer(Ok(worker.id));
+                    if matches!(asker, Asker::Restart) {
+                        self.worker_is_back(index);
+                    }
+                }
             }
             (Up::OpenFailed { why }, Stage::Opening { .. }) => {
                 // Its exit, which follows, answers whoever asked for it.
+                worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
             (Up::Failing { why }, Stage::Opening { .. } | Stage::Running) => {
+                worker.cause.get_or_insert_with(|| EndReason::GpuFault(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
@@ -85,17 +91,19 @@ impl State {
             worker.give_up(text.clone());
             return self.complain(index, text);
         }
-        let Stage::Greeting { deadline, reply } = std::mem::replace(&mut worker.stage, Stage::Ending) else {
+        let Stage::Greeting { deadline, asker } = std::mem::replace(&mut worker.stage, Stage::Ending) else {
             return;
         };
         if let Err(source) = handshake::check(&self.settings.program.build, build) {
-            worker.why.get_or_insert("it runs another build than the node".to_owned());
+            let why = "it runs another build than the node".to_owned();
+            worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
+            worker.why.get_or_insert(why);
             worker.send(&Down::Refused { why: source.to_string() }, Vec::new());
             worker.kill_at = Some(Instant::now() + END_GRACE);
-            let _ = reply.try_send(Err(SpawnError::Build { name: worker.name.to_string(), source }));
+            asker.answer(Err(SpawnError::Build { name: worker.name.to_string(), source }));
             return;
         }
-        worker.stage = Stage::Opening { deadline, reply };
+        worker.stage = Stage::Opening { deadline, asker };
         let identity = Identity {
             process: worker.process,
             name: worker.name.to_string(),
@@ -105,7 +113,11 @@ impl State {
         };
         let log_filter = self.settings.worker_log.clone();
         worker.send(&Down::Welcome { identity, log_filter }, Vec::new());
-        self.broker.joined(worker.process);
+        let process = worker.process;
+        self.broker.joined(process);
+        let mut told = Vec::new();
+        self.broker.brief(process, &mut told);
+        self.deliver(told);
     }
 
     /// The worker has sent the memory that it notes its trace in.

@@ -15,6 +15,7 @@ mod figures;
 mod launch;
 mod messages;
 mod record;
+mod restarts;
 mod run;
 mod stopping;
 
@@ -32,7 +33,8 @@ use crate::ids::ActorId;
 use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
 use crate::node::host::{NewActor, Resident};
 use crate::node::journal::Journal;
-use crate::node::shutdown::ShutdownReport;
+use crate::node::restart::Restart;
+use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::figures::Figures;
 use crate::observe::trace::Collector;
 use crate::os::EventFd;
@@ -72,7 +74,7 @@ enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
     Spawn(String, Reply<Result<WorkerId, SpawnError>>),
-    Start(WorkerId, NewActor, Reply<Result<(ActorId, Place), StartError>>),
+    Start(WorkerId, NewActor, Restart, Reply<Result<(ActorId, Place), StartError>>),
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Place), StartError>>),
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
@@ -169,7 +171,21 @@ impl Supervisor {
     /// # Errors
     /// [`StartError`]: it says what `create` said, or how the worker ended.
     pub fn start_actor(&self, worker: WorkerId, actor: NewActor) -> Result<(ActorId, Place), StartError> {
-        self.shared.ask(|reply| Command::Start(worker, actor, reply))?
+        self.start_supervised(worker, actor, Restart::never())
+    }
+
+    /// As [`start_actor`](Self::start_actor), with a policy for when it ends. It holds once the actor has started: a first
+    /// start that fails is an error here and nothing else.
+    ///
+    /// # Errors
+    /// As [`start_actor`](Self::start_actor).
+    pub fn start_supervised(
+        &self,
+        worker: WorkerId,
+        actor: NewActor,
+        policy: Restart,
+    ) -> Result<(ActorId, Place), StartError> {
+        self.shared.ask(|reply| Command::Start(worker, actor, policy, reply))?
     }
 
     /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
@@ -186,7 +202,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::ActorEnded(actor));
     }
 
-    /// Waits until a worker has ended, and says how. `None` where there is no such worker (any more).
+    /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how the last one
+    /// ended. `None` where there is no such worker (any more).
     pub fn await_end(&self, worker: WorkerId) -> Option<WorkerState> {
         let ended = |state: &WorkerState| matches!(state, WorkerState::Ended { .. });
         self.shared
@@ -203,7 +220,7 @@ impl Supervisor {
         self.shared.ask(Command::Figures)
     }
 
-    /// Kills a worker at once. The rest of the node goes on.
+    /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.
     pub fn kill_worker(&self, worker: WorkerId) {
         // After the node's end there is nothing left to kill.
         let _ = self.shared.push(Command::KillWorker(worker));
