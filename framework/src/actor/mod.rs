@@ -165,6 +165,13 @@ impl Env {
         self.office.until_stopping()
     }
 
+    /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other
+    /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
+    /// that what came before does not wait for it.
+    pub fn publish(&self) {
+        crate::clock::turn::settle();
+    }
+
     /// What the actor's process has sent and received so far, for all its actors together.
     pub fn stats(&self) -> OfficeStats {
         self.office.stats()

@@ -36,6 +36,23 @@ impl Gpu {
         Ok(())
     }
 
+    /// The bytes of a tensor on this device, its elements in row-major order whatever its strides: what a file holds. Blocks
+    /// until they are there.
+    ///
+    /// # Errors
+    /// Another device, data that will not come.
+    pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
+        let tensor = self.contiguous(tensor)?;
+        in_reach(tensor.device(), self)?;
+        let span = tensor.layout().bytes_span(tensor.dtype())?;
+        let address = tensor.read_on(self.stream())? + span.start as u64;
+        let mut bytes = vec![0_u8; span.len()];
+        // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
+        // has put the stream behind the data's writer.
+        unsafe { self.stream().backend().download(&mut bytes, address)? };
+        Ok(bytes)
+    }
+
     /// Copies a tensor of this device, whatever its strides, into a packed one: its elements in row-major order become
     /// those from `at` on. So several tensors are gathered into one, with one copy each where they are packed.
     ///
