@@ -145,7 +145,7 @@ impl<T> MapKernel<T> {
     }
 }
 
-/// How many threads, and width and height where the kernel is told those.
+/// A launch, and width and height where the kernel is told those.
 type Launch = (LaunchConfig, Option<[u32; 2]>);
 
 /// The launch for a shape; nothing where there is no element.

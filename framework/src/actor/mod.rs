@@ -8,9 +8,11 @@
 mod address;
 mod asking;
 mod error;
+mod fetch;
 mod handles;
 mod host;
 mod inbox;
+mod receive;
 mod sending;
 
 use std::sync::Arc;

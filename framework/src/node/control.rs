@@ -68,6 +68,9 @@ pub(crate) enum Down {
     Figures { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
+    /// Arm a fault.
+    #[cfg(feature = "testing")]
+    Arm(crate::fault::Fault),
     /// Stop every actor.
     StopActors,
     /// Exit with status 0.
@@ -155,6 +158,7 @@ mod tests {
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
+            receive_on: Some(DeviceId::HOST),
             own_thread: true,
             life: 2,
             restarts: RestartWhen::Failed,

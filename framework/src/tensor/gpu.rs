@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
-use super::host::same_device;
+use super::host::in_reach;
 use super::{DType, Element, Layout, Tensor, TensorError, TensorMut};
 use crate::clock::ClockDomain;
 use crate::clock::stream::Stream;
@@ -153,7 +153,7 @@ impl Gpu {
         if tensor.dtype() != T::DTYPE {
             return Err(TensorError::DType { asked: T::DTYPE, found: tensor.dtype() });
         }
-        same_device(tensor.device(), self.device_id(), &self.stream)?;
+        in_reach(tensor.device(), self)?;
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let address = tensor.read_on(&self.stream)? + span.start as u64;
         let mut bytes = vec![0_u8; span.len()];
@@ -178,7 +178,7 @@ impl Gpu {
     /// # Errors
     /// As for [`empty`](Self::empty), and a tensor on another device.
     pub fn copy(&self, tensor: &Tensor) -> Result<TensorMut, TensorError> {
-        same_device(tensor.device(), self.device_id(), &self.stream)?;
+        in_reach(tensor.device(), self)?;
         let mut copy = self.empty(tensor.dtype(), tensor.shape())?;
         let to = copy.write_on(&self.stream)?;
         // SAFETY: the copy has room for exactly these elements, and is this function's alone.
@@ -218,7 +218,7 @@ impl Gpu {
                 let (wanted, given) = (first.len(), tensor.len());
                 return Err(TensorError::Length { shape: first.shape().to_vec(), wanted, given });
             }
-            same_device(tensor.device(), self.device_id(), &self.stream)?;
+            in_reach(tensor.device(), self)?;
             // SAFETY: every tensor has as many bytes as the first, so together they fill the new allocation, which is
             // this function's alone.
             to = unsafe { self.copy_to(tensor, to, stacked.lease().writable()?.1)? };

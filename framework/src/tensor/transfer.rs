@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::host::same_device;
+use super::host::in_reach;
 use super::{Element, Gpu, Tensor, TensorError, TensorMut};
 use crate::device::Keep;
 
@@ -43,7 +43,7 @@ impl Gpu {
     /// Another device, data that will not come.
     pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
         let tensor = self.contiguous(tensor)?;
-        same_device(tensor.device(), self.device_id(), self.stream())?;
+        in_reach(tensor.device(), self)?;
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let address = tensor.read_on(self.stream())? + span.start as u64;
         let mut bytes = vec![0_u8; span.len()];
@@ -82,7 +82,7 @@ impl Gpu {
             let (shape, wanted) = (source.shape().to_vec(), source.len());
             return Err(TensorError::Length { shape, wanted, given: room });
         }
-        same_device(source.device(), self.device_id(), self.stream())?;
+        in_reach(source.device(), self)?;
         let size = source.dtype().size() as u64;
         let from = source.read_on(self.stream())?;
         let mut to = self.packed_start(tensor)? + at as u64 * size;
@@ -106,7 +106,7 @@ impl Gpu {
             let (shape, strides) = (tensor.shape().to_vec(), tensor.strides().to_vec());
             return Err(TensorError::NotContiguous { shape, strides });
         }
-        same_device(tensor.device(), self.device_id(), self.stream())?;
+        in_reach(tensor.device(), self)?;
         let offset = tensor.layout().bytes_span(tensor.dtype())?.start as u64;
         Ok(tensor.write_on(self.stream())? + offset)
     }
