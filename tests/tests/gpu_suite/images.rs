@@ -12,7 +12,7 @@ use tensorpost_actors::ready::{Code, Grid, MapKernel, MapKernelArgs, Named};
 use tensorpost_tests::harness::Builder;
 
 /// The examples' photographs: the binary is to run where there are no files.
-const PHOTOGRAPHS: [(&str, &[u8]); 5] = [
+pub(super) const PHOTOGRAPHS: [(&str, &[u8]); 5] = [
     ("camera.png", include_bytes!("../../../examples/data/camera.png")),
     ("chelsea.png", include_bytes!("../../../examples/data/chelsea.png")),
     ("clock.png", include_bytes!("../../../examples/data/clock.png")),

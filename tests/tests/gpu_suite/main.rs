@@ -28,6 +28,9 @@ use images::{
     normalise_agrees, parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
 };
 
+mod ready;
+use ready::ready_made_stages_agree_with_the_host;
+
 fn program(builder: Builder) -> Builder {
     receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>()))
 }
@@ -71,6 +74,7 @@ fn main() {
         statistics_agree,
         parts_of_tensors_agree,
         a_kernel_of_the_users_is_a_stage,
+        ready_made_stages_agree_with_the_host,
         what_does_not_fit_is_refused,
     ];
     harness::run(program, cases)
