@@ -141,6 +141,7 @@ pub mod node;
 pub mod observe;
 pub mod os;
 pub mod pipeline;
+pub mod published;
 pub mod tensor;
 pub mod testing;
 
