@@ -3,6 +3,7 @@
 
 use std::any::type_name;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 
 use actix::dev::MessageResponse;
 use actix::{Context, Handler};
@@ -11,6 +12,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::RemoteActor;
+use super::receive::Receive;
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
@@ -43,6 +45,15 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         ctx: &mut Context<A>,
         stream: &Stream,
     ) -> Option<LocalBoxFuture<'static, ()>>;
+
+    /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>>;
+
+    /// Says that it is not handled, and why.
+    fn refuse(self: Box<Self>, why: String);
 
     /// Its actor failed and is restarted: where a reply is waited for, that is said.
     fn turn_away(self: Box<Self>);
@@ -273,6 +284,24 @@ where
                 .boxed_local(),
             ),
         }
+    }
+
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
+        match receive.fetch(&self.message, waker) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Ok(None)) => {}
+            Poll::Ready(Ok(Some(fetched))) => {
+                // The originals go here, behind the copies (CLOCK-2).
+                self.message = fetched.message;
+                self.tickets = fetched.tickets;
+            }
+            Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn refuse(self: Box<Self>, why: String) {
+        self.done.refuse(Refusal::Undelivered(why));
     }
 
     fn turn_away(self: Box<Self>) {

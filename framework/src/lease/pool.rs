@@ -535,9 +535,9 @@ impl State {
 
     fn stats(&self) -> PoolStats {
         let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
-        for line in self.book.report() {
-            stats.held_bytes += line.block.bytes;
-            stats.lent_bytes += if line.holders.is_empty() { 0 } else { line.block.bytes };
+        for (block, lent) in self.book.live() {
+            stats.held_bytes += block.bytes;
+            stats.lent_bytes += if lent { block.bytes } else { 0 };
             stats.allocations += 1;
         }
         stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();

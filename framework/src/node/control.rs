@@ -155,6 +155,7 @@ mod tests {
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
+            receive_on: Some(DeviceId::HOST),
             own_thread: true,
             life: 2,
             restarts: RestartWhen::Failed,

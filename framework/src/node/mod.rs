@@ -127,7 +127,11 @@ impl<R: Residence> Node<R> {
     /// ```
     pub fn progress(&self) -> Progress {
         let supervisor = Arc::clone(&self.supervisor);
-        Progress::start(move || supervisor.figures().ok().map(|figures| Shown::from(&figures)))
+        Progress::start(move || {
+            let figures = supervisor.figures().ok()?;
+            export(&figures);
+            Some(Shown::from(&figures))
+        })
     }
 
     /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is

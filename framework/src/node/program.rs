@@ -49,10 +49,22 @@ fn somebody_waits_here(office: &Office) -> bool {
 
 impl Stage for WorkerStageWithNotices {
     async fn start_actor(&self, start: StartActor) -> Result<(), String> {
-        let StartActor { actor, place, name, type_name, args, device, own_thread, life, restarts } = start;
+        let StartActor {
+            actor,
+            place,
+            name,
+            type_name,
+            args,
+            device,
+            receive_on,
+            own_thread,
+            life,
+            restarts,
+        } = start;
         let notices = self.notices.clone();
         let ended: Ended = Box::new(move |why| notices.actor_stopped(actor, why));
-        let start = Start { actor, place, name, type_name, args, device, own_thread, life, restarts };
+        let start =
+            Start { actor, place, name, type_name, args, device, receive_on, own_thread, life, restarts };
         self.stage.start(start, ended).await
     }
 

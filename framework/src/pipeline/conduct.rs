@@ -49,6 +49,8 @@ struct Conductor {
     counts: Vec<Option<Counts>>,
     latest: HashMap<(u16, u16), Counts>,
     deaths: Vec<Death>,
+    /// The first death that nobody makes up for.
+    fatal_death: Option<Death>,
     failure: Option<Failure>,
     cancelled: bool,
     killed: bool,
@@ -69,6 +71,7 @@ pub(super) async fn conduct(
         counts: vec![None; members.len()],
         latest: HashMap::new(),
         deaths: Vec::new(),
+        fatal_death: None,
         failure: None,
         cancelled: false,
         killed: false,
@@ -109,6 +112,7 @@ pub(super) async fn conduct(
         }
     }
     drop(runs);
+    conductor.count_again().await;
     // An actor tells all before it answers, so what was told is here.
     while let Some(event) = events.try_recv() {
         conductor.event(event).await;
@@ -192,8 +196,20 @@ impl Conductor {
             AskError::TimedOut => "it did not answer".to_owned(),
         };
         tracing::warn!(target: "tensorpost::pipeline", stage, replica = member.replica, why, "a stage died");
-        self.deaths.push(Death { stage, replica: member.replica, why });
-        self.stop_sources().await;
+        let (of, replica) = (member.stage, member.replica);
+        let dead =
+            |replica: u16| self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica);
+        let mut others = self.members.iter().filter(|other| other.stage == of && other.replica != replica);
+        // Those who sent to it send again, to another; a source has nobody who would.
+        let replaced =
+            self.plan.at_least_once.is_some() && !member.source && others.any(|other| !dead(other.replica));
+        let death = Death { stage, replica, why };
+        self.deaths.push(death.clone());
+        if !replaced {
+            self.fatal_death.get_or_insert(death);
+            self.stop_sources().await;
+        }
+        let member = &self.members[index];
         let lanes = member.lanes.clone();
         for (other, member) in self.members.iter().enumerate() {
             let waits = self.counts[other].is_none() && other != index;
@@ -206,6 +222,20 @@ impl Conductor {
             {
                 // One that has died too is noticed by itself.
                 let _ = member.control.send(Control::Gone(lanes.clone())).await;
+            }
+        }
+    }
+
+    /// After a death some had more to do when they had answered already: what was sent again.
+    async fn count_again(&mut self) {
+        if self.deaths.is_empty() || self.killed {
+            return;
+        }
+        let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
+        let asks: Vec<_> = asks.map(|(index, member)| (index, member.run.ask(Run))).collect();
+        for (index, ask) in asks {
+            if let Ok(counts) = ask.await {
+                self.counts[index] = Some(counts);
             }
         }
     }
@@ -229,7 +259,7 @@ impl Conductor {
             return Err(PipelineError::Killed { report });
         }
         // A death first: what fails after it, fails because of it.
-        if let Some(Death { stage, replica, why }) = self.deaths.into_iter().next() {
+        if let Some(Death { stage, replica, why }) = self.fatal_death {
             return Err(PipelineError::Died { stage, replica, why, report });
         }
         match self.failure.or(fatal) {

@@ -37,8 +37,8 @@ pub struct Pipeline {
 }
 
 /// Items of type `T`, on their way from the stages that make them to the one that is written down next. `At` says which
-/// stage the methods that tune one are about: [`AfterSource`], [`After`], or none.
-#[must_use = "a flow that nobody takes is a mistake that keeps the pipeline from running"]
+/// stage the methods that tune one are about: [`AfterSource`], [`After`], or none. A flow that nobody takes is a mistake that
+/// keeps the pipeline from running.
 pub struct Flow<T, At = Plain> {
     draft: Rc<RefCell<Draft>>,
     taps: Vec<Tap>,
@@ -140,7 +140,7 @@ impl Draft {
 }
 
 /// A name for a closure, the same in every process that writes the pipeline down.
-fn closure_name(draft: &RefCell<Draft>) -> String {
+pub(super) fn closure_name(draft: &RefCell<Draft>) -> String {
     let mut draft = draft.borrow_mut();
     draft.closures += 1;
     format!("{}#{}", draft.plan.name, draft.closures)
@@ -256,6 +256,17 @@ impl<T: Item, At> Flow<T, At> {
         flow
     }
 
+    /// A stage of the pipeline's own, in a worker of its own.
+    pub(super) fn own_helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
+        let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
+        flow.draft.borrow_mut().plan.stages[flow.stage].helper = true;
+        flow
+    }
+
+    pub(super) fn draft(&self) -> &RefCell<Draft> {
+        &self.draft
+    }
+
     /// The items of both, as they come.
     pub fn merge<B>(self, other: Flow<T, B>) -> Flow<T> {
         let taps = self.taps.iter().chain(&other.taps).copied().collect();
@@ -354,11 +365,22 @@ impl<T: Item, At> Flow<T, At> {
     }
 }
 
-fn hash(key: &impl Hash) -> u64 {
+pub(super) fn hash(key: &impl Hash) -> u64 {
     // SipHash with fixed keys: the same in every process.
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     hasher.finish()
+}
+
+impl<T, I> Flow<T, After<I>> {
+    /// Notes that the stage keeps so many items before it makes one.
+    pub(super) fn batch_bound(self, batch: super::many::Batch) -> Self {
+        {
+            let stage = &mut self.draft.borrow_mut().plan.stages[self.stage];
+            (stage.keeps, stage.times_out) = (Some(batch.count), batch.within.is_some());
+        }
+        self
+    }
 }
 
 impl<T, At: Tuned> Flow<T, At> {

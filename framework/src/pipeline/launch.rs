@@ -38,7 +38,7 @@ pub(super) fn launch(
     let workers = start_workers(node, plan)?;
     let mut started: HashMap<usize, Vec<Started>> = HashMap::new();
     let mut members = Vec::new();
-    for stage in plan.from_the_end() {
+    for stage in plan.sinks_first() {
         let mut replicas = Vec::new();
         for replica in 0..plan.stages[stage].replicas as u16 {
             let worker =
@@ -133,7 +133,8 @@ fn site<'s>(
         on_error: here.on_error,
         lanes: lanes_to(plan, stage),
         restore: plan.restores_order(stage),
-        chain: here.chain || plan.at_least_once.is_some(),
+        chain: here.depth > 0 || plan.at_least_once.is_some(),
+        round: here.window.map(|_| here.depth.saturating_sub(1)),
         resend: plan.at_least_once.is_some(),
         trace: settings.trace.is_some(),
         every: (!settings.progress.is_off()).then_some(settings.every.as_millis() as u64),
@@ -203,6 +204,9 @@ fn way<'s>(
             number: plan.loses_order(edge.to),
             window: to.window.filter(|_| !edge.feedback).or(plan.at_least_once.filter(|_| source)),
             max_bytes: to.max_bytes,
+            depth: to.depth,
+            feedback: edge.feedback,
+            drain: to.window.is_some() && !edge.feedback,
             to: doors,
         }
     });

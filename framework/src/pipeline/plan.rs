@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::error::{Mistake, PipelineError};
-use super::limits::{DEFAULT_MAILBOX, MAX_REPLICAS, ORDER_WINDOW};
+use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
 use super::on_error::OnError;
 use super::place::On;
 use super::worker::args::Select;
@@ -19,8 +19,8 @@ pub(super) struct Plan {
     pub(super) open: Vec<Tap>,
     /// Items of each source that may be unacknowledged, under at-least-once delivery.
     pub(super) at_least_once: Option<u32>,
-    /// Where the loop that is being written down began.
-    pub(super) loops: u32,
+    /// In how many loops a stage is that is written down now.
+    pub(super) loops: usize,
 }
 
 /// What a stage is for.
@@ -50,11 +50,15 @@ pub(super) struct StagePlan {
     pub(super) max_bytes: Option<u64>,
     /// Items on their way from one sender that it is not done with.
     pub(super) window: Option<u32>,
+    /// Items that it keeps before it makes one of them.
+    pub(super) keeps: Option<u32>,
+    /// Whether it makes one of fewer when it has waited long enough.
+    pub(super) times_out: bool,
     pub(super) on_error: OnError,
     /// Whether it is there for the pipeline's own needs.
     pub(super) helper: bool,
-    /// Whether its items are answered when all that came of them was.
-    pub(super) chain: bool,
+    /// In how many loops it is.
+    pub(super) depth: usize,
     pub(super) outputs: [Output; 2],
     /// The stage whose results it passes on, for one that was put in by [`Plan::complete`].
     pub(super) relays: Option<usize>,
@@ -104,9 +108,11 @@ impl StagePlan {
             ordered: false,
             max_bytes: None,
             window: None,
+            keeps: None,
+            times_out: false,
             on_error: OnError::Fail,
             helper: false,
-            chain: false,
+            depth: 0,
             outputs: [results, Output { select: Select::All, branches: 0 }],
             relays: None,
         }
@@ -127,7 +133,7 @@ impl Plan {
         {
             stage.name = name;
         }
-        stage.chain |= self.loops > 0;
+        stage.depth = self.loops;
         if stage.outputs[0].branches > 0 {
             self.open.push(Tap { stage: index, output: RESULTS, branch: 0 });
         }
@@ -193,7 +199,7 @@ impl Plan {
             let mut relay = StagePlan::new(Kind::Stage, &name);
             relay.relays = Some(stage);
             relay.helper = true;
-            relay.chain = self.stages[stage].chain;
+            relay.depth = self.stages[stage].depth;
             let index = self.stages.len();
             let output = Output { select: Select::All, branches: 1 };
             let branches = std::mem::replace(&mut self.stages[stage].outputs[0], output);
@@ -218,7 +224,7 @@ impl Plan {
             // An item keeps its place until it is acknowledged, so there has to be one for each.
             mailbox = mailbox.max(unanswered.saturating_add(2));
         }
-        if plan.chain || self.at_least_once.is_some() {
+        if plan.depth > 0 || self.at_least_once.is_some() {
             let windows = self.stages.iter().filter_map(|stage| stage.window);
             mailbox = mailbox.max(windows.max().unwrap_or(0).saturating_mul(2).saturating_add(2));
             if self.restores_order(stage) {
@@ -247,6 +253,7 @@ impl Plan {
                 ("replicas", u64::from(stage.replicas), u64::from(MAX_REPLICAS)),
                 ("mailbox", stage.mailbox.map_or(1, u64::from), u64::from(MAX_MAILBOX)),
                 ("bound", stage.window.map_or(1, u64::from), u64::from(MAX_MAILBOX / 2 - 2)),
+                ("count", stage.keeps.map_or(1, u64::from), u64::from(MAX_BATCH)),
                 ("max_bytes_in_flight", stage.max_bytes.unwrap_or(1), u64::MAX),
             ];
             for (what, value, most) in numbers {
@@ -259,7 +266,18 @@ impl Plan {
                     "every replica takes every item, so there is no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
-            if stage.ordered && stage.chain {
+            let waits = stage.keeps.filter(|_| !stage.times_out);
+            if stage.depth > 0 && waits.is_some() {
+                let why = "in a loop, what waits for more items may wait for ever; give the batch a time with `within`";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            } else if let (Some(keeps), Some(most)) = (waits, self.at_least_once)
+                && keeps > most
+            {
+                let why = "it waits for more items than may be unacknowledged, so for ever; let more be, or give the \
+                           batch a time with `within`";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
+            if stage.ordered && stage.depth > 0 {
                 let why = "items in a loop have no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
@@ -289,7 +307,7 @@ impl Plan {
     }
 
     /// Stages in an order in which each comes after those that it sends to, except back into a loop.
-    pub(super) fn from_the_end(&self) -> Vec<usize> {
+    pub(super) fn sinks_first(&self) -> Vec<usize> {
         let mut left: Vec<usize> = (0..self.stages.len()).collect();
         let mut sorted = Vec::new();
         while !left.is_empty() {

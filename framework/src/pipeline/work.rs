@@ -57,6 +57,9 @@ pub(super) struct WayTo<'s> {
     pub(super) number: bool,
     pub(super) window: Option<u32>,
     pub(super) max_bytes: Option<u64>,
+    pub(super) depth: usize,
+    pub(super) feedback: bool,
+    pub(super) drain: bool,
     pub(super) to: Vec<Door<'s>>,
 }
 
@@ -153,6 +156,9 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         number: to.number,
         window: to.window,
         max_bytes: to.max_bytes,
+        depth: to.depth,
+        feedback: to.feedback,
+        drain: to.drain,
     };
     OutletArgs { select: way.select.clone(), branches: way.branches.iter().map(branch).collect() }
 }

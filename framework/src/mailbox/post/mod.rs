@@ -114,6 +114,8 @@ pub(crate) struct Counters {
     pub(crate) rejected: AtomicU64,
     pub(crate) dead_letters: AtomicU64,
     pub(crate) bytes_lent: AtomicU64,
+    pub(crate) bytes_fetched: AtomicU64,
+    pub(crate) bytes_staged: AtomicU64,
 }
 
 /// What a post office has counted since it opened.
@@ -129,6 +131,11 @@ pub struct OfficeStats {
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
+    /// Bytes of tensors that were copied to the device of the actor that got them, because it said so
+    /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
+    pub bytes_fetched: u64,
+    /// Of these, bytes that went through host memory because one GPU has no access to the other's memory.
+    pub bytes_staged: u64,
 }
 
 /// Why a post office could not open, or a device not be used.
@@ -246,6 +253,15 @@ impl Office {
         self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
     }
 
+    /// The devices whose memory this process has used.
+    pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.pools.read().iter().map(|pool| pool.device_id()).collect()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// What it has counted.
     pub fn stats(&self) -> OfficeStats {
         OfficeStats {
@@ -254,6 +270,8 @@ impl Office {
             rejected: self.counters.rejected.load(Ordering::Relaxed),
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
+            bytes_fetched: self.counters.bytes_fetched.load(Ordering::Relaxed),
+            bytes_staged: self.counters.bytes_staged.load(Ordering::Relaxed),
         }
     }
 

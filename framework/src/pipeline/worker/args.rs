@@ -26,6 +26,8 @@ pub(in crate::pipeline) struct Config {
     pub(in crate::pipeline) restore: bool,
     /// Whether an item is answered only when everything that came of it was.
     pub(in crate::pipeline) chain: bool,
+    /// Where a loop begins: in how many others.
+    pub(in crate::pipeline) round: Option<usize>,
     /// Whether what was lost is sent again, to a replica that is left.
     pub(in crate::pipeline) resend: bool,
     pub(in crate::pipeline) trace: bool,
@@ -71,6 +73,12 @@ pub(in crate::pipeline) struct BranchArgs<T: Item> {
     pub(in crate::pipeline) window: Option<u32>,
     /// Bytes that may be unanswered.
     pub(in crate::pipeline) max_bytes: Option<u64>,
+    /// In how many loops the receiver is.
+    pub(in crate::pipeline) depth: usize,
+    /// Whether it leads back to the beginning of a loop.
+    pub(in crate::pipeline) feedback: bool,
+    /// Whether it leads into a loop, from outside.
+    pub(in crate::pipeline) drain: bool,
 }
 
 /// A replica.

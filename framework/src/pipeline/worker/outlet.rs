@@ -35,6 +35,11 @@ struct Branch<T: Item> {
     number: bool,
     max_items: Option<u32>,
     max_bytes: Option<u64>,
+    /// In how many loops the receiver is.
+    depth: usize,
+    feedback: bool,
+    /// Whether it leads into a loop, from outside.
+    drain: bool,
     /// See [`Config`](super::args::Config).
     chain: bool,
     resend: bool,
@@ -94,6 +99,9 @@ impl<T: Item> Outlet<T> {
                 number: args.number,
                 max_items: args.window,
                 max_bytes: args.max_bytes,
+                depth: args.depth,
+                feedback: args.feedback,
+                drain: args.drain,
                 chain,
                 resend,
                 window: RefCell::default(),
@@ -133,12 +141,17 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// Says that nothing more comes, once everything was answered, and waits until the receivers are done with that too.
+    /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
+    ///
+    /// The end comes after all answers where it can: then nothing is lost after it. In a chain it comes before them,
+    /// because a receiver may keep items until it knows that no more come. Only into a loop it never does: what was
+    /// answered has left the loop, and its stages may end.
     pub(super) async fn end(&self) {
-        for branch in &self.branches {
+        for branch in self.branches.iter().filter(|branch| !branch.chain || branch.drain) {
             branch.idle().await;
         }
-        for branch in &self.branches {
+        // The beginning of a loop ends before the rest of it.
+        for branch in self.branches.iter().filter(|branch| !branch.feedback) {
             for at in 0..branch.to.len() {
                 branch.tell_one(at, Parcel::End { lane: branch.lane }).await;
             }
@@ -164,6 +177,8 @@ impl<T: Item> Branch<T> {
     async fn send(self: &Rc<Self>, mut tag: Tag, item: T, cargo: Vec<Cargo>) -> Result<(), Unsendable> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
+        // What leaves a loop is not in it any more.
+        tag.rounds.truncate(self.depth);
         self.room(bytes).await;
         if self.number {
             let number = self.window.borrow_mut().number();
