@@ -218,7 +218,7 @@ impl Gpu {
                 let (wanted, given) = (first.len(), tensor.len());
                 return Err(TensorError::Length { shape: first.shape().to_vec(), wanted, given });
             }
-            same_device(tensor.device(), self.device_id(), &self.stream)?;
+            in_reach(tensor.device(), self)?;
             // SAFETY: every tensor has as many bytes as the first, so together they fill the new allocation, which is
             // this function's alone.
             to = unsafe { self.copy_to(tensor, to, stacked.lease().writable()?.1)? };

@@ -43,7 +43,7 @@ impl Gpu {
     /// Another device, data that will not come.
     pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
         let tensor = self.contiguous(tensor)?;
-        same_device(tensor.device(), self.device_id(), self.stream())?;
+        in_reach(tensor.device(), self)?;
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let address = tensor.read_on(self.stream())? + span.start as u64;
         let mut bytes = vec![0_u8; span.len()];

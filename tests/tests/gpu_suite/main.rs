@@ -28,8 +28,14 @@ use images::{
     parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
 };
 
+mod parts;
+use parts::{
+    a_packed_part_is_a_view, several_workers_write_columns_of_one_tensor,
+    several_workers_write_columns_of_one_tensor_under_mps,
+};
+
 fn program(builder: Builder) -> Builder {
-    receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>()))
+    parts::program(receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>())))
 }
 
 /// Has the workers count the GPUs from the other end: what a device is, must not depend on its number.
@@ -71,6 +77,9 @@ fn main() {
         statistics_agree,
         parts_of_tensors_agree,
         what_does_not_fit_is_refused,
+        several_workers_write_columns_of_one_tensor,
+        several_workers_write_columns_of_one_tensor_under_mps,
+        a_packed_part_is_a_view,
     ];
     harness::run(program, cases)
 }
