@@ -145,8 +145,11 @@ impl<T> MapKernel<T> {
     }
 }
 
-/// The launch for a shape, and width and height where the kernel is told those; nothing where there is no element.
-fn config(grid: Grid, shape: &[usize]) -> Result<Option<(LaunchConfig, Option<[u32; 2]>)>, OpError> {
+/// A launch, and width and height where the kernel is told those.
+type Launch = (LaunchConfig, Option<[u32; 2]>);
+
+/// The launch for a shape; nothing where there is no element.
+fn config(grid: Grid, shape: &[usize]) -> Result<Option<Launch>, OpError> {
     let too_large = || OpError::Driver {
         kernel: format!("for a tensor of shape {shape:?}"),
         done: "launched",

@@ -16,6 +16,7 @@ use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
 use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
+use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::Place;
@@ -95,6 +96,7 @@ fn start<A: RemoteActor>(
     env.office.serve_at(env.place.index, inbox.clone()).map_err(|error| error.to_string())?;
     let created = {
         let _turn = Turn::begin();
+        fault::point("worker.create");
         catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
     };
     let why = match created {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::stream::Stream;
+use crate::fault;
 
 /// Something to do when the turn ends: a post office publishes what its links have gathered.
 pub(crate) trait TurnEnd: Send + Sync + 'static {
@@ -67,6 +68,7 @@ impl Drop for Turn {
             return;
         }
         if let Some(open) = TURN.with_borrow_mut(Option::take) {
+            fault::point("turn.end");
             open.settle();
         }
     }

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use super::nesting::{self, NestingError};
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
+use crate::fault;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
 use crate::tensor::part::Inner;
@@ -115,6 +116,9 @@ pub fn decode<T: DeserializeOwned>(
     tensors: Vec<Tensor>,
     context: Option<Arc<dyn Any + Send + Sync>>,
 ) -> Result<T, DecodeError> {
+    fault::point("wire.decode");
     nesting::check(body)?;
-    scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?))
+    let decoded = scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?));
+    fault::point("wire.decoded");
+    decoded
 }

@@ -68,6 +68,9 @@ pub(crate) enum Down {
     Figures { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
+    /// Arm a fault.
+    #[cfg(feature = "testing")]
+    Arm(crate::fault::Fault),
     /// Stop every actor.
     StopActors,
     /// Exit with status 0.

@@ -22,6 +22,8 @@ mod pages;
 mod reader;
 mod returns;
 mod traced;
+#[cfg(any(test, feature = "testing"))]
+mod usage;
 mod waiting;
 
 use std::io;
@@ -91,6 +93,9 @@ pub struct Office {
     /// Whether a shutdown of the node has begun.
     stopping: watch::Sender<bool>,
     stopped: AtomicBool,
+    /// Its process is to be taken for dead: nothing that it does is seen any more.
+    #[cfg(any(test, feature = "testing"))]
+    abandoned: AtomicBool,
 }
 
 /// A place for an actor.
@@ -178,7 +183,7 @@ impl Office {
         let domain = ClockDomain::new(me, ClockPage::create()?);
         let mail = pages::MailPage::create()?;
         let bell = EventFd::create()?;
-        Ok(Arc::new_cyclic(|this| Office {
+        let office = Arc::new_cyclic(|this| Office {
             me,
             this: Weak::clone(this),
             domain,
@@ -205,7 +210,12 @@ impl Office {
             notices: AtomicU64::new(0),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
-        }))
+            #[cfg(any(test, feature = "testing"))]
+            abandoned: AtomicBool::new(false),
+        });
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::leaks::watch(Arc::downgrade(&office));
+        Ok(office)
     }
 
     /// The process that it serves.
@@ -273,11 +283,6 @@ impl Office {
             bytes_fetched: self.counters.bytes_fetched.load(Ordering::Relaxed),
             bytes_staged: self.counters.bytes_staged.load(Ordering::Relaxed),
         }
-    }
-
-    /// Peers that there is a link to, open or not.
-    pub(crate) fn links_kept(&self) -> usize {
-        self.links.all().len()
     }
 
     /// What the process and its actors have done.
