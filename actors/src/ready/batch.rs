@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use tensorpost::pipeline::Held;
+use tensorpost::pipeline::{Held, gather_tensors};
 use tensorpost::prelude::*;
 
-use super::{Batch, Carrier, Labels};
+use super::{Carrier, Labels, Stack};
 
 /// When a [`Batcher`] sends a batch on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,9 @@ impl BatcherArgs {
 
 /// Gathers tensors of equal shape and dtype into one, along a new first axis, with one copy each on the device. A batch is
 /// sent on when it is full, when its first item has waited long enough, when an item of another shape comes, and at the end.
+///
+/// Where all items have one shape, [`Flow::gather`](tensorpost::pipeline::Flow::gather) does it in the worker of the stage
+/// before. Items of a batch that is not full count as being worked on: give the stage a mailbox for at least a batch.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -76,19 +79,15 @@ impl<T: Carrier> Batcher<T> {
     }
 
     /// Sends on what there is. On an error nothing has changed.
-    fn flush(&mut self, out: &mut Out<Batch<T::Label>>) -> anyhow::Result<()> {
-        let Some(first) = self.parts.first() else { return Ok(()) };
-        let shape: Vec<usize> =
-            std::iter::once(self.parts.len()).chain(first.tensor.shape().iter().copied()).collect();
-        let mut gathered = self.gpu.empty(first.tensor.dtype(), &shape)?;
-        let len = first.tensor.len();
-        for (index, part) in self.parts.iter().enumerate() {
-            self.gpu.copy_into(&mut gathered, index * len, &part.tensor)?;
+    fn flush(&mut self, out: &mut Out<Stack<T::Label>>) -> anyhow::Result<()> {
+        if self.parts.is_empty() {
+            return Ok(());
         }
+        let gathered = gather_tensors(&self.gpu, self.parts.iter().map(|part| &part.tensor))?;
         let (labels, held): (Vec<_>, Vec<_>) =
             self.parts.drain(..).map(|part| (part.label, part.held)).unzip();
         self.since = None;
-        out.emit_for(Batch { labels: Labels(labels), tensor: gathered.freeze() }, held);
+        out.emit_for(Stack { labels: Labels(labels), tensor: gathered }, held);
         Ok(())
     }
 }
@@ -96,7 +95,7 @@ impl<T: Carrier> Batcher<T> {
 impl<T: Carrier> Stage for Batcher<T> {
     type Args = BatcherArgs;
     type In = T;
-    type Out = Batch<T::Label>;
+    type Out = Stack<T::Label>;
 
     fn create(args: BatcherArgs, env: &Env) -> anyhow::Result<Self> {
         Self::new(args, &env.gpu())

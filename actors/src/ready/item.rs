@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::de::DeserializeOwned;
+use tensorpost::pipeline::{Gather, gather_tensors};
 use tensorpost::prelude::*;
 
 /// An item around one tensor. The rest of it, its label, goes along while stages replace the tensor.
@@ -92,17 +93,27 @@ impl Carrier for Named {
     }
 }
 
-/// Several items in one: their tensors in one, along a new first axis, and their labels.
+impl Gather for Named {
+    type Gathered = Stack<Label>;
+
+    fn gather(items: Vec<Named>, gpu: &Gpu) -> anyhow::Result<Stack<Label>> {
+        let tensor = gather_tensors(gpu, items.iter().map(|item| &item.tensor))?;
+        Ok(Stack { labels: Labels(items.into_iter().map(|item| item.label).collect()), tensor })
+    }
+}
+
+/// Several items in one: their tensors in one, along a new first axis, and their labels. What a [`Batcher`](super::Batcher)
+/// makes, and [`Flow::gather`](tensorpost::pipeline::Flow::gather) of [`Named`] items.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[serde(bound(serialize = "L: Serialize", deserialize = "L: DeserializeOwned"))]
-pub struct Batch<L> {
+pub struct Stack<L> {
     /// The labels, in order.
     pub labels: Labels<L>,
     /// The tensors: `[labels, ..]`.
     pub tensor: Tensor,
 }
 
-/// The labels of a batch. In text the first and the last.
+/// The labels of a stack. In text the first and the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(bound(serialize = "L: Serialize", deserialize = "L: DeserializeOwned"))]
 pub struct Labels<L>(pub Vec<L>);
@@ -117,7 +128,7 @@ impl<L: fmt::Display> fmt::Display for Labels<L> {
     }
 }
 
-impl<L> Carrier for Batch<L>
+impl<L> Carrier for Stack<L>
 where
     L: Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + 'static,
 {
@@ -128,7 +139,7 @@ where
     }
 
     fn whole(labels: Labels<L>, tensor: Tensor) -> Self {
-        Batch { labels, tensor }
+        Stack { labels, tensor }
     }
 }
 

@@ -59,7 +59,7 @@ pub use batch::{Batcher, BatcherArgs};
 pub use convolve::Convolve;
 pub use edges::Edges;
 pub use images::{Images, ImagesArgs, Repeat};
-pub use item::{Batch, Carrier, Label, Labels, Named};
+pub use item::{Carrier, Label, Labels, Named, Stack};
 pub use map_host::map_host;
 #[cfg(feature = "cuda")]
 pub use map_kernel::{Code, Grid, MapKernel, MapKernelArgs};

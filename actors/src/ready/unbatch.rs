@@ -5,14 +5,14 @@ use std::marker::PhantomData;
 use anyhow::ensure;
 use tensorpost::prelude::*;
 
-use super::{Batch, Carrier};
+use super::{Carrier, Stack};
 
 /// Takes a batch apart: one item for each label, whose tensor is a view of the batch's. Nothing is copied, and so the items
 /// share their memory: a stage that writes in place copies each.
 ///
 /// ```
 /// use tensorpost::prelude::*;
-/// use tensorpost_actors::ready::{Batch, Label, Labels, Named, Unbatch};
+/// use tensorpost_actors::ready::{Stack, Label, Labels, Named, Unbatch};
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
@@ -21,7 +21,7 @@ use super::{Batch, Carrier};
 /// let tensor = gpu.from_slice(&[2, 3], &[1_u8, 2, 3, 4, 5, 6])?.freeze();
 /// // In a pipeline: `.stage::<Unbatch<Named>>(())`. To try it out:
 /// let mut out = Out::new();
-/// Unbatch::<Named>::default().process(Batch { labels, tensor }, &mut out)?;
+/// Unbatch::<Named>::default().process(Stack { labels, tensor }, &mut out)?;
 /// let items = out.take();
 /// assert_eq!((items[1].label.to_string(), items[1].tensor.to_vec::<u8>()?), ("00004-right".into(), vec![4, 5, 6]));
 /// # Ok(())
@@ -38,7 +38,7 @@ impl<T> Default for Unbatch<T> {
 
 impl<T: Carrier> Stage for Unbatch<T> {
     type Args = ();
-    type In = Batch<T::Label>;
+    type In = Stack<T::Label>;
     type Out = T;
 
     fn create((): (), _: &Env) -> anyhow::Result<Self> {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::handles::Handles;
-use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
+use super::inbox::{ActorInbox, Close, InboxTask, Running};
 use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
@@ -115,7 +115,7 @@ fn start<A: RemoteActor>(
             return Ok(Hosted(hosted));
         }
         Ok(Err(error)) => format!("{error:#}"),
-        Err(panic) => format!("`create` panicked: {}", panic_text(panic.as_ref())),
+        Err(panic) => format!("`create` panicked: {}", codec::panic_text(panic.as_ref())),
     };
     env.office.withdraw(env.place.index);
     Err(why)

@@ -7,7 +7,6 @@
 //! **On a handler's panic** the actor ends, its letters are refused, the process goes on. **On stop** the same, after the
 //! letters that are there when a graceful stop is asked for.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -33,6 +32,7 @@ use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
+use crate::message::codec;
 use crate::observe::figures::{ActorFigures, Meter};
 use crate::observe::trace::{Of, Tracer};
 
@@ -300,8 +300,10 @@ impl<A: RemoteActor> InboxTask<A> {
                     return false;
                 }
                 Err(panic) => {
-                    self.failure =
-                        Some(format!("its handler of {name} panicked: {}", panic_text(panic.as_ref())));
+                    self.failure = Some(format!(
+                        "its handler of {name} panicked: {}",
+                        codec::panic_text(panic.as_ref())
+                    ));
                     ctx.terminate();
                     return false;
                 }
@@ -376,10 +378,4 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             ended(failure);
         }
     }
-}
-
-/// What a panic said.
-pub(super) fn panic_text(panic: &(dyn Any + std::marker::Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("something that is no text")
 }

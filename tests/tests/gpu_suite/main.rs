@@ -24,10 +24,12 @@ use tensorpost_tests::harness::{self, Builder};
 
 mod images;
 use images::{
-    convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree, normalise_agrees,
-    parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
+    a_kernel_of_the_users_is_a_stage, convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree,
+    normalise_agrees, parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
 };
 
+mod ready;
+use ready::ready_made_stages_agree_with_the_host;
 mod parts;
 use parts::{
     a_packed_part_is_a_view, several_workers_write_columns_of_one_tensor,
@@ -76,6 +78,8 @@ fn main() {
         gray_bytes_agree,
         statistics_agree,
         parts_of_tensors_agree,
+        a_kernel_of_the_users_is_a_stage,
+        ready_made_stages_agree_with_the_host,
         what_does_not_fit_is_refused,
         several_workers_write_columns_of_one_tensor,
         several_workers_write_columns_of_one_tensor_under_mps,

@@ -172,6 +172,10 @@ pub(crate) fn an_actor_gets_tensors_where_it_wants_them(builder: Builder) {
     }
 }
 
+fn seen_of(node: &Node, reader: &Address<Read>, read: Read) -> Seen {
+    node.block_on(reader.ask(read)).expect("a reply")
+}
+
 /// What comes the short way, as a value, is copied as well.
 pub(crate) fn tensors_from_the_same_process_are_brought_too(builder: Builder) {
     let node = builder.start().unwrap();
@@ -241,9 +245,13 @@ pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builde
         let numbers: Vec<u32> = (0..20 << 20).collect();
         let whole = gpu.from_slice(&[numbers.len()], &numbers).unwrap().freeze();
         let part = whole.slice(0, (15 << 20)..(15 << 20) + 3).unwrap();
-        let seen = node.block_on(reader.ask(Read { whole: part, part: None })).unwrap();
-        assert_eq!(seen.whole, numbers[15 << 20..(15 << 20) + 3]);
-        let seen = node.block_on(reader.ask(Read { whole, part: None })).unwrap();
-        assert!(seen.whole == numbers, "80 MiB came wrong");
+        let before = seen_of(&node, &reader, Read { whole: part, part: None });
+        assert_eq!(before.whole, numbers[15 << 20..(15 << 20) + 3]);
+        // A view of it with four elements in each piece, because a reply does not hold all of them.
+        let some = whole.view(&[20, 1 << 20]).unwrap().slice(1, (1 << 20) - 4..1 << 20).unwrap();
+        let seen = seen_of(&node, &reader, Read { whole: some, part: None });
+        let expected: Vec<u32> = (1..=20).flat_map(|piece| (piece << 20) - 4..piece << 20).collect();
+        assert_eq!(seen.whole, expected);
+        assert!(seen.staged - before.staged > 79 << 20, "{} bytes", seen.staged - before.staged);
     }
 }

@@ -12,6 +12,7 @@ mod worker;
 
 pub use worker::{Assign, Job, Worker};
 
+use std::fmt;
 use std::thread;
 
 use tensorpost::node::ActorError;
@@ -120,7 +121,6 @@ pub enum TaskPoolError {
 ///     Ok(())
 /// }
 /// ```
-#[derive(Debug)]
 pub struct TaskPool<J: Job> {
     tasks: mpsc::Sender<(u64, J::Task)>,
     results: mpsc::Receiver<Outcome<J>>,
@@ -230,7 +230,6 @@ impl<J: Job> TaskPool<J> {
 }
 
 /// The iterator of [`TaskPool::map`].
-#[derive(Debug)]
 pub struct Map<'p, J: Job, I> {
     pool: &'p mut TaskPool<J>,
     tasks: Option<I>,
@@ -255,5 +254,17 @@ impl<J: Job, I: Iterator<Item = J::Task>> Iterator for Map<'_, J, I> {
         }
         self.tasks = None;
         self.pool.blocking_next()
+    }
+}
+
+impl<J: Job> fmt::Debug for TaskPool<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TaskPool({} tasks, of which {} are open)", self.next, self.open)
+    }
+}
+
+impl<J: Job, I> fmt::Debug for Map<'_, J, I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Map({:?})", self.pool)
     }
 }
