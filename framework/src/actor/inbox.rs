@@ -28,7 +28,7 @@ use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
 use crate::ids::ActorId;
-use crate::mailbox::lives::RestartWhen;
+use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
@@ -63,6 +63,8 @@ struct Letters<A: RemoteActor> {
     waker: Option<Waker>,
     /// Stop when empty, and say so once the actor is gone.
     closing: Option<Vec<oneshot::Sender<()>>>,
+    /// Fail, for a reason that lies elsewhere.
+    failing: Option<EndReason>,
     closed: bool,
 }
 
@@ -99,6 +101,7 @@ impl<A: RemoteActor> ActorInbox<A> {
                 letters: VecDeque::new(),
                 waker: None,
                 closing: None,
+                failing: None,
                 closed: false,
             }),
         })
@@ -189,6 +192,17 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         &self.local
     }
 
+    fn fail(&self, reason: EndReason) {
+        let waker = {
+            let mut queue = self.queue.lock();
+            queue.failing.get_or_insert(reason);
+            queue.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
     fn figures(&self) -> Option<ActorFigures> {
         let handler = self.meter.histogram();
         let (busy, longest) = self.meter.total_and_longest();
@@ -212,7 +226,7 @@ pub(super) struct InboxTask<A: RemoteActor> {
     inbox: Arc<ActorInbox<A>>,
     /// Handlers whose results have not resolved.
     pending: FuturesUnordered<LocalBoxFuture<'static, ()>>,
-    failure: Option<String>,
+    failure: Option<EndReason>,
     ended: Option<Ended>,
 }
 
@@ -256,8 +270,8 @@ impl<A: RemoteActor> InboxTask<A> {
                 Ok(None) => {}
                 Ok(Some(result)) => self.pending.push(result),
                 Err(panic) => {
-                    self.failure =
-                        Some(format!("its handler of {name} panicked: {}", panic_text(panic.as_ref())));
+                    let text = format!("its handler of {name} panicked: {}", panic_text(panic.as_ref()));
+                    self.failure = Some(EndReason::HandlerPanic(text));
                     ctx.terminate();
                     return false;
                 }
@@ -281,7 +295,16 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
         ctx: &mut Context<A>,
         task: &mut std::task::Context<'_>,
     ) -> Poll<()> {
-        self.inbox.queue.lock().waker = Some(task.waker().clone());
+        {
+            let mut queue = self.inbox.queue.lock();
+            queue.waker = Some(task.waker().clone());
+            if let Some(reason) = queue.failing.take() {
+                drop(queue);
+                self.failure = Some(reason);
+                ctx.terminate();
+                return Poll::Ready(());
+            }
+        }
         self.poll_pending(task);
         if self.handle_some(actor, ctx) {
             task.waker().wake_by_ref();
@@ -304,8 +327,8 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
-        let failure =
-            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        let panicked = || std::thread::panicking().then(|| EndReason::HandlerPanic("it panicked".to_owned()));
+        let failure = self.failure.take().or_else(panicked);
         let away = self.comes_back(failure.is_some());
         let ActorInbox { actor, place, .. } = *self.inbox;
         let office = self.inbox.office.upgrade();

@@ -39,6 +39,10 @@ impl Resident for Office {
     fn stopping(&self) {
         self.begin_stopping();
     }
+
+    fn node_ended(&self) {
+        self.end_watching();
+    }
 }
 
 /// Whether a sender of this process waits for room in a mailbox of this process.
@@ -51,7 +55,7 @@ impl Stage for WorkerStageWithNotices {
     async fn start_actor(&self, start: StartActor) -> Result<(), String> {
         let StartActor { actor, place, name, type_name, args, device, own_thread, life, restarts } = start;
         let notices = self.notices.clone();
-        let ended: Ended = Box::new(move |why| notices.actor_stopped(actor, why));
+        let ended: Ended = Box::new(move |why| notices.actor_ended(actor, why));
         let start = Start { actor, place, name, type_name, args, device, own_thread, life, restarts };
         self.stage.start(start, ended).await
     }

@@ -5,7 +5,7 @@
 //!
 //! Read in this order: `pages` and `entry` (the forms), `link` (one peer), `connect` (how a link is made),
 //! `outgoing` (frames out), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
-//! loop), `waiting` (queues of senders), [`inbox`] (what it delivers to).
+//! loop), `waiting` (queues of senders), `watching`, [`inbox`] (what it delivers to).
 
 pub mod asks;
 mod chunks;
@@ -23,6 +23,7 @@ mod reader;
 mod returns;
 mod traced;
 mod waiting;
+mod watching;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -41,6 +42,7 @@ pub(crate) use link::Link;
 pub(crate) use outgoing::{Claim, NotNow};
 pub(crate) use outgoing::{Envelope, PostError};
 pub(crate) use waiting::{PlaceInQueue, Queue};
+pub(crate) use watching::Watcher;
 
 use super::port::Port;
 use crate::clock::turn::TurnEnd;
@@ -80,6 +82,7 @@ pub struct Office {
     asks: DashMap<u64, asks::Pending>,
     next_correlation: AtomicU64,
     directory: directory::Directory,
+    watching: watching::Watching,
     gpu_budget: OnceLock<u64>,
     /// Where large bodies are written.
     scratch: OnceLock<Gpu>,
@@ -191,6 +194,7 @@ impl Office {
             asks: DashMap::new(),
             next_correlation: AtomicU64::new(1),
             directory: directory::Directory::default(),
+            watching: watching::Watching::default(),
             gpu_budget: OnceLock::new(),
             scratch: OnceLock::new(),
             counters: Counters::default(),
