@@ -7,7 +7,9 @@ pub use serde::{Deserialize, Serialize};
 pub use tensorpost_derive::GpuMessage;
 
 pub use crate::Node;
-pub use crate::actor::{Address, AskError, Channel, Env, Handles, Lifecycle, RemoteActor, SendError, SendFailure};
+pub use crate::actor::{
+    Address, AskError, Channel, Env, Handles, Lifecycle, RemoteActor, SendError, SendFailure,
+};
 pub use crate::device::{Device, DeviceKind};
 pub use crate::message::GpuMessage;
 pub use crate::node::{Restart, Sharing, Strategy};

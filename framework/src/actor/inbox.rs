@@ -329,9 +329,10 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
         let panicked = || std::thread::panicking().then(|| EndReason::HandlerPanic("it panicked".to_owned()));
         let failure = self.failure.take().or_else(panicked);
-        let away = self.comes_back(failure.is_some());
         let ActorInbox { actor, place, .. } = *self.inbox;
         let office = self.inbox.office.upgrade();
+        let leaving = office.as_ref().is_some_and(|office| office.is_leaving());
+        let away = self.comes_back(failure.is_some() || leaving);
         if let Some(office) = office.as_ref().filter(|_| away) {
             office.goes_away(actor, place);
         }

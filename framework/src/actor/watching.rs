@@ -145,7 +145,8 @@ impl Env {
     /// For two that make no sense without each other, let each link the other, or use a
     /// [group](crate::node::Node::group), which also begins their next lives together.
     pub fn link<M: GpuMessage>(&self, address: &Address<M>) {
-        let Some(inbox) = self.office.inbox(self.place.index).filter(|inbox| inbox.actor() == self.actor) else {
+        let Some(inbox) = self.office.inbox(self.place.index).filter(|inbox| inbox.actor() == self.actor)
+        else {
             return; // this life has ended
         };
         let inbox = Arc::downgrade(&inbox);

@@ -71,8 +71,8 @@ pub(crate) enum Down {
     Ping { number: u64 },
     /// Stop every actor.
     StopActors,
-    /// Exit with status 0.
-    Exit,
+    /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped for good.
+    Exit { comes_back: bool },
 }
 
 /// Why a control message was not understood or could not be sent.

@@ -54,6 +54,9 @@ pub trait Resident: Send + Sync + 'static {
     /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
     fn trace(&self, _ring: TraceRing) {}
 
+    /// Of a worker: its process is about to end, and its actors with a restart policy for failures live on elsewhere.
+    fn leaving(&self) {}
+
     /// Of the node's own process: there will be no more messages from the node.
     fn node_ended(&self) {}
 

@@ -40,6 +40,10 @@ impl Resident for Office {
         self.begin_stopping();
     }
 
+    fn leaving(&self) {
+        self.begin_leaving();
+    }
+
     fn node_ended(&self) {
         self.end_watching();
     }

@@ -94,6 +94,8 @@ pub struct Office {
     /// Whether a shutdown of the node has begun.
     stopping: watch::Sender<bool>,
     stopped: AtomicBool,
+    /// Whether the process is about to end, and its actors with a policy for that live on elsewhere.
+    leaving: AtomicBool,
 }
 
 /// A place for an actor.
@@ -202,6 +204,7 @@ impl Office {
             notices: AtomicU64::new(0),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
         }))
     }
 
@@ -301,6 +304,15 @@ impl Office {
     /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
     pub(crate) fn begin_stopping(&self) {
         self.stopping.send_replace(true);
+    }
+
+    /// The process is about to end, and its actors that come back after failures live on elsewhere.
+    pub(crate) fn begin_leaving(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// Resolves when a shutdown of the node has begun, at once if that was before.

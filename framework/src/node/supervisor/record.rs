@@ -236,7 +236,7 @@ impl Worker {
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
         self.stage = Stage::Ending;
-        self.send(&Down::Exit, Vec::new());
+        self.send(&Down::Exit { comes_back: true }, Vec::new());
         self.end_soon(Instant::now());
     }
 

@@ -242,7 +242,13 @@ impl Restarts {
 
 impl State {
     /// From now on `actor` comes back when it ends.
-    pub(super) fn supervise(&mut self, actor: ActorId, worker: WorkerId, made_of: NewActor, how: Supervision) {
+    pub(super) fn supervise(
+        &mut self,
+        actor: ActorId,
+        worker: WorkerId,
+        made_of: NewActor,
+        how: Supervision,
+    ) {
         let Supervision { restart, group } = how;
         let charge = Charge { worker, made_of, budget: Budget::new(restart), group, doomed: false, life: 0 };
         self.restarts.charges.insert(actor, charge);
