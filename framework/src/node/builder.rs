@@ -11,6 +11,7 @@ use super::mps;
 use super::mps::{Mps, Sharing};
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::{Node, files, worker};
+use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::limits::DEFAULT_HOST_BUDGET;
 
@@ -107,7 +108,9 @@ impl<R: Residence> NodeBuilder<R> {
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
         };
-        let resident = self.residence.open(&identity, shared.clone()).map_err(NodeError::Open)?;
+        let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
+        let board = Arc::clone(&pages.board);
+        let resident = self.residence.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
         let mps = match self.sharing {
@@ -120,6 +123,7 @@ impl<R: Residence> NodeBuilder<R> {
             worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
+            board,
             environment: mps
                 .as_ref()
                 .map(|mps| mps.environment())

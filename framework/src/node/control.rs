@@ -13,7 +13,7 @@ use crate::node::limits::MAX_CONTROL_MESSAGE;
 use crate::observe::log::LogRecord;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub(crate) enum Up {
 /// From the node to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// The worker belongs to this node.
+    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's board.
     Welcome { identity: Identity, log_filter: String },
     /// The worker does not, and should say why and exit.
     Refused { why: String },

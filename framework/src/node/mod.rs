@@ -12,6 +12,7 @@ pub(crate) mod broker;
 mod builder;
 mod burials;
 mod chunks;
+mod deaths;
 pub(crate) mod control;
 mod files;
 mod handshake;
@@ -28,6 +29,7 @@ pub mod shutdown;
 mod signals;
 mod spawn;
 pub mod supervisor;
+pub(crate) mod taint;
 mod wait;
 mod worker;
 

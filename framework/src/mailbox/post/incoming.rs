@@ -135,6 +135,8 @@ impl Office {
             let owner = entry.id.chunk.owner;
             if let Some(ready) = entry.ready
                 && self.domain.page_of(ready.process).is_none()
+                // Its certificate says whether the data is there.
+                && !self.domain.knows_end_of(&ready)
             {
                 match self.link(ready.process) {
                     Some(link) if !link.is_open() => look = Look::Wait,

@@ -41,7 +41,7 @@ pub(crate) use waiting::{PlaceInQueue, Queue};
 
 use super::port::Port;
 use crate::clock::turn::TurnEnd;
-use crate::clock::{ClockDomain, ClockPage};
+use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::lease::{Pool, PoolOptions};
@@ -151,12 +151,13 @@ impl Office {
         let _ = self.gpu_budget.set(bytes);
     }
 
-    /// Opens the post office of process `me`, whose way to the node is `port`.
+    /// Opens the post office of process `me`, whose way to the node is `port`, with the pages that the node gave it.
     ///
     /// # Errors
     /// The operating system gives no memory or descriptors.
-    pub fn open(me: ProcessId, port: Arc<dyn Port>) -> Result<Arc<Self>, OfficeError> {
-        let domain = ClockDomain::new(me, ClockPage::create()?);
+    pub fn open(me: ProcessId, port: Arc<dyn Port>, pages: ProcessPages) -> Result<Arc<Self>, OfficeError> {
+        let ProcessPages { clocks, board } = pages;
+        let domain = ClockDomain::with_board(me, clocks, Some(board));
         let mail = pages::MailPage::create()?;
         let bell = EventFd::create()?;
         Ok(Arc::new_cyclic(|this| Office {

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::Office;
 use super::inbox::Refusal;
 use super::link::{CLOSED, InFlight, Link, Outbound};
+use crate::clock::taint::Standing;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::lease::{Lease, PoolError};
 use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
@@ -224,11 +225,13 @@ impl Office {
             let mut uses = lease.recorded_uses();
             uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(true));
             sole = uses.is_empty() || lease.join_uses(uses);
-            if !lease.users().is_empty() {
+            // What is tainted stays it, whoever is joined.
+            let tainted = ready.is_some_and(|ticket| self.domain.tainted_by(&ticket).is_some());
+            if !lease.users().is_empty() && !tainted {
                 ready = lease.joined_ticket();
             }
         }
-        let ready = ready.filter(|ticket| !self.domain.passed(ticket).unwrap_or(false));
+        let ready = ready.filter(|ticket| !matches!(self.domain.standing(ticket), Ok(Standing::Ready)));
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole }
     }
 

@@ -95,8 +95,13 @@ impl State {
             gpu_budget: self.settings.gpu_budget,
         };
         let log_filter = self.settings.worker_log.clone();
-        worker.send(&Down::Welcome { identity, log_filter }, Vec::new());
-        self.broker.joined(worker.process);
+        let process = worker.process;
+        match self.broker.deaths.descriptors(process) {
+            Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
+            Err(error) => return worker.give_up(format!("its clock page could not be handed over: {error}")),
+        }
+        let first = self.broker.joined(process);
+        self.deliver(first.into_iter().collect());
     }
 
     /// Gives the broker a message of `from` and hands out what follows.

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::clock::taint::Board;
 use crate::ids::ActorId;
 use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
 use crate::node::host::{NewActor, Resident};
@@ -55,6 +56,8 @@ pub(crate) struct Settings {
     pub(crate) worker_log: String,
     pub(crate) host_budget: u64,
     pub(crate) gpu_budget: Option<u64>,
+    /// The board that the node's own process was opened with.
+    pub(crate) board: Arc<Board>,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
