@@ -6,9 +6,22 @@ pub const MAX_RANK: usize = 8;
 /// Most processes one node can have, itself included. A process's slot is an index below this.
 pub const MAX_PROCESSES: usize = 256;
 
-/// Most streams, and so clocks, of one process. Below the 32 hardware queues that workers ask the CUDA driver
-/// for (the device keeps one stream for itself), so that waiting streams cannot stall the others of their process.
+/// Most streams, and so clocks, of one process, on all its devices together. A stream on the host is a thread; of
+/// streams on a GPU there are fewer, see [`CUDA_CONNECTIONS`].
 pub const MAX_STREAMS: usize = 30;
+
+/// Hardware queues that a worker asks the CUDA driver for, on each GPU: its `CUDA_DEVICE_MAX_CONNECTIONS`, unless
+/// whoever starts the node has set another. Two streams in one queue stall each other when one waits, so a process has
+/// at most as many streams on a GPU as it has queues, less two. More queues cost time and memory: a context takes
+/// 1.7 to 2.1 s with 32, 236 ms with 8, and with 32 only three processes fit on a GPU under MPS (one H200).
+pub const CUDA_CONNECTIONS: usize = 8;
+
+/// Streams of one process on a GPU with this many hardware queues. One queue is for the device's own stream and one for
+/// the streams that user code makes without the framework.
+pub const fn cuda_streams(connections: usize) -> usize {
+    let streams = if connections > 3 { connections - 2 } else { 1 };
+    if streams < MAX_STREAMS { streams } else { MAX_STREAMS }
+}
 
 /// Most steps queued on a host stream; a submitter of work then waits. (A CUDA stream takes about as many.)
 pub const MAX_STREAM_STEPS: usize = 1024;
@@ -82,4 +95,6 @@ const _: () = assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED
 // A shared chunk is counted in 32-bit units, and powers of two of it fit whatever was asked for.
 const _: () =
     assert!(LARGEST_SHARED_CHUNK / ALLOCATION_UNIT <= 1 << 31 && LARGEST_SHARED_CHUNK.is_power_of_two());
+// The driver takes 1 to 32.
+const _: () = assert!(CUDA_CONNECTIONS <= 32 && cuda_streams(32) == 30 && cuda_streams(1) == 1);
 const _: () = assert!(CHUNK_BYTES <= LARGEST_SHARED_CHUNK && CHUNK_BYTES.is_power_of_two());

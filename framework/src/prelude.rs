@@ -7,8 +7,10 @@ pub use serde::{Deserialize, Serialize};
 pub use tensorpost_derive::GpuMessage;
 
 pub use crate::Node;
-pub use crate::actor::{Address, AskError, Channel, Env, Handles, RemoteActor, SendError, SendFailure};
+pub use crate::actor::{
+    Address, AskError, Channel, DeadLetter, Env, Handles, RemoteActor, SendError, SendFailure,
+};
 pub use crate::device::{Device, DeviceKind};
 pub use crate::message::GpuMessage;
 pub use crate::node::Sharing;
-pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut};
+pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut, TensorStatus};

@@ -89,7 +89,7 @@ stop_mps() {
 }
 
 # For programs that use the device without a node, which would set it for its workers.
-readonly AS_WORKER=(env CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32)
+readonly AS_WORKER=(env CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=8)
 # The runtime libraries may only be PyTorch's.
 libraries="$(timeout 60 python3 - 2>/dev/null <<'PYTHON'
 import glob, os, sysconfig

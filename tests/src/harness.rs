@@ -19,28 +19,19 @@ pub type Builder = NodeBuilder<Program>;
 pub struct Case {
     name: &'static str,
     run: fn(Builder),
-    broken: bool,
 }
 
 impl Case {
     /// A case.
     pub const fn new(name: &'static str, run: fn(Builder)) -> Self {
-        Case { name, run, broken: false }
-    }
-
-    /// For a defect that is known: not run unless asked for with `--ignored`.
-    pub const fn broken(mut self) -> Self {
-        self.broken = true;
-        self
+        Case { name, run }
     }
 }
 
-/// Makes [`Case`]s of functions, under their own names; `broken` before a name is [`Case::broken`].
+/// Makes [`Case`]s of functions, under their own names.
 #[macro_export]
 macro_rules! cases {
-    (@one broken $case:ident) => { $crate::harness::Case::new(stringify!($case), $case).broken() };
-    (@one $case:ident) => { $crate::harness::Case::new(stringify!($case), $case) };
-    ($($($word:ident)+),* $(,)?) => { vec![$($crate::cases!(@one $($word)+)),*] };
+    ($($case:ident),* $(,)?) => { vec![$($crate::harness::Case::new(stringify!($case), $case)),*] };
 }
 
 /// Becomes a worker if this process is one; otherwise runs the cases and exits. `program` adds the actor types.
@@ -69,10 +60,7 @@ fn run_with(
     }
     let trials = cases
         .into_iter()
-        .map(|case| {
-            let trial = Trial::test(case.name, move || watched(case, program, deadline));
-            trial.with_ignored_flag(case.broken)
-        })
+        .map(|case| Trial::test(case.name, move || watched(case, program, deadline)))
         .collect();
     libtest_mimic::run(&arguments(), trials).exit()
 }

@@ -2,7 +2,7 @@
 //! process, into a letter; from a letter into a handler's call.
 
 use std::any::type_name;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use actix::dev::MessageResponse;
 use actix::{Context, Handler};
@@ -11,12 +11,15 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::RemoteActor;
-use crate::clock::Ticket;
+use super::dead_letter::DeadLetter;
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
+use crate::clock::{ClockDomain, ClockError, Ticket};
+use crate::device::DeviceError;
+use crate::ids::ProcessId;
 use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
 use crate::mailbox::post::{AskFailure, Office};
-use crate::message::{GpuMessage, codec, message_key};
+use crate::message::{GpuMessage, codec, message_key, scope};
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -41,6 +44,7 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
+        office: &Weak<Office>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
     /// For reports.
@@ -204,22 +208,61 @@ impl<R: serde::Serialize> Done<R> {
             Done::Remote(receipt) => receipt.reply(reply),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
+                    let tainted = taint_in(receipt.office.domain(), &reply);
+                    let reply = match tainted {
+                        Some(by) => Err(AskFailure::Refused(Refusal::Tainted(by))),
+                        None => Ok(reply),
+                    };
                     // Whoever asked may have given up.
-                    let _ = answer.send(Ok(reply));
+                    let _ = answer.send(reply);
                 }
             }
         }
     }
 
-    fn refuse(self, why: String) {
+    fn refuse(self, why: Refusal) {
         match self {
-            Done::Remote(receipt) => receipt.refuse(&Refusal::Undelivered(why)),
+            Done::Remote(receipt) => receipt.refuse(&why),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
-                    let _ = answer.send(Err(AskFailure::Refused(Refusal::Undelivered(why))));
+                    let _ = answer.send(Err(AskFailure::Refused(why)));
                 }
             }
         }
+    }
+
+    fn sender(&self) -> ProcessId {
+        match self {
+            Done::Remote(receipt) => receipt.sender(),
+            Done::Local(receipt) => receipt.office.process(),
+        }
+    }
+}
+
+/// The process whose death took the data of a tensor in `value`, if any did.
+fn taint_in<T: serde::Serialize>(domain: &ClockDomain, value: &T) -> Option<ProcessId> {
+    // The look is only worth its price where anything is tainted at all.
+    domain.has_taint().then(|| scope::taint_in(value))?.map(|tainted| tainted.by)
+}
+
+impl<M: GpuMessage> Parcel<M> {
+    /// The process whose death took the data of one of the tensors, if any did (DEATH-3).
+    pub(super) fn taint(&self, domain: &ClockDomain) -> Option<ProcessId> {
+        match &self.done {
+            // The frame has a ticket for each tensor whose data was not there when it was sent.
+            Done::Remote(_) => self.tickets.iter().find_map(|ticket| domain.tainted_by(ticket)),
+            Done::Local(_) => taint_in(domain, &self.message),
+        }
+    }
+
+    /// There is no handler's call for it: tells whoever asked, and counts it.
+    pub(super) fn refuse_tainted(self, by: ProcessId, office: Option<Arc<Office>>) -> (M, ProcessId) {
+        let sender = self.done.sender();
+        self.done.refuse(Refusal::Tainted(by));
+        if let Some(office) = office {
+            office.dead_letter();
+        }
+        (self.message, sender)
     }
 }
 
@@ -233,14 +276,27 @@ where
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
+        office: &Weak<Office>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
-        let Parcel { message, tickets, done } = *self;
         // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
         // stream, is waited for when it is used.
-        let waited = if tickets.is_empty() { Ok(()) } else { stream.wait(tickets) };
+        let waited = stream.begin(&self.tickets);
+        let tainted = match &waited {
+            Err(DeviceError::Clock(ClockError::Tainted(tainted))) => Some(tainted.by),
+            // Known now that was not when it was sent.
+            Ok(()) if matches!(self.done, Done::Local(_)) => self.taint(stream.domain()),
+            _ => None,
+        };
+        if let Some(by) = tainted {
+            // DEATH-3: it is never handed to a handler as if it were good.
+            let (message, sender) = self.refuse_tainted(by, office.upgrade());
+            actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
+            return None;
+        }
+        let Parcel { message, tickets: _, done } = *self;
         if let Err(error) = waited {
             tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-            done.refuse(error.to_string());
+            done.refuse(Refusal::Undelivered(error.to_string()));
             return None;
         }
         let response = <A as Handler<M>>::handle(actor, message, ctx);

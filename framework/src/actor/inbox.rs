@@ -193,7 +193,9 @@ impl<A: RemoteActor> InboxTask<A> {
             }
             let Some(letter) = self.inbox.queue.lock().letters.pop_front() else { return false };
             let name = letter.name();
-            match catch_unwind(AssertUnwindSafe(|| letter.open(actor, ctx, &self.inbox.stream))) {
+            match catch_unwind(AssertUnwindSafe(|| {
+                letter.open(actor, ctx, &self.inbox.stream, &self.inbox.office)
+            })) {
                 Ok(None) => {}
                 Ok(Some(result)) => self.pending.push(result),
                 Err(panic) => {

@@ -7,6 +7,7 @@
 
 mod address;
 mod asking;
+mod dead_letter;
 mod error;
 mod handles;
 mod host;
@@ -22,6 +23,7 @@ use serde::de::DeserializeOwned;
 pub use address::{Address, LookupError, RegisterError};
 pub(crate) use address::{lookup, register};
 pub use asking::Ask;
+pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::Program;
@@ -96,6 +98,13 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
 
     /// Lists the messages that the actor takes from addresses.
     fn handles(on: &mut Handles<Self>);
+
+    /// A message came for which no handler is called: the data of a tensor in it was lost with a process. Whoever asked
+    /// has been told. Unless the actor does something about it, it is logged and dropped.
+    fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut Context<Self>) {
+        let _ = ctx;
+        tracing::warn!(message = letter.name(), sender = %letter.sender(), reason = %letter.reason(), "a dead letter");
+    }
 }
 
 /// Where an actor runs: its device, its name, its way to other actors.
@@ -130,8 +139,9 @@ pub struct Env {
 }
 
 impl Env {
-    /// The actor's device, with a stream of its own and the process's memory there. Deliveries to the actor wait on this
-    /// stream.
+    /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this stream. It
+    /// is the actor's own, unless its process has so many actors on one GPU that they share
+    /// ([`cuda_streams`](crate::limits::cuda_streams)).
     pub fn gpu(&self) -> Gpu {
         self.gpu.clone()
     }

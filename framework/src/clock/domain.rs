@@ -18,6 +18,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::handshake::{self, Advancer, Sleeper};
+use super::late::LateWriter;
 use super::marking::Knowledge;
 use super::own::OwnStreams;
 use super::taint::Board;
@@ -52,6 +53,7 @@ pub struct ClockDomain {
     slots: Arc<Slots>,
     spin: AdaptiveSpin,
     own_streams: OwnStreams,
+    late_writer: Arc<LateWriter>,
     knowledge: Knowledge,
 }
 
@@ -105,6 +107,7 @@ impl ClockDomain {
             slots: Arc::new(Slots { free: Mutex::new(free) }),
             spin: AdaptiveSpin::default(),
             own_streams: OwnStreams::default(),
+            late_writer: Arc::default(),
             knowledge: Knowledge::new(board),
         })
     }
@@ -121,6 +124,11 @@ impl ClockDomain {
     /// This process's streams, by clock.
     pub(super) fn own_streams(&self) -> &OwnStreams {
         &self.own_streams
+    }
+
+    /// For clock writes that a device has no room for.
+    pub(super) fn late_writer(&self) -> &Arc<LateWriter> {
+        &self.late_writer
     }
 
     /// This process's page.
@@ -526,7 +534,7 @@ mod tests {
     #[test]
     fn the_nodes_release_ends_every_wait() {
         let node_side = ClockPage::prepare().unwrap();
-        let page = ClockPage::adopt(node_side.writable_fd().try_clone_to_owned().unwrap()).unwrap();
+        let page = ClockPage::adopt(node_side.writable_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let worker = ClockDomain::new(ProcessId::new(1, 0).unwrap(), page);
         let b = domain(2);
         b.add_peer(worker.own(), ClockPage::open(worker.own_page().export_fd().unwrap()).unwrap());

@@ -14,6 +14,7 @@
 
 mod domain;
 mod handshake;
+mod late;
 mod marking;
 mod own;
 mod page;

@@ -4,6 +4,7 @@
 use parking_lot::RwLock;
 
 use super::stream::{Stream, WeakStream};
+use crate::ids::DeviceId;
 
 /// One entry per clock of the process; part of its [`ClockDomain`](super::domain::ClockDomain).
 #[derive(Debug, Default)]
@@ -17,6 +18,13 @@ impl OwnStreams {
             streams.resize_with(index + 1, || None);
         }
         streams[index] = Some(stream.downgrade());
+    }
+
+    /// The stream on `device` that was shared least often.
+    pub(super) fn to_share(&self, device: DeviceId) -> Option<Stream> {
+        let streams = self.0.read();
+        let alive = streams.iter().flatten().filter_map(WeakStream::upgrade);
+        alive.filter(|stream| stream.device() == device).min_by_key(Stream::sharers)
     }
 
     /// Enqueues the write of `value` on the stream of clock `slot`, if it is still to be enqueued.

@@ -58,7 +58,8 @@ pub enum BadClockPage {
 pub struct ClockPage {
     /// Shared with devices that it was registered for, which keep it longer.
     mapping: Arc<Mapping>,
-    fd: OwnedFd,
+    /// Of a page that is handed on; a peer's page is only looked at, and its mapping is enough for that.
+    fd: Option<OwnedFd>,
 }
 
 impl ClockPage {
@@ -80,7 +81,7 @@ impl ClockPage {
                 word.store(value, Ordering::Release);
             }
         }
-        Ok(Arc::new(ClockPage { mapping: Arc::new(mapping), fd: memfd.into_fd() }))
+        Ok(Arc::new(ClockPage { mapping: Arc::new(mapping), fd: Some(memfd.into_fd()) }))
     }
 
     /// The worker's side of [`prepare`](Self::prepare): maps the page writable and seals it for everyone after.
@@ -89,7 +90,8 @@ impl ClockPage {
     /// Where the descriptor is not such a page or was sealed already.
     pub fn adopt(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check(fd.as_fd(), PAGE_BYTES as u64)?;
-        let page = Self::map(fd, Access::ReadWrite)?;
+        let mapping = Self::map(fd.as_fd(), Access::ReadWrite)?;
+        let page = Arc::new(ClockPage { mapping, fd: Some(fd) });
         page.seal()?;
         Ok(page)
     }
@@ -97,35 +99,40 @@ impl ClockPage {
     /// Maps a peer's page, read-only, after checking size, seals and header (WIRE-1).
     pub fn open(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check_one_writer(fd.as_fd(), PAGE_BYTES as u64)?;
-        Self::map(fd, Access::ReadOnly)
+        let mapping = Self::map(fd.as_fd(), Access::ReadOnly)?;
+        Ok(Arc::new(ClockPage { mapping, fd: None }))
     }
 
-    fn map(fd: OwnedFd, access: Access) -> Result<Arc<Self>, BadClockPage> {
-        let mapping = Mapping::map(fd.as_fd(), PAGE_BYTES, access)?;
+    fn map(fd: BorrowedFd<'_>, access: Access) -> Result<Arc<Mapping>, BadClockPage> {
+        let mapping = Mapping::map(fd, PAGE_BYTES, access)?;
         let word = |offset| mapping.watch64(offset).map_or(0, |word| word.load());
         let (magic, version) = (word(0), word(8));
         if (magic, version) != (MAGIC, VERSION) {
             return Err(BadClockPage::Header { magic, version });
         }
-        Ok(Arc::new(ClockPage { mapping: Arc::new(mapping), fd }))
+        Ok(Arc::new(mapping))
     }
 
     /// Forbids every further writable mapping. Doing it twice is fine.
     pub fn seal(&self) -> io::Result<()> {
-        memfd::seal_future_write(self.fd.as_fd())
+        memfd::seal_future_write(self.writable_fd()?)
     }
 
     /// A read-only descriptor of the page, for a peer.
     ///
     /// # Errors
-    /// What `open` and `fcntl` say.
+    /// What `open` and `fcntl` say; the page is a [peer's](Self::open).
     pub fn export_fd(&self) -> io::Result<OwnedFd> {
-        memfd::read_only_fd(self.fd.as_fd())
+        memfd::read_only_fd(self.writable_fd()?)
     }
 
     /// The descriptor that the worker for whom the page was [prepared](Self::prepare) adopts.
-    pub fn writable_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    ///
+    /// # Errors
+    /// The page is a [peer's](Self::open).
+    pub fn writable_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let none = || io::Error::new(io::ErrorKind::Unsupported, "a peer's clock page is not passed on");
+        self.fd.as_ref().map(AsFd::as_fd).ok_or_else(none)
     }
 
     /// The mapping, whose address and length a device registers.
@@ -249,7 +256,7 @@ mod tests {
         assert!(matches!(peer.release_all(), Err(ClockError::NotWriter)));
         assert!(peer.waiting_on(1).is_none());
         // Even a descriptor that was opened for writing maps read-only by now (ONE-WRITER).
-        let raw = own.writable_fd().try_clone_to_owned().unwrap();
+        let raw = own.writable_fd().unwrap().try_clone_to_owned().unwrap();
         assert!(ClockPage::adopt(raw).is_err());
     }
 
@@ -258,7 +265,7 @@ mod tests {
         let node = ClockPage::prepare().unwrap();
         let unsealed = node.export_fd().unwrap();
         assert!(ClockPage::open(unsealed).is_err(), "a page that others can still write is no clock page");
-        let worker = ClockPage::adopt(node.writable_fd().try_clone_to_owned().unwrap()).unwrap();
+        let worker = ClockPage::adopt(node.writable_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let peer = ClockPage::open(worker.export_fd().unwrap()).unwrap();
         worker.store(0, 9).unwrap();
         assert_eq!(node.values()[..2], [9, 0]);

@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -20,7 +21,10 @@ use smallvec::SmallVec;
 use super::taint::{Standing, StreamLog, Tainted};
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
-use crate::ids::ProcessId;
+use crate::ids::{DeviceId, ProcessId};
+
+/// Clocks that a stream remembers to wait for, before it looks which of them have passed.
+const MOST_WAITED: usize = 256;
 
 /// An ordered queue of work on a device. Clones are the same stream.
 #[derive(Clone)]
@@ -31,8 +35,11 @@ struct Inner {
     domain: Arc<ClockDomain>,
     process: ProcessId,
     kind: DeviceKind,
+    device: DeviceId,
     slot: u16,
     log: Arc<StreamLog>,
+    /// How often it was given out to somebody who asked for a stream and could get none of its own.
+    sharers: AtomicUsize,
     state: Mutex<State>,
     /// What went wrong where it could not be returned; the next fallible call does.
     failure: Mutex<Option<String>>,
@@ -43,6 +50,8 @@ struct State {
     written: u64,
     /// Whether a ticket for `written + 1` was given out.
     owed: bool,
+    /// Whether the device had no room for the write that is owed, and the domain's late writer sees to it.
+    late: bool,
     /// Per clock the highest value this stream waits for already.
     waited: HashMap<(ProcessId, u16), u64>,
     /// The turn in which the first ticket was given out since the stream was marked; the inner `None`: outside of any.
@@ -91,12 +100,42 @@ impl Stream {
             domain: Arc::clone(domain),
             process: domain.own(),
             kind: device.kind(),
+            device: device.id(),
             slot,
             log,
-            state: Mutex::new(State { written, owed: false, waited: HashMap::new(), marked_in: None }),
+            sharers: AtomicUsize::new(0),
+            state: Mutex::new(State {
+                written,
+                owed: false,
+                late: false,
+                waited: HashMap::new(),
+                marked_in: None,
+            }),
             failure: Mutex::new(None),
         }));
         domain.own_streams().register(slot, &stream);
+        Ok(stream)
+    }
+
+    /// A new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of this process's that is
+    /// there already. Work of several users on one stream is right, only later than it might be: a wait is enqueued
+    /// after the work that it waits for, so what stands in front of anything was enqueued before it, and nothing goes
+    /// round in circles.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new); [`DeviceError::NoStream`] where those that there are were all dropped.
+    pub fn new_or_shared(device: &Arc<dyn Backend>, domain: &Arc<ClockDomain>) -> Result<Self, DeviceError> {
+        let error = match Self::new(device, domain) {
+            Err(error @ DeviceError::NoStream { .. }) => error,
+            other => return other,
+        };
+        let Some(stream) = domain.own_streams().to_share(device.id()) else { return Err(error) };
+        if stream.0.sharers.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                clock = stream.0.slot,
+                "a stream is shared, and its users wait for each other: {error}"
+            );
+        }
         Ok(stream)
     }
 
@@ -108,6 +147,20 @@ impl Stream {
     /// The clocks that this stream can wait for.
     pub fn domain(&self) -> &Arc<ClockDomain> {
         &self.0.domain
+    }
+
+    pub(super) fn device(&self) -> DeviceId {
+        self.0.device
+    }
+
+    /// Its clock now, which others see as well.
+    pub(super) fn now(&self) -> Option<Ticket> {
+        let value = self.0.domain.own_page().load(self.0.slot)?;
+        Some(Ticket { process: self.0.process, slot: self.0.slot, value })
+    }
+
+    pub(super) fn sharers(&self) -> usize {
+        self.0.sharers.load(Ordering::Relaxed)
     }
 
     pub(super) fn downgrade(&self) -> WeakStream {
@@ -172,7 +225,29 @@ impl Stream {
         }
     }
 
+    /// Enqueues the write that is owed, or, where that could mean to wait for the device, leaves it to the late writer
+    /// (LEASE-2): one write stands for every ticket that was given out until it is made.
     fn write(&self, state: &mut State) {
+        if state.late {
+            return;
+        }
+        if !self.0.backend.has_room() && self.0.domain.late_writer().put(self) {
+            state.late = true;
+            return;
+        }
+        self.write_now(state);
+    }
+
+    /// For the late writer: whether the write that it was left is made by now.
+    pub(super) fn write_late(&self) -> bool {
+        let mut state = self.0.state.lock();
+        if state.late && self.0.backend.has_room() {
+            self.write_now(&mut state);
+        }
+        !state.late
+    }
+
+    fn write_now(&self, state: &mut State) {
         self.next_value(state);
         let advance = [StreamOp::Advance(state.written)];
         let Err(error) = self.0.backend.submit(&advance) else { return };
@@ -185,6 +260,7 @@ impl Stream {
     }
 
     fn next_value(&self, state: &mut State) {
+        state.late = false;
         state.written += 1;
         state.owed = false;
         self.0.log.set_written(state.written);
@@ -216,11 +292,11 @@ impl Stream {
 
     /// As [`wait`](Self::wait), at the beginning of a handler that works on this stream: no use of an earlier one is
     /// still to be enqueued. What the stream owes for earlier work does not wait for the tickets.
-    pub(crate) fn begin(&self, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
+    pub(crate) fn begin(&self, tickets: &[Ticket]) -> Result<(), DeviceError> {
         if self.0.log.is_marked() {
             self.leave_range(&mut self.0.state.lock());
         }
-        self.wait_as(Why::Handler, tickets)
+        if tickets.is_empty() { Ok(()) } else { self.wait_as(Why::Handler, tickets.iter().copied()) }
     }
 
     /// Makes later work on this stream come after everything that `tickets` stand for, whether or not that had a
@@ -228,10 +304,7 @@ impl Stream {
     ///
     /// # Errors
     /// As for [`wait`](Self::wait), taint excepted.
-    pub(crate) fn wait_in_order(
-        &self,
-        tickets: impl IntoIterator<Item = Ticket>,
-    ) -> Result<(), DeviceError> {
+    pub(crate) fn wait_in_order(&self, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
         self.wait_as(Why::Order, tickets)
     }
 
@@ -264,6 +337,7 @@ impl Stream {
         for ticket in open.iter().filter(|ticket| ticket.process == this.process) {
             this.domain.own_streams().flush(ticket.slot, ticket.value);
         }
+        this.backend.make_room()?;
         let mut state = this.state.lock();
         let mut ops: SmallVec<[StreamOp; 8]> = SmallVec::new();
         for ticket in &open {
@@ -273,16 +347,30 @@ impl Stream {
                 ops.push(StreamOp::Wait(*ticket));
             }
         }
-        // Not in the middle of a handler: what is about to be enqueued has been noted under the value that is owed.
-        let advance = (why == Why::Handler && state.owed && !ops.is_empty()).then(|| {
+        if state.waited.len() > MOST_WAITED {
+            // Processes come and go: what has passed needs no remembering.
+            state.waited.retain(|(process, slot), value| {
+                let ticket = Ticket { process: *process, slot: *slot, value: *value };
+                matches!(this.domain.passed(&ticket), Ok(false))
+            });
+        }
+        // What is owed does not wait for the tickets of a handler that was not called yet, and what this stream waits
+        // for may itself wait for a write that is late. In the middle of a handler, what is about to be enqueued may
+        // have been noted under the value that is owed, so that value counts as behind the wait.
+        let mut position = state.written + 1;
+        let writes = !ops.is_empty() && (state.late || (why == Why::Handler && state.owed));
+        let advance = writes.then(|| {
             self.next_value(&mut state);
             StreamOp::Advance(state.written)
         });
+        if why == Why::Handler {
+            position = state.written + 1;
+        }
         let noted = if why == Why::Order {
             Ok(())
         } else {
             let is_over = |ticket: &Ticket| matches!(this.domain.standing(ticket), Ok(Standing::Ready));
-            this.log.push(state.written + 1, &open, |ticket| this.domain.tainted_by(ticket), is_over)
+            this.log.push(position, &open, |ticket| this.domain.tainted_by(ticket), is_over)
         };
         if noted.is_err() {
             ops.clear();

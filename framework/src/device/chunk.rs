@@ -8,7 +8,7 @@
 use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::Access;
 use crate::ids::DeviceId;
@@ -19,8 +19,10 @@ pub struct ChunkMapping {
     len: u64,
     access: Access,
     device: DeviceId,
-    /// What unmaps it.
+    /// What unmaps it. Before `afterwards`: fields are dropped in this order.
     holder: Box<dyn Any + Send + Sync>,
+    /// Dropped when it is unmapped.
+    afterwards: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl ChunkMapping {
@@ -36,7 +38,7 @@ impl ChunkMapping {
         device: DeviceId,
         holder: Box<dyn Any + Send + Sync>,
     ) -> Arc<Self> {
-        Arc::new(ChunkMapping { addr, len, access, device, holder })
+        Arc::new(ChunkMapping { addr, len, access, device, holder, afterwards: OnceLock::new() })
     }
 
     /// Where it starts, as the device and, for host memory, this process address it.
@@ -64,6 +66,12 @@ impl ChunkMapping {
     pub fn range(&self, offset: u64, bytes: u64) -> Option<u64> {
         let end = offset.checked_add(bytes)?;
         (end <= self.len).then(|| self.addr + offset)
+    }
+
+    /// Has `token` dropped right after the chunk was unmapped, on whichever thread that happens. The first to ask is
+    /// heard.
+    pub(crate) fn drop_afterwards(&self, token: Box<dyn Any + Send + Sync>) {
+        let _ = self.afterwards.set(token);
     }
 
     /// What keeps it mapped, for the device that made it.

@@ -42,7 +42,9 @@ pub const CASES: &[Case] = &[
     ("a_release_ends_a_wait", a_release_ends_a_wait),
     ("waits_compare_cyclically", waits_compare_cyclically),
     ("a_batch_with_an_unknown_clock_does_nothing", a_batch_with_an_unknown_clock_does_nothing),
-    ("every_clock_can_have_a_stream", every_clock_can_have_a_stream),
+    ("every_stream_can_wait_at_once", every_stream_can_wait_at_once),
+    ("one_stream_goes_on_while_all_others_wait", one_stream_goes_on_while_all_others_wait),
+    ("streams_come_and_go_within_the_limit", streams_come_and_go_within_the_limit),
     ("a_dropped_stream_finishes", a_dropped_stream_finishes),
     ("hand_overs_lose_nothing", hand_overs_lose_nothing),
 ];
@@ -91,6 +93,23 @@ impl Process {
     /// A clock that the test advances by hand, in place of a stream.
     fn clock(&self) -> OwnClock {
         self.domain.allocate_slot().unwrap()
+    }
+
+    /// As many as there can be.
+    fn all_streams(&self) -> Vec<Arc<dyn StreamBackend>> {
+        (0..self.device.stream_limit()).map(|_| self.stream()).collect()
+    }
+
+    /// One more, when a stream that was dropped has given its clock back.
+    fn stream_soon(&self) -> Arc<dyn StreamBackend> {
+        let deadline = Instant::now() + STUCK;
+        loop {
+            match self.domain.allocate_slot() {
+                Ok(clock) => return self.device.create_stream(clock, Arc::clone(&self.domain)).unwrap(),
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn ticket(&self, stream: &Arc<dyn StreamBackend>, value: u64) -> Ticket {
@@ -301,7 +320,7 @@ fn a_wait_on_another_process_ends(make: Make<'_>) {
 /// DEATH-1.
 fn a_release_ends_a_wait(make: Make<'_>) {
     let node = ClockPage::prepare().unwrap();
-    let page = ClockPage::adopt(node.writable_fd().try_clone_to_owned().unwrap()).unwrap();
+    let page = ClockPage::adopt(node.writable_fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
     let (dead, receiver) = (Process::with_page(make, 1, page), Process::new(make, 2));
     receiver.meet(&dead);
     let stream = receiver.stream();
@@ -346,16 +365,86 @@ fn a_batch_with_an_unknown_clock_does_nothing(make: Make<'_>) {
 }
 
 /// MBX-2: all of them at once, each waiting for the next, released from the far end.
-fn every_clock_can_have_a_stream(make: Make<'_>) {
+fn every_stream_can_wait_at_once(make: Make<'_>) {
     let process = Process::new(make, 1);
-    let streams: Vec<_> = (0..MAX_STREAMS).map(|_| process.stream()).collect();
-    assert!(process.domain.allocate_slot().is_err());
+    let streams = process.all_streams();
     for (stream, next) in streams.iter().zip(&streams[1..]) {
         stream.submit(&[StreamOp::Wait(process.ticket(next, 1)), StreamOp::Advance(1)]).unwrap();
     }
     assert!(!process.domain.passed(&process.ticket(&streams[0], 1)).unwrap());
-    streams[MAX_STREAMS - 1].submit(&[StreamOp::Advance(1)]).unwrap();
+    streams[streams.len() - 1].submit(&[StreamOp::Advance(1)]).unwrap();
     assert!(process.reaches(process.ticket(&streams[0], 1)));
+}
+
+/// Whichever it is: waiting streams stall nobody.
+fn one_stream_goes_on_while_all_others_wait(make: Make<'_>) {
+    let process = Process::new(make, 1);
+    // A GPU may have only one.
+    if process.device.stream_limit() < 2 {
+        return;
+    }
+    let streams = process.all_streams();
+    let others = Process::new(make, 2);
+    process.meet(&others);
+    let gate = others.clock();
+    for (round, free) in (1..).zip(&streams) {
+        for stream in streams.iter().filter(|stream| !Arc::ptr_eq(stream, free)) {
+            stream.submit(&[StreamOp::Wait(gate.ticket(round)), StreamOp::Advance(round)]).unwrap();
+        }
+        let chunk = process.chunk();
+        fill(free, &chunk, 0, 256, round as u8);
+        free.submit(&[StreamOp::Advance(round)]).unwrap();
+        assert!(process.reaches(process.ticket(free, round)), "stream {round} was stalled");
+        assert_eq!(download(free, &chunk, 0, 256), [round as u8; 256]);
+        // The device's own work goes on as well: a new chunk is zeroed.
+        assert!(process.device.create_chunk(1).is_ok());
+        others.domain.advance(&gate, round).unwrap();
+        assert!(streams.iter().all(|stream| process.reaches(process.ticket(stream, round))));
+    }
+}
+
+/// The limit is of streams that are there: those that were dropped do not count, even if their work is not done.
+fn streams_come_and_go_within_the_limit(make: Make<'_>) {
+    let process = Process::new(make, 1);
+    let limit = process.device.stream_limit();
+    assert!((1..=MAX_STREAMS).contains(&limit));
+    let mut streams = process.all_streams();
+    if limit < MAX_STREAMS {
+        let clock = process.domain.allocate_slot().unwrap();
+        let one_more = process.device.create_stream(clock, Arc::clone(&process.domain));
+        assert!(matches!(one_more, Err(DeviceError::NoStream { limit: said, .. }) if said == limit));
+    } else {
+        assert!(process.domain.allocate_slot().is_err());
+    }
+    let others = Process::new(make, 2);
+    process.meet(&others);
+    let gate = others.clock();
+    for round in 1..=3 {
+        // One is through when it goes, one is not.
+        for busy in [true, false] {
+            let stream = streams.remove(0);
+            let value = process.domain.own_page().load(stream.clock_slot()).unwrap() + 1;
+            let done = process.ticket(&stream, value);
+            let wait = busy.then_some(StreamOp::Wait(gate.ticket(round)));
+            let ops: Vec<_> = wait.into_iter().chain([StreamOp::Advance(value)]).collect();
+            stream.submit(&ops).unwrap();
+            assert!(busy || process.reaches(done));
+            drop(stream);
+            if limit < MAX_STREAMS {
+                streams.push(process.stream());
+            }
+            if busy {
+                others.domain.advance(&gate, round).unwrap();
+                assert!(process.reaches(done));
+            }
+            if limit == MAX_STREAMS {
+                streams.push(process.stream_soon());
+            }
+        }
+    }
+    for stream in &streams {
+        stream.synchronize().unwrap();
+    }
 }
 
 /// LEASE-2: dropping does not block, and what was submitted is done all the same.

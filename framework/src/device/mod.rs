@@ -22,6 +22,7 @@ use thiserror::Error;
 
 use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket};
 use crate::ids::DeviceId;
+use crate::limits::MAX_STREAMS;
 use crate::os::BadMemfd;
 
 mod chunk;
@@ -95,12 +96,18 @@ pub trait Backend: Send + Sync + Debug + 'static {
     /// Starts a stream that advances `clock` and waits on clocks of `domain`.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] where the clock is not one of the domain's own.
+    /// [`DeviceError::Refused`] where the clock is not one of the domain's own; [`DeviceError::NoStream`] where there are
+    /// [`stream_limit`](Self::stream_limit) already.
     fn create_stream(
         &self,
         clock: OwnClock,
         domain: Arc<ClockDomain>,
     ) -> Result<Arc<dyn StreamBackend>, DeviceError>;
+
+    /// Most streams that this process can have here at one time.
+    fn stream_limit(&self) -> usize {
+        MAX_STREAMS
+    }
 
     /// For the code that knows the implementation.
     fn as_any(&self) -> &dyn Any;
@@ -132,6 +139,20 @@ pub trait StreamBackend: Send + Sync + Debug + 'static {
     /// # Errors
     /// [`DeviceError::Clock`] where a ticket's clock is unknown; nothing of the batch was submitted then.
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError>;
+
+    /// Whether there is so much room that clock operations submitted now cannot wait for any. A clock write of something
+    /// that must not block (LEASE-2) is put off while there is not.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Waits, while very much is ahead, until it is done (MBX-2). Called with no lock held, before waits are submitted.
+    ///
+    /// # Errors
+    /// Work on the stream failed.
+    fn make_room(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// Submits a copy of `bytes` bytes from address `src` to `dst`, and keeps `keep` until it is done.
     ///
@@ -192,6 +213,17 @@ pub enum DeviceError {
         device: DeviceId,
         /// What was asked for, in bytes.
         bytes: u64,
+    },
+    /// The process has as many streams on the device as can wait without stalling each other.
+    #[error(
+        "this process has {limit} streams on {device}, as many as can wait without stalling each other; share a `Gpu` by \
+         cloning it, drop one, or set CUDA_DEVICE_MAX_CONNECTIONS (streams + 2, at most 32) before the node starts"
+    )]
+    NoStream {
+        /// The device.
+        device: DeviceId,
+        /// How many there are and can be.
+        limit: usize,
     },
     /// The device cannot do that.
     #[error("{device} does not support {what}")]

@@ -331,6 +331,15 @@ impl Lease {
         self.0.users.lock().written.is_some_and(|ticket| ticket.slot == stream.next_ticket().slot)
     }
 
+    /// As [`taint`](Self::taint), for data that is there at a ticket.
+    pub(crate) fn taint_at(&self, ready: Option<Ticket>) -> Option<Tainted> {
+        if !self.0.domain.has_taint() {
+            return None;
+        }
+        let by = |ticket| self.0.domain.tainted_by(&ticket).map(|by| Tainted { ticket, by });
+        ready.and_then(by).or_else(|| self.taint())
+    }
+
     /// Puts the first stream that used the memory behind `tickets`; false when no stream did.
     pub(crate) fn join_uses(&self, tickets: Uses) -> bool {
         let users = self.users();

@@ -19,15 +19,15 @@ use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToNode {
     /// Pass `letter`, with all descriptors, to the process `to`. If there is no such process any more, the node answers
-    /// [`FromNode::Gone`].
+    /// [`FromNode::Gone`]; if there never was one, [`FromNode::Nobody`].
     Route {
         /// The process to pass it to.
         to: ProcessId,
         /// What to pass.
         letter: Letter,
     },
-    /// A new chunk exists. Descriptors: one to map read-only, one to map writable. The node keeps both until the chunk
-    /// is retired or nobody can hold a lease in it any more, so a chunk outlives its owner (LEASE-4).
+    /// A new chunk exists. Descriptors: one to map read-only, one to map writable. The node keeps both until nobody can
+    /// hold a lease in the chunk any more, so a chunk outlives its owner (LEASE-4).
     PublishChunk {
         /// Its name.
         chunk: ChunkId,
@@ -41,6 +41,14 @@ pub enum ToNode {
         /// Its name.
         chunk: ChunkId,
         /// How it will be mapped.
+        access: Access,
+    },
+    /// A chunk that [`FromNode::Chunk`] brought is not mapped (any more), because no lease on it is left here. Only of
+    /// chunks whose owner has ended: those of the living stay mapped.
+    Unmapped {
+        /// Its name.
+        chunk: ChunkId,
+        /// How it was to be mapped.
         access: Access,
     },
     /// Everything that a process which ended had posted to this one was read (LEASE-4). Answers [`FromNode::Gone`].
@@ -148,6 +156,11 @@ pub enum FromNode {
     /// A process ended. What it had posted is still to be read; then the node is told ([`ToNode::Drained`]).
     Gone {
         /// Which.
+        process: ProcessId,
+    },
+    /// A letter was for a process that there never was (yet).
+    Nobody {
+        /// The name on the letter.
         process: ProcessId,
     },
     /// Everybody has read what a process that ended had posted: its leases can be dropped (LEASE-4).

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use super::nesting::{self, NestingError};
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
+use crate::clock::taint::Tainted;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
 use crate::tensor::{LayoutError, Tensor};
@@ -22,6 +23,13 @@ pub struct Encoded {
     pub leases: Vec<(Lease, Option<Ticket>)>,
     /// Its tensors.
     pub tensors: Vec<Outline>,
+}
+
+impl Encoded {
+    /// Why the data of one of the tensors will never be there, if that is known.
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready))
+    }
 }
 
 /// Why a value could not be encoded. Nothing was sent.

@@ -9,11 +9,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::clock::taint::{Board, TaintRange};
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::mailbox::port::{FromNode, Letter, ToNode};
-use crate::clock::taint::{Board, TaintRange};
 use crate::node::burials::Burials;
-use crate::node::chunks::{ChunkRefused, Chunks};
+use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
@@ -43,6 +43,8 @@ pub(crate) enum Complaint {
     ChunkAgain(ChunkId),
     #[error("it published more than {MAX_CHUNKS} chunks; give its pools larger chunks")]
     TooManyChunks,
+    #[error("it says that it has unmapped {0:?}, which it had not mapped")]
+    NotMapped(ChunkId),
     #[error("it published {0:?} with no bytes")]
     EmptyChunk(ChunkId),
     #[error("it used a bad name: {0}")]
@@ -59,7 +61,9 @@ pub(crate) enum Complaint {
     ForgedTaint(TaintRange),
     #[error("it reported more tainted ranges than its streams can have; the rest is not believed")]
     TooMuchTaint,
-    #[error("a descriptor of its clock page could not be made ({0}); raise the limit of open files (ulimit -n)")]
+    #[error(
+        "a descriptor of its clock page could not be made ({0}); raise the limit of open files (ulimit -n)"
+    )]
     NoClocks(#[source] std::io::Error),
 }
 
@@ -92,7 +96,8 @@ impl Broker {
         self.deaths.joined(process)
     }
 
-    /// `process` has ended: its names are freed and everybody else is told. Its chunks stay (LEASE-4).
+    /// `process` has ended: its names are freed and everybody else is told. Its chunks stay for as long as anybody can
+    /// hold a lease in them (LEASE-4).
     pub(crate) fn left(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
         if !self.roster.lives(process) {
             self.deaths.forget(process);
@@ -122,14 +127,21 @@ impl Broker {
     }
 
     /// Everything that these had posted was read: their leases can be dropped (LEASE-4).
-    fn bury(&self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
+    fn bury(&mut self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
         for process in dead {
+            self.chunks.buried(*process);
             out.extend(self.roster.living().map(|to| Delivery {
                 to,
                 message: FromNode::Buried { process: *process },
                 descriptors: Vec::new(),
             }));
         }
+    }
+
+    /// How many chunks are kept, for whoever may hold a lease in them.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn chunks_kept(&self) -> usize {
+        self.chunks.len()
     }
 
     /// `actor` has ended: its address leads nowhere and its names are free.
@@ -185,10 +197,15 @@ impl Broker {
                     out.push(Delivery { to, message: FromNode::Letter { from, letter }, descriptors });
                     return Ok(());
                 }
-                answer(FromNode::Gone { process: to });
                 match self.lives.get(&to.slot()) {
-                    Some(last) if to.incarnation() <= *last => Ok(()),
-                    _ => Err(Complaint::UnknownProcess(to)),
+                    Some(last) if to.incarnation() <= *last => {
+                        answer(FromNode::Gone { process: to });
+                        Ok(())
+                    }
+                    _ => {
+                        answer(FromNode::Nobody { process: to });
+                        Err(Complaint::UnknownProcess(to))
+                    }
                 }
             }
             ToNode::PublishChunk { chunk, device, bytes } => {
@@ -215,6 +232,11 @@ impl Broker {
             ToNode::WantChunk { chunk, access } => {
                 self.want_chunk(Question { asker: from, chunk, access }, out)?;
                 expect(&descriptors, "a question for a chunk", 0)
+            }
+            ToNode::Unmapped { chunk, access } => {
+                expect(&descriptors, "the word that a chunk is unmapped", 0)?;
+                let unmapped = self.chunks.unmapped(chunk, from, access);
+                unmapped.map_err(|NotMapped| Complaint::NotMapped(chunk))
             }
             ToNode::Drained { process } => {
                 if self.burials.drained(from, process) {
@@ -251,7 +273,7 @@ impl Broker {
     fn want_chunk(&mut self, question: Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
         let owner = question.chunk.owner;
         // What the asker itself has published, and what the dead had, was read before this.
-        if self.chunks.get(question.chunk).is_some() || owner == question.asker || !self.roster.lives(owner) {
+        if self.chunks.knows(question.chunk) || owner == question.asker || !self.roster.lives(owner) {
             return self.hand_out(&question, out);
         }
         self.questions.park(question).map_err(|TooMany| {
@@ -261,15 +283,14 @@ impl Broker {
     }
 
     /// Answers a question with what is known now.
-    fn hand_out(&self, question: &Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
+    fn hand_out(&mut self, question: &Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
         let Question { asker: to, chunk, access } = *question;
-        let Some(known) = self.chunks.get(chunk) else {
+        let Some(known) = self.chunks.hand_out(chunk, to, access) else {
             out.push(no_chunk(question));
             return Ok(());
         };
-        match known.descriptor(access) {
-            Ok(descriptor) => {
-                let (device, bytes) = (known.device, known.bytes);
+        match known {
+            Ok((device, bytes, descriptor)) => {
                 let message = FromNode::Chunk { chunk, device, bytes, access };
                 out.push(Delivery { to, message, descriptors: vec![descriptor] });
                 Ok(())

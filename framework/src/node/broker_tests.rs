@@ -69,7 +69,7 @@ fn nothing_is_believed() {
     assert!(matches!(ask(&mut broker, 1, link(process(1)), 4).1, Err(Complaint::ToItself)));
     let (out, result) = ask(&mut broker, 1, link(stranger), 4);
     assert!(matches!(result, Err(Complaint::UnknownProcess(p)) if p == stranger));
-    assert!(matches!(out[0].message, FromNode::Gone { .. }), "the sender is answered all the same");
+    assert!(matches!(out[0].message, FromNode::Nobody { .. }), "the sender is answered all the same");
     assert!(matches!(ask(&mut broker, 1, chunk(process(2)), 2).1, Err(Complaint::ForeignChunk(_))));
     assert!(matches!(ask(&mut broker, 1, chunk(process(1)), 1).1, Err(Complaint::Descriptors { .. })));
     ask(&mut broker, 1, chunk(process(1)), 2).1.unwrap();
@@ -310,5 +310,130 @@ mod parked {
         assert_eq!(pong(&mut broker, second).len(), MAX_PARKED);
         assert_eq!(broker.questions.parked(process(2)), 0);
         assert!(want(&mut broker, 2, over).is_empty());
+    }
+}
+
+/// LEASE-4: what the dead leave behind, and how long.
+mod retirement {
+    use super::*;
+
+    fn of_1() -> ChunkId {
+        ChunkId { owner: process(1), index: 0 }
+    }
+
+    fn drained(broker: &mut Broker, by: u16, dead: u16) {
+        ask(broker, by, ToNode::Drained { process: process(dead) }, 0).1.unwrap();
+    }
+
+    fn drained_by_all(broker: &mut Broker, all: [u16; 3], dead: u16) {
+        all.into_iter().for_each(|by| drained(broker, by, dead));
+    }
+
+    fn unmapped(broker: &mut Broker, by: u16, access: Access) -> Result<(), Complaint> {
+        ask(broker, by, ToNode::Unmapped { chunk: of_1(), access }, 0).1
+    }
+
+    /// The node and the workers 1 to 3; 1 has a chunk, and those in `holders` have it mapped.
+    fn scene(holders: &[u16]) -> Broker {
+        let mut broker = broker();
+        broker.joined(process(3));
+        let publish = ToNode::PublishChunk { chunk: of_1(), device: DeviceId::HOST, bytes: 1 };
+        ask(&mut broker, 1, publish, 2).1.unwrap();
+        for holder in holders {
+            let want = ToNode::WantChunk { chunk: of_1(), access: Access::ReadOnly };
+            ask(&mut broker, *holder, want, 0).1.unwrap();
+        }
+        broker
+    }
+
+    fn left(broker: &mut Broker, slot: u16) {
+        broker.left(process(slot), &mut Vec::new());
+    }
+
+    #[test]
+    fn a_chunk_goes_when_its_owner_is_buried_and_nobody_has_it_mapped() {
+        let mut broker = scene(&[2, 3]);
+        left(&mut broker, 1);
+        unmapped(&mut broker, 2, Access::ReadOnly).unwrap();
+        unmapped(&mut broker, 3, Access::ReadOnly).unwrap();
+        drained(&mut broker, 0, 1);
+        drained(&mut broker, 2, 1);
+        assert_eq!(broker.chunks_kept(), 1, "a frame of the dead may have a lease in it for 3");
+        drained(&mut broker, 3, 1);
+        assert_eq!(broker.chunks_kept(), 0);
+
+        let mut broker = scene(&[2]);
+        left(&mut broker, 1);
+        drained_by_all(&mut broker, [0, 2, 3], 1);
+        // 2 forwards the lease to 3, and lets go of it itself.
+        let want = ToNode::WantChunk { chunk: of_1(), access: Access::ReadOnly };
+        ask(&mut broker, 3, want, 0).1.unwrap();
+        unmapped(&mut broker, 2, Access::ReadOnly).unwrap();
+        assert_eq!(broker.chunks_kept(), 1);
+        unmapped(&mut broker, 3, Access::ReadOnly).unwrap();
+        assert_eq!(broker.chunks_kept(), 0);
+        assert!(broker.chunks.is_forgotten(process(1)));
+    }
+
+    #[test]
+    fn both_kinds_of_mapping_count() {
+        let mut broker = scene(&[2]);
+        let want = ToNode::WantChunk { chunk: of_1(), access: Access::ReadWrite };
+        ask(&mut broker, 2, want, 0).1.unwrap();
+        left(&mut broker, 1);
+        drained_by_all(&mut broker, [0, 2, 3], 1);
+        unmapped(&mut broker, 2, Access::ReadOnly).unwrap();
+        assert_eq!(broker.chunks_kept(), 1);
+        unmapped(&mut broker, 2, Access::ReadWrite).unwrap();
+        assert_eq!(broker.chunks_kept(), 0);
+    }
+
+    #[test]
+    fn what_the_living_own_is_kept() {
+        let mut broker = scene(&[2]);
+        unmapped(&mut broker, 2, Access::ReadOnly).unwrap();
+        left(&mut broker, 2);
+        drained_by_all(&mut broker, [0, 1, 3], 2);
+        assert_eq!(broker.chunks_kept(), 1);
+    }
+
+    // A frame of the dead holder may carry the last lease to somebody who has not read it.
+    #[test]
+    fn a_holder_that_dies_too_counts_until_it_is_buried() {
+        let mut broker = scene(&[2]);
+        left(&mut broker, 1);
+        drained_by_all(&mut broker, [0, 2, 3], 1);
+        left(&mut broker, 2);
+        drained(&mut broker, 0, 2);
+        assert_eq!(broker.chunks_kept(), 1);
+        // 3 finds the lease in that frame.
+        let want = ToNode::WantChunk { chunk: of_1(), access: Access::ReadOnly };
+        ask(&mut broker, 3, want, 0).1.unwrap();
+        drained(&mut broker, 3, 2);
+        assert_eq!(broker.chunks_kept(), 1);
+        unmapped(&mut broker, 3, Access::ReadOnly).unwrap();
+        assert_eq!(broker.chunks_kept(), 0);
+    }
+
+    #[test]
+    fn the_last_of_the_living_takes_everything_along() {
+        let mut broker = scene(&[2, 3]);
+        left(&mut broker, 1);
+        left(&mut broker, 2);
+        left(&mut broker, 3);
+        left(&mut broker, 0);
+        assert_eq!(broker.chunks_kept(), 0);
+    }
+
+    // WIRE-1.
+    #[test]
+    fn nobody_unmaps_for_another_or_twice() {
+        let mut broker = scene(&[2]);
+        for by in [0, 1, 3] {
+            let refused = unmapped(&mut broker, by, Access::ReadOnly);
+            assert!(matches!(refused, Err(Complaint::NotMapped(_))), "{by}");
+        }
+        unmapped(&mut broker, 2, Access::ReadOnly).unwrap();
+        assert!(matches!(unmapped(&mut broker, 2, Access::ReadOnly), Err(Complaint::NotMapped(_))));
     }
 }

@@ -1,7 +1,18 @@
-//! The descriptors of every chunk of the node's processes (LEASE-4: a chunk outlives its owner).
+//! The descriptors of every chunk of the node's processes, and how long they are kept (LEASE-4: a chunk outlives its
+//! owner).
+//!
+//! A descriptor of a chunk is needed by whoever comes to hold a lease in it. A process has a chunk mapped for as long as
+//! it holds such a lease, and got the descriptor for that mapping here; so the node knows who may hold one, without any
+//! word about single leases. The chunks of the living are kept. A chunk of a process that ended is *retired*, and its
+//! descriptors are closed, once
+//! - its owner is buried: all frames that the owner had sent were read, and who took a lease from them has the chunk
+//!   mapped, because a frame waits for the mapping before it is taken;
+//! - nobody has it mapped. A lease that travels is kept by its sender until the receiver has passed the frame, so the
+//!   sender's mapping ends after the receiver's has begun (LEASE-3);
+//! - whoever had it mapped and ended is buried too: a frame of theirs may have carried the last lease.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -15,11 +26,13 @@ pub(crate) struct Chunk {
     pub(crate) bytes: u64,
     read_only: OwnedFd,
     writable: OwnedFd,
+    /// Who was given a descriptor and has not said that it is unmapped, the dead that are not buried among them.
+    mapped: HashSet<(ProcessId, Access)>,
 }
 
 impl Chunk {
     /// A new descriptor for `access`.
-    pub(crate) fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
+    fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
         match access {
             Access::ReadOnly => self.read_only.try_clone(),
             Access::ReadWrite => self.writable.try_clone(),
@@ -27,12 +40,13 @@ impl Chunk {
     }
 }
 
-/// All chunks. They are kept until the node ends: a lease in a chunk of a dead process may be in any process, or in a
-/// frame that nobody opened yet, and the node sees neither.
+/// All chunks that anybody can hold a lease in.
 #[derive(Default)]
 pub(crate) struct Chunks {
     chunks: HashMap<ChunkId, Chunk>,
     by_owner: HashMap<ProcessId, usize>,
+    /// Owners that are buried and have chunks here.
+    buried: HashSet<ProcessId>,
 }
 
 /// Why a chunk was not taken.
@@ -41,6 +55,10 @@ pub(crate) enum ChunkRefused {
     Again,
     TooMany,
 }
+
+/// The process had no such mapping.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NotMapped;
 
 impl Chunks {
     /// Keeps a new chunk.
@@ -56,14 +74,82 @@ impl Chunks {
             Entry::Occupied(_) => Err(ChunkRefused::Again),
             Entry::Vacant(_) if *count >= MAX_CHUNKS => Err(ChunkRefused::TooMany),
             Entry::Vacant(entry) => {
-                entry.insert(Chunk { device, bytes, read_only, writable });
+                entry.insert(Chunk { device, bytes, read_only, writable, mapped: HashSet::new() });
                 *count += 1;
                 Ok(())
             }
         }
     }
 
-    pub(crate) fn get(&self, id: ChunkId) -> Option<&Chunk> {
-        self.chunks.get(&id)
+    /// Whether it is known, and not retired.
+    pub(crate) fn knows(&self, id: ChunkId) -> bool {
+        self.chunks.contains_key(&id)
+    }
+
+    /// A descriptor of a chunk for `to`, with its device and size; `None` where the chunk is not known.
+    pub(crate) fn hand_out(
+        &mut self,
+        id: ChunkId,
+        to: ProcessId,
+        access: Access,
+    ) -> Option<io::Result<(DeviceId, u64, OwnedFd)>> {
+        let chunk = self.chunks.get_mut(&id)?;
+        let descriptor = chunk.descriptor(access);
+        if descriptor.is_ok() {
+            chunk.mapped.insert((to, access));
+        }
+        Some(descriptor.map(|descriptor| (chunk.device, chunk.bytes, descriptor)))
+    }
+
+    /// `by` does not have the chunk mapped any more.
+    pub(crate) fn unmapped(&mut self, id: ChunkId, by: ProcessId, access: Access) -> Result<(), NotMapped> {
+        let chunk = self.chunks.get_mut(&id).ok_or(NotMapped)?;
+        if !chunk.mapped.remove(&(by, access)) {
+            return Err(NotMapped);
+        }
+        self.retire(id);
+        Ok(())
+    }
+
+    /// What `process` had posted was read by all: nothing that it had mapped, and nothing of its own, can still come to
+    /// light.
+    pub(crate) fn buried(&mut self, process: ProcessId) {
+        if self.by_owner.contains_key(&process) {
+            self.buried.insert(process);
+        }
+        for chunk in self.chunks.values_mut() {
+            chunk.mapped.retain(|(holder, _)| *holder != process);
+        }
+        let of_the_dead = self.chunks.keys().filter(|id| self.buried.contains(&id.owner));
+        for id in of_the_dead.copied().collect::<Vec<_>>() {
+            self.retire(id);
+        }
+    }
+
+    /// How many are kept.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_forgotten(&self, owner: ProcessId) -> bool {
+        !self.by_owner.contains_key(&owner) && !self.buried.contains(&owner)
+    }
+
+    /// Forgets a chunk that nobody can hold a lease in.
+    fn retire(&mut self, id: ChunkId) {
+        let is_held = self.chunks.get(&id).is_none_or(|chunk| !chunk.mapped.is_empty());
+        if is_held || !self.buried.contains(&id.owner) {
+            return;
+        }
+        self.chunks.remove(&id);
+        if let Entry::Occupied(mut count) = self.by_owner.entry(id.owner) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+                self.buried.remove(&id.owner);
+            }
+        }
     }
 }

@@ -64,7 +64,7 @@ impl Deaths {
     pub(crate) fn descriptors(&self, process: ProcessId) -> io::Result<Vec<OwnedFd>> {
         let page = self.pages.get(&process).ok_or(io::ErrorKind::NotFound)?;
         let board = self.board.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        Ok(vec![page.writable_fd().try_clone_to_owned()?, board.export()?])
+        Ok(vec![page.writable_fd()?.try_clone_to_owned()?, board.export()?])
     }
 
     /// A read-only descriptor of a process's clock page: the one that can be released. `None` where none was prepared.

@@ -27,21 +27,26 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A new stream on the pool's device.
+    /// The pool's device with a new stream, or with one that this process has already where the device has no more of
+    /// them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The log says so then.
     ///
     /// # Errors
     /// The process has no clock left, or the device refuses.
     pub fn new(pool: Arc<Pool>, domain: Arc<ClockDomain>) -> Result<Self, TensorError> {
-        let stream = Stream::new(pool.backend(), &domain)?;
+        let stream = Stream::new_or_shared(pool.backend(), &domain)?;
         Ok(Gpu { pool, stream, domain })
     }
 
-    /// The same memory with a stream of its own.
+    /// The same memory with a stream that nobody else has.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The process has no clock left, the device has no more streams ([`DeviceError::NoStream`] names the variable to
+    /// raise), or it refuses.
+    ///
+    /// [`DeviceError::NoStream`]: crate::device::DeviceError::NoStream
     pub fn with_new_stream(&self) -> Result<Self, TensorError> {
-        Self::new(Arc::clone(&self.pool), Arc::clone(&self.domain))
+        let stream = Stream::new(self.pool.backend(), &self.domain)?;
+        Ok(Gpu { pool: Arc::clone(&self.pool), stream, domain: Arc::clone(&self.domain) })
     }
 
     /// The stream.

@@ -234,12 +234,7 @@ impl Tensor {
 
     /// Why the data will never be there, if that is known.
     pub(crate) fn taint(&self) -> Option<Tainted> {
-        let domain = self.lease.domain();
-        if !domain.has_taint() {
-            return None;
-        }
-        let ready = self.ready.and_then(|ticket| domain.tainted_by(&ticket).map(|by| Tainted { ticket, by }));
-        ready.or_else(|| self.lease.taint())
+        self.lease.taint_at(self.ready)
     }
 
     /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for that work.

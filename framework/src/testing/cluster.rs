@@ -94,7 +94,8 @@ impl Cluster {
         let hub = Hub::start();
         let members = (0..n).map(|index| {
             let process = ProcessId::new(1 + index as u16, 0).expect("a test has few processes");
-            let office = Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
+            let office =
+                Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
             hub.joined(&office);
             let backend: Arc<dyn Backend> = device();
             let pool = office.pool(&backend, options);
@@ -265,6 +266,21 @@ impl Cluster {
     /// From now on the node answers no question for this chunk.
     pub fn withhold(&self, chunk: ChunkId) {
         self.hub.withhold(chunk);
+    }
+
+    /// Chunks of all processes whose descriptors the node keeps.
+    pub fn chunks_kept(&self) -> usize {
+        self.hub.chunks()
+    }
+
+    /// Chunks of others that process `i` has mapped.
+    pub fn chunks_mapped(&self, i: usize) -> usize {
+        self.office(i).chunks_mapped()
+    }
+
+    /// Peers that process `i` has a link to, open or not.
+    pub fn links(&self, i: usize) -> usize {
+        self.office(i).links_kept()
     }
 
     /// What the node has complained about.

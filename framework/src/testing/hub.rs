@@ -55,6 +55,8 @@ struct State {
     stopped: HashMap<ProcessId, Vec<Delivery>>,
     /// What the broker had to complain about.
     complaints: Vec<String>,
+    /// Chunks that the broker keeps.
+    chunks: usize,
 }
 
 impl Hub {
@@ -146,6 +148,10 @@ impl Hub {
         self.state.lock().complaints.clone()
     }
 
+    pub(super) fn chunks(&self) -> usize {
+        self.state.lock().chunks
+    }
+
     /// Waits until everything that was said has been handled, and says how much that was since the beginning.
     pub(super) fn settle(&self) -> u64 {
         let mut traffic = self.traffic.lock();
@@ -201,6 +207,7 @@ impl Hub {
                 broker.deaths.tick(Instant::now() + PATIENCE, &mut deliveries);
             }
         }
+        self.state.lock().chunks = broker.chunks_kept();
         let pings = broker.take_pings();
         drop(guard);
         for delivery in deliveries {

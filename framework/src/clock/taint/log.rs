@@ -53,7 +53,8 @@ impl Log {
     /// data is there for good, which ends an older note.
     pub fn push(&mut self, position: u64, ticket: &Ticket, is_over: impl Fn(&Ticket) -> bool) {
         let Ticket { process, slot, value } = *ticket;
-        let known = |wait: &Wait| (wait.process, wait.slot, wait.from, wait.to) == (process, slot, value, value);
+        let known =
+            |wait: &Wait| (wait.process, wait.slot, wait.from, wait.to) == (process, slot, value, value);
         // An earlier position covers this one.
         if self.waits.iter().any(known) {
             return;
@@ -197,11 +198,6 @@ impl StreamLog {
         let written = written.max(self.floor.swap(0, Ordering::Relaxed).saturating_sub(1));
         self.written.store(written, Ordering::Relaxed);
         written
-    }
-
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.log.lock().len()
     }
 }
 

@@ -59,7 +59,8 @@ impl Entry {
         let mut new = Span { from: range.from, to: range.to, by: range.by };
         spans.retain(|span| {
             // Those that touch it become one with it.
-            let apart = !passed(span.to.wrapping_add(1), new.from) || !passed(new.to.wrapping_add(1), span.from);
+            let apart =
+                !passed(span.to.wrapping_add(1), new.from) || !passed(new.to.wrapping_add(1), span.from);
             if !apart {
                 new.by = span.by;
                 new.from = if passed(new.from, span.from) { span.from } else { new.from };
@@ -233,7 +234,12 @@ mod tests {
         let suspects = vec![(suspect, process(9))];
         table.learn(&News { round: 2, suspects, ..News::default() });
         assert_eq!((table.of(&ticket(1, 5)), table.of(&ticket(1, 6))), (None, Some(process(9))));
-        table.learn(&News { round: 3, ranges: vec![range(8, 9)], cleared: vec![process(1)], ..News::default() });
+        table.learn(&News {
+            round: 3,
+            ranges: vec![range(8, 9)],
+            cleared: vec![process(1)],
+            ..News::default()
+        });
         assert_eq!((table.of(&ticket(1, 6)), table.of(&ticket(1, 8))), (None, Some(process(9))));
     }
 

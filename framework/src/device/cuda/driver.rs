@@ -18,99 +18,10 @@ use cudarc::driver::{CudaContext, CudaStream};
 use libloading::Library;
 
 use super::super::{Access, DeviceError};
+use super::abi::*;
 
 /// The library every Linux driver installs.
 const LIBRARY: &str = "libcuda.so.1";
-
-const SUCCESS: i32 = 0;
-const OUT_OF_MEMORY: i32 = 2;
-const NO_DEVICE: i32 = 100;
-const NOT_READY: i32 = 600;
-
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory that stays where it is.
-const PINNED: c_uint = 1;
-const HANDLE_POSIX_FD: c_uint = 1;
-const LOCATION_DEVICE: c_uint = 1;
-const PROT_READ: c_uint = 1;
-const PROT_READ_WRITE: c_uint = 3;
-const REGISTER_PORTABLE: c_uint = 1;
-const REGISTER_DEVICE_MAP: c_uint = 2;
-const REGISTER_READ_ONLY: c_uint = 8;
-const HOST_ALLOC_PORTABLE: c_uint = 1;
-const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
-const EVENT_BLOCKING_SYNC: c_uint = 1;
-const EVENT_DISABLE_TIMING: c_uint = 2;
-const OP_WAIT_VALUE_64: c_uint = 4;
-const OP_WRITE_VALUE_64: c_uint = 5;
-/// Cyclic: `(int64)(*address - value) >= 0`, the comparison of [`crate::clock::passed`].
-const WAIT_GEQ: c_uint = 0;
-
-/// What a device must be able to do, as a number of `CUdevice_attribute` and in words.
-pub(super) const NEEDED: [(c_int, &str); 5] = [
-    (122, "64-bit memory operations on streams"),
-    (102, "memory that is mapped by virtual address (VMM)"),
-    (103, "memory shared by file descriptor"),
-    (113, "read-only registration of host memory"),
-    (99, "registration of host memory"),
-];
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: c_uint,
-    id: c_int,
-}
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AllocationProp {
-    kind: c_uint,
-    handle_types: c_uint,
-    location: Location,
-    win32_metadata: *mut c_void,
-    flags: [u8; 8],
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-struct AccessDesc {
-    location: Location,
-    flags: c_uint,
-}
-
-/// `CUstreamBatchMemOpParams`: wait and write have the same fields at the same places.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemOp {
-    operation: c_uint,
-    address: u64,
-    value: u64,
-    flags: c_uint,
-    alias: u64,
-    pad: u64,
-}
-
-// The sizes of the driver's own types, as in its header.
-const _: () = assert!(size_of::<MemOp>() == 6 * 8);
-const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
-const _: () = assert!(size_of::<AllocationProp>() == size_of::<cudarc::driver::sys::CUmemAllocationProp>());
-const _: () = assert!(size_of::<AccessDesc>() == size_of::<cudarc::driver::sys::CUmemAccessDesc>());
-
-impl MemOp {
-    /// Holds the stream back until the 64-bit word at `address`, as the device sees it, has passed `value`.
-    pub(super) fn wait(address: u64, value: u64) -> Self {
-        MemOp { operation: OP_WAIT_VALUE_64, address, value, flags: WAIT_GEQ, alias: 0, pad: 0 }
-    }
-
-    /// Writes the 64-bit word at `address`, after everything before it is done and visible to the system.
-    pub(super) fn write(address: u64, value: u64) -> Self {
-        MemOp { operation: OP_WRITE_VALUE_64, address, value, flags: 0, alias: 0, pad: 0 }
-    }
-}
-
-/// Most operations in one call; the driver takes 256.
-pub(super) const MAX_BATCH: usize = 256;
 
 type Opaque = *mut c_void;
 
@@ -547,17 +458,6 @@ impl Driver {
                 )
             }
         })
-    }
-}
-
-/// Memory of one device that can be exported as a descriptor.
-fn chunk_prop(device: c_int) -> AllocationProp {
-    AllocationProp {
-        kind: PINNED,
-        handle_types: HANDLE_POSIX_FD,
-        location: Location { kind: LOCATION_DEVICE, id: device },
-        win32_metadata: std::ptr::null_mut(),
-        flags: [0; 8],
     }
 }
 

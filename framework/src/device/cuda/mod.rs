@@ -13,11 +13,12 @@
 //! `cuCtxSynchronize` and unloading a module may) are made nowhere: while a stream waits for a clock, such a call blocks
 //! and holds up every other call of the process, which can be a deadlock. User code should make none either.
 //!
-//! A process that uses a GPU should start with the variables in [`ENVIRONMENT`]; workers do. Without them, streams that
-//! wait can stall others: see there.
+//! A process that uses a GPU should start with the variables in [`ENVIRONMENT`]; workers do. A process has few streams on
+//! a GPU ([`cuda_streams`]), because streams that wait for clocks stall whatever shares their hardware queue.
 //!
 //! | file | holds |
 //! |---|---|
+//! | `abi` | the driver's types and numbers |
 //! | `driver` | the driver's functions, checked; the only file that names them |
 //! | `devices` | which GPUs there are |
 //! | `memory` | chunks |
@@ -25,6 +26,7 @@
 //! | `pinned` | page-locked memory for uploads, downloads and progress |
 //! | `pending` | what a stream's unfinished work holds on to |
 //! | `stream` | streams |
+//! | `streams` | which of the driver's streams are in use, at most as many as can wait at once |
 
 #![expect(unsafe_code, reason = "zeroes new chunks")]
 
@@ -40,8 +42,10 @@ use parking_lot::Mutex;
 use super::{Access, Backend, ChunkMapping, DeviceError, DeviceKind, NewChunk, StreamBackend};
 use crate::clock::{ClockDomain, OwnClock};
 use crate::ids::DeviceId;
+use crate::limits::{CUDA_CONNECTIONS, cuda_streams};
 use crate::os::AdaptiveSpin;
 
+mod abi;
 mod devices;
 mod driver;
 mod memory;
@@ -49,6 +53,7 @@ mod pages;
 mod pending;
 mod pinned;
 mod stream;
+mod streams;
 
 pub use devices::{CudaDeviceInfo, devices};
 pub use stream::CudaStreamBackend;
@@ -56,13 +61,20 @@ pub use stream::CudaStreamBackend;
 use driver::{Driver, Event};
 use memory::Handle;
 use pinned::Free;
+use streams::Streams;
 
 /// Variables, with values, that a process should have from its start if it waits on clocks with its streams.
 ///
-/// With the default of 8 hardware queues, 8 streams that wait stall all others of the process. And the first launch of
-/// a kernel whose module is loaded lazily blocks until no stream waits.
+/// The first launch of a kernel whose module is loaded lazily blocks until no stream waits. And under MPS a process has
+/// two hardware queues where nothing is said, see [`CUDA_CONNECTIONS`].
 pub const ENVIRONMENT: [(&str, &str); 2] =
-    [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+    [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")];
+
+/// Hardware queues that this process gets on a GPU.
+fn connections() -> usize {
+    let asked = std::env::var(ENVIRONMENT[1].0).ok().and_then(|text| text.trim().parse().ok());
+    asked.unwrap_or(CUDA_CONNECTIONS).clamp(1, 32)
+}
 
 /// One GPU, as this process uses it.
 pub struct CudaBackend {
@@ -85,6 +97,7 @@ struct Shared {
     /// context: for any later one that could mean to wait for a stream that waits.
     housekeeping: Arc<CudaStream>,
     free: Free,
+    streams: Streams,
     spin: AdaptiveSpin,
 }
 
@@ -142,7 +155,7 @@ impl Shared {
         let handles = devices::handles(driver)?;
         let device = *handles.get(ordinal).ok_or_else(|| no_such(ordinal, handles.len()))?;
         let id = DeviceId(driver.device_uuid(device)?);
-        for (attribute, what) in driver::NEEDED {
+        for (attribute, what) in abi::NEEDED {
             if driver.device_attribute(device, attribute)? == 0 {
                 return Err(DeviceError::Unsupported { device: id, what: what.to_owned() });
             }
@@ -155,7 +168,7 @@ impl Shared {
         }
         for (variable, value) in ENVIRONMENT {
             if std::env::var_os(variable).is_none() {
-                tracing::info!("{variable} is not set; with {value}, streams that wait cannot stall others");
+                tracing::info!("{variable} is not set in this process; workers have {value}");
             }
         }
         let context = driver.context(device, ordinal)?;
@@ -172,6 +185,7 @@ impl Shared {
             context,
             housekeeping,
             free: Free::default(),
+            streams: Streams::new(cuda_streams(connections())),
             spin: AdaptiveSpin::default(),
         }))
     }
@@ -304,6 +318,10 @@ impl Backend for CudaBackend {
             return Err(DeviceError::Refused { what });
         }
         Ok(CudaStreamBackend::new(&self.shared, clock, domain)?)
+    }
+
+    fn stream_limit(&self) -> usize {
+        self.shared.streams.limit()
     }
 
     fn as_any(&self) -> &dyn Any {

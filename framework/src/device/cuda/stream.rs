@@ -19,23 +19,33 @@ use smallvec::SmallVec;
 
 use super::super::{DeviceError, Keep, StreamBackend, StreamOp};
 use super::Shared;
-use super::driver::{Event, MAX_BATCH, MemOp};
+use super::abi::{MAX_BATCH, MemOp};
+use super::driver::Event;
 use super::pages;
 use super::pending::Pending;
 use super::pinned::{self, PIECE, Pinned, Word};
+use super::streams::Lent;
 use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket, UnknownClock, passed};
 
-/// Operations that may be ahead of a copy or fill before its submitter waits. About 1,020 fit behind an operation that
-/// waits; beyond that the driver would block clock operations, too, which must never wait (LEASE-2).
+/// Operations that may be ahead of a copy, a fill or a wait before its submitter waits. About 1,020 fit behind an operation
+/// that waits; beyond that the driver would block clock writes, too, which must never wait (LEASE-2). Kernels of the user's
+/// are not counted: nobody here sees them.
 const MOST_AHEAD: u64 = 640;
+
+/// Operations that may be ahead of a clock write: with more, it is put off, and one later write stands for all that were.
+const CROWDED: u64 = 512;
+
+const _: () = assert!(CROWDED < MOST_AHEAD);
 
 /// A stream of a GPU; see [`StreamBackend`] for what it promises. Its [`stream`](Self::stream) is cudarc's, for kernels.
 pub struct CudaStreamBackend {
     core: Arc<Core>,
+    /// Given back at once: its next user comes behind whatever is not done.
+    _lent: Lent,
 }
 
 /// The stream and all that its work uses, which outlives the [`CudaStreamBackend`] until the work is done.
-struct Core {
+pub(super) struct Core {
     stream: Arc<CudaStream>,
     order: Mutex<Order>,
     /// Where marks are written.
@@ -82,13 +92,15 @@ impl CudaStreamBackend {
         let offset = clock.page().clock_offset(clock.slot()).ok_or_else(|| unknown(clock.ticket(0)))?;
         let clock_address = pages::address(shared, clock.page())? + offset as u64;
         let word = Word::take(shared)?;
-        shared.bind()?;
-        let stream = shared.driver.stream(&shared.context)?;
+        let mut lent = Lent::take(shared)?;
+        let stream = Arc::clone(lent.stream());
         clock.leave_to_device()?;
         let order = Order { advanced: clock.value(), pending: Pending::new(word.load()) };
         let shared = Arc::clone(shared);
-        let core = Core { stream, order: Mutex::new(order), word, clock_address, clock, domain, shared };
-        Ok(Arc::new(CudaStreamBackend { core: Arc::new(core) }))
+        let core =
+            Arc::new(Core { stream, order: Mutex::new(order), word, clock_address, clock, domain, shared });
+        lent.used_by(&core);
+        Ok(Arc::new(CudaStreamBackend { core, _lent: lent }))
     }
 
     /// The stream to launch kernels on. Kernels on it come after what was submitted here before, and before what is
@@ -225,6 +237,18 @@ impl StreamBackend for CudaStreamBackend {
 
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
         self.core.submit(ops)
+    }
+
+    fn has_room(&self) -> bool {
+        self.core.enter().order.pending.ahead() < CROWDED
+    }
+
+    fn make_room(&self) -> Result<(), DeviceError> {
+        while self.core.enter().order.pending.ahead() >= MOST_AHEAD {
+            self.core.shared.bind()?;
+            self.core.finish()?;
+        }
+        Ok(())
     }
 
     unsafe fn copy(&self, dst: u64, src: u64, bytes: u64, keep: Keep) -> Result<(), DeviceError> {

@@ -39,7 +39,9 @@ conformance_cases!(
     a_release_ends_a_wait,
     waits_compare_cyclically,
     a_batch_with_an_unknown_clock_does_nothing,
-    every_clock_can_have_a_stream,
+    every_stream_can_wait_at_once,
+    one_stream_goes_on_while_all_others_wait,
+    streams_come_and_go_within_the_limit,
     a_dropped_stream_finishes,
     hand_overs_lose_nothing,
 );

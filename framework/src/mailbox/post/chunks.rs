@@ -1,9 +1,17 @@
 //! Memory of other processes, mapped here: each chunk once to read, and once more to write where a tensor in it was
 //! handed over.
+//!
+//! What the living own stays mapped, so that a message costs no mapping. A chunk whose owner has ended, and from which no
+//! more frames come, is left to the leases on it: it is unmapped when the last of them goes, and the node is told, which
+//! closes its descriptors when nobody has the chunk mapped (see `node/chunks.rs`). A lease that is forwarded here later
+//! maps it again.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use dashmap::Entry;
 
 use super::Office;
 use crate::device::{Access, ChunkMapping, DeviceError};
@@ -13,7 +21,7 @@ use crate::mailbox::port::ToNode;
 /// How long [`Office::map_now`] waits for the node's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is known of a chunk.
+/// The answer to a question for a chunk.
 #[derive(Clone, Debug)]
 pub(super) enum Chunk {
     /// Asked for.
@@ -24,21 +32,62 @@ pub(super) enum Chunk {
     Missing,
 }
 
+/// What is known of a chunk.
+#[derive(Debug)]
+pub(super) enum Known {
+    /// Asked for.
+    Wanted,
+    /// Mapped, and kept so.
+    Mapped(Arc<ChunkMapping>),
+    /// Mapped for as long as there are leases on it.
+    Left(Weak<ChunkMapping>),
+    /// There is none, or it cannot be mapped here.
+    Missing,
+}
+
+/// Goes with a mapping, and tells the office when it has gone.
+struct Unmapping {
+    office: Weak<Office>,
+    chunk: ChunkId,
+    access: Access,
+}
+
+impl Drop for Unmapping {
+    fn drop(&mut self) {
+        if let Some(office) = self.office.upgrade() {
+            office.unmapped(self.chunk, self.access);
+        }
+    }
+}
+
 impl Office {
     /// A chunk's mapping if it is here; asks the node for it otherwise.
     pub(super) fn chunk(&self, chunk: ChunkId, access: Access) -> Chunk {
         let key = (chunk, access == Access::ReadWrite);
-        // An answer "there is none" is good for one question: a forged frame may have asked for a chunk before its owner
-        // made it (WIRE-1).
-        if self.chunks.remove_if(&key, |_, known| matches!(known, Chunk::Missing)).is_some() {
-            return Chunk::Missing;
+        match self.chunks.entry(key) {
+            Entry::Occupied(entry) => match entry.get() {
+                Known::Wanted => return Chunk::Wanted,
+                Known::Mapped(mapping) => return Chunk::Mapped(Arc::clone(mapping)),
+                // An answer "there is none" is good for one question: a forged frame may have asked for a chunk before
+                // its owner made it (WIRE-1).
+                Known::Missing => {
+                    entry.remove();
+                    return Chunk::Missing;
+                }
+                Known::Left(mapping) => {
+                    if let Some(mapping) = mapping.upgrade() {
+                        return Chunk::Mapped(mapping);
+                    }
+                    // It is being unmapped. The new question stands for that mapping's end too (see `unmapped`).
+                    entry.replace_entry(Known::Wanted);
+                }
+            },
+            Entry::Vacant(entry) => {
+                entry.insert(Known::Wanted);
+            }
         }
-        if let Some(known) = self.chunks.get(&key) {
-            return known.clone();
-        }
-        self.chunks.insert(key, Chunk::Wanted);
         if self.port.send(ToNode::WantChunk { chunk, access }, Vec::new()).is_err() {
-            self.chunks.insert(key, Chunk::Missing);
+            self.chunks.remove(&key);
             return Chunk::Missing;
         }
         Chunk::Wanted
@@ -47,6 +96,7 @@ impl Office {
     /// A chunk's mapping, waited for. Not on the path of any message.
     pub(super) fn map_now(&self, chunk: ChunkId, access: Access) -> Result<Arc<ChunkMapping>, DeviceError> {
         let deadline = Instant::now() + PATIENCE;
+        let _mapping = Mapping::begin(self);
         let mut came = self.chunk_came.0.lock();
         loop {
             match self.chunk(chunk, access) {
@@ -70,10 +120,30 @@ impl Office {
         }
     }
 
-    pub(super) fn set_chunk(&self, chunk: ChunkId, access: Access, state: Chunk) {
-        let _came = self.chunk_came.0.lock();
-        self.chunks.insert((chunk, access == Access::ReadWrite), state);
-        self.chunk_came.1.notify_all();
+    /// Chunks of others that are mapped here, those that are mapped twice counted twice.
+    pub(crate) fn chunks_mapped(&self) -> usize {
+        let mapped = |known: &Known| match known {
+            Known::Mapped(_) => true,
+            Known::Left(mapping) => mapping.strong_count() > 0,
+            Known::Wanted | Known::Missing => false,
+        };
+        self.chunks.iter().filter(|entry| mapped(entry.value())).count()
+    }
+
+    /// The node has no such chunk.
+    pub(super) fn no_chunk(&self, chunk: ChunkId, access: Access) {
+        self.set_chunk(chunk, access, Known::Missing);
+    }
+
+    fn set_chunk(&self, chunk: ChunkId, access: Access, state: Known) {
+        let before = {
+            let _came = self.chunk_came.0.lock();
+            let before = self.chunks.insert((chunk, access == Access::ReadWrite), state);
+            self.chunk_came.1.notify_all();
+            before
+        };
+        // Without the lock: should it be a mapping, and the last of it, then that is unmapped here.
+        drop(before);
     }
 
     pub(super) fn chunk_came(
@@ -89,13 +159,88 @@ impl Office {
             Some(descriptor) => pool.backend().import_chunk(descriptor.as_fd(), bytes, access),
             None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
         });
-        let state = match mapped {
-            Ok(mapping) => Chunk::Mapped(mapping),
+        match mapped {
+            Ok(mapping) => {
+                mapping.drop_afterwards(Box::new(Unmapping { office: self.this.clone(), chunk, access }));
+                self.set_chunk(chunk, access, Known::Mapped(mapping));
+                if self.has_gone(chunk.owner) {
+                    self.loosen_chunks();
+                }
+            }
             Err(error) => {
                 tracing::error!(?chunk, %device, %error, "a peer's memory could not be mapped");
-                Chunk::Missing
+                // First this, so that the next question comes after it.
+                self.say_unmapped(chunk, access);
+                self.set_chunk(chunk, access, Known::Missing);
             }
-        };
-        self.set_chunk(chunk, access, state);
+        }
+    }
+
+    /// A process ended: when nothing is on its way that needs them, its chunks are left to the leases on them.
+    pub(super) fn loosen_chunks(&self) {
+        self.loosen.store(true, Ordering::Release);
+    }
+
+    /// Does so. A frame that waits for something is about to take leases on what was mapped for it.
+    pub(super) fn loosen_if_due(&self) {
+        if !self.loosen.load(Ordering::Acquire)
+            || self.mapping.load(Ordering::Acquire) > 0
+            || self.links.all().iter().any(|link| link.stuck.load(Ordering::Relaxed) && !link.is_broken())
+        {
+            return;
+        }
+        self.loosen.store(false, Ordering::Release);
+        let mut loose = Vec::new();
+        for mut entry in self.chunks.iter_mut() {
+            let owner = entry.key().0.owner;
+            let may_send = self.links.in_slot_of(owner).is_some_and(|link| link.peer == owner);
+            if may_send || !self.has_gone(owner) {
+                continue;
+            }
+            if let Known::Mapped(mapping) = entry.value() {
+                let left = Known::Left(Arc::downgrade(mapping));
+                loose.push(std::mem::replace(entry.value_mut(), left));
+            }
+        }
+        // Dropped here: what nobody has a lease on is unmapped, and that looks into the same table.
+        drop(loose);
+    }
+
+    /// A mapping of a chunk has gone. The node hears of it unless the chunk is mapped again or asked for: then it is that
+    /// mapping whose end it hears of.
+    fn unmapped(&self, chunk: ChunkId, access: Access) {
+        let key = (chunk, access == Access::ReadWrite);
+        if let Entry::Occupied(entry) = self.chunks.entry(key)
+            && matches!(entry.get(), Known::Left(mapping) if mapping.strong_count() == 0)
+        {
+            // Under the lock of the entry, so that it is said before the chunk is asked for again.
+            self.say_unmapped(chunk, access);
+            entry.remove();
+        }
+    }
+
+    fn say_unmapped(&self, chunk: ChunkId, access: Access) {
+        if self.port.send(ToNode::Unmapped { chunk, access }, Vec::new()).is_err() {
+            tracing::debug!(?chunk, "the node has ended before it heard that a chunk is unmapped");
+        }
+    }
+}
+
+/// Somebody waits for a mapping: what comes for them is kept until they have it.
+struct Mapping<'a>(&'a Office);
+
+impl<'a> Mapping<'a> {
+    fn begin(office: &'a Office) -> Self {
+        office.mapping.fetch_add(1, Ordering::AcqRel);
+        Mapping(office)
+    }
+}
+
+impl Drop for Mapping<'_> {
+    fn drop(&mut self) {
+        self.0.mapping.fetch_sub(1, Ordering::AcqRel);
+        if self.0.loosen.load(Ordering::Acquire) {
+            self.0.wake_reader();
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::link::{BadHalf, Link};
-use super::{Office, Slot, chunks};
+use super::{Office, Slot};
 use crate::clock::ClockPage;
 use crate::ids::ProcessId;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
@@ -17,7 +17,7 @@ impl Office {
         if let Some(link) = self.links.in_slot_of(peer).filter(|link| link.peer == peer) {
             return (!link.is_broken()).then_some(link);
         }
-        if self.gone.contains_key(&peer) || peer.slot() == self.me.slot() {
+        if self.gone.contains(peer) || peer.slot() == self.me.slot() || self.gone.take_nobody(peer) {
             return None;
         }
         let mut is_new = false;
@@ -25,7 +25,7 @@ impl Office {
             Some(link) if link.peer == peer => Some(Arc::clone(link)),
             // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when this one is
             // known to have ended.
-            Some(link) if !self.gone.contains_key(&link.peer) => None,
+            Some(link) if !self.gone.contains(link.peer) => None,
             _ => {
                 is_new = true;
                 self.new_link(peer)
@@ -88,7 +88,7 @@ impl Office {
             FromNode::Chunk { chunk, device, bytes, access } => {
                 self.chunk_came(chunk, device, bytes, access, descriptors);
             }
-            FromNode::NoChunk { chunk, access } => self.set_chunk(chunk, access, chunks::Chunk::Missing),
+            FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
             FromNode::Actor { actor, place } => self.directory.actor(actor, place),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
@@ -101,6 +101,14 @@ impl Office {
             }
             FromNode::Settled { process } => self.domain.settled(process),
             FromNode::Gone { process } => self.process_gone(process),
+            FromNode::Nobody { process } => {
+                self.gone.note_nobody(process);
+                if let Some(link) = self.links.in_slot_of(process).filter(|link| link.peer == process) {
+                    // The place is for a life of the slot that there is.
+                    self.links.remove(&link);
+                    self.give_up(&link);
+                }
+            }
             FromNode::Buried { process } => self.bury(process),
         }
         self.wake_reader();
@@ -127,9 +135,15 @@ impl Office {
         self.let_go(link);
         self.fail_asks(link.peer);
         link.wake_senders();
-        if !link.given_up.swap(true, Ordering::AcqRel) && link.has_ended() {
-            self.say_drained(link.peer);
-        }
+        link.given_up.store(true, Ordering::Release);
+    }
+
+    /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes, and the node
+    /// hears of it. For the reader, when it has [given the link up](Self::give_up).
+    pub(super) fn part_with(&self, link: &Link) {
+        self.links.remove(link);
+        self.loosen_chunks();
+        self.say_drained(link.peer);
     }
 
     /// Lets go of what was to go over a link that is broken: replies that found no room, and leases kept until the peer
@@ -146,16 +160,15 @@ impl Office {
     /// A process ended. What it had posted is still read, by the reader, which then gives the link up;
     /// nothing goes to it any more.
     fn process_gone(&self, process: ProcessId) {
-        self.gone.insert(process, ());
+        self.gone.note(process);
         let link = self.links.in_slot_of(process);
         match link.filter(|link| link.peer == process) {
             // Its asks fail once the replies that it had posted are read.
-            Some(link) if !link.is_broken() => link.end(),
-            Some(link) => {
-                link.end();
+            Some(link) => link.end(),
+            None => {
+                self.loosen_chunks();
                 self.say_drained(process);
             }
-            None => self.say_drained(process),
         }
     }
 
@@ -168,20 +181,15 @@ impl Office {
     /// Everybody has read what the process had posted: every hold that it forwarded is in its owner's book or ring, so
     /// its own leases can go (LEASE-4). What it owned stays with whoever holds it.
     fn bury(&self, process: ProcessId) {
-        if let Some(link) = self.links.in_slot_of(process).filter(|link| link.peer == process) {
-            link.granted.store(0, Ordering::Relaxed);
-        }
         // The holds that its last frames led to, before its leases go (LEASE-3).
         crate::lease::pool::Surroundings::drain_returns(self);
         let pools = self.pools.read().clone();
         pools.iter().for_each(|pool| pool.evict(process));
-        // Leases keep their mappings; a chunk that is asked for again is mapped again.
-        self.chunks.retain(|(chunk, _), _| chunk.owner != process);
     }
 
     /// Whether a process has ended.
     pub(super) fn has_gone(&self, process: ProcessId) -> bool {
-        self.gone.contains_key(&process)
+        self.gone.contains(process)
     }
 
     /// Makes the reader look again.

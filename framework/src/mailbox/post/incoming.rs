@@ -201,7 +201,7 @@ impl Office {
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
-            && !self.gone.contains_key(&process)
+            && !self.gone.contains(process)
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
@@ -319,7 +319,11 @@ impl Office {
     fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
         // Nobody may wait any more: then the tensors drop here, and their leases go back.
         if let Some(answer) = self.take_ask(correlation, link.peer) {
-            answer(reply);
+            // DEATH-3: not even as the data of a reply.
+            answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
+                Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),
+                None => Ok(parts),
+            }));
         }
     }
 

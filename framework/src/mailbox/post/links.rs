@@ -49,4 +49,16 @@ impl Links {
         }
         Some(link)
     }
+
+    /// Takes a link out; whoever has it goes on with it.
+    pub(super) fn remove(&self, link: &Link) {
+        let mut state = self.0.write();
+        let place = state.by_slot.get_mut(link.peer.slot());
+        if let Some(place) = place
+            && place.as_ref().is_some_and(|known| std::ptr::eq(&raw const **known, link))
+        {
+            *place = None;
+            state.all = state.by_slot.iter().flatten().map(Arc::clone).collect();
+        }
+    }
 }

@@ -11,6 +11,7 @@ pub mod asks;
 mod chunks;
 mod connect;
 mod directory;
+mod ended;
 pub(crate) mod entry;
 pub mod inbox;
 mod incoming;
@@ -60,11 +61,15 @@ pub struct Office {
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
-    gone: DashMap<ProcessId, ()>,
+    gone: ended::Ended,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
-    chunks: DashMap<(ChunkId, bool), chunks::Chunk>,
+    chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Threads that wait for a chunk.
+    mapping: AtomicUsize,
+    /// A chunk of a process that ended is to be left to the leases on it.
+    loosen: AtomicBool,
     inboxes: RwLock<Vec<Slot>>,
     next_inbox: AtomicUsize,
     asks: DashMap<u64, asks::Pending>,
@@ -113,7 +118,7 @@ pub struct OfficeStats {
     pub received: u64,
     /// Frames and notices refused because they were malformed or forged (WIRE-1).
     pub rejected: u64,
-    /// Messages that no actor took.
+    /// Messages that no actor took, or that no handler was given because a tensor in them was lost with a process.
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
@@ -168,10 +173,12 @@ impl Office {
             bell,
             port,
             links: links::Links::new(),
-            gone: DashMap::new(),
+            gone: ended::Ended::new(),
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            mapping: AtomicUsize::new(0),
+            loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
             next_inbox: AtomicUsize::new(0),
             asks: DashMap::new(),
@@ -241,6 +248,11 @@ impl Office {
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
         }
+    }
+
+    /// Peers that there is a link to, open or not.
+    pub(crate) fn links_kept(&self) -> usize {
+        self.links.all().len()
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
@@ -316,6 +328,11 @@ impl Office {
     /// Counts a message that a local sender handed over, until it is done with.
     pub(crate) fn opened(&self) {
         self.open.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Counts a message that no handler gets.
+    pub(crate) fn dead_letter(&self) {
+        self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The counterpart of [`opened`](Self::opened).

@@ -33,6 +33,7 @@ impl Office {
             let pools = self.pools.read().clone();
             pools.iter().for_each(|pool| pool.settle());
         }
+        self.loosen_if_due();
         any
     }
 
@@ -41,7 +42,12 @@ impl Office {
             if !link.given_up.load(Ordering::Acquire) {
                 self.give_up(link);
             }
-            return self.let_go(link);
+            let ended = link.has_ended();
+            let any = self.let_go(link);
+            if ended {
+                self.part_with(link);
+            }
+            return any || ended;
         }
         let ended = link.has_ended();
         // One turn: what the frames lead to here (leases back, refusals) is published together.
@@ -53,6 +59,7 @@ impl Office {
         drop(turn);
         if ended && link.is_drained() {
             self.give_up(link);
+            self.part_with(link);
             return true;
         }
         if link.has_waiting() {

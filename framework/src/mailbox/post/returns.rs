@@ -86,7 +86,7 @@ impl Office {
     pub(super) fn has_room_for_holds(&self, link: &Link, holds: usize) -> bool {
         let mut returns = link.returns_out.lock();
         let Some(ring) = returns.as_mut() else { return false };
-        let unconsumed = ring.len_unconsumed().unwrap_or(u64::MAX);
+        let unconsumed = ring.unconsumed().unwrap_or(u64::MAX);
         let held = link.held.load(Ordering::Relaxed) as u64;
         unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= (RETURN_SLOTS - MAX_GRANTED) as u64
     }

@@ -11,17 +11,13 @@
 //! together. A record with its header takes at most half the ring, so the pad and the record always fit an empty
 //! one.
 
-use std::marker::PhantomData;
-
-use super::cursor::{OwnCursor, PeerCursor};
-use super::error::{BadCapacity, Cursor, RingCorrupt, RingError};
-use super::native::{Native, NativeBytes, NativeWord};
+use super::ends::{self, Content, ReadingEnd, WritingEnd};
+use super::error::{BadCapacity, RingCorrupt, RingError};
+use super::native::Native;
 use super::platform::{Bytes, Orders, Platform, Sound};
 
 const HEADER: u64 = 8;
 const UNIT: u64 = 8;
-/// Least capacity: two records with some payload.
-const MIN_CAPACITY: usize = 32;
 /// Markers that neither zeroed memory nor text looks like.
 const RECORD: u32 = 0xB10C_DA7A;
 const PAD: u32 = 0xB10C_0FAD;
@@ -47,39 +43,26 @@ pub const fn max_payload(capacity: usize) -> usize {
 /// # Errors
 /// [`BadCapacity`] unless `capacity` is a power of two of a sensible size.
 pub fn in_memory(capacity: usize) -> Result<(Producer, Consumer), BadCapacity> {
-    BadCapacity::check(capacity, MIN_CAPACITY)?;
-    let (tail, head) = (NativeWord::in_memory(), NativeWord::in_memory());
-    let (written, read) = NativeBytes::in_memory(capacity);
-    Ok((Producer::new(tail.clone(), head.clone(), written)?, Consumer::new(tail, head, read)?))
+    ends::in_memory(capacity)
+}
+
+/// Records in a ring; positions count bytes.
+#[derive(Debug)]
+pub enum Records {}
+
+impl Content for Records {
+    const POSITION_BYTES: usize = 1;
+    const UNIT: u64 = UNIT;
+    // Two records with some payload.
+    const MIN_BYTES: usize = 32;
+    /// The end of the record that was peeked; the head where none was.
+    type Reading = u64;
 }
 
 /// The writing end.
-#[derive(Debug)]
-pub struct Producer<P: Platform = Native, O: Orders = Sound> {
-    tail: OwnCursor<P::Word>,
-    head: PeerCursor<P::Word>,
-    bytes: P::Bytes,
-    capacity: u64,
-    orders: PhantomData<fn() -> O>,
-}
+pub type Producer<P = Native, O = Sound> = WritingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Producer<P, O> {
-    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both words
-    /// are zero.
-    ///
-    /// # Errors
-    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
-    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
-        BadCapacity::check(bytes.len(), MIN_CAPACITY)?;
-        Ok(Producer {
-            tail: OwnCursor::new(tail),
-            head: PeerCursor::new(head, Cursor::Head, UNIT),
-            capacity: bytes.len() as u64,
-            bytes,
-            orders: PhantomData,
-        })
-    }
-
     /// Room for a record with a payload of `len` bytes. Dropping the reservation leaves nothing behind.
     ///
     /// # Errors
@@ -104,44 +87,12 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Ok(Reservation { pad, payload: (start + HEADER) as usize, len, ring: self })
     }
 
-    /// Makes everything committed since the last time visible to the consumer, with one store. Says whether there
-    /// was anything: then, the consumer's doorbell is due.
-    #[inline]
-    pub fn publish(&mut self) -> bool {
-        // TAIL release: pairs with `Consumer::refresh_tail`.
-        self.tail.publish(O::TAIL_RELEASE)
-    }
-
-    /// Whether something was committed that the consumer cannot see yet.
-    #[inline]
-    pub fn has_unpublished(&self) -> bool {
-        self.tail.at != self.tail.published
-    }
-
-    /// The end of the last committed record. The consumer is done with it once [`consumed`](Self::consumed) is at
-    /// least this.
-    #[inline]
-    pub fn position(&self) -> u64 {
-        self.tail.at
-    }
-
-    /// Up to where the consumer is done.
-    ///
-    /// # Errors
-    /// [`RingCorrupt`] where its cursor went back, beyond what was published, or inside a record.
-    #[inline]
-    pub fn consumed(&mut self) -> Result<u64, RingCorrupt> {
-        // HEAD acquire: pairs with `Consumer::publish_head`.
-        self.head.refresh(O::HEAD_ACQUIRE, self.tail.published)
-    }
-
     /// Bytes that are free now, headers and pads included.
     ///
     /// # Errors
     /// As [`consumed`](Self::consumed).
     pub fn free(&mut self) -> Result<usize, RingCorrupt> {
-        let head = self.consumed()?;
-        Ok((self.capacity - (self.tail.at - head)) as usize)
+        Ok((self.capacity - self.unconsumed()?) as usize)
     }
 
     #[inline]
@@ -199,36 +150,10 @@ impl<P: Platform, O: Orders> Reservation<'_, P, O> {
     }
 }
 
-/// The reading end. It believes nothing that the peer wrote before it was checked (WIRE-1).
-#[derive(Debug)]
-pub struct Consumer<P: Platform = Native, O: Orders = Sound> {
-    tail: PeerCursor<P::Word>,
-    head: OwnCursor<P::Word>,
-    bytes: P::Bytes,
-    capacity: u64,
-    /// The end of the record that was peeked; the head where none was.
-    peeked: u64,
-    orders: PhantomData<fn() -> O>,
-}
+/// The reading end.
+pub type Consumer<P = Native, O = Sound> = ReadingEnd<P, O, Records>;
 
 impl<P: Platform, O: Orders> Consumer<P, O> {
-    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both words
-    /// are zero.
-    ///
-    /// # Errors
-    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
-    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
-        BadCapacity::check(bytes.len(), MIN_CAPACITY)?;
-        Ok(Consumer {
-            tail: PeerCursor::new(tail, Cursor::Tail, UNIT),
-            head: OwnCursor::new(head),
-            capacity: bytes.len() as u64,
-            bytes,
-            peeked: 0,
-            orders: PhantomData,
-        })
-    }
-
     /// Copies the next record's payload into `out`, in place of what was in it, and returns the position of its
     /// end; `None`, and `out` as it was, where nothing was published. The record stays the next one until
     /// [`consume`](Self::consume).
@@ -260,50 +185,16 @@ impl<P: Platform, O: Orders> Consumer<P, O> {
         // Keeps what is there: a buffer that is used again is not zeroed again.
         out.resize(length as usize, 0);
         self.bytes.read((self.offset(at) + HEADER) as usize, out);
-        self.peeked = at + footprint(u64::from(length));
-        Ok(Some(self.peeked))
+        self.reading = at + footprint(u64::from(length));
+        Ok(Some(self.reading))
     }
 
     /// Moves past the record that was [`peek`](Self::peek)ed, and returns the position. Without one, nothing moves.
     /// The producer learns of it by [`publish_head`](Self::publish_head).
     #[inline]
     pub fn consume(&mut self) -> u64 {
-        self.head.at = self.peeked;
-        self.peeked
-    }
-
-    /// Gives the room of everything consumed since the last time back, with one store. Says whether there was any.
-    #[inline]
-    pub fn publish_head(&mut self) -> bool {
-        // HEAD release: pairs with `Producer::consumed`.
-        self.head.publish(O::HEAD_RELEASE)
-    }
-
-    /// Whether something was consumed that the producer does not know of yet.
-    #[inline]
-    pub fn has_unpublished(&self) -> bool {
-        self.head.at != self.head.published
-    }
-
-    /// The end of the last consumed record.
-    #[inline]
-    pub fn position(&self) -> u64 {
-        self.head.at
-    }
-
-    /// Whether nothing is there to peek: the second look that a sleeper takes before it sleeps.
-    ///
-    /// # Errors
-    /// [`RingCorrupt`] where the producer's cursor cannot be right.
-    #[inline]
-    pub fn is_empty(&mut self) -> Result<bool, RingCorrupt> {
-        if self.head.at != self.tail.seen {
-            return Ok(false);
-        }
-        // The producer knows only of the published head: it cannot be further than a ring beyond that.
-        let limit = self.head.published.saturating_add(self.capacity);
-        // TAIL acquire: pairs with `Producer::publish`.
-        Ok(self.tail.refresh(O::TAIL_ACQUIRE, limit)? == self.head.at)
+        self.head.at = self.reading;
+        self.reading
     }
 
     /// The position behind the pad at `at`, where there has to be a record.

@@ -5,10 +5,12 @@
 //! (ONE-WRITER). Waking the other side is the [doorbell](super::doorbell)'s affair.
 //!
 //! Read in this order: [`platform`] (what the protocol asks of memory), [`native`] (the memory that gives it),
-//! `cursor` (how a side publishes its place and checks the peer's), [`data`], [`entries`].
+//! `cursor` (how a side publishes its place and checks the peer's), [`ends`] (what both rings have), [`data`],
+//! [`entries`].
 
 mod cursor;
 pub mod data;
+pub mod ends;
 pub mod entries;
 mod error;
 pub mod native;

@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 
 use command_fds::CommandFdExt;
 
+use crate::limits::CUDA_CONNECTIONS;
 use crate::node::handshake::{Build, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
 use crate::os::{PidFd, Seqpacket};
@@ -64,8 +65,12 @@ impl Program {
         }
         command.args(&self.arguments);
         command.env(VARIABLE, format!("{}:{}", theirs.as_raw_fd(), std::process::id()));
-        // Modules that load lazily would load behind a wait, and eight hardware queues can all be waiting (measured: `benches/README.md`).
-        for (variable, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
+        // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware queues where
+        // nothing is said.
+        let connections = CUDA_CONNECTIONS.to_string();
+        for (variable, value) in
+            [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", connections.as_str())]
+        {
             if std::env::var_os(variable).is_none() {
                 command.env(variable, value);
             }

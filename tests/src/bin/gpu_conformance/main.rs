@@ -2,7 +2,7 @@
 //! one of them, and what blocks while a stream waits. Ends with an error at the first thing that is wrong or stuck.
 //!
 //! ```sh
-//! CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32 gpu_conformance [conformance|processes|peers|waiting|speed]…
+//! CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=8 gpu_conformance [conformance|processes|peers|waiting|speed]…
 //! ```
 
 mod peers;

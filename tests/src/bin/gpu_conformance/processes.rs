@@ -36,7 +36,7 @@ fn start(how: &str, page: &ClockPage) -> Result<(Child, Seqpacket)> {
     let theirs: OwnedFd = theirs.as_fd().try_clone_to_owned()?;
     let child =
         Command::new(std::env::current_exe()?).args(["peer", how]).stdin(Stdio::from(theirs)).spawn()?;
-    ours.send(b"page", &[page.writable_fd()])?;
+    ours.send(b"page", &[page.writable_fd()?])?;
     Ok((child, ours))
 }
 

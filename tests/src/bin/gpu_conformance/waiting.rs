@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tensorpost::clock::OwnClock;
+use tensorpost::clock::stream::Stream;
 use tensorpost::device::cuda::CudaBackend;
 use tensorpost::device::{Access, Backend, ChunkMapping, Keep, StreamBackend, StreamOp};
 
@@ -70,6 +71,15 @@ const FREE: &[(&str, Work)] = &[
         upload(scene, &stream, 40 << 20)?;
         scene.process.domain.advance(&gate, 1)?;
         stream.synchronize()?;
+        Ok(())
+    }),
+    ("1,500 tickets of a stream that waits", |scene| {
+        let device = Arc::clone(&scene.process.device) as Arc<dyn Backend>;
+        let stream = Stream::new(&device, &scene.process.domain)?;
+        stream.wait([scene.gate.ticket(scene.gate.value() + 1)])?;
+        for _ in 0..1_500 {
+            ensure!(stream.ticket().is_some(), "a stream that waits has passed everything");
+        }
         Ok(())
     }),
     ("20 peers' pages come", |scene| pages_come(scene, false)),

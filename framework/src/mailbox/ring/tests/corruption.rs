@@ -127,7 +127,7 @@ proptest! {
                 2 => tail.store(value, Ordering::Relaxed),
                 _ => head.store(value, Ordering::Relaxed),
             }
-            if let Ok(len) = producer.len_unconsumed() {
+            if let Ok(len) = producer.unconsumed() {
                 prop_assert!(len <= 4);
             }
         }

@@ -148,7 +148,7 @@ proptest! {
                 },
                 _ => { consumer.publish_head(); unreturned = 0 }
             }
-            let unconsumed = producer.len_unconsumed().expect("the consumer is sound");
+            let unconsumed = producer.unconsumed().expect("the consumer is sound");
             prop_assert_eq!(unconsumed as usize, queue.len() + unreturned);
         }
     }

@@ -75,7 +75,7 @@ fn a_million_entries_arrive_and_no_wake_up_is_lost() {
                     consuming.unpark();
                 }
                 waiter.prepare();
-                if producer.len_unconsumed().expect("the consumer is sound") == 64 {
+                if producer.unconsumed().expect("the consumer is sound") == 64 {
                     thread::park();
                 }
                 waiter.awake();

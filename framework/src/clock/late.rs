@@ -1,0 +1,74 @@
+//! Clock writes that a device had no room for when they were due.
+//!
+//! About a thousand operations fit behind one that waits; after that, the CUDA driver blocks whoever submits another. A
+//! handle that is dropped owes a clock write and must not block (LEASE-2), so with much ahead of it, the write is put off.
+//! Nothing is lost: the write that is made later has the value of the last ticket that was given out, and so stands for
+//! all of them. It is made here when the stream has moved on, or by the stream itself before it waits for anything else: a
+//! write must stay in front of every later wait of its stream, or two streams could wait for each other.
+//!
+//! The thread is there only while something is late. It keeps the streams, so one that is dropped meanwhile writes first.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::Ticket;
+use super::stream::Stream;
+
+/// Longest time between two looks, in case the stream that is watched is not the one that moves on.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Default)]
+pub(super) struct LateWriter {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    streams: Vec<Stream>,
+    runs: bool,
+}
+
+impl LateWriter {
+    /// Sees to it that the stream makes the write that it owes; false where that is not possible. Does not block.
+    pub(super) fn put(self: &Arc<Self>, stream: &Stream) -> bool {
+        let mut state = self.state.lock();
+        if !state.runs {
+            let this = Arc::clone(self);
+            let thread = thread::Builder::new().name("tp-late-writes".to_owned()).spawn(move || this.run());
+            if let Err(error) = thread {
+                tracing::warn!(%error, "a clock write may block: there is no thread to put it off to");
+                return false;
+            }
+            state.runs = true;
+        }
+        state.streams.push(stream.clone());
+        true
+    }
+
+    fn run(&self) {
+        loop {
+            // Not under the lock: a stream that is locked may be about to put itself here. Nobody puts one here again
+            // that is still late.
+            let streams = std::mem::take(&mut self.state.lock().streams);
+            let late: Vec<Stream> = streams.iter().filter(|stream| !stream.write_late()).cloned().collect();
+            let mut state = self.state.lock();
+            state.streams.extend(late);
+            if state.streams.is_empty() {
+                state.runs = false;
+                return;
+            }
+            let next = state.streams.first().and_then(|stream| Some((stream.clone(), stream.now()?)));
+            drop(state);
+            let Some((stream, now)) = next else { continue };
+            let moved = Ticket { value: now.value.wrapping_add(1), ..now };
+            // Passed or timed out, it is time to look again.
+            let _ = stream.domain().wait(&moved, Some(Instant::now() + LOOK_AGAIN));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Which processes have ended, as far as this one knows.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+
+use crate::ids::ProcessId;
+use crate::limits::MAX_PROCESSES;
+
+/// The processes that ended. A slot's lives follow each other, so the last one that ended stands for all before it, and
+/// thousands of deaths take no more room than one.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// By slot: one more than the incarnation of the last life that ended.
+    by_slot: Box<[AtomicU64]>,
+    /// Names that the node had never heard of. Each is good for one question: there may be such a process later (WIRE-1).
+    nobody: DashMap<ProcessId, ()>,
+}
+
+impl Ended {
+    pub(super) fn new() -> Self {
+        Ended { by_slot: (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect(), nobody: DashMap::new() }
+    }
+
+    /// The node says that a process has ended.
+    pub(super) fn note(&self, process: ProcessId) {
+        if let Some(last) = self.by_slot.get(process.slot()) {
+            last.fetch_max(u64::from(process.incarnation()) + 1, Ordering::AcqRel);
+        }
+    }
+
+    pub(super) fn contains(&self, process: ProcessId) -> bool {
+        let last = self.by_slot.get(process.slot());
+        last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
+    }
+
+    /// The node says that there never was such a process.
+    pub(super) fn note_nobody(&self, process: ProcessId) {
+        // MBX-2: an answer that nobody asks for any more is forgotten with the others; asking again costs a letter.
+        if self.nobody.len() >= MAX_PROCESSES {
+            self.nobody.clear();
+        }
+        self.nobody.insert(process, ());
+    }
+
+    /// Whether the node has just said that there never was such a process.
+    pub(super) fn take_nobody(&self, process: ProcessId) -> bool {
+        !self.nobody.is_empty() && self.nobody.remove(&process).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_life_that_ended_stands_for_all_before_it() {
+        let ended = Ended::new();
+        let life = |slot, incarnation| ProcessId::new(slot, incarnation).expect("in range");
+        ended.note(life(3, 7));
+        ended.note(life(3, 5));
+        assert!(ended.contains(life(3, 0)) && ended.contains(life(3, 7)));
+        assert!(!ended.contains(life(3, 8)) && !ended.contains(life(4, 0)));
+    }
+
+    #[test]
+    fn that_there_is_nobody_is_said_once_and_bounded() {
+        let ended = Ended::new();
+        let name = |incarnation| ProcessId::new(9, incarnation).expect("in range");
+        ended.note_nobody(name(1));
+        assert!(ended.take_nobody(name(1)) && !ended.take_nobody(name(1)));
+        (0..10 * MAX_PROCESSES as u32).for_each(|incarnation| ended.note_nobody(name(incarnation)));
+        assert!(ended.nobody.len() <= MAX_PROCESSES);
+    }
+}
