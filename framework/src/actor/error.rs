@@ -70,6 +70,7 @@ impl From<PostError> for SendFailure {
             PostError::NoSuchActor => SendFailure::NoSuchActor,
             PostError::Gone(process) => SendFailure::Gone(process),
             PostError::Body { error, .. } => SendFailure::Body(error),
+            PostError::Tainted(by) => SendFailure::Tainted(by),
             PostError::Tensor(error) => SendFailure::Tensor(error),
         }
     }

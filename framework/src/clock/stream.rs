@@ -173,6 +173,7 @@ impl Stream {
             let mut state = self.0.state.lock();
             if self.0.log.is_marked() {
                 self.leave_range_if_new(&mut state);
+                state.marked_in.get_or_insert_with(turn::current);
             }
             state.owed = true;
             state.written + 1
@@ -191,14 +192,12 @@ impl Stream {
     }
 
     /// A marked stream goes on behind the marked range once no use can be left that was checked before the marking and
-    /// is still to be enqueued: at the first ticket of a turn other than that of the first ticket since, or at the
-    /// second outside of turns. A handler's stream does so earlier, in [`begin`](Self::begin).
+    /// is still to be enqueued: when it has given out a ticket since, and is used in another turn than that (outside of
+    /// turns: at the next use). A handler's stream does so earlier, in [`begin`](Self::begin).
     fn leave_range_if_new(&self, state: &mut State) {
         let turn = turn::current();
-        match state.marked_in {
-            None => state.marked_in = Some(turn),
-            Some(marked_in) if turn.is_some() && marked_in == turn => {}
-            Some(_) => self.leave_range(state),
+        if state.marked_in.is_some_and(|marked_in| turn.is_none() || marked_in != turn) {
+            self.leave_range(state);
         }
     }
 
@@ -316,6 +315,9 @@ impl Stream {
         #[cfg(feature = "testing")]
         if SKIP_WAITS.load(std::sync::atomic::Ordering::Relaxed) {
             return Ok(());
+        }
+        if this.log.is_marked() {
+            self.leave_range_if_new(&mut this.state.lock());
         }
         let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
         for ticket in tickets {

@@ -362,8 +362,9 @@ impl Lease {
                 return Some(ticket);
             }
         }
+        let ticket = first.ticket();
         // What was written in vain stays that, however far its stream has come since.
-        self.taint().map(|tainted| tainted.ticket).or_else(|| first.ticket())
+        self.taint().map(|tainted| tainted.ticket).or(ticket)
     }
 }
 

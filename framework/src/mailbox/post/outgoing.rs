@@ -58,6 +58,8 @@ pub(crate) enum PostError {
     Gone(ProcessId),
     #[error("its body of {bytes} bytes needs host memory: {error}")]
     Body { bytes: usize, error: PoolError },
+    #[error("a tensor in it depends on work that {0} had not done when it died")]
+    Tainted(ProcessId),
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
@@ -109,6 +111,10 @@ impl Office {
         encoded: &Encoded,
     ) -> Result<Claim, PostError> {
         check_open(link)?;
+        // A reply was looked at when it was given; it is looked at once more where it arrives.
+        if let Some(tainted) = encoded.taint().filter(|_| wants_credit(envelope.kind)) {
+            return Err(PostError::Tainted(tainted.by));
+        }
         let body =
             if encoded.body.len() > MAX_INLINE_BODY { Some(self.body_lease(&encoded.body)?) } else { None };
         let inline = if body.is_some() { 0 } else { encoded.body.len() };
