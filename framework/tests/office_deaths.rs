@@ -119,7 +119,11 @@ fn taint_goes_down_a_chain_before_anybody_is_released() {
         is_lost(gpu.download::<f32>(&lost[0]), &cluster, 0);
         is_lost(add_one(gpu, &lost[0]), &cluster, 0);
         is_lost(gpu.copy(&lost[0]), &cluster, 0);
-        is_lost(lost[0].clone().into_mut(gpu).map_err(|_| TensorError::Tainted { by: cluster.process(0) }), &cluster, 0);
+        is_lost(
+            lost[0].clone().into_mut(gpu).map_err(|_| TensorError::Tainted { by: cluster.process(0) }),
+            &cluster,
+            0,
+        );
     }
     for (i, tensor) in good.iter().enumerate() {
         assert_eq!(tensor.status(), TensorStatus::Ready);

@@ -142,7 +142,11 @@ impl ClockDomain {
     /// that are tainted now and were not before. On the control thread; waits for no stream and no actor.
     pub fn learn(&self, news: &News) -> Vec<TaintRange> {
         let knowledge = self.knowledge();
-        if knowledge.table.write().learn(news) || !news.is_empty() {
+        let mut news = news.clone();
+        // Others do not believe it until it has answered. It knows better itself: what is lost of its own is in ranges,
+        // and they stay. What it does meanwhile will be believed.
+        news.suspects.retain(|(suspect, _)| suspect.process != self.own());
+        if knowledge.table.write().learn(&news) || !news.is_empty() {
             knowledge.any.store(true, Ordering::Release);
         }
         let mut ranges = Vec::new();
