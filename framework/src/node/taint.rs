@@ -19,20 +19,25 @@ use crate::clock::taint::{Certificate, News, Table, TaintRange};
 use crate::ids::ProcessId;
 
 /// How long a process may take to answer a round.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the rounds come to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Act {
+pub enum Act {
     /// Tell this process.
     Tell(ProcessId, News),
     /// Raise the board to this round, then release the clocks of these dead, then tell everybody.
-    Release { round: u64, dead: Vec<ProcessId> },
+    Release {
+        /// The round.
+        round: u64,
+        /// The dead.
+        dead: Vec<ProcessId>,
+    },
 }
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Rounds {
+pub struct Rounds {
     /// What everybody was told.
     table: Table,
     living: BTreeSet<ProcessId>,
@@ -52,7 +57,7 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     /// A process has joined. What it must know before anything else, if there is anything.
-    pub(crate) fn joined(&mut self, process: ProcessId) -> Option<News> {
+    pub fn joined(&mut self, process: ProcessId) -> Option<News> {
         self.living.insert(process);
         let news = self.table.everything();
         // It has done nothing yet, so the round that is on does not wait for it.
@@ -60,7 +65,7 @@ impl Rounds {
     }
 
     /// A process has died; `values` are the last ones of its clocks.
-    pub(crate) fn died(&mut self, process: ProcessId, values: &[u64], now: Instant, acts: &mut Vec<Act>) {
+    pub fn died(&mut self, process: ProcessId, values: &[u64], now: Instant, acts: &mut Vec<Act>) {
         self.living.remove(&process);
         let certificate = match self.table.suspected(process) {
             // What it did since it was suspected may have followed a release that it did not know of.
@@ -78,12 +83,12 @@ impl Rounds {
     }
 
     /// Everybody who joined and has not died.
-    pub(crate) fn living(&self) -> impl Iterator<Item = ProcessId> {
+    pub fn living(&self) -> impl Iterator<Item = ProcessId> {
         self.living.iter().copied()
     }
 
     /// A process has taken a round in, and these ranges of its own followed.
-    pub(crate) fn answered(
+    pub fn answered(
         &mut self,
         by: ProcessId,
         round: u64,
@@ -108,13 +113,13 @@ impl Rounds {
     }
 
     /// When to call [`overdue`](Self::overdue).
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
     /// The time for the round is up: it goes on without those who have not answered. `values` are their clocks as they
     /// stand now.
-    pub(crate) fn overdue(
+    pub fn overdue(
         &mut self,
         now: Instant,
         values: impl Fn(ProcessId) -> Vec<u64>,
