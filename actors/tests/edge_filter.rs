@@ -16,7 +16,8 @@ fn main() -> anyhow::Result<()> {
     let (item, mut results) = node.channel::<Edges>()?;
     let (end, mut ends) = node.channel::<End>()?;
     let (events, mut news) = node.channel::<Event>()?;
-    let filter = node.spawn::<EdgeFilter>(EdgeFilterArgs { next: Next { item, end }, events }).start()?;
+    let filter =
+        node.spawn::<EdgeFilter>(EdgeFilterArgs { check: true, next: Next { item, end }, events }).start()?;
     let gpu = node.host()?;
     let send = |id, pixels: Tensor| {
         let planes = Planes { id, name: "noise".to_owned(), pixels };

@@ -47,6 +47,9 @@ pub const MAX_BODY: usize = 64 << 20;
 /// Most tensors in one message.
 pub const MAX_TENSORS: usize = 512;
 
+/// Most parts that a tensor can be split into. Joining them compares each with each other.
+pub const MAX_PARTS: usize = 1024;
+
 /// Deepest nesting of a message body, in MessagePack containers.
 pub const MAX_NESTING: usize = 64;
 

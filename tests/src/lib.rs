@@ -5,7 +5,9 @@
 //! ([`gate`], replies, channels), or looks again until a deadline ([`wait::until`]). A case that is not done in
 //! [`harness::DEADLINE`] fails by name, so nothing hangs.
 
+pub mod chrome;
 pub mod gate;
 pub mod harness;
 pub mod holder;
+pub mod pipes;
 pub mod wait;

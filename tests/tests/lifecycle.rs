@@ -209,7 +209,7 @@ fn come_and_go(node: &Node, count: usize) {
         let holder = if number % 7 == 0 { spawn.own_thread() } else { spawn }.start();
         let holder = holder.unwrap_or_else(|error| panic!("{number}: {error}"));
         let labels = node.block_on(holder.address().ask(Seen));
-        assert_eq!(labels.unwrap_or_else(|error| panic!("{number}: {error}")), []);
+        assert!(labels.unwrap_or_else(|error| panic!("{number}: {error}")).is_empty());
         deliver(node, &holder.address(), End { how: How::Stop, door: None });
         until("it has ended", || node.block_on(holder.address().send(Hold::label(0))).is_err());
     }
@@ -314,6 +314,12 @@ fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder)
         assert!(
             matches!(failed, AskError::NoReply(AskFailure::Gone(_))) && !failed.is_retryable(),
             "{failed:?}"
+        );
+        // Who it was, and how it ended.
+        let end = if dies_itself { "exit status: 3" } else { "the node was asked to kill it" };
+        assert!(
+            failed.to_string().contains("worker `Holder`") && failed.to_string().contains(end),
+            "{failed}"
         );
         let failed = node.block_on(made).unwrap_err();
         assert!(matches!(failed, AskError::NoReply(AskFailure::Gone(_))), "{failed:?}");

@@ -59,6 +59,14 @@ pub enum ImageError {
         /// The standard deviation given, in units of the 0..=1 range.
         std: f32,
     },
+    /// Weights of a convolution that are no odd square, too many, or not all finite.
+    #[error(
+        "{count} weights are no convolution: give 1, 9, 25 … of them, a square with an odd side up to 31, all finite"
+    )]
+    Weights {
+        /// How many were given.
+        count: usize,
+    },
     /// The file could not be written. Whatever was at the path before is still there.
     #[error(
         "cannot write image {path}: {source}; check that the folder exists, may be written to and has room"

@@ -15,7 +15,8 @@
 //! All per-pixel arithmetic is `f32`, one rounding per operation, in the order that each function's documentation
 //! writes down; sampling coordinates are exact integers. A kernel that follows the order is bit-equal when it
 //! is compiled without contraction (`-fmad=false`) and with exact division and square root (the compiler's
-//! defaults). With contraction into fused multiply-adds, this is the difference to expect:
+//! defaults); those of [`ops`](crate::ops) are. With contraction into fused multiply-adds, this is the difference to
+//! expect:
 //!
 //! | function | range of values | largest difference |
 //! |---|---|---|
@@ -26,6 +27,7 @@
 //!
 //! Nothing here uses threads: the stages of a pipeline run side by side already.
 
+pub mod convolve;
 pub mod decode;
 pub mod edge;
 mod error;

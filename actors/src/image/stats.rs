@@ -22,6 +22,9 @@ pub struct Stats {
     pub checksum: u64,
 }
 
+/// The largest difference of a mean or deviation whose sums have another order, relative to the largest magnitude.
+pub const TOLERANCE: f64 = 1e-12;
+
 /// Partial sums, so that the compiler may add several elements at once without changing the result.
 const LANES: usize = 8;
 
@@ -57,6 +60,35 @@ impl Stats {
         let mean = sum(values, |v| v) / finite as f64;
         let variance = sum(values, |v| (v - mean) * (v - mean)) / finite as f64;
         Self { count, non_finite, min, max, mean, std: variance.sqrt(), checksum }
+    }
+
+    /// As numbers that a tensor can hold: count, not finite, and the bits of smallest, largest, mean and deviation; then
+    /// the checksum.
+    pub fn to_words(&self) -> [u64; 7] {
+        let Self { count, non_finite, min, max, mean, std, checksum } = *self;
+        let (min, max) = (u64::from(min.to_bits()), u64::from(max.to_bits()));
+        [count, non_finite, min, max, mean.to_bits(), std.to_bits(), checksum]
+    }
+
+    /// Of such numbers.
+    pub fn from_words([count, non_finite, min, max, mean, std, checksum]: [u64; 7]) -> Self {
+        // The upper halves are zero.
+        let (min, max) = (f32::from_bits(min as u32), f32::from_bits(max as u32));
+        let (mean, std) = (f64::from_bits(mean), f64::from_bits(std));
+        Self { count, non_finite, min, max, mean, std, checksum }
+    }
+
+    /// Whether both are of the same elements, computed in whatever order: equal but for [`TOLERANCE`] of the largest
+    /// magnitude in mean and deviation. NaN is equal to NaN here.
+    pub fn agrees(&self, other: &Self) -> bool {
+        let exact = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
+        let scale = f64::from(self.min.abs().max(self.max.abs()));
+        let near = |a: f64, b: f64| (a - b).abs() <= TOLERANCE * scale || (a.is_nan() && b.is_nan());
+        (self.count, self.non_finite, self.checksum) == (other.count, other.non_finite, other.checksum)
+            && exact(self.min, other.min)
+            && exact(self.max, other.max)
+            && near(self.mean, other.mean)
+            && near(self.std, other.std)
     }
 }
 
@@ -118,6 +150,19 @@ mod tests {
             assert_eq!(stats.non_finite, nothing.len() as u64);
             assert!(stats.min.is_nan() && stats.max.is_nan() && stats.mean.is_nan() && stats.std.is_nan());
         }
+    }
+
+    #[test]
+    fn words_come_back_and_agreement_is_narrow() {
+        let stats = Stats::of(&[1.0, 2.5, f32::NAN, -7.0]);
+        assert_eq!(Stats::from_words(stats.to_words()), stats);
+        assert!(stats.agrees(&Stats { mean: stats.mean + 1e-13, std: stats.std - 1e-13, ..stats }));
+        assert!(!stats.agrees(&Stats { mean: stats.mean + 1e-9, ..stats }));
+        assert!(!stats.agrees(&Stats { max: 2.500_000_2, ..stats }));
+        assert!(!stats.agrees(&Stats { checksum: 0, ..stats }));
+        let nothing = Stats::of(&[f32::NAN]);
+        assert!(nothing.agrees(&nothing) && !nothing.agrees(&stats));
+        assert_eq!(Stats::from_words(nothing.to_words()).to_words(), nothing.to_words());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The source: decodes the photographs of a folder, straight into the memory that the next stage reads.
+//! The source: decodes the photographs of a folder, on the host straight into the memory that the next stage reads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,9 +6,11 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tensorpost::prelude::*;
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 
 use super::Stage;
 use super::messages::{End, Event, Frame, Next, Skipped};
+use super::meter::Job;
 use crate::image::{ImageError, ImageSize, decode};
 use crate::source::ImageFolder;
 
@@ -32,7 +34,7 @@ pub struct ImageSourceArgs {
     pub events: Address<Event>,
 }
 
-/// Decodes photographs into tensors.
+/// Decodes photographs into tensors. Started on a GPU, it decodes on the host and uploads.
 ///
 /// It has one frame at a time in work, sends it when it is decoded, and begins the next when that was accepted.
 ///
@@ -83,6 +85,11 @@ impl Handler<Produce> for ImageSource {
     }
 }
 
+/// What became of decoding; a text is for something else than the file.
+type Decoded = Result<Result<(), ImageError>, String>;
+
+const PANICKED: &str = "the decoder panicked; the worker's log says why";
+
 /// Why a frame was not sent.
 enum NotSent {
     /// The file.
@@ -130,20 +137,47 @@ impl ImageSource {
             Ok(pixels) => pixels,
             Err(error) => return Err(self.failed(id, error).await),
         };
-        let (done, decoded) = oneshot::channel();
         let job = self.stage.meter.begin(self.stage.name, id);
-        let launched = self.stage.gpu.run((pixels.of_mut::<u8>(),), move |(hwc,)| {
+        // A later stage's work may go on before its data is there. Here the data may turn out to be bad.
+        let decoded = match self.stage.gpu.kind() {
+            DeviceKind::Host => self.in_place(job, path, size, &mut pixels).await,
+            _ => self.through_memory(job, path, size, &mut pixels).await,
+        };
+        match decoded {
+            Ok(Ok(())) => Ok(pixels.freeze()),
+            Ok(Err(error)) => Err(NotSent::Bad(error)),
+            Err(why) => Err(self.failed(id, why).await),
+        }
+    }
+
+    /// Decodes into the tensor's memory.
+    async fn in_place(&self, job: Job, path: Arc<Path>, size: ImageSize, to: &mut TensorMut) -> Decoded {
+        let (done, decoded) = oneshot::channel();
+        let launched = self.stage.gpu.run((to.of_mut::<u8>(),), move |(hwc,)| {
             // Nobody waits for the outcome only when the worker ends.
             let _ = done.send(job.attempt(|| decode_as(&path, size, hwc)));
         });
-        if let Err(error) = launched {
-            return Err(self.failed(id, error).await);
-        }
-        // A later stage's work may go on before its data is there. Here the data may turn out to be bad.
-        match decoded.await {
-            Ok(Ok(())) => Ok(pixels.freeze()),
-            Ok(Err(error)) => Err(NotSent::Bad(error)),
-            Err(_) => Err(self.failed(id, "the decoder panicked; the worker's log says why").await),
+        launched.map_err(|error| error.to_string())?;
+        decoded.await.map_err(|_| PANICKED.to_owned())
+    }
+
+    /// Decodes on the host, on a thread of its own, and uploads what came out.
+    async fn through_memory(
+        &self,
+        job: Job,
+        path: Arc<Path>,
+        size: ImageSize,
+        to: &mut TensorMut,
+    ) -> Decoded {
+        let decoded = spawn_blocking(move || {
+            job.attempt(|| {
+                let mut hwc = vec![0; size.rgb_len()];
+                decode_as(&path, size, &mut hwc).map(|()| hwc)
+            })
+        });
+        match decoded.await.map_err(|_| PANICKED.to_owned())? {
+            Ok(hwc) => Ok(Ok(self.stage.gpu.upload(to, &hwc).map_err(|error| error.to_string())?)),
+            Err(bad) => Ok(Err(bad)),
         }
     }
 

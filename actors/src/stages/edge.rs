@@ -5,19 +5,22 @@ use tensorpost::prelude::*;
 
 use super::Stage;
 use super::messages::{Edges, End, Event, Next, Planes};
-use crate::image::edge::{EDGES_PLANE, edges, edges_in_place};
-use crate::image::{ImageError, ImageSize};
+use crate::image::ImageSize;
+use crate::image::edge::edges;
+use crate::ops::{self, Op, OpError, check};
 
 /// What an [`EdgeFilter`] needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EdgeFilterArgs {
+    /// Compares every result with the host's, and fails where they differ. It blocks for that: to look for mistakes with.
+    pub check: bool,
     /// Where results go.
     pub next: Next<Edges>,
     /// Whom to tell.
     pub events: Address<Event>,
 }
 
-/// Finds the edges of an image.
+/// Finds the edges of an image, on whatever device the actor is started.
 ///
 /// The stage before has let go of the image when it sent it, so the memory is this actor's alone
 /// ([`Tensor::into_mut`]): the edges are written over the image's green plane, and a view of that plane goes on. An image
@@ -28,13 +31,14 @@ pub struct EdgeFilterArgs {
 /// use tensorpost_actors::stages::{EdgeFilter, EdgeFilterArgs, Edges, Event, Next};
 ///
 /// # fn example(node: &Node, next: Next<Edges>, events: Address<Event>) -> anyhow::Result<()> {
-/// let edges = node.spawn::<EdgeFilter>(EdgeFilterArgs { next, events }).name("edges").mailbox(4).start()?;
+/// let edges = node.spawn::<EdgeFilter>(EdgeFilterArgs { check: false, next, events }).name("edges").mailbox(4).start()?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct EdgeFilter {
     stage: Stage,
+    check: bool,
     next: Next<Edges>,
 }
 
@@ -46,7 +50,10 @@ impl RemoteActor for EdgeFilter {
     type Args = EdgeFilterArgs;
 
     fn create(args: EdgeFilterArgs, env: &Env) -> anyhow::Result<Self> {
-        Ok(EdgeFilter { stage: Stage::new("edge filter", env, args.events), next: args.next })
+        let EdgeFilterArgs { check, next, events } = args;
+        let stage = Stage::new("edge filter", env, events);
+        ops::prepare(&stage.gpu, &[Op::Edges])?;
+        Ok(EdgeFilter { stage, check, next })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -93,29 +100,39 @@ impl EdgeFilter {
     async fn launch(&self, id: u64, pixels: Tensor) -> anyhow::Result<Tensor> {
         let side = |axis: usize| u32::try_from(pixels.shape()[axis]).unwrap_or(u32::MAX);
         let size = ImageSize::new(side(2), side(1))?;
-        match pixels.into_mut(&self.stage.gpu) {
-            Ok(pixels) => self.in_place(id, size, pixels),
-            Err(shared) => self.beside(id, size, shared.tensor).await,
+        // In place, nothing is left of it afterwards.
+        let before = self.check.then(|| self.stage.gpu.download::<f32>(&pixels)).transpose()?;
+        let magnitude = match pixels.into_mut(&self.stage.gpu) {
+            Ok(pixels) => self.in_place(id, pixels)?,
+            Err(shared) => self.beside(id, size, shared.tensor).await?,
+        };
+        if let Some(before) = before {
+            self.check(&before, size, &magnitude)?;
         }
+        Ok(magnitude)
     }
 
-    fn in_place(&self, id: u64, size: ImageSize, mut pixels: TensorMut) -> anyhow::Result<Tensor> {
+    fn in_place(&self, id: u64, pixels: TensorMut) -> Result<Tensor, OpError> {
+        let gpu = &self.stage.gpu;
         let job = self.stage.meter.begin(self.stage.name, id);
-        self.stage.gpu.run((pixels.of_mut::<f32>(),), move |(chw,)| {
-            let _ = job.run(|| edges_in_place(chw, size));
-        })?;
+        let magnitude = job.launch(gpu, || ops::edges_in_place(gpu, pixels))?;
         self.stage.meter.in_place();
-        Ok(pixels.freeze().index(0, EDGES_PLANE)?)
+        Ok(magnitude)
     }
 
     async fn beside(&self, id: u64, size: ImageSize, pixels: Tensor) -> anyhow::Result<Tensor> {
         let (height, width) = (size.height() as usize, size.width() as usize);
         let mut own = self.stage.room(DType::F32, &[2, height, width]).await?;
+        let gpu = &self.stage.gpu;
         let job = self.stage.meter.begin(self.stage.name, id);
-        self.stage.gpu.run((pixels.of::<f32>(), own.of_mut::<f32>()), move |(chw, own)| {
-            let (luma, magnitude) = own.split_at_mut(size.pixels());
-            let _: Result<(), ImageError> = job.run(|| edges(chw, size, luma, magnitude));
-        })?;
+        job.launch(gpu, || ops::edges_into(gpu, &pixels, &mut own))?;
         Ok(own.freeze().index(0, 1)?)
+    }
+
+    fn check(&self, before: &[f32], size: ImageSize, magnitude: &Tensor) -> Result<(), OpError> {
+        let (mut luma, mut wanted) = (vec![0.0; size.pixels()], vec![0.0; size.pixels()]);
+        edges(before, size, &mut luma, &mut wanted)?;
+        check::floats(&self.stage.gpu, "the edges", magnitude, &wanted, 0.0)?;
+        Ok(())
     }
 }

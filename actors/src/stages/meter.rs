@@ -1,9 +1,14 @@
-//! How long a stage works and waits, measured where it happens: in its host kernels and between its messages.
+//! How long a stage works and waits, measured where it happens: on its stream and between its messages.
+
+#[cfg(feature = "cuda")]
+mod timed;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tensorpost::prelude::*;
 use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
 
 use super::messages::{Failure, StageReport};
 
@@ -16,6 +21,8 @@ struct Shared {
     state: Mutex<State>,
     /// The last job that was begun has ended.
     idle: Notify,
+    #[cfg(feature = "cuda")]
+    timed: timed::Timed,
 }
 
 #[derive(Debug, Default)]
@@ -31,22 +38,32 @@ struct State {
     told: bool,
 }
 
-/// One frame's work, to be taken into the kernel that does it. If it is dropped before it has run, the stage's report
-/// says that the frame was lost.
+/// One frame's work in this stage, in one or several parts; clones are of the same frame. When the last is dropped the
+/// frame is counted. If a part was begun and not done then, the stage's report says that the frame was lost.
+#[derive(Clone, Debug)]
+pub struct Job(Arc<OfFrame>);
+
 #[derive(Debug)]
-#[must_use = "a job that is dropped counts as a failure"]
-pub struct Job {
+struct OfFrame {
     meter: Meter,
     stage: &'static str,
     frame: u64,
-    done: bool,
+    parts: Mutex<Parts>,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    begun: u32,
+    done: u32,
+    time: Duration,
 }
 
 impl Meter {
     /// The work on `frame` was put on the stream, or is about to be.
     pub fn begin(&self, stage: &'static str, frame: u64) -> Job {
         self.state().begun += 1;
-        Job { meter: self.clone(), stage, frame, done: false }
+        let parts = Mutex::default();
+        Job(Arc::new(OfFrame { meter: self.clone(), stage, frame, parts }))
     }
 
     /// Adds to the time spent waiting.
@@ -80,19 +97,29 @@ impl Meter {
         self.state().failure.is_some()
     }
 
-    /// Resolves when every job that was begun has ended.
+    /// Resolves when every job that was begun has ended, and what was put on the stream of `gpu` is done.
+    ///
+    /// # Errors
+    /// Work on the stream failed.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn idle(&self) {
+    pub async fn idle(&self, gpu: &Gpu) -> Result<(), TensorError> {
+        let stream = gpu.clone();
+        // On a thread of its own, because nobody is told when a GPU is done.
+        let done = spawn_blocking(move || stream.synchronize()).await;
+        #[cfg(feature = "cuda")]
+        self.0.timed.collect_all();
         loop {
             // Before the look, so that an end between the two is not missed.
             let ended = self.0.idle.notified();
             if self.is_idle() {
-                return;
+                break;
             }
             ended.await;
         }
+        // A failure to join is a runtime that ends, and nobody waits any more.
+        done.unwrap_or(Ok(()))
     }
 
     fn is_idle(&self) -> bool {
@@ -117,55 +144,81 @@ impl Meter {
         }
     }
 
-    /// Nothing that can panic runs under the lock, so a poisoned one holds sound values.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.state)
     }
 }
 
 impl Job {
-    /// Does the work and measures it. An error is noted as the stage's failure, and returned.
+    /// Does a part of the work here and now, and measures it.
     ///
     /// # Errors
     /// What `work` returns.
-    pub fn run<T, E: std::fmt::Display>(self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let (meter, stage, frame) = (self.meter.clone(), self.stage, self.frame);
-        self.attempt(|| {
-            work().inspect_err(|error| {
-                meter.fail(Failure { stage: stage.to_owned(), frame: Some(frame), why: error.to_string() });
-            })
-        })
-    }
-
-    /// [`run`](Self::run) for work whose error is not the stage's failure: its caller decides.
-    ///
-    /// # Errors
-    /// What `work` returns.
-    pub fn attempt<T, E>(mut self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    pub fn attempt<T, E>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.parts().begun += 1;
         let since = Instant::now();
         let result = work();
-        let time = since.elapsed();
-        self.done = true;
-        let mut state = self.meter.state();
-        state.total += time;
-        state.max = state.max.max(time);
-        drop(state);
+        self.done(since.elapsed());
         result
     }
 
-    fn fail(&self, why: String) {
-        self.meter.fail(Failure { stage: self.stage.to_owned(), frame: Some(self.frame), why });
+    /// Has `launch` put a part of the work on the stream of `gpu`, and measures how long the stream is at it: between
+    /// two closures on the host, between two events on a GPU.
+    ///
+    /// # Errors
+    /// What `launch` returns, and what the stream said.
+    pub fn launch<T, E: From<TensorError>>(
+        &self,
+        gpu: &Gpu,
+        launch: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        #[cfg(feature = "cuda")]
+        if gpu.kind() == DeviceKind::Cuda {
+            return self.0.meter.0.timed.launch(self, gpu, launch);
+        }
+        let began = Arc::new(Mutex::new(None));
+        let begin = Arc::clone(&began);
+        gpu.run((), move |()| *locked(&begin) = Some(Instant::now()))?;
+        let launched = launch()?;
+        let job = self.clone();
+        job.parts().begun += 1;
+        gpu.run((), move |()| {
+            let began = *locked(&began);
+            job.done(began.map(|began| began.elapsed()).unwrap_or_default());
+        })?;
+        Ok(launched)
+    }
+
+    fn done(&self, time: Duration) {
+        let mut parts = self.parts();
+        parts.done += 1;
+        parts.time += time;
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        locked(&self.0.parts)
     }
 }
 
-impl Drop for Job {
+impl Drop for OfFrame {
     fn drop(&mut self) {
-        if !self.done {
-            self.fail("its kernel panicked or was not run; the worker's log says why".to_owned());
+        let Parts { begun, done, time } = *locked(&self.parts);
+        if begun != done {
+            let why = "its kernel panicked or was not run; the worker's log says why".to_owned();
+            self.meter.fail(Failure { stage: self.stage.to_owned(), frame: Some(self.frame), why });
         }
-        self.meter.state().ended += 1;
+        let mut state = self.meter.state();
+        state.ended += 1;
+        state.total += time;
+        state.max = state.max.max(time);
+        drop(state);
         self.meter.0.idle.notify_waiters();
     }
+}
+
+/// Nothing that can panic runs under these locks, so a poisoned one holds sound values.
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn micros(time: Duration) -> u64 {

@@ -1,5 +1,8 @@
 //! The stages of an image pipeline, as actors that each run in a process of their own.
 //!
+//! Each stage works on the device that its actor is started on (`.device(Device::cuda(0)?)`), with the same result, see
+//! [`ops`](crate::ops); all of one pipeline have to be on one device.
+//!
 //! ```text
 //! ImageSource --Frame--> Resize --Planes--> EdgeFilter --Edges--> PngSink --Event--> the program
 //!   decodes              and normalises     in place              writes, measures
@@ -105,7 +108,9 @@ impl Stage {
 
     /// Waits until the work on the stream is done, then adds this stage's report to the end of the stream.
     async fn end(&self, mut end: End) -> End {
-        self.meter.idle().await;
+        if let Err(error) = self.meter.idle(&self.gpu).await {
+            self.fail(None, error).await;
+        }
         self.tell_failure().await;
         end.stages.push(self.report());
         end

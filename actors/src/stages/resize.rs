@@ -1,19 +1,14 @@
 //! The second stage: resizes a photograph and normalises it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use actix::{AtomicResponse, WrapFuture};
 use tensorpost::prelude::*;
 
 use super::Stage;
 use super::messages::{End, Event, Frame, Next, Planes};
+use crate::image::ImageSize;
 use crate::image::normalise::Normalisation;
-use crate::image::resize::{Bilinear, Range};
-use crate::image::{ImageError, ImageSize};
-
-/// Sizes of photographs whose tables are kept.
-const KEPT_SIZES: usize = 16;
+use crate::image::resize::{Range, resize};
+use crate::ops::{self, Op, OpError, Resizer, check};
 
 /// What a [`Resize`] needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,13 +17,16 @@ pub struct ResizeArgs {
     pub size: ImageSize,
     /// What to do with the values afterwards.
     pub normalisation: Normalisation,
+    /// Compares every result with the host's, and fails where they differ. It blocks for that: to look for mistakes with.
+    pub check: bool,
     /// Where results go.
     pub next: Next<Planes>,
     /// Whom to tell.
     pub events: Address<Event>,
 }
 
-/// Resizes and normalises: bytes in, floats out, both in memory that the other side reads in place.
+/// Resizes and normalises: bytes in, floats out, both in memory that the other side reads in place; on whatever device the
+/// actor is started.
 ///
 /// ```no_run
 /// use tensorpost::prelude::*;
@@ -37,7 +35,7 @@ pub struct ResizeArgs {
 ///
 /// # fn example(node: &Node, next: Next<Planes>, events: Address<Event>) -> anyhow::Result<()> {
 /// let (size, normalisation) = (ImageSize::new(224, 224)?, Normalisation::IMAGENET);
-/// let args = ResizeArgs { size, normalisation, next, events };
+/// let args = ResizeArgs { size, normalisation, check: false, next, events };
 /// let resize = node.spawn::<Resize>(args).name("resize").mailbox(4).start()?;
 /// # Ok(())
 /// # }
@@ -45,10 +43,9 @@ pub struct ResizeArgs {
 #[derive(Clone, Debug)]
 pub struct Resize {
     stage: Stage,
-    size: ImageSize,
+    resizer: Resizer,
     normalisation: Normalisation,
-    /// By the photograph's size; used on the stream's thread alone, so the lock is always free.
-    tables: Arc<Mutex<HashMap<ImageSize, Bilinear>>>,
+    check: bool,
     next: Next<Planes>,
 }
 
@@ -60,9 +57,10 @@ impl RemoteActor for Resize {
     type Args = ResizeArgs;
 
     fn create(args: ResizeArgs, env: &Env) -> anyhow::Result<Self> {
-        let ResizeArgs { size, normalisation, next, events } = args;
+        let ResizeArgs { size, normalisation, check, next, events } = args;
         let stage = Stage::new("resize + normalise", env, events);
-        Ok(Resize { stage, size, normalisation, tables: Arc::default(), next })
+        ops::prepare(&stage.gpu, &[Op::Resize, Op::Normalise])?;
+        Ok(Resize { stage, resizer: Resizer::new(size, Range::Bytes), normalisation, check, next })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -109,36 +107,30 @@ impl Resize {
     }
 
     async fn launch(&self, id: u64, pixels: Tensor) -> anyhow::Result<Tensor> {
-        // Any process could send this, so the size is looked at before it is believed.
-        let side = |axis: usize| u32::try_from(pixels.shape()[axis]).unwrap_or(u32::MAX);
-        let from = ImageSize::new(side(1), side(0))?;
-        let (height, width) = (self.size.height() as usize, self.size.width() as usize);
-        let mut planes = self.stage.room(DType::F32, &[3, height, width]).await?;
+        let gpu = &self.stage.gpu;
+        let mut planes = self.stage.room(DType::F32, &self.resizer.shape()).await?;
         let job = self.stage.meter.begin(self.stage.name, id);
-        let Resize { size, normalisation, .. } = *self;
-        let tables = Arc::clone(&self.tables);
-        self.stage.gpu.run((pixels.of::<u8>(), planes.of_mut::<f32>()), move |(hwc, chw)| {
-            // An error is in the report, which comes behind the frames.
-            let _ = job.run(|| {
-                resize(&tables, from, size, hwc, chw)?;
-                normalisation.apply(chw, size)
-            });
+        job.launch(gpu, || -> Result<(), OpError> {
+            self.resizer.run(gpu, &pixels, &mut planes)?;
+            ops::normalise(gpu, &mut planes, &self.normalisation)
         })?;
-        Ok(planes.freeze())
+        let planes = planes.freeze();
+        if self.check {
+            self.check(&pixels, &planes)?;
+        }
+        Ok(planes)
     }
-}
 
-fn resize(
-    tables: &Mutex<HashMap<ImageSize, Bilinear>>,
-    from: ImageSize,
-    to: ImageSize,
-    hwc: &[u8],
-    chw: &mut [f32],
-) -> Result<(), ImageError> {
-    // A panic elsewhere leaves tables that are whole: they are only written while they are made.
-    let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
-    if tables.len() >= KEPT_SIZES && !tables.contains_key(&from) {
-        tables.clear();
+    fn check(&self, pixels: &Tensor, planes: &Tensor) -> Result<(), OpError> {
+        let gpu = &self.stage.gpu;
+        let hwc = gpu.download::<u8>(pixels)?;
+        // The shape was looked at before the work was put on the stream.
+        let side = |axis: usize| u32::try_from(pixels.shape()[axis]).unwrap_or(u32::MAX);
+        let (from, to) = (ImageSize::new(side(1), side(0))?, self.resizer.size());
+        let mut wanted = vec![0.0; to.rgb_len()];
+        resize(&hwc, from, &mut wanted, to, Range::Bytes)?;
+        self.normalisation.apply(&mut wanted, to)?;
+        check::floats(gpu, "the resized and normalised image", planes, &wanted, 0.0)?;
+        Ok(())
     }
-    tables.entry(from).or_insert_with(|| Bilinear::new(from, to)).run(hwc, chw, Range::Bytes)
 }

@@ -9,12 +9,13 @@ use actix::{AtomicResponse, WrapFuture};
 use anyhow::Context as _;
 use tempfile::NamedTempFile;
 use tensorpost::prelude::*;
-use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 
 use super::Stage;
 use super::messages::{Edges, End, Event, Written};
 use crate::image::stats::Stats;
-use crate::image::{ImageError, ImageSize, png, quantise};
+use crate::image::{ImageSize, png};
+use crate::ops::{self, Op, OpError, SUMMARY_WORDS};
 
 /// The table's name in the sink's folder.
 pub const STATISTICS: &str = "statistics.csv";
@@ -32,7 +33,8 @@ pub struct PngSinkArgs {
 
 /// Writes each image as `00042-name.png`, and at the end [`STATISTICS`]: one line for each, in order.
 ///
-/// It is done with a frame when the file is there, and holds its memory that long. Files appear whole or not at all.
+/// Bytes and statistics are made on the device that the actor is started on, and brought to the host from there. It is done
+/// with a frame when the file is there. Files appear whole or not at all.
 ///
 /// ```no_run
 /// use tensorpost::prelude::*;
@@ -77,7 +79,9 @@ impl RemoteActor for PngSink {
             format!("cannot write to {}; give a folder that may be written to", folder.display())
         })?;
         let table = Rc::new(RefCell::new(Some(table)));
-        Ok(PngSink { stage: Stage::new("write", env, events), folder, gain, table })
+        let stage = Stage::new("write", env, events);
+        ops::prepare(&stage.gpu, &[Op::ToGray8, Op::Stats])?;
+        Ok(PngSink { stage, folder, gain, table })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -127,13 +131,23 @@ impl PngSink {
         let side = |axis: usize| u32::try_from(magnitude.shape()[axis]).unwrap_or(u32::MAX);
         let size = ImageSize::new(side(1), side(0))?;
         let file = file_name(id, &name);
-        let (path, gain) = (self.folder.join(&file), self.gain);
-        let (done, written) = oneshot::channel();
+        let mut gray = self.stage.room(DType::U8, magnitude.shape()).await?;
+        let mut summary = self.stage.room(DType::U64, &[SUMMARY_WORDS]).await?;
+        let gpu = self.stage.gpu.clone();
         let job = self.stage.meter.begin(self.stage.name, id);
-        self.stage.gpu.run((magnitude.of::<f32>(),), move |(magnitude,)| {
-            // Nobody waits for the outcome only when the worker ends.
-            let _ = done.send(job.attempt(|| write_png(magnitude, size, gain, &path)));
+        job.launch(&gpu, || -> Result<(), OpError> {
+            ops::to_gray8_into(&gpu, &magnitude, self.gain, &mut gray)?;
+            ops::stats_into(&gpu, &magnitude, &mut summary)
         })?;
+        // Its owner may use the memory again once the device is through with it.
+        drop(magnitude);
+        let (gray, summary, path) = (gray.freeze(), summary.freeze(), self.folder.join(&file));
+        // On a thread of its own: it waits for the device, and encoding takes longer than everything else.
+        let written = spawn_blocking(move || -> anyhow::Result<Stats> {
+            let (bytes, stats) = (gpu.download::<u8>(&gray)?, ops::read_stats(&gpu, &summary)?);
+            job.attempt(|| png::write_gray8(path, &bytes, size))?;
+            Ok(stats)
+        });
         let stats = written.await.context("the encoder panicked; the worker's log says why")??;
         let row = Written { id, name, file, stats };
         self.add_row(&row)?;
@@ -168,13 +182,6 @@ fn open_table(folder: &Path) -> std::io::Result<BufWriter<NamedTempFile>> {
     let mut table = BufWriter::new(png::temporary_in(folder)?);
     writeln!(table, "frame,photograph,min,max,mean,std,checksum")?;
     Ok(table)
-}
-
-fn write_png(magnitude: &[f32], size: ImageSize, gain: f32, path: &Path) -> Result<Stats, ImageError> {
-    let mut gray = vec![0; magnitude.len()];
-    quantise::to_gray8(magnitude, gain, &mut gray)?;
-    png::write_gray8(path, &gray, size)?;
-    Ok(Stats::of(magnitude))
 }
 
 /// `00042-chelsea.png` for frame 42 of `chelsea.jpg`.

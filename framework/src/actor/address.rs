@@ -18,7 +18,8 @@ use crate::message::{GpuMessage, message_key, scope};
 /// The address of an actor that takes messages of type `M`.
 ///
 /// It can be cloned, compared, kept, sent in messages and in an actor's arguments. Two addresses are equal when they lead
-/// to the same actor. Sending does not care where the actor is; to one in the same process a message goes as it is.
+/// to the same actor. Sending does not care where the actor is; to one in the same process a message goes as it is. When
+/// the actor is restarted, its addresses lead to its new life; what is sent meanwhile waits for it (DEATH-2).
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -90,6 +91,7 @@ impl From<PortClosed> for PortClosedText {
 
 impl<M: GpuMessage> Address<M> {
     pub(crate) fn new(office: Arc<Office>, actor: ActorId, place: Place, takes: bool) -> Self {
+        let place = office.place_of(actor, place);
         // Made now, the link is there when the first message is sent.
         if place.process != office.process() {
             let _ = office.link(place.process);
@@ -118,7 +120,8 @@ impl<M: GpuMessage> Address<M> {
     ///
     /// # Errors
     /// [`SendError`] gives the message back; [`SendFailure::Full`](super::SendFailure::Full) where there is no room, or
-    /// others wait for it already, or the first link to that process is still being made.
+    /// others wait for it already, or the first link to that process is still being made;
+    /// [`SendFailure::Restarting`](super::SendFailure::Restarting) while the actor is between two lives.
     pub fn try_send(&self, message: M) -> Result<(), SendError<M>> {
         sending::try_send(self, message)
     }
@@ -138,9 +141,9 @@ impl<M: GpuMessage> Address<M> {
         &self.office
     }
 
-    /// Where the actor lives now; `None` when it is gone for good.
-    pub(super) fn place(&self) -> Option<Place> {
-        self.office.place_of(self.actor, self.place)
+    /// Where the actor was when this address was made.
+    pub(super) fn place(&self) -> Place {
+        self.place
     }
 
     pub(super) fn key(&self) -> u64 {
@@ -204,7 +207,8 @@ impl<M> fmt::Debug for Address<M> {
 
 impl<M> Serialize for Address<M> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (self.actor, self.place).serialize(serializer)
+        // Of an actor that was restarted since, the new place: its reader need not ask for it.
+        (self.actor, self.office.place_of(self.actor, self.place)).serialize(serializer)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Asking: a send whose sender waits for the reply.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -41,20 +41,33 @@ impl<M: GpuMessage> Ask<M> {
         self
     }
 
-    fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<M::Reply, AskError<M>>> {
-        if let Some(sending) = &mut self.sending {
-            match sending.poll(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => {
-                    self.sending = None;
-                    return Poll::Ready(Err(AskError::NotSent(error)));
-                }
-                Poll::Ready(Ok(correlation)) => {
-                    self.sending = None;
-                    self.correlation = correlation;
-                }
+    /// Resolves when the mailbox has accepted the message; await the ask itself for the reply afterwards. For senders that
+    /// must know when there was room, and do not want to wait for the handler before they send the next one.
+    ///
+    /// # Errors
+    /// [`AskError::NotSent`] with the message; the ask has ended then.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing; the ask goes on.
+    pub async fn accepted(&mut self) -> Result<(), AskError<M>> {
+        poll_fn(|cx| self.poll_accepted(cx)).await
+    }
+
+    fn poll_accepted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), AskError<M>>> {
+        let Some(sending) = &mut self.sending else { return Poll::Ready(Ok(())) };
+        let sent = std::task::ready!(sending.poll(cx));
+        self.sending = None;
+        Poll::Ready(match sent {
+            Ok(correlation) => {
+                self.correlation = correlation;
+                Ok(())
             }
-        }
+            Err(error) => Err(AskError::NotSent(error)),
+        })
+    }
+
+    fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Result<M::Reply, AskError<M>>> {
+        std::task::ready!(self.poll_accepted(cx))?;
         Pin::new(&mut self.reply).poll(cx).map(|reply| {
             self.correlation = None;
             match reply {

@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::ids::ProcessId;
 use crate::lease::PoolError;
-use crate::mailbox::post::{AskFailure, PostError};
+use crate::mailbox::lives::{Departed, EndReason};
+use crate::mailbox::post::AskFailure;
 use crate::message::{EncodeError, TensorCheckError};
 use crate::tensor::TensorError;
 
@@ -29,9 +30,15 @@ pub enum SendFailure {
     /// The actor has stopped, or never was.
     #[error("there is no such actor (any more)")]
     NoSuchActor,
-    /// The actor's process has ended.
-    #[error("the actor's process {0} has ended")]
-    Gone(ProcessId),
+    /// The actor is between two lives: its supervisor restarts it.
+    #[error("the actor is being restarted; wait with `send`, or try again later")]
+    Restarting,
+    /// The actor's restarts are used up, and it ended once more, for this reason.
+    #[error("the actor has ended, and its restarts are used up: {0}")]
+    GaveUp(EndReason),
+    /// The actor's process has ended, and the actor does not come back.
+    #[error("{0}")]
+    Gone(Departed),
     /// The actor does not take this type.
     #[error("the actor does not handle {0}; list it in `RemoteActor::handles` with `on.message::<{0}>()`")]
     Unregistered(&'static str),
@@ -56,22 +63,9 @@ impl SendFailure {
     /// Whether the same message may be accepted later.
     pub fn is_retryable(&self) -> bool {
         match self {
-            SendFailure::Full | SendFailure::TimedOut => true,
+            SendFailure::Full | SendFailure::TimedOut | SendFailure::Restarting => true,
             SendFailure::Body(error) => matches!(error, PoolError::Full { .. }),
             _ => false,
-        }
-    }
-}
-
-impl From<PostError> for SendFailure {
-    fn from(error: PostError) -> Self {
-        match error {
-            PostError::NotNow(_) => SendFailure::Full,
-            PostError::NoSuchActor => SendFailure::NoSuchActor,
-            PostError::Gone(process) => SendFailure::Gone(process),
-            PostError::Body { error, .. } => SendFailure::Body(error),
-            PostError::Tainted(by) => SendFailure::Tainted(by),
-            PostError::Tensor(error) => SendFailure::Tensor(error),
         }
     }
 }
@@ -116,8 +110,7 @@ impl<M> AskError<M> {
     pub fn is_retryable(&self) -> bool {
         match self {
             AskError::NotSent(error) => error.is_retryable(),
-            // Nothing starts an actor again yet, so one that is gone stays gone.
-            AskError::NoReply(_) => false,
+            AskError::NoReply(failure) => failure.is_retryable(),
             AskError::TimedOut => true,
         }
     }

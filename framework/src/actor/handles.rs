@@ -3,6 +3,7 @@
 
 use std::any::type_name;
 use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
 
 use actix::dev::MessageResponse;
 use actix::{Context, Handler};
@@ -12,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::RemoteActor;
 use super::dead_letter::DeadLetter;
+use super::receive::Receive;
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
 use crate::clock::{ClockDomain, ClockError, Ticket};
@@ -20,6 +22,7 @@ use crate::ids::ProcessId;
 use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
 use crate::mailbox::post::{AskFailure, Office};
 use crate::message::{GpuMessage, codec, message_key, scope};
+use crate::observe::trace::FrameId;
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -47,8 +50,23 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         office: &Weak<Office>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
+    /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>>;
+
+    /// Says that it is not handled, and why.
+    fn refuse(self: Box<Self>, why: String);
+
+    /// Its actor failed and is restarted: where a reply is waited for, that is said.
+    fn turn_away(self: Box<Self>);
+
     /// For reports.
     fn name(&self) -> &'static str;
+
+    /// For a trace: the message's key, and the frame that it came in.
+    fn origin(&self) -> (u64, Option<FrameId>);
 }
 
 impl<A: RemoteActor> Handles<A> {
@@ -324,7 +342,43 @@ where
         }
     }
 
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
+        if receive.domain().is_some_and(|domain| self.taint(&domain).is_some()) {
+            // There is nothing to fetch: it becomes a dead letter when it is opened.
+            return Poll::Ready(Ok(()));
+        }
+        match receive.fetch(&self.message, waker) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Ok(None)) => {}
+            Poll::Ready(Ok(Some(fetched))) => {
+                // The originals go here, behind the copies (CLOCK-2).
+                self.message = fetched.message;
+                self.tickets = fetched.tickets;
+            }
+            Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn refuse(self: Box<Self>, why: String) {
+        self.done.refuse(Refusal::Undelivered(why));
+    }
+
+    fn turn_away(self: Box<Self>) {
+        let Parcel { message, done, .. } = *self;
+        drop(message);
+        done.refuse(Refusal::Restarting);
+    }
+
     fn name(&self) -> &'static str {
         M::NAME
+    }
+
+    fn origin(&self) -> (u64, Option<FrameId>) {
+        let frame = match &self.done {
+            Done::Remote(receipt) => Some(receipt.frame()),
+            Done::Local(_) => None,
+        };
+        (message_key::<M>(), frame)
     }
 }

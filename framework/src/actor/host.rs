@@ -13,9 +13,12 @@ use tokio::sync::oneshot;
 
 use super::handles::Handles;
 use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
+use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
+use crate::fault;
 use crate::ids::{ActorId, DeviceId};
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::message::codec;
@@ -30,10 +33,20 @@ pub struct Program {
     types: HashMap<&'static str, ActorType>,
 }
 
+/// Starts an actor of one type: its environment, where its tensors have to be, its arguments, how.
+type StartFn = fn(Env, Receive, &[u8], How, Ended) -> Result<Hosted, String>;
+
 #[derive(Clone, Debug)]
 struct ActorType {
-    start: fn(Env, &[u8], bool, Ended) -> Result<Hosted, String>,
+    start: StartFn,
     keys: Vec<(&'static str, u64)>,
+}
+
+/// How an actor is run.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    own_thread: bool,
+    restarts: RestartWhen,
 }
 
 /// An actor, to be stopped while it runs. Of one that has ended it keeps nothing, its stream's clock least of all.
@@ -68,15 +81,22 @@ pub(crate) fn takes<A: RemoteActor>(key: u64) -> bool {
 }
 
 /// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
-fn start<A: RemoteActor>(env: Env, args: &[u8], own_thread: bool, ended: Ended) -> Result<Hosted, String> {
+fn start<A: RemoteActor>(
+    env: Env,
+    receive: Receive,
+    args: &[u8],
+    how: How,
+    ended: Ended,
+) -> Result<Hosted, String> {
     let context: Arc<dyn std::any::Any + Send + Sync> = env.office.clone();
     let args = codec::decode::<A::Args>(args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
-    let inbox = ActorInbox::<A>::new(env.actor, env.place, &env.office, env.gpu.stream().clone());
+    let inbox = ActorInbox::<A>::new(&env, receive, how.restarts);
     // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
     env.office.serve_at(env.place.index, inbox.clone()).map_err(|error| error.to_string())?;
     let created = {
         let _turn = Turn::begin();
+        fault::point("worker.create");
         catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
     };
     let why = match created {
@@ -88,7 +108,7 @@ fn start<A: RemoteActor>(env: Env, args: &[u8], own_thread: bool, ended: Ended) 
                 // Before the actor in the order of declaration, so dropped after it.
                 let _running = Running::new(inbox);
                 ctx.into_future(actor).await;
-                if own_thread {
+                if how.own_thread {
                     Arbiter::current().stop();
                 }
             });
@@ -109,7 +129,11 @@ pub(crate) struct Start {
     pub(crate) type_name: String,
     pub(crate) args: Vec<u8>,
     pub(crate) device: DeviceId,
+    pub(crate) receive_on: Option<DeviceId>,
     pub(crate) own_thread: bool,
+    /// Which life of the actor this is, from 0.
+    pub(crate) life: u32,
+    pub(crate) restarts: RestartWhen,
 }
 
 /// The actors of one worker.
@@ -134,20 +158,24 @@ impl WorkerStage {
         };
         let pool = self.office.pool_for(start.device).map_err(|error| error.to_string())?;
         let gpu = Gpu::new(pool, Arc::clone(self.office.domain())).map_err(|error| error.to_string())?;
+        let receive =
+            Receive::new(&gpu, start.receive_on, &self.office).map_err(|error| error.to_string())?;
         let env = Env {
             office: Arc::clone(&self.office),
             gpu,
             name: start.name,
             actor: start.actor,
             place: start.place,
+            life: start.life,
         };
         let make = kind.start;
+        let how = How { own_thread: start.own_thread, restarts: start.restarts };
         let hosted = if start.own_thread {
             let arbiter = Arbiter::new();
             let (result, started) = oneshot::channel();
             let spawned = arbiter.spawn_fn(move || {
                 // Whoever waits is this function; it can only be gone if the worker is ending.
-                let _ = result.send(make(env, &start.args, true, ended));
+                let _ = result.send(make(env, receive, &start.args, how, ended));
             });
             if !spawned {
                 return Err("its thread could not be started".into());
@@ -158,7 +186,7 @@ impl WorkerStage {
             }
             started??
         } else {
-            make(env, &start.args, false, ended)?
+            make(env, receive, &start.args, how, ended)?
         };
         let mut all = self.hosted.lock();
         all.retain(|hosted| hosted.0.strong_count() > 0);

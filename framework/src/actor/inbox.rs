@@ -22,15 +22,19 @@ use futures_util::stream::{FuturesUnordered, Stream as _};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::RemoteActor;
 use super::handles::{Handles, Letter};
 use super::host::Ended;
+use super::receive::Receive;
+use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
 use crate::ids::ActorId;
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
+use crate::observe::figures::{ActorFigures, Meter};
+use crate::observe::trace::{Of, Tracer};
 
 mod channel;
 pub use channel::{Channel, ChannelError};
@@ -43,20 +47,31 @@ const TURN: Duration = Duration::from_micros(20);
 /// An actor's mailbox.
 pub(super) struct ActorInbox<A: RemoteActor> {
     actor: ActorId,
+    name: String,
     place: Place,
+    meter: Meter,
     handles: Handles<A>,
     office: Weak<Office>,
     stream: Stream,
+    receive: Receive,
     local: Arc<LocalCredits>,
+    /// When its supervisor starts it anew.
+    restarts: RestartWhen,
     queue: Mutex<Letters<A>>,
 }
 
 struct Letters<A: RemoteActor> {
-    letters: VecDeque<Box<dyn Letter<A>>>,
+    letters: VecDeque<Queued<A>>,
     waker: Option<Waker>,
     /// Stop when empty, and say so once the actor is gone.
     closing: Option<Vec<oneshot::Sender<()>>>,
     closed: bool,
+}
+
+struct Queued<A: RemoteActor> {
+    letter: Box<dyn Letter<A>>,
+    /// Whether its tensors may have to be fetched first.
+    fetch: bool,
 }
 
 /// Stopping an actor of whatever type.
@@ -70,13 +85,24 @@ pub(super) trait Close: std::marker::Send + Sync {
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
-    pub(super) fn new(actor: ActorId, place: Place, office: &Arc<Office>, stream: Stream) -> Arc<Self> {
+    pub(super) fn new(env: &Env, receive: Receive, restarts: RestartWhen) -> Arc<Self> {
+        let Env { office, gpu, name, actor, place, .. } = env;
+        let (actor, place, stream) = (*actor, *place, gpu.stream().clone());
+        let handles = Handles::of();
+        let tracer = stream.domain().tracer();
+        tracer.name(Of::Actor, actor.0, name);
+        tracer.name(Of::Stream, u64::from(stream.backend().clock_slot()), name);
+        handles.keys().into_iter().for_each(|(name, key)| tracer.name(Of::Message, key, name));
         Arc::new(ActorInbox {
+            restarts,
             actor,
+            name: name.clone(),
             place,
-            handles: Handles::of(),
+            meter: Meter::default(),
+            handles,
             office: Arc::downgrade(office),
             stream,
+            receive,
             local: LocalCredits::new(place.capacity),
             queue: Mutex::new(Letters {
                 letters: VecDeque::new(),
@@ -87,19 +113,50 @@ impl<A: RemoteActor> ActorInbox<A> {
         })
     }
 
-    fn push(&self, letter: Box<dyn Letter<A>>) -> Result<(), Box<dyn Letter<A>>> {
+    fn tracer(&self) -> &Tracer {
+        self.stream.domain().tracer()
+    }
+
+    fn push(&self, letter: Box<dyn Letter<A>>, fetch: bool) -> Result<(), Box<dyn Letter<A>>> {
         let waker = {
             let mut queue = self.queue.lock();
             if queue.closed {
                 return Err(letter);
             }
-            queue.letters.push_back(letter);
+            queue.letters.push_back(Queued { letter, fetch });
             queue.waker.take()
         };
         if let Some(waker) = waker {
             waker.wake();
         }
         Ok(())
+    }
+}
+
+/// What became of a letter.
+enum Opened<A: RemoteActor> {
+    Done,
+    /// Its handler's result is still to come.
+    Goes(LocalBoxFuture<'static, ()>),
+    /// There is no memory for its tensors yet.
+    Not(Queued<A>),
+}
+
+impl<A: RemoteActor> ActorInbox<A> {
+    fn open(&self, queued: Queued<A>, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> Opened<A> {
+        let Queued { mut letter, fetch } = queued;
+        if fetch {
+            match letter.fetch(&self.receive, waker) {
+                Poll::Pending => return Opened::Not(Queued { letter, fetch }),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(why)) => {
+                    tracing::error!(message = letter.name(), %why, "a message was dropped: its tensors cannot be fetched");
+                    letter.refuse(why);
+                    return Opened::Done;
+                }
+            }
+        }
+        letter.open(actor, ctx, &self.stream, &self.office).map_or(Opened::Done, Opened::Goes)
     }
 }
 
@@ -148,8 +205,9 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         for tensor in &delivery.tensors {
             tensor.lease().set_home(&self.stream);
         }
+        let fetch = self.receive.concerns(&delivery.tensors);
         let letter = self.handles.decode(&office, delivery)?;
-        self.push(letter).map_err(|_| Undelivered::Stopped)
+        self.push(letter, fetch).map_err(|_| Undelivered::Stopped)
     }
 
     fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)> {
@@ -157,7 +215,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
             return Err((parcel, Undelivered::Stopped));
         }
         let letter = self.handles.accept(key, parcel)?;
-        if self.push(letter).is_err() {
+        if self.push(letter, self.receive.may_concern()).is_err() {
             // It stopped between the two looks: the letter's receipt has told the sender who asked.
             tracing::debug!(actor = %self.actor, "a message came as its actor stopped");
         }
@@ -166,6 +224,23 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
 
     fn local(&self) -> &Arc<LocalCredits> {
         &self.local
+    }
+
+    fn figures(&self) -> Option<ActorFigures> {
+        let handler = self.meter.histogram();
+        let (busy, longest) = self.meter.total_and_longest();
+        let (waits, waited) = self.stream.waits();
+        Some(ActorFigures {
+            actor: self.actor,
+            name: self.name.clone(),
+            handled: handler.count(),
+            queued: self.queue.lock().letters.len(),
+            busy,
+            longest,
+            handler,
+            waits,
+            waited,
+        })
     }
 }
 
@@ -183,21 +258,47 @@ impl<A: RemoteActor> InboxTask<A> {
         InboxTask { inbox, pending: FuturesUnordered::new(), failure: None, ended: Some(ended) }
     }
 
+    /// Whether the supervisor starts the actor anew, now that it has ended.
+    fn comes_back(&self, failed: bool) -> bool {
+        // A stop that the node asked for is the end of its last life.
+        let closing = self.inbox.queue.lock().closing.is_some();
+        !closing && self.inbox.restarts.after(failed)
+    }
+
+    /// Goes on with what handlers have left.
+    fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
+        let _acting = self.inbox.tracer().acting(self.inbox.actor);
+        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {}
+    }
+
     /// Handles letters until the batch or the mailbox is empty; true if there are more.
-    fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>) -> bool {
+    fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
         let mut turn = Turn::begin_on(&self.inbox.stream);
-        let mut since: Option<Instant> = None;
+        let (mut since, mut last): (Option<Instant>, Option<Instant>) = (None, None);
         for _ in 0..BATCH {
             if ctx.waiting() {
                 return false; // the context polls again when what it waits for is done
             }
-            let Some(letter) = self.inbox.queue.lock().letters.pop_front() else { return false };
-            let name = letter.name();
-            match catch_unwind(AssertUnwindSafe(|| {
-                letter.open(actor, ctx, &self.inbox.stream, &self.inbox.office)
-            })) {
-                Ok(None) => {}
-                Ok(Some(result)) => self.pending.push(result),
+            let Some(queued) = self.inbox.queue.lock().letters.pop_front() else { return false };
+            let name = queued.letter.name();
+            // The end of one handler is the beginning of the next: one look at the clock each.
+            let began = last.unwrap_or_else(Instant::now);
+            let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.letter.origin());
+            let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));
+            drop(handling);
+            let now = Instant::now();
+            last = Some(now);
+            if !matches!(opened, Ok(Opened::Not(_))) {
+                self.inbox.meter.note(now - began);
+            }
+            match opened {
+                Ok(Opened::Done) => {}
+                Ok(Opened::Goes(result)) => self.pending.push(result),
+                Ok(Opened::Not(queued)) => {
+                    // Still the first, until there is memory for what it has to have.
+                    self.inbox.queue.lock().letters.push_front(queued);
+                    return false;
+                }
                 Err(panic) => {
                     self.failure =
                         Some(format!("its handler of {name} panicked: {}", panic_text(panic.as_ref())));
@@ -205,10 +306,10 @@ impl<A: RemoteActor> InboxTask<A> {
                     return false;
                 }
             }
-            if since.get_or_insert_with(Instant::now).elapsed() > TURN {
+            if now - *since.get_or_insert(now) > TURN {
                 drop(turn);
                 turn = Turn::begin_on(&self.inbox.stream);
-                since = None;
+                (since, last) = (None, None);
             }
         }
         true
@@ -225,14 +326,14 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
         task: &mut std::task::Context<'_>,
     ) -> Poll<()> {
         self.inbox.queue.lock().waker = Some(task.waker().clone());
-        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {}
-        if self.handle_some(actor, ctx) {
+        self.poll_pending(task);
+        if self.handle_some(actor, ctx, task.waker()) {
             task.waker().wake_by_ref();
         }
         if self.failure.is_some() {
             return Poll::Ready(());
         }
-        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {}
+        self.poll_pending(task);
         let finished = {
             let queue = self.inbox.queue.lock();
             queue.closing.is_some() && queue.letters.is_empty() && self.pending.is_empty()
@@ -247,9 +348,17 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
-        self.inbox.local.close();
-        if let Some(office) = self.inbox.office.upgrade() {
-            office.withdraw(self.inbox.place.index);
+        let failure =
+            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        let away = self.comes_back(failure.is_some());
+        let ActorInbox { actor, place, .. } = *self.inbox;
+        let office = self.inbox.office.upgrade();
+        if let Some(office) = office.as_ref().filter(|_| away) {
+            office.goes_away(actor, place);
+        }
+        self.inbox.local.close(away);
+        if let Some(office) = office {
+            office.withdraw_for(place.index, away);
         }
         let letters = {
             let mut queue = self.inbox.queue.lock();
@@ -258,9 +367,11 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             std::mem::take(&mut queue.letters)
         };
         // Each refuses for itself, and lets its leases go (LEASE-2).
-        drop(letters);
-        let failure =
-            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
+        if away {
+            letters.into_iter().for_each(|queued| queued.letter.turn_away());
+        } else {
+            drop(letters);
+        }
         if let Some(ended) = self.ended.take() {
             ended(failure);
         }

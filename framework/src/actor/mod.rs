@@ -9,9 +9,11 @@ mod address;
 mod asking;
 mod dead_letter;
 mod error;
+mod fetch;
 mod handles;
 mod host;
 mod inbox;
+mod receive;
 mod sending;
 
 use std::sync::Arc;
@@ -32,6 +34,7 @@ pub use inbox::{Channel, ChannelError};
 pub use sending::Send;
 
 use crate::ids::ActorId;
+pub use crate::mailbox::lives::{Departed, EndReason};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{Office, OfficeStats};
 use crate::message::GpuMessage;
@@ -136,6 +139,7 @@ pub struct Env {
     pub(crate) name: String,
     pub(crate) actor: ActorId,
     pub(crate) place: Place,
+    pub(crate) life: u32,
 }
 
 impl Env {
@@ -156,6 +160,11 @@ impl Env {
         self.actor
     }
 
+    /// Which life of the actor this is: 0 at first, and one more after each restart.
+    pub fn incarnation(&self) -> u32 {
+        self.life
+    }
+
     /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor that makes
     /// messages by itself should stop making them then: a source that does not, is waited for until the deadline.
     ///
@@ -163,6 +172,13 @@ impl Env {
     /// Dropping the future changes nothing.
     pub fn stopping(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
         self.office.until_stopping()
+    }
+
+    /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other
+    /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
+    /// that what came before does not wait for it.
+    pub fn publish(&self) {
+        crate::clock::turn::settle();
     }
 
     /// What the actor's process has sent and received so far, for all its actors together.

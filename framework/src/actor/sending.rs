@@ -13,46 +13,100 @@ use tokio::time::{Sleep, sleep};
 use super::address::Address;
 use super::error::{SendError, SendFailure};
 use super::handles::{Done, LocalReceipt, Parcel};
+use crate::ids::ActorId;
 use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::inbox::{Inbox, Undelivered};
-use crate::mailbox::post::{AskFailure, Envelope, Link, Office, PlaceInQueue, Queue};
+use crate::mailbox::post::{
+    AskFailure, Envelope, Link, Office, PlaceInQueue, PostError, Queue, Settled, Way,
+};
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
 
 /// The way to a mailbox.
 #[derive(Clone)]
 enum Route {
-    /// In this process.
-    Short(Arc<dyn Inbox>),
+    /// In this process; with the queue that came along with its actor, if one did.
+    Short(Arc<dyn Inbox>, Option<Queue>),
     /// In another.
-    Long(Arc<Link>, Place),
+    Long(Arc<Link>, Place, Option<Queue>),
+    /// Nowhere yet.
+    Later(Queue),
 }
 
 impl Route {
     fn to<M: GpuMessage>(address: &Address<M>) -> Result<Self, SendFailure> {
         let office = address.office();
-        let place = address.place().ok_or(SendFailure::NoSuchActor)?;
-        if place.process == office.process() {
-            let inbox = office.inbox(place.index).filter(|inbox| inbox.actor() == address.actor());
-            return inbox.map(Route::Short).ok_or(SendFailure::NoSuchActor);
+        match office.way_to(address.actor(), address.place()) {
+            Way::To(place, queue) => Self::at(address, place, queue),
+            way => Self::without_place(way),
         }
-        let link = office.link(place.process).ok_or(SendFailure::Gone(place.process))?;
-        Ok(Route::Long(link, place))
+    }
+
+    fn at<M: GpuMessage>(
+        address: &Address<M>,
+        place: Place,
+        queue: Option<Queue>,
+    ) -> Result<Self, SendFailure> {
+        let (office, actor) = (address.office(), address.actor());
+        if place.process == office.process() {
+            let inbox = office.inbox(place.index).filter(|inbox| inbox.actor() == actor);
+            let inbox = inbox.ok_or(SendFailure::NoSuchActor)?;
+            if queue.is_some() {
+                office.settle(actor, place, Settled::Here(&*inbox));
+            }
+            return Ok(Route::Short(inbox, queue));
+        }
+        match office.link(place.process) {
+            Some(link) if !link.has_ended() => {
+                if queue.is_some() {
+                    office.settle(actor, place, Settled::There(&link));
+                }
+                Ok(Route::Long(link, place, queue))
+            }
+            _ => match office.way_after(actor, place) {
+                // It moved between the two looks, to another process.
+                Way::To(place, queue) => Self::at(address, place, queue),
+                way => Self::without_place(way),
+            },
+        }
+    }
+
+    fn without_place(way: Way) -> Result<Self, SendFailure> {
+        match way {
+            Way::Later(queue) => Ok(Route::Later(queue)),
+            Way::GaveUp(reason) => Err(SendFailure::GaveUp(reason)),
+            Way::Gone(departed) => Err(SendFailure::Gone(departed)),
+            Way::To(..) | Way::Nowhere => Err(SendFailure::NoSuchActor),
+        }
     }
 
     /// Where senders to the mailbox wait; `None` for a mailbox that there cannot be.
     fn queue(&self) -> Option<&Queue> {
         match self {
-            Route::Short(inbox) => Some(inbox.local().queue()),
-            Route::Long(link, place) => link.queue(place.index),
+            Route::Short(inbox, queue) => Some(queue.as_ref().unwrap_or_else(|| inbox.local().queue())),
+            Route::Long(link, place, queue) => queue.as_ref().or_else(|| link.queue(place.index)),
+            Route::Later(queue) => Some(queue),
         }
     }
 
     fn stamp(&self) -> u64 {
         match self {
-            Route::Short(inbox) => inbox.local().stamp(),
-            Route::Long(link, place) => link.stamp(place.index),
+            Route::Short(inbox, _) => inbox.local().stamp(),
+            Route::Long(link, place, _) => link.stamp(place.index),
+            Route::Later(_) => 0,
+        }
+    }
+
+    /// Whether both lead to the same life of the actor.
+    fn is(&self, other: &Route) -> bool {
+        match (self, other) {
+            (Route::Short(one, _), Route::Short(other, _)) => Arc::ptr_eq(one, other),
+            (Route::Long(one, here, _), Route::Long(other, there, _)) => {
+                Arc::ptr_eq(one, other) && here == there
+            }
+            (Route::Later(_), Route::Later(_)) => true,
+            _ => false,
         }
     }
 }
@@ -62,7 +116,24 @@ pub(super) type Answer<R> = oneshot::Sender<Result<R, AskFailure>>;
 
 /// Whether another attempt makes sense when the mailbox has moved.
 fn may_wait(reason: &SendFailure) -> bool {
-    matches!(reason, SendFailure::Full)
+    matches!(reason, SendFailure::Full | SendFailure::Restarting)
+}
+
+/// Whether the actor is not where it was, and may be elsewhere.
+fn is_lost(reason: &SendFailure) -> bool {
+    matches!(reason, SendFailure::Restarting | SendFailure::Gone(_) | SendFailure::NoSuchActor)
+}
+
+fn failure(office: &Office, actor: ActorId, error: PostError) -> SendFailure {
+    match error {
+        PostError::NotNow(_) => SendFailure::Full,
+        PostError::NoSuchActor => SendFailure::NoSuchActor,
+        PostError::Restarting => SendFailure::Restarting,
+        PostError::Gone(process) => SendFailure::Gone(office.departed(process, actor)),
+        PostError::Body { error, .. } => SendFailure::Body(error),
+        PostError::Tainted(by) => SendFailure::Tainted(by),
+        PostError::Tensor(error) => SendFailure::Tensor(error),
+    }
 }
 
 /// One attempt to send `message`, as an ask where `answer` is given. On failure both stay with the caller.
@@ -75,8 +146,9 @@ fn attempt<M: GpuMessage>(
     answer: &mut Option<Answer<M::Reply>>,
 ) -> Result<Option<u64>, SendFailure> {
     match route {
-        Route::Short(inbox) => offer(address, inbox, message, answer).map(|()| None),
-        Route::Long(link, place) => post(address, link, place, message, answer),
+        Route::Short(inbox, _) => offer(address, inbox, message, answer).map(|()| None),
+        Route::Long(link, place, _) => post(address, link, place, message, answer),
+        Route::Later(_) => Err(SendFailure::Restarting),
     }
 }
 
@@ -88,7 +160,7 @@ fn offer<M: GpuMessage>(
 ) -> Result<(), SendFailure> {
     let local = inbox.local();
     if local.is_closed() {
-        return Err(SendFailure::NoSuchActor);
+        return Err(if local.is_away() { SendFailure::Restarting } else { SendFailure::NoSuchActor });
     }
     let Some(value) = message.take() else { return Ok(()) };
     if !local.take() {
@@ -103,6 +175,7 @@ fn offer<M: GpuMessage>(
         }
         match why {
             Undelivered::Unregistered { .. } => SendFailure::Unregistered(M::NAME),
+            _ if local.is_away() => SendFailure::Restarting,
             _ => SendFailure::NoSuchActor,
         }
     })
@@ -125,11 +198,12 @@ fn post<M: GpuMessage>(
         capacity: place.capacity,
     };
     // Before the work of encoding.
-    office.may_send(link, &envelope)?;
+    let failed = |error| failure(office, address.actor(), error);
+    office.may_send(link, &envelope).map_err(failed)?;
     let Some(value) = message.as_ref() else { return Ok(None) };
     let encoded = codec::encode(value, Vec::with_capacity(256))?;
-    let claim = office.claim(link, &envelope, &encoded)?;
-    let correlation = answer.take().map(|answer| expect::<M>(office, place, answer));
+    let claim = office.claim(link, &envelope, &encoded).map_err(failed)?;
+    let correlation = answer.take().map(|answer| expect::<M>(office, place, address.actor(), answer));
     envelope.correlation = correlation.unwrap_or(0);
     // The value goes before the frame is written: what has no handle left then was moved all the way.
     drop(message.take());
@@ -138,10 +212,16 @@ fn post<M: GpuMessage>(
 }
 
 /// Notes the ask; its reply is decoded on the reader's thread.
-fn expect<M: GpuMessage>(office: &Arc<Office>, place: &Place, answer: Answer<M::Reply>) -> u64 {
+fn expect<M: GpuMessage>(
+    office: &Arc<Office>,
+    place: &Place,
+    actor: ActorId,
+    answer: Answer<M::Reply>,
+) -> u64 {
     let weak = Arc::downgrade(office);
     office.expect_reply(
         place.process,
+        actor,
         Box::new(move |reply| {
             let reply = reply.and_then(|parts| {
                 let context = weak.upgrade().map(|office| office as _);
@@ -198,13 +278,18 @@ impl<M: GpuMessage> Sending<M> {
         if let Some(message) = &self.message {
             message.check()?;
         }
-        let route = Route::to(&self.address)?;
+        let mut route = Route::to(&self.address)?;
+        let mut result = self.attempt_in_order(&route);
+        if let Err(reason) = &result
+            && is_lost(reason)
+        {
+            let now = Route::to(&self.address)?;
+            if !now.is(&route) {
+                route = now;
+                result = self.attempt_in_order(&route);
+            }
+        }
         let queue = route.queue().ok_or(SendFailure::NoSuchActor)?;
-        let result = if queue.is_empty() {
-            attempt(&self.address, &route, &mut self.message, &mut self.answer)
-        } else {
-            Err(SendFailure::Full) // behind those who wait already (MBX-1)
-        };
         match result {
             Ok(correlation) => self.outcome = Some(Ok(correlation)),
             Err(reason) if wait && may_wait(&reason) => {
@@ -212,7 +297,7 @@ impl<M: GpuMessage> Sending<M> {
                 self.waiting = Some((route, place));
             }
             Err(reason) => {
-                if let (Route::Long(link, _), true) = (&route, may_wait(&reason))
+                if let (Route::Long(link, ..), true) = (&route, may_wait(&reason))
                     && link.granted.load(Ordering::Relaxed) + MAX_TENSORS > MAX_GRANTED
                 {
                     // The lack may be of leases, which the peer has given back; only the reader takes them in, and
@@ -223,6 +308,41 @@ impl<M: GpuMessage> Sending<M> {
             }
         }
         Ok(())
+    }
+
+    /// One attempt, if nobody waits already (MBX-1).
+    fn attempt_in_order(&mut self, route: &Route) -> Result<Option<u64>, SendFailure> {
+        if matches!(route, Route::Later(_)) || route.queue().is_some_and(Queue::is_empty) {
+            attempt(&self.address, route, &mut self.message, &mut self.answer)
+        } else {
+            Err(SendFailure::Full)
+        }
+    }
+
+    /// The actor was not found where `waiting` leads to, for this reason: finds its new place, or fails. False if there is
+    /// nothing new.
+    fn follow(&mut self, reason: SendFailure) -> bool {
+        let Some((route, place)) = &mut self.waiting else { return true };
+        match Route::to(&self.address) {
+            Ok(now) if now.is(route) => {
+                if may_wait(&reason) {
+                    return false;
+                }
+                self.fail(reason);
+            }
+            Ok(now) => {
+                let Some(queue) = now.queue() else {
+                    self.fail(SendFailure::NoSuchActor);
+                    return true;
+                };
+                if !queue.is(place.queue()) {
+                    *place = queue.join();
+                }
+                *route = now;
+            }
+            Err(reason) => self.fail(reason),
+        }
+        true
     }
 
     /// The number of an ask that was sent and not polled since.
@@ -248,6 +368,11 @@ impl<M: GpuMessage> Sending<M> {
                 Ok(correlation) => {
                     self.waiting = None;
                     self.outcome = Some(Ok(correlation));
+                }
+                Err(reason) if is_lost(&reason) => {
+                    if !self.follow(reason) {
+                        return Poll::Pending;
+                    }
                 }
                 Err(reason) if may_wait(&reason) => {
                     if route.stamp() == stamp {

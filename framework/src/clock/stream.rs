@@ -13,7 +13,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -21,7 +22,9 @@ use smallvec::SmallVec;
 use super::taint::{Standing, StreamLog, Tainted};
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
+use crate::fault;
 use crate::ids::{DeviceId, ProcessId};
+use crate::observe::trace::What;
 
 /// Clocks that a stream remembers to wait for, before it looks which of them have passed.
 const MOST_WAITED: usize = 256;
@@ -41,6 +44,8 @@ struct Inner {
     /// How often it was given out to somebody who asked for a stream and could get none of its own.
     sharers: AtomicUsize,
     state: Mutex<State>,
+    /// Waits enqueued, for the figures.
+    waits: AtomicU64,
     /// What went wrong where it could not be returned; the next fallible call does.
     failure: Mutex<Option<String>>,
 }
@@ -111,6 +116,7 @@ impl Stream {
                 waited: HashMap::new(),
                 marked_in: None,
             }),
+            waits: AtomicU64::new(0),
             failure: Mutex::new(None),
         }));
         domain.own_streams().register(slot, &stream);
@@ -248,6 +254,7 @@ impl Stream {
 
     fn write_now(&self, state: &mut State) {
         self.next_value(state);
+        fault::point("stream.advance");
         let advance = [StreamOp::Advance(state.written)];
         let Err(error) = self.0.backend.submit(&advance) else { return };
         // It may only have reported a failure of earlier work, which it does once; the write is owed all the same.
@@ -277,6 +284,18 @@ impl Stream {
     #[cfg(feature = "cuda")]
     pub(crate) fn mark_now(&self, by: ProcessId) {
         self.0.domain.mark_now(self.0.slot, by);
+    }
+
+    /// A wait is put on the stream: the host has not seen the clock pass.
+    fn note_wait(&self, ticket: Ticket) {
+        self.0.waits.fetch_add(1, Ordering::Relaxed);
+        let Ticket { process: on, slot: clock, value } = ticket;
+        self.0.domain.tracer().note(|| What::WaitEnqueued { stream: self.0.slot, on, clock, value });
+    }
+
+    /// Waits put on this stream so far, and how long it stood in them where the device tells.
+    pub(crate) fn waits(&self) -> (u64, Option<Duration>) {
+        (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
     }
 
     /// Makes later work on this stream wait for the data that all `tickets` stand for, in one batch. The host does not
@@ -346,6 +365,7 @@ impl Stream {
             let waits = state.waited.get(&(ticket.process, ticket.slot));
             let known = waits.is_some_and(|value| passed(*value, ticket.value));
             if !known && !this.domain.passed(ticket).map_err(ClockError::from)? {
+                self.note_wait(*ticket);
                 ops.push(StreamOp::Wait(*ticket));
             }
         }
@@ -384,6 +404,7 @@ impl Stream {
             noted.map_err(tainted)?;
             return Ok(());
         }
+        fault::point("stream.wait");
         if let Err(error) = this.backend.submit(&ops) {
             if let Some(advance) = advance {
                 // It may only have reported a failure of earlier work; the write is owed all the same, as in `write`.

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use super::LeaseId;
 use super::book::Uses;
 use super::pool::Pool;
+use super::writers::Writers;
 use crate::clock::stream::Stream;
 use crate::clock::taint::Tainted;
 use crate::clock::{ClockDomain, Ticket};
@@ -34,6 +35,9 @@ pub trait Returns: Send + Sync + 'static {
     /// # Errors
     /// The node does not have the chunk any more, or mapping it failed.
     fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError>;
+
+    /// The pieces of other processes' split allocations that have a writer in this one.
+    fn writers(&self) -> &Writers;
 }
 
 /// The right to use one allocation.
@@ -53,6 +57,8 @@ struct Inner {
     /// It came with no lease left anywhere else, and nothing of it was sent since. Where this is not set, an owner can
     /// still see in its book that nobody else holds the memory.
     sole: AtomicBool,
+    /// Its memory was split: it has a writer per piece, and nobody reads it.
+    in_parts: AtomicBool,
     /// Tensors of this process that stand on this lease. Frames on their way and release queues are not counted.
     handles: AtomicUsize,
     users: Mutex<Users>,
@@ -70,6 +76,9 @@ struct Users {
     /// where it does, every further use is refused, so this stays what it is.
     written: Option<Ticket>,
 }
+/// No stream of this process used the memory.
+#[derive(Debug)]
+pub(crate) struct NoStream;
 
 enum Origin {
     /// This process's own memory.
@@ -135,6 +144,7 @@ impl Lease {
             bytes,
             origin,
             sole: AtomicBool::new(sole),
+            in_parts: AtomicBool::new(false),
             handles: AtomicUsize::new(0),
             users: Mutex::default(),
             home: OnceLock::new(),
@@ -224,6 +234,11 @@ impl Lease {
         Ok((address, mapping))
     }
 
+    /// A writable mapping that is here already, for [`writable`](Self::writable).
+    pub(crate) fn set_writable(&self, mapping: Arc<ChunkMapping>) {
+        *self.0.writable.lock() = Some(mapping);
+    }
+
     /// One more tensor stands on this lease.
     pub(crate) fn add_handle(&self) {
         self.0.handles.fetch_add(1, Ordering::Relaxed);
@@ -278,6 +293,32 @@ impl Lease {
 
     fn came_sole(&self) -> bool {
         self.0.sole.load(Ordering::Relaxed)
+    }
+
+    /// The memory has a writer per piece from here on, in this process and others.
+    pub(crate) fn set_in_parts(&self) {
+        self.0.sole.store(false, Ordering::Relaxed);
+        self.0.in_parts.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the memory has a writer per piece.
+    pub(crate) fn is_in_parts(&self) -> bool {
+        self.0.in_parts.load(Ordering::Relaxed)
+    }
+
+    /// All pieces are in this process, and only this lease is left of theirs: what others still have in the owner's book
+    /// is on its way back, and nobody uses it any more.
+    pub(crate) fn set_whole(&self) {
+        self.0.in_parts.store(false, Ordering::Relaxed);
+        self.0.sole.store(true, Ordering::Relaxed);
+    }
+
+    /// The pieces of this memory that have a writer in this process.
+    pub(crate) fn writers(&self) -> &Writers {
+        match &self.0.origin {
+            Origin::Own(pool) => pool.writers(),
+            Origin::Other(returns) => returns.writers(),
+        }
     }
 
     /// Uses by others that a new writer has to wait for: those that the owner's book has recorded.
@@ -346,6 +387,22 @@ impl Lease {
         let Some(first) = users.first() else { return false };
         join(first, tickets);
         true
+    }
+
+    /// One ticket that stands for all of `tickets`, which local streams or whoever sent the lease gave out; several are
+    /// joined into the first stream that used the memory. The error is that there is none.
+    pub(crate) fn one_of(&self, mut tickets: Uses) -> Result<Option<Ticket>, NoStream> {
+        if tickets.len() <= 1 {
+            return Ok(tickets.pop());
+        }
+        let users = self.users();
+        let first = users.first().ok_or(NoStream)?;
+        if let Err(error) = first.wait(tickets.iter().copied()) {
+            tracing::error!(%error, "what was done with a tensor cannot be waited for");
+            // What is tainted stays it.
+            return Ok(tickets.into_iter().find(|ticket| self.0.domain.tainted_by(ticket).is_some()));
+        }
+        Ok(first.ticket())
     }
 
     /// One ticket that stands for everything the local streams did with the memory so far; several streams are joined

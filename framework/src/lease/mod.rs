@@ -8,16 +8,20 @@
 //! by holder for that reason (LEASE-4). On a crash of the owner the chunk lives on in its descriptor.
 //!
 //! The parts: [`book`] counts, [`pool`] turns the book, an allocator and a device into memory with an end to it,
-//! [`handle`] is what a tensor holds.
+//! [`handle`] is what a tensor holds, [`writers`] says which pieces of split allocations are written here.
 
 pub mod book;
+mod error;
 pub mod handle;
 pub mod pool;
+pub mod writers;
 
 use serde::{Deserialize, Serialize};
 
+pub use error::PoolError;
 pub use handle::{Lease, Returns};
-pub use pool::{Pool, PoolError, PoolOptions};
+pub use pool::{Pool, PoolOptions};
+pub use writers::Writers;
 
 use crate::ids::ChunkId;
 

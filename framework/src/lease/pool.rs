@@ -19,12 +19,16 @@ use parking_lot::Mutex;
 
 use super::LeaseId;
 use super::book::{Book, BookError, Left, Uses};
+use super::error::PoolError;
 use super::handle::Lease;
+use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
 use crate::device::{Backend, ChunkMapping, DeviceError};
+use crate::fault;
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
+use crate::observe::trace::{LeaseName, What};
 
 /// How large a pool may get.
 #[derive(Clone, Copy, Debug)]
@@ -65,42 +69,6 @@ pub trait Surroundings: Send + Sync + 'static {
     fn wanted(&self);
 }
 
-/// Why an allocation failed. Nothing was taken.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// Larger than the pool may ever be.
-    #[error(
-        "a tensor of {asked} bytes can never fit the pool of {device}, whose budget is {budget} bytes; raise the budget"
-    )]
-    TooLarge {
-        /// Which device.
-        device: String,
-        /// Bytes asked for.
-        asked: u64,
-        /// Budget in bytes.
-        budget: u64,
-    },
-    /// No room now; dropping tensors makes some. A retry makes sense.
-    #[error(
-        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use. {holders}"
-    )]
-    Full {
-        /// Which device.
-        device: String,
-        /// Bytes asked for.
-        asked: u64,
-        /// Bytes in use or waiting for their last use to pass.
-        in_use: u64,
-        /// Budget in bytes.
-        budget: u64,
-        /// The largest holders, by process, and for how long.
-        holders: String,
-    },
-    /// The device refused.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-}
-
 /// One device's memory in this process.
 pub struct Pool {
     process: ProcessId,
@@ -109,6 +77,7 @@ pub struct Pool {
     options: PoolOptions,
     surroundings: OnceLock<Weak<dyn Surroundings>>,
     chunk_base: u32,
+    writers: Writers,
     state: Mutex<State>,
 }
 
@@ -151,6 +120,8 @@ pub struct PoolStats {
     pub held_bytes: u64,
     /// How many those are.
     pub allocations: usize,
+    /// Those of them that other processes have leases on.
+    pub lent_bytes: u64,
     /// Released, but the last use has not passed.
     pub quarantined_bytes: u64,
 }
@@ -180,6 +151,7 @@ impl Pool {
             options,
             surroundings: OnceLock::new(),
             chunk_base,
+            writers: Writers::default(),
             state: Mutex::new(State {
                 allocator,
                 book: Book::default(),
@@ -206,6 +178,11 @@ impl Pool {
 
     pub(super) fn domain(&self) -> &Arc<ClockDomain> {
         &self.domain
+    }
+
+    /// The pieces of its split allocations that have a writer in this process.
+    pub(crate) fn writers(&self) -> &Writers {
+        &self.writers
     }
 
     /// Its device's identity.
@@ -236,9 +213,13 @@ impl Pool {
         }
         let mut state = self.state.lock();
         let quarter = self.options.budget / 4;
-        if self.may_grow(&mut state, bytes, quarter) {
-            self.grow(&mut state, bytes)?;
-        } else if !state.quarantine.is_empty() {
+        let grown = self.may_grow(&mut state, bytes, quarter).then(|| self.grow(&mut state, bytes));
+        // Where the device has no room either, memory that is waited for is better than none.
+        let waits = !state.quarantine.is_empty();
+        if let Some(grown) = grown.filter(|grown| !(waits && matches!(grown, Err(PoolError::NoRoom { .. }))))
+        {
+            grown?;
+        } else if waits {
             state.open_quarantine();
             if let Some(allocation) = self.cut(&mut state, bytes) {
                 return Ok(allocation);
@@ -292,6 +273,7 @@ impl Pool {
         // lease says so: what comes back to the owner has to agree with the block in the book.
         let bytes = bytes.max(1);
         let block = state.allocator.allocate(bytes)?;
+        fault::point("pool.cut");
         let after = state.pending_uses(&self.domain, &block);
         let mapping = Arc::clone(state.chunks.get(block.chunk as usize)?);
         let (chunk, offset) =
@@ -299,6 +281,7 @@ impl Pool {
         let (line, generation) = state.book.open(block, after.clone());
         let lease =
             Lease::own(Arc::clone(self), LeaseId { chunk, line, generation }, mapping, offset, bytes, false);
+        self.domain.tracer().note(|| What::LeaseOpened { lease: name(lease.id()), bytes });
         Some(Allocation { lease, after })
     }
 
@@ -315,12 +298,25 @@ impl Pool {
 
     fn grow(&self, state: &mut State, bytes: u64) -> Result<(), PoolError> {
         let size = self.chunk_size(state, bytes, self.options.budget);
-        let chunk = self.backend.create_chunk(size)?;
+        let chunk = self.backend.create_chunk(size).map_err(|source| match source {
+            DeviceError::OutOfMemory { .. } => PoolError::NoRoom {
+                device: self.backend.name(),
+                asked: bytes,
+                chunk: size,
+                in_use: state.chunk_bytes,
+                budget: self.options.budget,
+                holders: state.holders(self.process),
+                source: Box::new(source),
+            },
+            other => other.into(),
+        })?;
+        fault::point("pool.chunk.made");
         let index = state.chunks.len() as u32;
         if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
             let id = ChunkId { owner: self.process, index: self.chunk_base + index };
             surroundings.publish_chunk(id, self.device_id(), size, chunk.read_only, chunk.read_write)?;
         }
+        fault::point("pool.chunk.published");
         state.chunks.push(chunk.mapping);
         state.chunk_bytes += size;
         state.allocator.add_chunk(index, size);
@@ -332,7 +328,9 @@ impl Pool {
     /// # Errors
     /// The line is not in the book.
     pub(crate) fn grant(&self, id: LeaseId, to: ProcessId) -> Result<bool, BookError> {
-        self.state.lock().book.grant(id.line, id.generation, to)
+        let shared = self.state.lock().book.grant(id.line, id.generation, to)?;
+        self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to });
+        Ok(shared)
     }
 
     /// `from` gives a lease back. The caller calls [`settle`](Self::settle) when it has handled all that it found.
@@ -344,6 +342,7 @@ impl Pool {
         if state.book.release(id.line, id.generation, from, uses)? == Left::Empty {
             state.candidates.push((id.line, id.generation));
         }
+        self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
         Ok(())
     }
 
@@ -402,6 +401,7 @@ impl Pool {
             if candidates.is_empty() {
                 return;
             }
+            fault::point("pool.settle");
             // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
             if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
                 surroundings.drain_returns();
@@ -414,6 +414,8 @@ impl Pool {
                     continue;
                 }
                 if let Some((block, uses)) = state.book.close(line, generation) {
+                    let lease = LeaseName { chunk: self.chunk_base + block.chunk, line, generation };
+                    self.domain.tracer().note(|| What::LeaseClosed { lease });
                     state.quarantine.push_back((block, uses));
                 }
             }
@@ -538,8 +540,9 @@ impl State {
 
     fn stats(&self) -> PoolStats {
         let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
-        for line in self.book.report() {
-            stats.held_bytes += line.block.bytes;
+        for (block, lent) in self.book.live() {
+            stats.held_bytes += block.bytes;
+            stats.lent_bytes += if lent { block.bytes } else { 0 };
             stats.allocations += 1;
         }
         stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();
@@ -573,6 +576,10 @@ impl State {
         }
         text
     }
+}
+
+fn name(id: LeaseId) -> LeaseName {
+    LeaseName { chunk: id.chunk.index, line: id.line, generation: id.generation }
 }
 
 /// Whether a use is over. One that came to nothing is, too (DEATH-1).

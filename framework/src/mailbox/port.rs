@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::taint::{News, TaintRange};
 use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
+use crate::mailbox::lives::{Obituary, Whereabouts};
 
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -124,13 +125,15 @@ pub enum FromNode {
         /// How it was to be mapped.
         access: Access,
     },
-    /// Where an actor lives.
+    /// Where an actor is: asked for, or because it changed.
     Actor {
         /// The actor.
         actor: ActorId,
-        /// Its place, or `None` if there is no such actor (any more).
-        place: Option<Place>,
+        /// Where it is.
+        at: Whereabouts,
     },
+    /// Why a process ended, and what becomes of its actors. Comes before its [`Gone`](FromNode::Gone).
+    Obituary(Obituary),
     /// The answer to [`ToNode::Register`]: whether the name was free.
     Registered {
         /// From the request.

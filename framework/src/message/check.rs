@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::device::DeviceKind;
 use crate::ids::DeviceId;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, TensorPart};
 
 /// What a field's tensors must be; `None` means anything.
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,16 +81,29 @@ pub trait CheckTensors {
 
 impl CheckTensors for Tensor {
     fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
-        if let Some(wanted) = spec.dtype
-            && wanted != self.dtype()
+        spec.check(self.dtype(), self.shape(), self.device())
+    }
+}
+
+/// A part is checked as what it is: by its own shape, not that of the whole.
+impl CheckTensors for TensorPart {
+    fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
+        spec.check(self.dtype(), self.shape(), self.device())
+    }
+}
+
+impl TensorSpec {
+    fn check(&self, dtype: DType, found: &[usize], device: DeviceId) -> Result<(), TensorMismatch> {
+        if let Some(wanted) = self.dtype
+            && wanted != dtype
         {
-            return Err(TensorMismatch::DType { wanted, found: self.dtype() });
+            return Err(TensorMismatch::DType { wanted, found: dtype });
         }
-        if let Some(shape) = spec.shape {
-            let fits = shape.len() == self.rank()
+        if let Some(shape) = self.shape {
+            let fits = shape.len() == found.len()
                 && shape
                     .iter()
-                    .zip(self.shape())
+                    .zip(found)
                     .all(|(wanted, found)| wanted.is_none_or(|wanted| wanted == *found));
             if !fits {
                 let axes: Vec<String> = shape
@@ -98,13 +111,13 @@ impl CheckTensors for Tensor {
                     .map(|axis| axis.map_or_else(|| "_".into(), |axis| axis.to_string()))
                     .collect();
                 let wanted = format!("[{}]", axes.join(", "));
-                return Err(TensorMismatch::Shape { wanted, found: self.shape().to_vec() });
+                return Err(TensorMismatch::Shape { wanted, found: found.to_vec() });
             }
         }
-        if let Some(wanted) = spec.device {
-            let kind = if self.device() == DeviceId::HOST { DeviceKind::Host } else { DeviceKind::Cuda };
+        if let Some(wanted) = self.device {
+            let kind = if device == DeviceId::HOST { DeviceKind::Host } else { DeviceKind::Cuda };
             if kind != wanted {
-                return Err(TensorMismatch::Device { wanted, found: self.device() });
+                return Err(TensorMismatch::Device { wanted, found: device });
             }
         }
         Ok(())

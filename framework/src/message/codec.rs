@@ -10,8 +10,10 @@ use super::nesting::{self, NestingError};
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
+use crate::fault;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
+use crate::tensor::part::Inner;
 use crate::tensor::{LayoutError, Tensor};
 
 /// A value as the parts of a frame.
@@ -23,12 +25,15 @@ pub struct Encoded {
     pub leases: Vec<(Lease, Option<Ticket>)>,
     /// Its tensors.
     pub tensors: Vec<Outline>,
+    /// Its parts of split tensors.
+    pub(crate) parts: Vec<Arc<Inner>>,
 }
 
 impl Encoded {
     /// Why the data of one of the tensors will never be there, if that is known.
     pub(crate) fn taint(&self) -> Option<Tainted> {
-        self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready))
+        let tensors = self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready));
+        tensors.or_else(|| self.parts.iter().find_map(|part| part.taint()))
     }
 }
 
@@ -84,7 +89,7 @@ pub enum DecodeError {
 /// See [`EncodeError`]; `value` is untouched.
 pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, EncodeError> {
     body.clear();
-    let Outgoing { leases, tensors } = scope::encoding(|| {
+    let Outgoing { leases, tensors, parts } = scope::encoding(|| {
         let mut serializer = rmp_serde::Serializer::new(&mut body).with_struct_map();
         value.serialize(&mut serializer)
     })?;
@@ -92,7 +97,7 @@ pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, Enc
         return Err(EncodeError::TooLarge { bytes: body.len() });
     }
     nesting::check(&body)?;
-    Ok(Encoded { body, leases, tensors })
+    Ok(Encoded { body, leases, tensors, parts })
 }
 
 /// Makes the tensors of a frame from its leases. Every layout is checked against its allocation (WIRE-1).
@@ -120,6 +125,9 @@ pub fn decode<T: DeserializeOwned>(
     tensors: Vec<Tensor>,
     context: Option<Arc<dyn Any + Send + Sync>>,
 ) -> Result<T, DecodeError> {
+    fault::point("wire.decode");
     nesting::check(body)?;
-    scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?))
+    let decoded = scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?));
+    fault::point("wire.decoded");
+    decoded
 }

@@ -8,6 +8,7 @@
 pub mod check;
 pub mod codec;
 pub mod nesting;
+pub(crate) mod parts;
 pub mod scope;
 pub mod wire;
 

@@ -15,6 +15,7 @@ use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
 use crate::lease::Lease;
 use crate::limits::MAX_TENSORS;
+use crate::tensor::part::Inner;
 use crate::tensor::{DType, Layout, Tensor};
 
 /// A tensor of a message on its way: which lease it stands on, and what it sees of it.
@@ -35,6 +36,8 @@ pub struct Outgoing {
     pub leases: Vec<(Lease, Option<Ticket>)>,
     /// Each tensor, in the order in which serde met them.
     pub tensors: Vec<Outline>,
+    /// Each part of a split tensor; its whole is among `tensors`.
+    pub(crate) parts: Vec<Arc<Inner>>,
 }
 
 /// What a decoding lends.
@@ -143,38 +146,77 @@ impl Serialize for Tensor {
 
 impl Outgoing {
     fn taint(&self) -> Option<Tainted> {
-        self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready))
+        let tensors = self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready));
+        tensors.or_else(|| self.parts.iter().find_map(|part| part.taint()))
     }
 
     fn add(&mut self, tensor: &Tensor) -> Result<u32, String> {
+        self.outline(tensor.lease(), tensor.ready(), tensor.dtype(), *tensor.layout())
+    }
+
+    fn add_part(&mut self, part: &Arc<Inner>) -> Result<u32, String> {
+        if self.parts.iter().any(|known| Arc::ptr_eq(known, part)) {
+            return Err(format!("{part:?} is in the message twice, and can have one writer only"));
+        }
+        // What it waits for is known when the message's value has been dropped.
+        let index = self.outline(part.lease(), None, part.dtype(), *part.whole())?;
+        self.parts.push(Arc::clone(part));
+        Ok(index)
+    }
+
+    fn outline(
+        &mut self,
+        lease: &Lease,
+        ready: Option<Ticket>,
+        dtype: DType,
+        layout: Layout,
+    ) -> Result<u32, String> {
         if self.tensors.len() >= MAX_TENSORS {
             return Err(format!(
                 "a message can hold {MAX_TENSORS} tensors; send several messages, or stack the tensors"
             ));
         }
-        let known = self.leases.iter().position(|(lease, _)| lease.same_as(tensor.lease()));
+        let known = self.leases.iter().position(|(known, _)| known.same_as(lease));
         let lease = known.unwrap_or_else(|| {
-            self.leases.push((tensor.lease().clone(), tensor.ready()));
+            self.leases.push((lease.clone(), ready));
             self.leases.len() - 1
         });
-        self.tensors.push(Outline { lease: lease as u16, dtype: tensor.dtype(), layout: *tensor.layout() });
+        self.tensors.push(Outline { lease: lease as u16, dtype, layout });
         Ok((self.tensors.len() - 1) as u32)
     }
+}
+
+/// Puts a part into the message that is being encoded; `None` where there is none.
+pub(super) fn add_part(part: &Arc<Inner>) -> Option<Result<u32, String>> {
+    SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
+        Some(Scope::Encoding(outgoing)) => Some(outgoing.add_part(part)),
+        _ => None,
+    })
+}
+
+/// What the message that is being decoded came with at `index`; `None` where there is no such message.
+pub(super) fn lent(index: usize) -> Option<Result<Tensor, String>> {
+    SCOPES.with_borrow(|scopes| match scopes.last() {
+        Some(Scope::Decoding(incoming)) => Some(incoming.tensors.get(index).cloned().ok_or_else(|| {
+            format!("the message names tensor {index} but came with {}", incoming.tensors.len())
+        })),
+        _ => None,
+    })
 }
 
 impl<'de> Deserialize<'de> for Tensor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_struct("Tensor", &[KEY], IndexVisitor).and_then(|index| {
-            let tensor = SCOPES.with_borrow(|scopes| match scopes.last() {
-                // A clone: serde may visit a tensor twice, in an untagged enum for example.
-                Some(Scope::Decoding(incoming)) => {
-                    incoming.tensors.get(index as usize).cloned().ok_or_else(|| {
-                        format!("the message names tensor {index} but came with {}", incoming.tensors.len())
-                    })
-                }
-                _ => Err(OUTSIDE.into()),
-            });
-            tensor.map_err(de::Error::custom)
+            // A clone: serde may visit a tensor twice, in an untagged enum for example.
+            let tensor = lent(index as usize).unwrap_or_else(|| Err(OUTSIDE.into()));
+            let tensor = tensor.map_err(de::Error::custom)?;
+            if tensor.lease().is_in_parts() {
+                // ONE-WRITER: others write it.
+                return Err(de::Error::custom(format!(
+                    "{tensor:?} was split, and cannot be read as a whole"
+                )));
+            }
+            Ok(tensor)
         })
     }
 }

@@ -76,6 +76,8 @@ pub struct LeaseEntry {
     pub ready: Option<Ticket>,
     /// Whether the sender hands it over and nobody else holds it.
     pub sole: bool,
+    /// Whether the memory was split: parts of it come with the frame, and the sender gives them away.
+    pub in_parts: bool,
 }
 
 /// Why bytes are not a frame.
@@ -186,7 +188,8 @@ pub fn write_head(
 
 impl LeaseEntry {
     fn write(&self, out: &mut Vec<u8>) {
-        let flags = u32::from(self.sole) | u32::from(self.ready.is_some()) << 1;
+        let flags =
+            u32::from(self.sole) | u32::from(self.ready.is_some()) << 1 | u32::from(self.in_parts) << 2;
         let ready = self.ready.unwrap_or(Ticket { process: ProcessId::NODE, slot: 0, value: 0 });
         out.extend_from_slice(&self.id.chunk.owner.to_bits().to_le_bytes());
         out.extend_from_slice(&self.id.chunk.index.to_le_bytes());
@@ -207,7 +210,8 @@ impl LeaseEntry {
         let index = reader.u32()?;
         let id = LeaseId { chunk: ChunkId { owner, index }, line: reader.u32()?, generation: reader.u32()? };
         let flags = reader.u32()?;
-        if flags > 3 {
+        // What is in parts has other writers, so it is nobody's own.
+        if flags > 7 || flags & 5 == 5 {
             return Err(WireError::Field { field: "lease flags", value: u64::from(flags) });
         }
         let (offset, bytes) = (reader.u64()?, reader.u64()?);
@@ -224,7 +228,7 @@ impl LeaseEntry {
             return Err(WireError::Field { field: "clock", value: slot });
         }
         let ready = (flags & 2 != 0).then_some(Ticket { process: clock, slot: slot as u16, value });
-        Ok(LeaseEntry { id, offset, bytes, ready, sole: flags & 1 != 0 })
+        Ok(LeaseEntry { id, offset, bytes, ready, sole: flags & 1 != 0, in_parts: flags & 4 != 0 })
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::clock::taint::{Board, TaintRange};
 use crate::ids::{ActorId, ChunkId, ProcessId};
+use crate::mailbox::lives::{EndReason, Obituary};
 use crate::mailbox::port::{FromNode, Letter, ToNode};
 use crate::node::burials::Burials;
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
@@ -94,6 +95,55 @@ impl Broker {
         self.roster.join(process);
         self.lives.insert(process.slot(), process.incarnation());
         self.deaths.joined(process)
+    }
+
+    /// `obituary.process` has ended: everybody else is told why, and that some of its actors come back. These keep their
+    /// names. [`left`](Self::left) follows.
+    pub(crate) fn mourn(&mut self, obituary: Obituary, out: &mut Vec<Delivery>) {
+        for (actor, _) in &obituary.restarting {
+            self.roster.detach(*actor);
+        }
+        for actor in &obituary.gave_up {
+            self.given_up(*actor, obituary.reason.clone());
+        }
+        let others = self.roster.living().filter(|to| *to != obituary.process);
+        out.extend(others.map(|to| Delivery {
+            to,
+            message: FromNode::Obituary(obituary.clone()),
+            descriptors: Vec::new(),
+        }));
+    }
+
+    /// `actor` has ended for good, although it had a restart policy: its names are free.
+    pub(crate) fn given_up(&mut self, actor: ActorId, reason: EndReason) {
+        self.roster.give_up(actor, reason);
+        self.registry.forget(|named| named == actor);
+    }
+
+    /// Tells a process that has just joined where those are that are not where they were started: addresses of them may be
+    /// as old as the actors.
+    pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
+        out.extend(self.roster.moved().map(|(actor, at)| Delivery {
+            to,
+            message: FromNode::Actor { actor, at },
+            descriptors: Vec::new(),
+        }));
+    }
+
+    /// Tells everybody where an actor is now.
+    pub(crate) fn announce(&self, actor: ActorId, out: &mut Vec<Delivery>) {
+        let at = self.roster.whereabouts(actor);
+        out.extend(self.roster.living().map(|to| Delivery {
+            to,
+            message: FromNode::Actor { actor, at: at.clone() },
+            descriptors: Vec::new(),
+        }));
+    }
+
+    /// Whether everything that `process` had posted was read, so that its slot can have another life: what is read of one
+    /// life in a slot is never mixed with the next.
+    pub(crate) fn is_buried(&self, process: ProcessId) -> bool {
+        !self.roster.lives(process) && !self.burials.is_open(process)
     }
 
     /// `process` has ended: its names are freed and everybody else is told. Its chunks stay for as long as anybody can
@@ -249,7 +299,7 @@ impl Broker {
                 expect(&descriptors, "the word that a round is marked", 0)
             }
             ToNode::WantActor { actor } => {
-                answer(FromNode::Actor { actor, place: self.roster.actor(actor).map(|entry| entry.place) });
+                answer(FromNode::Actor { actor, at: self.roster.whereabouts(actor) });
                 expect(&descriptors, "a question for an actor", 0)
             }
             ToNode::Register { ticket, name, actor } => {

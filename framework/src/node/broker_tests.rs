@@ -3,6 +3,7 @@ use std::io::{Read, Write};
 use super::*;
 use crate::device::Access;
 use crate::ids::DeviceId;
+use crate::mailbox::lives::Whereabouts;
 use crate::node::limits::MAX_NAME;
 
 const NODE: ProcessId = ProcessId::NODE;
@@ -134,7 +135,7 @@ fn names_are_found_once_the_actor_runs_and_freed_when_it_ends() {
 
     broker.left(process(1), &mut Vec::new());
     let (out, _) = ask(&mut broker, 2, ToNode::WantActor { actor }, 0);
-    assert!(matches!(out[0].message, FromNode::Actor { place: None, .. }));
+    assert!(matches!(out[0].message, FromNode::Actor { at: Whereabouts::Nowhere, .. }));
     let (out, _) = ask(&mut broker, 2, register(), 0);
     assert!(matches!(out[0].message, FromNode::Registered { result: Ok(()), .. }));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::handshake::THIS_PROGRAM;
-use super::host::{Identity, Residence};
+use super::host::{Identity, Residence, Resident};
 use super::limits::START_DEADLINE;
 use super::mps;
 use super::mps::{Mps, Sharing};
@@ -14,6 +14,7 @@ use super::{Node, files, worker};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::limits::DEFAULT_HOST_BUDGET;
+use crate::observe::trace::{self, Collector, TraceRing};
 
 /// Makes a [`Node`].
 pub struct NodeBuilder<R: Residence> {
@@ -24,6 +25,8 @@ pub struct NodeBuilder<R: Residence> {
     host_budget: u64,
     gpu_budget: Option<u64>,
     sharing: Sharing,
+    trace: Option<PathBuf>,
+    trace_records: usize,
 }
 
 impl<R: Residence> NodeBuilder<R> {
@@ -37,6 +40,8 @@ impl<R: Residence> NodeBuilder<R> {
             host_budget: DEFAULT_HOST_BUDGET,
             gpu_budget: None,
             sharing: Sharing::default(),
+            trace: None,
+            trace_records: trace::DEFAULT_RECORDS,
         }
     }
 
@@ -79,6 +84,21 @@ impl<R: Residence> NodeBuilder<R> {
         self
     }
 
+    /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome trace event
+    /// format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program says nothing, the environment
+    /// variable [`TENSORPOST_TRACE`](trace::VARIABLE) may name a file. See [`observe::trace`](crate::observe::trace).
+    pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
+        self.trace = Some(path.into());
+        self
+    }
+
+    /// How many records each process keeps for the trace, at 64 bytes each; [`DEFAULT_RECORDS`](trace::DEFAULT_RECORDS)
+    /// unless said otherwise, at least 16. When they are used up, the oldest are written over.
+    pub fn trace_records(mut self, records: usize) -> Self {
+        self.trace_records = records;
+        self
+    }
+
     /// If this process is a worker, runs it and ends the process with it; otherwise returns. For programs that have
     /// something to do before they start a node, such as a test harness: call it first in `main`.
     pub fn run_if_worker(self) -> Self {
@@ -96,21 +116,31 @@ impl<R: Residence> NodeBuilder<R> {
         mps::run_if_keeper();
         worker::run_if_worker(&self.residence);
         files::raise_limit();
+        #[cfg(feature = "testing")]
+        crate::fault::arm_from_environment("node");
         let program = Program::new(self.program.as_deref(), self.residence.fingerprint());
         let program = program.map_err(|source| NodeError::Program {
             program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
             source,
         })?;
         let shared = Shared::new().map_err(NodeError::System)?;
+        let variable =
+            || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let trace =
+            self.trace.or_else(variable).map(|path| Arc::new(Collector::new(path, self.trace_records)));
         let identity = Identity {
             process: ProcessId::NODE,
             name: "node".to_owned(),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
+            trace: trace.as_ref().map(|trace| trace.records()),
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
         let board = Arc::clone(&pages.board);
         let resident = self.residence.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
+        if let Some(trace) = &trace {
+            resident.trace(TraceRing(trace.own().map_err(NodeError::System)?));
+        }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
         let mps = match self.sharing {
@@ -124,12 +154,13 @@ impl<R: Residence> NodeBuilder<R> {
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
             board,
+            trace: trace.clone(),
             environment: mps
                 .as_ref()
                 .map(|mps| mps.environment())
                 .map(|(name, value)| (name, value.to_owned())),
         };
         let supervisor = Supervisor::start(settings, shared, resident.clone())?;
-        Ok(Node { residence: self.residence, resident, supervisor: Arc::new(supervisor), _mps: mps })
+        Ok(Node { residence: self.residence, resident, supervisor: Arc::new(supervisor), trace, _mps: mps })
     }
 }

@@ -37,6 +37,11 @@ impl Burials {
         true
     }
 
+    /// Whether somebody has still to drain what `dead` left.
+    pub(crate) fn is_open(&self, dead: ProcessId) -> bool {
+        self.open.contains_key(&dead)
+    }
+
     /// `process` has ended, and will drain nothing more. Returns those who can be buried now.
     pub(crate) fn left(&mut self, process: ProcessId) -> Vec<ProcessId> {
         let waiting: Vec<_> = self.open.keys().copied().collect();

@@ -10,6 +10,7 @@ use crate::mailbox::port::{FromNode, ToNode};
 use crate::node::handshake::Build;
 use crate::node::host::{Activity, Identity, StartActor};
 use crate::node::limits::MAX_CONTROL_MESSAGE;
+use crate::observe::figures::ProcessFigures;
 use crate::observe::log::LogRecord;
 
 /// The version of this protocol; it is part of a [`Build`].
@@ -24,6 +25,8 @@ pub(crate) enum Up {
     Ready,
     /// The process could not be opened; it is about to exit.
     OpenFailed { why: String },
+    /// The process cannot go on, a GPU is lost to it for example; it is about to exit.
+    Failing { why: String },
     /// From the worker's resident.
     Node(ToNode),
     /// The answer to [`Down::Start`].
@@ -32,6 +35,10 @@ pub(crate) enum Up {
     ActorStopped { actor: ActorId, why: Option<String> },
     /// The answer to [`Down::Probe`].
     Activity { round: u64, activity: Activity },
+    /// The memory that the worker notes its trace in. Descriptors: one, to map it read-only.
+    Trace,
+    /// The answer to [`Down::Figures`].
+    Figures { round: u64, figures: ProcessFigures },
     /// The answer to [`Down::Ping`]: everything that was sent before the ping came is ahead of this.
     Pong { number: u64 },
     /// The answer to [`Down::StopActors`].
@@ -57,8 +64,13 @@ pub(crate) enum Down {
     Stopping,
     /// What is going on?
     Probe { round: u64 },
+    /// What has everybody done?
+    Figures { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
+    /// Arm a fault.
+    #[cfg(feature = "testing")]
+    Arm(crate::fault::Fault),
     /// Stop every actor.
     StopActors,
     /// Exit with status 0.
@@ -135,6 +147,7 @@ pub(crate) mod bytes {
 mod tests {
     use super::*;
     use crate::ids::{DeviceId, ProcessId};
+    use crate::mailbox::lives::RestartWhen;
     use crate::mailbox::port::Place;
 
     fn start() -> StartActor {
@@ -145,7 +158,10 @@ mod tests {
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
+            receive_on: Some(DeviceId::HOST),
             own_thread: true,
+            life: 2,
+            restarts: RestartWhen::Failed,
         }
     }
 

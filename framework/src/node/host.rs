@@ -13,9 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::mailbox::lives::RestartWhen;
 use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
+use crate::observe::figures::ProcessFigures;
+use crate::observe::trace::TraceRing;
 
 /// What a process tells about the tensor messages between itself and others, so that a shutdown can wait until none
 /// is under way.
@@ -43,6 +46,14 @@ pub trait Resident: Send + Sync + 'static {
     /// What is going on now. `busy` and the counts must be read so that a message is never missing from both: count
     /// `received` only once `busy` would be true for it, and `sent` before it can be received.
     fn activity(&self) -> Activity;
+
+    /// What the process and its actors have done.
+    fn figures(&self) -> ProcessFigures {
+        ProcessFigures::default()
+    }
+
+    /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
+    fn trace(&self, _ring: TraceRing) {}
 
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
     fn stopping(&self) {}
@@ -97,6 +108,8 @@ pub struct Identity {
     pub host_budget: u64,
     /// Bytes that its pool on each GPU may take; a quarter of the GPU's memory where nothing is said.
     pub gpu_budget: Option<u64>,
+    /// Records that it keeps for a trace, where the node traces.
+    pub trace: Option<u32>,
 }
 
 /// An actor to start, as the worker gets it.
@@ -115,8 +128,14 @@ pub struct StartActor {
     pub args: Vec<u8>,
     /// The device that it works on.
     pub device: DeviceId,
+    /// The device that the tensors of its messages are copied to.
+    pub receive_on: Option<DeviceId>,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
+    /// Which life of the actor this is, from 0.
+    pub life: u32,
+    /// When it is started anew.
+    pub restarts: RestartWhen,
 }
 
 /// An actor to start, as the node is asked for it.
@@ -131,6 +150,8 @@ pub struct NewActor {
     pub args: Vec<u8>,
     /// The device that it works on.
     pub device: DeviceId,
+    /// The device that the tensors of its messages are copied to.
+    pub receive_on: Option<DeviceId>,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
     /// Messages that one sending process may have unhandled in its mailbox.

@@ -38,6 +38,12 @@ pub const MAX_CHUNKS: usize = 1 << 12;
 /// kinds of access.
 pub const MAX_PARKED: usize = 2 * MAX_CHUNKS;
 
+/// Actors of which the node remembers why their supervisor gave them up; of earlier ones it says that they are gone.
+pub const MAX_GIVEN_UP: usize = 1 << 10;
+
+/// Ends of a worker's lives that reports list, the last ones.
+pub const MAX_ENDS: usize = 32;
+
 /// Longest text of a failure that a worker reports, in bytes; the rest is cut off.
 pub const MAX_FAILURE_TEXT: usize = 16 << 10;
 

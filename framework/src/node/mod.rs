@@ -24,6 +24,7 @@ mod mps;
 mod program;
 mod questions;
 mod registry;
+mod restart;
 mod roster;
 pub mod shutdown;
 mod signals;
@@ -33,16 +34,24 @@ pub(crate) mod taint;
 mod wait;
 mod worker;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+use crate::observe::figures::{Figures, export};
+use crate::observe::progress::{Progress, Shown};
+use crate::observe::trace::{Collector, TraceError, TraceSummary};
+
+pub use crate::mailbox::lives::EndReason;
 
 pub use self::builder::NodeBuilder;
 pub use self::handshake::{Build, BuildMismatch};
 pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
+pub use self::restart::Restart;
 pub use self::roster::PlaceError;
-pub use self::shutdown::{Phase, ShutdownReport, WorkerEnd};
+pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
 pub use self::signals::RunError;
 pub use self::spawn::{ActorError, ChannelStart, Spawn, Spawned};
 pub use self::supervisor::{
@@ -54,6 +63,7 @@ pub struct Node<R: Residence> {
     residence: R,
     resident: Arc<R::Resident>,
     supervisor: Arc<Supervisor>,
+    trace: Option<Arc<Collector>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
 }
@@ -77,6 +87,62 @@ impl<R: Residence> Node<R> {
     /// All workers, also those that have ended and whose slot is not used again yet.
     pub fn workers(&self) -> Vec<WorkerStatus> {
         self.supervisor.workers()
+    }
+
+    /// What all processes and actors have done and have before them. Waits for the answers, at most
+    /// [`DEADLINE`](crate::observe::figures::DEADLINE). What comes is also given to the recorder of the `metrics` crate,
+    /// if the program has installed one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::Node::builder().start()?;
+    /// let before = node.figures()?;
+    /// // … the actors work …
+    /// let now = node.figures()?;
+    /// for row in now.rows(&before) {
+    ///     println!("{}: {:.0}/s, {} queued, p99 {:?}", row.name, row.rate, row.queued, row.p99);
+    /// }
+    /// println!("{} bytes in flight", now.bytes_in_flight());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down.
+    pub fn figures(&self) -> Result<Figures, Closed> {
+        let figures = self.supervisor.figures()?;
+        export(&figures);
+        Ok(figures)
+    }
+
+    /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled, how fast, what
+    /// waits for it, and the bytes in flight. See [`observe::progress`](crate::observe::progress).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::Node::builder().start()?;
+    /// let progress = node.progress();
+    /// // … the actors work …
+    /// drop(progress); // the last line is written
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn progress(&self) -> Progress {
+        let supervisor = Arc::clone(&self.supervisor);
+        Progress::start(move || {
+            let figures = supervisor.figures().ok()?;
+            export(&figures);
+            Some(Shown::from(&figures))
+        })
+    }
+
+    /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is
+    /// written at the end all the same. `None` where this node does not trace.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_trace(&self, path: impl AsRef<Path>) -> Option<Result<TraceSummary, TraceError>> {
+        self.trace.as_ref().map(|trace| trace.write_to(path.as_ref()))
     }
 
     /// Lets everything under way finish, stops the actors and then the workers; what is not done after `deadline` is

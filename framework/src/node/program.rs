@@ -13,6 +13,8 @@ use crate::lease::PoolOptions;
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::mailbox::port::{FromNode, Port};
 use crate::mailbox::post::Office;
+use crate::observe::figures::ProcessFigures;
+use crate::observe::trace::TraceRing;
 
 impl Resident for Office {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
@@ -25,6 +27,14 @@ impl Resident for Office {
         // Those who wait come before that: one that stops waiting makes its actor's process busy first.
         let busy = somebody_waits_here(self) || self.is_busy();
         Activity { sent: stats.sent, received: stats.received, busy }
+    }
+
+    fn figures(&self) -> ProcessFigures {
+        Office::figures(self)
+    }
+
+    fn trace(&self, ring: TraceRing) {
+        self.domain().tracer().start(ring.0);
     }
 
     fn stopping(&self) {
@@ -40,10 +50,23 @@ fn somebody_waits_here(office: &Office) -> bool {
 
 impl Stage for WorkerStageWithNotices {
     async fn start_actor(&self, start: StartActor) -> Result<(), String> {
-        let StartActor { actor, place, name, type_name, args, device, own_thread } = start;
+        let StartActor {
+            actor,
+            place,
+            name,
+            type_name,
+            args,
+            device,
+            receive_on,
+            own_thread,
+            life,
+            restarts,
+        } = start;
         let notices = self.notices.clone();
         let ended: Ended = Box::new(move |why| notices.actor_stopped(actor, why));
-        self.stage.start(Start { actor, place, name, type_name, args, device, own_thread }, ended).await
+        let start =
+            Start { actor, place, name, type_name, args, device, receive_on, own_thread, life, restarts };
+        self.stage.start(start, ended).await
     }
 
     fn stop_actors(&self) -> impl Future<Output = ()> {

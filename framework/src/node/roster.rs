@@ -1,18 +1,24 @@
 //! Which processes and actors there are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_MAILBOX};
+use crate::mailbox::lives::{EndReason, Whereabouts};
 use crate::mailbox::port::Place;
+use crate::node::limits::MAX_GIVEN_UP;
 
 /// An actor that exists, or is being created.
 #[derive(Clone, Debug)]
 pub(crate) struct ActorEntry {
     pub(crate) place: Place,
     pub(crate) name: String,
-    /// Whether it can take messages already; it is not found by its name before.
+    /// Whether it can take messages already, or could in an earlier life; it is not found by its name before.
     pub(crate) started: bool,
+    /// Its last life has ended, and its next one has not started.
+    pub(crate) away: bool,
+    /// It is not, or will not be, where it was started.
+    moved: bool,
 }
 
 /// Why there is no room for an actor.
@@ -32,6 +38,8 @@ pub(crate) struct Roster {
     living: HashSet<ProcessId>,
     actors: HashMap<ActorId, ActorEntry>,
     last_actor: u64,
+    /// Why actors ended for good that had a restart policy; the last of them.
+    given_up: VecDeque<(ActorId, EndReason)>,
     // The index after the one given last, by process: an index is used again as late as possible.
     next_index: HashMap<ProcessId, u16>,
 }
@@ -41,12 +49,16 @@ impl Roster {
         self.living.insert(process);
     }
 
-    /// Removes a process and its actors, and returns those.
+    /// Removes a process and its actors, and returns those. Actors that are away stay: they come back elsewhere.
     pub(crate) fn leave(&mut self, process: ProcessId) -> Vec<ActorId> {
         self.living.remove(&process);
         self.next_index.remove(&process);
-        let gone: Vec<_> =
-            self.actors.iter().filter(|(_, a)| a.place.process == process).map(|(id, _)| *id).collect();
+        let gone: Vec<_> = self
+            .actors
+            .iter()
+            .filter(|(_, a)| a.place.process == process && !a.away)
+            .map(|(id, _)| *id)
+            .collect();
         for actor in &gone {
             self.actors.remove(actor);
         }
@@ -78,6 +90,66 @@ impl Roster {
         if !(1..=MAX_MAILBOX).contains(&capacity) {
             return Err(PlaceError::Capacity(capacity));
         }
+        let index = self.free_index(process)?;
+        self.last_actor += 1;
+        let actor = ActorId(self.last_actor);
+        let place = Place { process, index, capacity };
+        self.actors.insert(
+            actor,
+            ActorEntry { place, name: String::new(), started: false, away: false, moved: false },
+        );
+        Ok((actor, place))
+    }
+
+    /// Ends the present life of an actor that will have another; returns where it was.
+    pub(crate) fn detach(&mut self, actor: ActorId) -> Option<Place> {
+        let entry = self.actors.get_mut(&actor)?;
+        (entry.away, entry.moved) = (true, true);
+        Some(entry.place)
+    }
+
+    /// Makes a place in `process` for the next life of an actor, which [`started`](Self::started) begins.
+    pub(crate) fn move_to(
+        &mut self,
+        actor: ActorId,
+        process: ProcessId,
+    ) -> Result<Option<Place>, PlaceError> {
+        let index = self.free_index(process)?;
+        let Some(entry) = self.actors.get_mut(&actor) else { return Ok(None) };
+        entry.away = true;
+        entry.place = Place { process, index, ..entry.place };
+        Ok(Some(entry.place))
+    }
+
+    /// `actor` has ended for good, although it had a restart policy.
+    pub(crate) fn give_up(&mut self, actor: ActorId, reason: EndReason) {
+        self.actors.remove(&actor);
+        if self.given_up.len() >= MAX_GIVEN_UP {
+            self.given_up.pop_front();
+        }
+        self.given_up.push_back((actor, reason));
+    }
+
+    /// Where an actor is.
+    pub(crate) fn whereabouts(&self, actor: ActorId) -> Whereabouts {
+        match self.actors.get(&actor) {
+            Some(entry) if entry.away => Whereabouts::Restarting(entry.place),
+            Some(entry) => Whereabouts::At(entry.place),
+            None => match self.given_up.iter().find(|(known, _)| *known == actor) {
+                Some((_, reason)) => Whereabouts::GaveUp(reason.clone()),
+                None => Whereabouts::Nowhere,
+            },
+        }
+    }
+
+    /// The actors that are not where they were started, and where they are.
+    pub(crate) fn moved(&self) -> impl Iterator<Item = (ActorId, Whereabouts)> {
+        let moved = self.actors.iter().filter(|(_, entry)| entry.moved);
+        moved.map(|(actor, _)| (*actor, self.whereabouts(*actor)))
+    }
+
+    /// An index that no actor of `process` has; one that was used before as late as possible.
+    fn free_index(&mut self, process: ProcessId) -> Result<u16, PlaceError> {
         let used: HashSet<u16> =
             self.actors.values().filter(|a| a.place.process == process).map(|a| a.place.index).collect();
         let limit = MAX_ACTORS as u16;
@@ -87,11 +159,7 @@ impl Roster {
             .find(|index| !used.contains(index))
             .ok_or(PlaceError::Full(process))?;
         self.next_index.insert(process, (index + 1) % limit);
-        self.last_actor += 1;
-        let actor = ActorId(self.last_actor);
-        let place = Place { process, index, capacity };
-        self.actors.insert(actor, ActorEntry { place, name: String::new(), started: false });
-        Ok((actor, place))
+        Ok(index)
     }
 
     pub(crate) fn name(&mut self, actor: ActorId, name: &str) {
@@ -103,6 +171,7 @@ impl Roster {
     pub(crate) fn started(&mut self, actor: ActorId) {
         if let Some(entry) = self.actors.get_mut(&actor) {
             entry.started = true;
+            entry.away = false;
         }
     }
 
@@ -136,5 +205,32 @@ mod tests {
         let (_, first) = roster.reserve(process, 8).unwrap();
         roster.remove(actor);
         assert_eq!((first.index, roster.reserve(process, 8).unwrap().1.index), (0, 1));
+    }
+
+    // DEATH-2.
+    #[test]
+    fn an_actor_that_comes_back_keeps_its_id_and_gets_another_place() {
+        let (old, new) = (ProcessId::new(1, 0).unwrap(), ProcessId::new(1, 1).unwrap());
+        let mut roster = Roster::default();
+        roster.join(old);
+        let (lost, _) = roster.reserve(old, 8).unwrap();
+        let (kept, was) = roster.reserve(old, 8).unwrap();
+        roster.started(kept);
+        assert_eq!(roster.detach(kept), Some(was));
+        assert_eq!(roster.leave(old), [lost]);
+        assert_eq!(roster.whereabouts(kept), Whereabouts::Restarting(was));
+        roster.join(new);
+        let place = roster.move_to(kept, new).unwrap().unwrap();
+        assert_eq!((place.process, place.capacity), (new, 8));
+        assert_eq!(roster.whereabouts(kept), Whereabouts::Restarting(place), "it has not started");
+        roster.started(kept);
+        assert_eq!(roster.whereabouts(kept), Whereabouts::At(place));
+
+        roster.give_up(kept, EndReason::Exit(3));
+        assert_eq!(roster.whereabouts(kept), Whereabouts::GaveUp(EndReason::Exit(3)));
+        for other in 0..MAX_GIVEN_UP as u64 {
+            roster.give_up(ActorId(1000 + other), EndReason::Exit(4));
+        }
+        assert_eq!(roster.whereabouts(kept), Whereabouts::Nowhere, "the last ones are remembered");
     }
 }

@@ -15,6 +15,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use crate::ids::ProcessId;
+use crate::mailbox::lives::EndReason;
 use crate::node::host::Activity;
 use crate::node::supervisor::WorkerId;
 
@@ -140,6 +141,20 @@ pub struct WorkerEnd {
     pub killed: Option<Phase>,
 }
 
+/// How often a worker was restarted, or an actor in it, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestartReport {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its name.
+    pub name: String,
+    /// How often.
+    pub restarts: u32,
+    /// Why each of its lives ended, the last [`MAX_ENDS`](crate::node::limits::MAX_ENDS) of them. One more than
+    /// `restarts` where the last end was final.
+    pub ends: Vec<EndReason>,
+}
+
 /// How a shutdown went.
 #[derive(Clone, Debug)]
 pub struct ShutdownReport {
@@ -147,6 +162,8 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// The workers that were there when it began.
     pub workers: Vec<WorkerEnd>,
+    /// What had ended before that and had a restart policy, by worker.
+    pub restarts: Vec<RestartReport>,
     /// How long it took.
     pub took: Duration,
 }

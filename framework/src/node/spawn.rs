@@ -8,6 +8,7 @@ use std::sync::Arc;
 use actix::Handler;
 
 use super::host::NewActor;
+use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
@@ -68,8 +69,10 @@ impl Node<Program> {
             name: None,
             worker: None,
             device: DeviceId::HOST,
+            receive_on: None,
             mailbox: DEFAULT_MAILBOX,
             own_thread: false,
+            restart: Restart::never(),
         }
     }
 
@@ -190,8 +193,10 @@ pub struct Spawn<'n, A: RemoteActor> {
     name: Option<String>,
     worker: Option<WorkerId>,
     device: DeviceId,
+    receive_on: Option<DeviceId>,
     mailbox: u32,
     own_thread: bool,
+    restart: Restart,
 }
 
 impl<A: RemoteActor> Spawn<'_, A> {
@@ -213,6 +218,18 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
+    /// Has the tensors of its messages copied to a device, its own for example, before a handler sees them: one copy on the
+    /// device where the two can reach each other, and through page-locked host memory where not. Those that are there
+    /// already stay what they are. Without this, a tensor of another GPU is read where it is.
+    ///
+    /// The copies are this process's own, each in memory of the pool on that device; a message that finds the pool full
+    /// waits, and those behind it. A message from the same process is encoded and decoded for it, as if it came from
+    /// another. Replies to the actor's own asks are not copied.
+    pub fn receive_on(mut self, device: Device) -> Self {
+        self.receive_on = Some(device.id());
+        self
+    }
+
     /// How many messages each sending process may have unhandled in its mailbox, 128 unless said otherwise.
     pub fn mailbox(mut self, messages: u32) -> Self {
         self.mailbox = messages;
@@ -222,6 +239,14 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// Gives it a thread of its own in its worker, so that its handlers hold up no other actor there.
     pub fn own_thread(mut self) -> Self {
         self.own_thread = true;
+        self
+    }
+
+    /// What happens when it ends; [`Restart::never`] unless said otherwise. It is started anew from the same arguments,
+    /// under the same identity, so its addresses stay valid and its names stay its own (DEATH-2); what it knew and what
+    /// was in its mailbox is lost. The first start is not repeated: [`start`](Self::start) reports it.
+    pub fn restart(mut self, policy: Restart) -> Self {
+        self.restart = policy;
         self
     }
 
@@ -251,10 +276,11 @@ impl<A: RemoteActor> Spawn<'_, A> {
             type_name: type_name.to_owned(),
             args: args.body,
             device: self.device,
+            receive_on: self.receive_on,
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
-        let (actor, place) = self.node.supervisor().start_actor(worker, new)?;
+        let (actor, place) = self.node.supervisor().start_supervised(worker, new, self.restart)?;
         let office = Arc::clone(self.node.resident());
         Ok(Spawned { office, actor, place, worker, kind: PhantomData })
     }

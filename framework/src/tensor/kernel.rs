@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::host::{check, elements, elements_mut, same_device};
+use super::host::{check, elements, elements_mut, in_reach};
 use super::{Element, Gpu, Tensor, TensorError, TensorMut};
 use crate::device::host::HostStream;
 use crate::device::{ChunkMapping, Keep};
@@ -53,15 +53,21 @@ pub trait KernelArg: sealed::Sealed {
     type View<'k>;
 
     #[doc(hidden)]
-    fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError>;
+    type Bound: Send + 'static;
+
+    #[doc(hidden)]
+    fn bind(self, gpu: &Gpu) -> Result<Self::Bound, TensorError>;
 
     /// # Safety
     /// Called on the stream, in its order, after `bind`.
     #[doc(hidden)]
-    unsafe fn view<'k>(bound: &Bound) -> Result<Self::View<'k>, TensorError>;
+    unsafe fn view<'k>(bound: &Self::Bound) -> Result<Self::View<'k>, TensorError>;
+
+    #[doc(hidden)]
+    fn mapping(bound: &Self::Bound) -> &Arc<ChunkMapping>;
 }
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
     impl<T> Sealed for super::In<'_, T> {}
     impl<T> Sealed for super::Out<'_, T> {}
@@ -69,10 +75,11 @@ mod sealed {
 
 impl<T: Element> KernelArg for In<'_, T> {
     type View<'k> = &'k [T];
+    type Bound = Bound;
 
     fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
         let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
-        same_device(self.0.device(), gpu.device_id(), gpu.stream())?;
+        in_reach(self.0.device(), gpu)?;
         let address = self.0.read_on(gpu.stream())?;
         Ok(Bound { address, range, mapping: Arc::clone(self.0.lease().mapping()) })
     }
@@ -82,14 +89,19 @@ impl<T: Element> KernelArg for In<'_, T> {
         // before this stream's clock has (CLOCK-2), though every handle may be gone. `bound` keeps it mapped.
         unsafe { elements(bound.address, &bound.range) }
     }
+
+    fn mapping(bound: &Bound) -> &Arc<ChunkMapping> {
+        &bound.mapping
+    }
 }
 
 impl<T: Element> KernelArg for Out<'_, T> {
     type View<'k> = &'k mut [T];
+    type Bound = Bound;
 
     fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
         let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
-        same_device(self.0.device(), gpu.device_id(), gpu.stream())?;
+        in_reach(self.0.device(), gpu)?;
         let address = self.0.write_on(gpu.stream())?;
         let (_, mapping) = self.0.lease().writable()?;
         Ok(Bound { address, range, mapping })
@@ -99,6 +111,10 @@ impl<T: Element> KernelArg for Out<'_, T> {
         // SAFETY: as above; and whoever reads or writes this memory elsewhere waits for this stream's clock first, or
         // is on this stream, which runs one closure at a time. Two arguments cannot be one tensor: `&mut`.
         unsafe { elements_mut(bound.address, &bound.range) }
+    }
+
+    fn mapping(bound: &Bound) -> &Arc<ChunkMapping> {
+        &bound.mapping
     }
 }
 
@@ -122,17 +138,11 @@ pub trait KernelArgs {
     fn mappings(bounds: &Self::Bounds) -> Keep;
 }
 
-macro_rules! bound {
-    ($arg:ident) => {
-        Bound
-    };
-}
-
 macro_rules! tuples {
     ($(($($arg:ident $index:tt),+))+) => {$(
         impl<$($arg: KernelArg),+> KernelArgs for ($($arg,)+) {
             type Views<'k> = ($($arg::View<'k>,)+);
-            type Bounds = ($(bound!($arg),)+);
+            type Bounds = ($($arg::Bound,)+);
 
             fn bind(self, gpu: &Gpu) -> Result<Self::Bounds, TensorError> {
                 Ok(($(self.$index.bind(gpu)?,)+))
@@ -144,10 +154,28 @@ macro_rules! tuples {
             }
 
             fn mappings(bounds: &Self::Bounds) -> Keep {
-                smallvec![$(Arc::clone(&bounds.$index.mapping)),+]
+                smallvec![$(Arc::clone($arg::mapping(&bounds.$index))),+]
             }
         }
     )+};
+}
+
+/// No tensor at all: a closure that only has to come in order.
+impl KernelArgs for () {
+    type Views<'k> = ();
+    type Bounds = ();
+
+    fn bind(self, _: &Gpu) -> Result<(), TensorError> {
+        Ok(())
+    }
+
+    unsafe fn views<'k>((): &()) -> Result<Self::Views<'k>, TensorError> {
+        Ok(())
+    }
+
+    fn mappings((): &()) -> Keep {
+        Keep::new()
+    }
 }
 
 tuples! {

@@ -3,8 +3,8 @@
 //! **On drop** the handle lets its lease go; when it was the last in the process, the lease goes back to its owner,
 //! ordered behind everything that this process's streams still do with the memory. Dropping never blocks.
 //!
-//! [`TensorMut`] is the only writable form. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to clone, and
-//! the only form that can be sent. A `Tensor` of which no clone is left in any process becomes a `TensorMut` again by
+//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to clone,
+//! and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write at the same time. A `Tensor` of which no clone is left in any process becomes a `TensorMut` again by
 //! [`Tensor::into_mut`], so that one buffer can pass through a whole pipeline in place (ONE-WRITER: the one who holds
 //! the `TensorMut` is the writer).
 //!
@@ -22,6 +22,8 @@ pub mod layout;
 mod mutable;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+pub mod part;
+mod transfer;
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -31,6 +33,7 @@ pub use error::TensorError;
 pub use gpu::Gpu;
 pub use layout::{Layout, LayoutError};
 pub use mutable::{NotSole, TensorMut};
+pub use part::{JoinError, SplitError, TensorPart};
 
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;

@@ -11,7 +11,8 @@ use crate::clock::taint::Standing;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
 
-/// A tensor that only its holder can see, and so may write. It cannot be sent: [`freeze`](Self::freeze) it first.
+/// A tensor that only its holder can see, and so may write. It cannot be sent: [`freeze`](Self::freeze) it first, or
+/// [`split`](Self::split) it and send the parts.
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -53,6 +53,8 @@ struct State {
     withheld: HashSet<ChunkId>,
     /// What waits for processes that are stopped.
     stopped: HashMap<ProcessId, Vec<Delivery>>,
+    /// Nothing is heard of them any more.
+    ended: HashSet<ProcessId>,
     /// What the broker had to complain about.
     complaints: Vec<String>,
     /// Chunks that the broker keeps.
@@ -136,6 +138,7 @@ impl Hub {
 
     /// `process` has ended: everybody else is told.
     pub(super) fn ended(&self, process: ProcessId) {
+        self.state.lock().ended.insert(process);
         // Refused only when the hub is closing, and then nobody is left to tell.
         let _ = self.say(process, Said::Ended);
     }
@@ -236,6 +239,9 @@ struct HubPort {
 impl Port for HubPort {
     fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
         let hub = self.hub.upgrade().ok_or(PortClosed)?;
+        if hub.state.lock().ended.contains(&self.process) {
+            return Err(PortClosed);
+        }
         hub.say(self.process, Said::Message(message, descriptors))
     }
 }

@@ -49,7 +49,7 @@ impl From<PostError> for Unsent {
             PostError::NotNow(NotNow::RingFull) => Unsent::NotNow(Lack::Room),
             PostError::NotNow(NotNow::LeasesOut) => Unsent::NotNow(Lack::Leases),
             PostError::NoSuchActor => Unsent::NoSuchActor,
-            PostError::Gone(_) => Unsent::Gone,
+            PostError::Gone(_) | PostError::Restarting => Unsent::Gone,
             other => Unsent::Failed(other.to_string()),
         }
     }
@@ -142,7 +142,7 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
             });
             *slot.lock() = Some(reply);
         };
-        let correlation = office.expect_reply(to.place.process, Box::new(take));
+        let correlation = office.expect_reply(to.place.process, to.actor, Box::new(take));
         match send(office, to, Kind::Ask, correlation, message) {
             Ok(()) => Ok(Asked { office: Arc::clone(office), correlation, answer, reply: PhantomData }),
             Err(unsent) => {

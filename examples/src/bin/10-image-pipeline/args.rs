@@ -1,9 +1,9 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use tensorpost::prelude::{Device, Sharing};
 use tensorpost_actors::image::ImageSize;
 
 /// Photographs through four processes: decode | resize + normalise | edge filter | write, without copying a pixel.
@@ -21,9 +21,18 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) frames: u64,
 
-    /// Device to compute on: `host`
+    /// Device to compute on: `host`, `cuda:0` or the UUID of a GPU
     #[arg(long, default_value = "host")]
-    device: OnDevice,
+    pub(crate) device: Device,
+
+    /// How the processes share a GPU: in time slices, or at once by a private MPS daemon, where one that dies in the middle
+    /// of a kernel takes the others along
+    #[arg(long, value_name = "HOW", default_value = "isolated")]
+    sharing: Share,
+
+    /// Has the stages compare every result of theirs with the host's; slow
+    #[arg(long)]
+    pub(crate) check_stages: bool,
 
     /// Folder to write to; made if it is not there
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir().join("tensorpost-image-pipeline"))]
@@ -38,19 +47,17 @@ pub(crate) struct Args {
     pub(crate) skip_bad: bool,
 }
 
-/// A device that the stages have kernels for.
-#[derive(Clone, Copy, Debug)]
-struct OnDevice;
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Share {
+    Isolated,
+    Mps,
+}
 
-impl FromStr for OnDevice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "host" => Ok(OnDevice),
-            "cuda" | "gpu" => Err("not in this build yet; use `--device host`".to_owned()),
-            _ if text.starts_with("cuda:") => Err("not in this build yet; use `--device host`".to_owned()),
-            _ => Err("no such device; use `--device host`".to_owned()),
+impl Args {
+    pub(crate) fn sharing(&self) -> Sharing {
+        match self.sharing {
+            Share::Isolated => Sharing::Isolated,
+            Share::Mps => Sharing::Mps,
         }
     }
 }
@@ -77,8 +84,11 @@ mod tests {
         );
         assert!(parse(&["--size", "640"]).expect_err("no height").contains("512x384"));
         assert!(parse(&["--size", "0x5"]).expect_err("no width").contains("each side must be 1 to"));
-        assert!(parse(&["--device", "cuda:0"]).expect_err("no kernel").contains("not in this build yet"));
-        assert!(parse(&["--device", "tpu"]).expect_err("no such thing").contains("no such device"));
+        assert_eq!(parse(&[]).expect("good").device, Device::host());
+        assert!(parse(&["--device", "cuda:4096"]).is_err());
+        assert!(parse(&["--device", "tpu"]).expect_err("no such thing").contains("write `host`, `cuda:0`"));
+        assert_eq!(parse(&["--sharing", "mps"]).expect("good").sharing(), Sharing::Mps);
+        assert!(parse(&["--sharing", "all"]).is_err());
         assert!(parse(&["--frames", "0"]).is_err());
     }
 }

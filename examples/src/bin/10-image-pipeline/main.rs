@@ -1,6 +1,8 @@
 //! A real pipeline: photographs are decoded in one process, resized and normalised in a second, edge-filtered in a third,
 //! and written as PNG with a table of statistics by a fourth. No pixel is copied between them.
 //!
+//! With `--device cuda:0` the photographs are uploaded once and stay on the GPU until gray bytes come back for the files.
+//!
 //! The stages are `tensorpost_actors::stages`; this program starts them, follows them, and checks what they made against
 //! the same computation in one process.
 
@@ -64,7 +66,7 @@ fn run(
     let normalisation = Normalisation::IMAGENET;
     let settings = Settings { size: args.size, normalisation, gain: edge_gain(&normalisation) };
 
-    let node = builder.start()?;
+    let node = builder.sharing(args.sharing()).start()?;
     let (events, mut news) = node.channel::<Event>()?;
     let (source, workers) = start_stages(&node, args, &settings, events)?;
 
@@ -93,18 +95,20 @@ fn start_stages(
     events: Address<Event>,
 ) -> anyhow::Result<(Address<Produce>, Vec<WorkerId>)> {
     let sink = PngSinkArgs { folder: args.out.clone(), gain: settings.gain, events: events.clone() };
-    let sink = node.spawn::<PngSink>(sink).name("write").mailbox(MAILBOX).start()?;
+    let device = || args.device.clone();
+    let sink = node.spawn::<PngSink>(sink).device(device()).name("write").mailbox(MAILBOX).start()?;
 
-    let edges = EdgeFilterArgs { next: Next::to(&sink), events: events.clone() };
-    let edges = node.spawn::<EdgeFilter>(edges).name("edges").mailbox(MAILBOX).start()?;
+    let edges = EdgeFilterArgs { check: args.check_stages, next: Next::to(&sink), events: events.clone() };
+    let edges = node.spawn::<EdgeFilter>(edges).device(device()).name("edges").mailbox(MAILBOX).start()?;
 
     let resize = ResizeArgs {
         size: settings.size,
         normalisation: settings.normalisation,
+        check: args.check_stages,
         next: Next::to(&edges),
         events: events.clone(),
     };
-    let resize = node.spawn::<Resize>(resize).name("resize").mailbox(MAILBOX).start()?;
+    let resize = node.spawn::<Resize>(resize).device(device()).name("resize").mailbox(MAILBOX).start()?;
 
     let source = ImageSourceArgs {
         folder: args.images.clone(),
@@ -112,7 +116,7 @@ fn start_stages(
         next: Next::to(&resize),
         events,
     };
-    let source = node.spawn::<ImageSource>(source).name("decode").start()?;
+    let source = node.spawn::<ImageSource>(source).device(device()).name("decode").start()?;
     let workers = vec![source.worker(), resize.worker(), edges.worker(), sink.worker()];
     Ok((source.address(), workers))
 }

@@ -9,6 +9,7 @@ use crate::ids::ActorId;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Refusal, Undelivered};
 use crate::message::{GpuMessage, codec, message_key};
+use crate::observe::trace::Of;
 
 use super::super::handles::{self, Done};
 
@@ -53,6 +54,7 @@ impl<M: GpuMessage> Channel<M> {
     ) -> (Arc<ChannelInbox<M>>, Self) {
         // Unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
         let (sender, letters) = mpsc::unbounded_channel();
+        office.domain().tracer().name(Of::Message, message_key::<M>(), M::NAME);
         let office = Arc::downgrade(office);
         let local = LocalCredits::new(capacity);
         let inbox =

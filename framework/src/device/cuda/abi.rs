@@ -7,6 +7,27 @@ pub(super) const OUT_OF_MEMORY: i32 = 2;
 pub(super) const NO_DEVICE: i32 = 100;
 pub(super) const NOT_READY: i32 = 600;
 
+/// Whether a process that met this code can use the device no more: its context is lost, and with it all its work there.
+/// An uncorrectable error of memory or link, a fault or a failed assertion of a kernel, the end of the MPS server.
+pub(super) const fn loses_context(code: i32) -> bool {
+    matches!(code, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 806 | 807)
+}
+
+/// What to look at after a code that has to do with the machine rather than with the call.
+pub(super) const fn advice(code: i32) -> &'static str {
+    match code {
+        800 | 801 => {
+            "; the system or the container this runs in may lack the rights for it: it needs the GPU's device files, \
+             shared descriptors and locked memory (see `ulimit -l`)"
+        }
+        3 | 34 | 46 | 802 | 803 | 804 | 999 => {
+            "; the driver's parts do not fit or are not all there: compare `nvidia-smi` on the machine and in the container"
+        }
+        805..=808 => "; see the log of the MPS server, and whether it still runs",
+        _ => "",
+    }
+}
+
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory that stays where it is.
 pub(super) const PINNED: c_uint = 1;
 pub(super) const HANDLE_POSIX_FD: c_uint = 1;

@@ -19,6 +19,7 @@ use libloading::Library;
 
 use super::super::{Access, DeviceError};
 use super::abi::*;
+use super::lost;
 
 /// The library every Linux driver installs.
 const LIBRARY: &str = "libcuda.so.1";
@@ -34,16 +35,34 @@ macro_rules! table {
 
         impl Table {
             /// Looks every function up; names the first that is missing.
-            fn load(library: &Library) -> Result<Self, &'static str> {
+            ///
+            /// # Safety
+            /// `look_up` returns null or the function of this name in a CUDA driver, which stays loaded.
+            unsafe fn load(look_up: impl Fn(&'static [u8]) -> *const c_void) -> Result<Self, &'static str> {
                 Ok(Table {
                     $($name: {
-                        let symbol = concat!(stringify!($name), "\0").as_bytes();
+                        let at = look_up(concat!(stringify!($name), "\0").as_bytes());
+                        if at.is_null() {
+                            return Err(stringify!($name));
+                        }
                         // SAFETY: the signature is the one of the driver's header, with its enums as integers of
-                        // their size; the pointer is copied out of the `Symbol`, and the library is never unloaded.
-                        *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> i32>(symbol) }
-                            .map_err(|_| stringify!($name))?
+                        // their size; the rest is the caller's contract.
+                        unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($arg),*) -> i32>(at) }
                     },)*
                 })
+            }
+
+            /// A driver whose every function does nothing and returns `CODE`.
+            #[cfg(test)]
+            fn answering<const CODE: i32>() -> Self {
+                Table {
+                    $($name: {
+                        unsafe extern "C" fn answer<const CODE: i32>($(_: $arg),*) -> i32 {
+                            CODE
+                        }
+                        answer::<CODE>
+                    },)*
+                }
             }
         }
     };
@@ -80,6 +99,7 @@ table! {
     cuMemHostGetDevicePointer_v2(*mut u64, Opaque, c_uint);
     cuMemcpyAsync(u64, u64, usize, Opaque);
     cuMemsetD8Async(u64, u8, usize, Opaque);
+    cuStreamQuery(Opaque);
     cuStreamBatchMemOp_v2(Opaque, c_uint, *mut MemOp, c_uint);
     cuEventCreate(*mut Opaque, c_uint);
     cuEventRecord(Opaque, Opaque);
@@ -129,11 +149,20 @@ fn load() -> Result<Driver, String> {
         let detail = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         if detail.contains("No such file") { format!("{LIBRARY} was not found") } else { detail }
     })?;
-    let table = Table::load(&library)
-        .map_err(|symbol| format!("{LIBRARY} has no {symbol}; a driver of CUDA 11.7 or newer is needed"))?;
+    let look_up = |symbol: &'static [u8]| {
+        // SAFETY: only the address is taken.
+        let found = unsafe { library.get::<*const c_void>(symbol) };
+        found.map_or(std::ptr::null(), |symbol| *symbol)
+    };
+    // SAFETY: the symbols are those of the library, which stays loaded, see below.
+    let table = unsafe { Table::load(look_up) }.map_err(too_old)?;
     // Functions of it may be called as long as the process lives.
     std::mem::forget(library);
     Ok(Driver { table, ready: OnceLock::new() })
+}
+
+fn too_old(symbol: &str) -> String {
+    format!("{LIBRARY} has no {symbol}; a driver of CUDA 11.7 or newer is needed")
 }
 
 impl Driver {
@@ -146,7 +175,12 @@ impl Driver {
         let name =
             self.text(self.table.cuGetErrorName, code).unwrap_or("an error that this driver cannot name");
         let words = self.text(self.table.cuGetErrorString, code).unwrap_or("no description");
-        DeviceError::Driver { call, code, message: format!("{name} ({words})") }
+        let message = format!("{name} ({words}){}", advice(code));
+        let error = DeviceError::Driver { call, code, message };
+        if loses_context(code) {
+            lost::tell(&error);
+        }
+        error
     }
 
     fn text(
@@ -410,6 +444,15 @@ impl Driver {
 
     // Work on streams.
 
+    /// Whether the stream has nothing left to do. After a fault on the device, this fails as every call does.
+    pub(super) fn is_idle(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
+        // SAFETY: the handle lives.
+        match unsafe { (self.table.cuStreamQuery)(stream.cu_stream().cast()) } {
+            NOT_READY => Ok(false),
+            code => self.check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
     /// # Safety
     /// Until the work is done, both ranges stay valid and nobody uses them in a way that conflicts.
     pub(super) unsafe fn copy(
@@ -515,3 +558,6 @@ impl Drop for Event {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

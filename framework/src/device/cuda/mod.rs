@@ -3,7 +3,7 @@
 //!
 //! **On a crash** of another process, its chunks stay valid here (LEASE-4) and waits on its clocks are ended by the
 //! node (DEATH-1). An illegal access of a kernel in *this* process loses the process's context: every call fails from
-//! then on with the driver's number for it, and the process is to be restarted. **On close** of a stream nothing blocks:
+//! then on with the driver's number for it. A worker says so to the node and ends (see `lost`). **On close** of a stream nothing blocks:
 //! what its work still uses is let go by a thread that sleeps until the stream is through. A [`CudaBackend`] lives as
 //! long as its process.
 //!
@@ -23,6 +23,7 @@
 //! | `devices` | which GPUs there are |
 //! | `memory` | chunks |
 //! | `pages` | clock pages, registered with the driver |
+//! | `lost` | what happens when a kernel's fault has lost the device to this process |
 //! | `pinned` | page-locked memory for uploads, downloads and progress |
 //! | `pending` | what a stream's unfinished work holds on to |
 //! | `stream` | streams |
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::Mutex;
 
-use super::{Access, Backend, ChunkMapping, DeviceError, DeviceKind, NewChunk, StreamBackend};
+use super::{Access, Backend, ChunkMapping, DeviceError, DeviceKind, NewChunk, STAGING_BYTES, StreamBackend};
 use crate::clock::{ClockDomain, OwnClock};
 use crate::ids::DeviceId;
 use crate::limits::{CUDA_CONNECTIONS, cuda_streams};
@@ -48,6 +49,7 @@ use crate::os::AdaptiveSpin;
 mod abi;
 mod devices;
 mod driver;
+mod lost;
 mod memory;
 mod pages;
 mod pending;
@@ -56,11 +58,12 @@ mod stream;
 mod streams;
 
 pub use devices::{CudaDeviceInfo, devices};
+pub(crate) use lost::on_lost;
 pub use stream::CudaStreamBackend;
 
 use driver::{Driver, Event};
 use memory::Handle;
-use pinned::Free;
+use pinned::{Free, Pinned};
 use streams::Streams;
 
 /// Variables, with values, that a process should have from its start if it waits on clocks with its streams.
@@ -92,6 +95,8 @@ struct Shared {
     granularity: u64,
     /// The devices whose kernels can use this one's memory.
     peers: Vec<i32>,
+    /// The devices whose memory this one's kernels can use.
+    reaches: Vec<DeviceId>,
     context: Arc<CudaContext>,
     /// For the backend's own work. It also is the context's first stream, before which cudarc synchronises the whole
     /// context: for any later one that could mean to wait for a stream that waits.
@@ -161,9 +166,13 @@ impl Shared {
             }
         }
         let mut peers = Vec::new();
-        for peer in handles {
-            if peer != device && driver.can_access_peer(peer, device)? {
+        let mut reaches = Vec::new();
+        for peer in handles.into_iter().filter(|&peer| peer != device) {
+            if driver.can_access_peer(peer, device)? {
                 peers.push(peer);
+            }
+            if driver.can_access_peer(device, peer)? {
+                reaches.push(DeviceId(driver.device_uuid(peer)?));
             }
         }
         for (variable, value) in ENVIRONMENT {
@@ -174,7 +183,7 @@ impl Shared {
         let context = driver.context(device, ordinal)?;
         driver.bind(&context)?;
         let housekeeping = driver.stream(&context)?;
-        Ok(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             driver,
             device,
             id,
@@ -182,12 +191,15 @@ impl Shared {
             total_bytes: driver.device_bytes(device)?,
             granularity: driver.granularity(device)?,
             peers,
+            reaches,
             context,
             housekeeping,
             free: Free::default(),
             streams: Streams::new(cuda_streams(connections())),
             spin: AdaptiveSpin::default(),
-        }))
+        });
+        lost::watch(&shared);
+        Ok(shared)
     }
 
     /// Makes the context current on this thread.
@@ -318,6 +330,23 @@ impl Backend for CudaBackend {
             return Err(DeviceError::Refused { what });
         }
         Ok(CudaStreamBackend::new(&self.shared, clock, domain)?)
+    }
+
+    fn can_reach(&self, device: DeviceId) -> bool {
+        #[cfg(feature = "testing")]
+        if super::DENY_REACH.load(std::sync::atomic::Ordering::Relaxed) {
+            return device == self.shared.id;
+        }
+        device == self.shared.id || self.shared.reaches.contains(&device)
+    }
+
+    fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError> {
+        if bytes > STAGING_BYTES {
+            return Err(DeviceError::Refused {
+                what: format!("{bytes} bytes of page-locked memory at once"),
+            });
+        }
+        Ok(pinned::as_chunk(Pinned::take(&self.shared, bytes as usize)?))
     }
 
     fn stream_limit(&self) -> usize {

@@ -21,6 +21,7 @@ use super::super::{DeviceError, Keep, StreamBackend, StreamOp};
 use super::Shared;
 use super::abi::{MAX_BATCH, MemOp};
 use super::driver::Event;
+use super::lost;
 use super::pages;
 use super::pending::Pending;
 use super::pinned::{self, PIECE, Pinned, Word};
@@ -240,7 +241,8 @@ impl StreamBackend for CudaStreamBackend {
     }
 
     fn has_room(&self) -> bool {
-        self.core.enter().order.pending.ahead() < CROWDED
+        // What is lost never gets room, and blocks nobody: every call fails at once.
+        self.core.enter().order.pending.ahead() < CROWDED || lost::is_lost()
     }
 
     fn make_room(&self) -> Result<(), DeviceError> {

@@ -25,8 +25,6 @@ struct State {
     made: usize,
     /// With the last user's work, which is gone when that is done.
     idle: VecDeque<(Arc<CudaStream>, Weak<Core>)>,
-    /// What runs or may run; for a look at all of them.
-    cores: Vec<Weak<Core>>,
 }
 
 impl Streams {
@@ -36,13 +34,6 @@ impl Streams {
 
     pub(super) fn limit(&self) -> usize {
         self.limit
-    }
-
-    /// Everything on the device that is not known to be through.
-    pub(super) fn cores(&self) -> Vec<Arc<Core>> {
-        let mut state = self.state.lock();
-        state.cores.retain(|core| core.strong_count() > 0);
-        state.cores.iter().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -87,9 +78,6 @@ impl Lent {
     /// Says what runs on it.
     pub(super) fn used_by(&mut self, core: &Arc<Core>) {
         self.core = Arc::downgrade(core);
-        let mut state = self.shared.streams.state.lock();
-        state.cores.retain(|core| core.strong_count() > 0);
-        state.cores.push(Weak::clone(&self.core));
     }
 }
 

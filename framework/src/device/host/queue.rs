@@ -32,6 +32,8 @@ pub(super) struct Queue {
     /// `State::submitted` and `State::done`, to look at without the lock. Written under the lock.
     submitted: AtomicU64,
     done: AtomicU64,
+    /// Nanoseconds that the thread has stood in waits.
+    pub(super) stood: AtomicU64,
     worker_spin: AdaptiveSpin,
     waiter_spin: AdaptiveSpin,
 }
@@ -74,6 +76,7 @@ impl Queue {
             less: Condvar::new(),
             submitted: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            stood: AtomicU64::new(0),
             worker_spin: AdaptiveSpin::default(),
             waiter_spin: AdaptiveSpin::default(),
         })
@@ -183,7 +186,7 @@ impl Queue {
         loop {
             if let Some(step) = state.steps.pop_front() {
                 drop(state);
-                let outcome = step.perform(&self.clock, &self.domain);
+                let outcome = step.perform(&self.clock, &self.domain, &self.stood);
                 state = self.state.lock();
                 if let Err(message) = outcome {
                     tracing::warn!(clock = self.clock.slot(), message, "work on a host stream failed");

@@ -5,6 +5,8 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -90,7 +92,7 @@ impl HostStream {
     fn at_once(&self, state: &mut State, step: Work) -> Option<Work> {
         match step {
             Work::Advance(_) => {
-                if let Err(message) = step.perform(&self.queue.clock, &self.queue.domain) {
+                if let Err(message) = step.perform(&self.queue.clock, &self.queue.domain, &self.queue.stood) {
                     state.fail(message);
                 }
                 None
@@ -170,6 +172,10 @@ impl StreamBackend for HostStream {
     fn synchronize(&self) -> Result<(), DeviceError> {
         let state = self.queue.enter()?;
         if state.is_idle() { Ok(()) } else { self.queue.finish(state, None) }
+    }
+
+    fn waited(&self) -> Option<Duration> {
+        Some(Duration::from_nanos(self.queue.stood.load(Ordering::Relaxed)))
     }
 
     fn as_any(&self) -> &dyn Any {

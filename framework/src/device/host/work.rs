@@ -5,9 +5,13 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::Keep;
 use crate::clock::{ClockDomain, ClockError, ClockPage, OwnClock, Ticket};
+use crate::fault;
+use crate::observe::trace::What;
+use crate::os::monotonic_ns;
 
 /// One step. Whatever a step keeps is dropped right after it.
 pub(super) enum Work {
@@ -77,9 +81,29 @@ pub(super) unsafe fn fill(dst: u64, bytes: usize, value: u8) {
 
 impl Work {
     /// Does the step; says what went wrong. Panics of user code end here.
-    pub(super) fn perform(self, clock: &OwnClock, domain: &ClockDomain) -> Result<(), String> {
+    /// What it stood in a wait is added to `stood`, in nanoseconds.
+    pub(super) fn perform(
+        self,
+        clock: &OwnClock,
+        domain: &ClockDomain,
+        stood: &AtomicU64,
+    ) -> Result<(), String> {
         match self {
-            Work::Wait(ticket, page) => ended(domain.wait_on(&page, &ticket, None).map(drop)),
+            Work::Wait(ticket, page) => {
+                fault::point("stream.waiting");
+                let since = monotonic_ns();
+                let waited = ended(domain.wait_on(&page, &ticket, None).map(drop));
+                let Ticket { process: on, slot: clock_slot, value } = ticket;
+                let took = monotonic_ns().saturating_sub(since);
+                stood.fetch_add(took, Ordering::Relaxed);
+                domain.tracer().note_on_stream(clock.slot(), since, || What::StreamWaited {
+                    on,
+                    clock: clock_slot,
+                    value,
+                    took,
+                });
+                waited
+            }
             Work::Advance(value) => ended(domain.advance(clock, value)),
             Work::Run(closure, keep) => {
                 // A closure that panics may leave tensors half written; its error reaches the next caller, and

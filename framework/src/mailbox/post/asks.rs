@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Office;
 use super::inbox::Refusal;
 use super::incoming::Parts;
-use crate::ids::ProcessId;
+use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::lives::Departed;
 
 /// Why an ask got no reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,17 +14,31 @@ pub enum AskFailure {
     /// The receiver said so.
     #[error("{}", refusal_text(.0))]
     Refused(Refusal),
-    /// The process with the actor ended, or broke the protocol.
-    #[error("the process {0} ended before it replied")]
-    Gone(ProcessId),
+    /// The process with the actor ended, or broke the protocol, before it replied.
+    #[error("{0}")]
+    Gone(Departed),
     /// The reply was malformed.
     #[error("the reply could not be read: {0}")]
     BadReply(String),
 }
 
+impl AskFailure {
+    /// Whether asking again makes sense. The handler may have run: nobody knows how far.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            AskFailure::Refused(refusal) => *refusal == Refusal::Restarting,
+            AskFailure::Gone(departed) => departed.restarts,
+            AskFailure::BadReply(_) => false,
+        }
+    }
+}
+
 fn refusal_text(refusal: &Refusal) -> String {
     match refusal {
         Refusal::NoSuchActor => "there is no such actor (any more)".into(),
+        Refusal::Restarting => {
+            "the actor failed before it came to the message, and is being restarted; ask again".into()
+        }
         Refusal::Undelivered(why) => format!("the message was not delivered: {why}"),
         Refusal::NoReply => "the handler ended without a reply: it panicked, or the actor stopped".into(),
         Refusal::BadReply(why) => format!("the reply could not be sent: {why}"),
@@ -38,14 +53,15 @@ pub(crate) type Answer = Box<dyn FnOnce(Result<Parts<'_>, AskFailure>) + Send + 
 
 pub(super) struct Pending {
     peer: ProcessId,
+    actor: ActorId,
     answer: Answer,
 }
 
 impl Office {
     /// Notes an ask before it is sent; the number goes along with it.
-    pub(crate) fn expect_reply(&self, peer: ProcessId, answer: Answer) -> u64 {
+    pub(crate) fn expect_reply(&self, peer: ProcessId, actor: ActorId, answer: Answer) -> u64 {
         let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
-        self.asks.insert(correlation, Pending { peer, answer });
+        self.asks.insert(correlation, Pending { peer, actor, answer });
         correlation
     }
 
@@ -63,11 +79,11 @@ impl Office {
 
     /// The peer will not reply any more.
     pub(super) fn fail_asks(&self, peer: ProcessId) {
-        let lost: Vec<u64> =
-            self.asks.iter().filter(|entry| entry.peer == peer).map(|entry| *entry.key()).collect();
-        for correlation in lost {
+        let lost = self.asks.iter().filter(|entry| entry.peer == peer);
+        let lost: Vec<_> = lost.map(|entry| (*entry.key(), entry.actor)).collect();
+        for (correlation, actor) in lost {
             if let Some(answer) = self.take_ask(correlation, peer) {
-                answer(Err(AskFailure::Gone(peer)));
+                answer(Err(AskFailure::Gone(self.departed(peer, actor))));
             }
         }
     }

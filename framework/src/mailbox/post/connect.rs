@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::link::{BadHalf, Link};
 use super::{Office, Slot};
 use crate::clock::ClockPage;
+use crate::fault;
 use crate::ids::ProcessId;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
 
@@ -14,7 +15,7 @@ impl Office {
     /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
     /// not. It may not be open yet.
     pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        if let Some(link) = self.links.in_slot_of(peer).filter(|link| link.peer == peer) {
+        if let Some(link) = self.links.to(peer) {
             return (!link.is_broken()).then_some(link);
         }
         if self.gone.contains(peer) || peer.slot() == self.me.slot() || self.gone.take_nobody(peer) {
@@ -50,14 +51,15 @@ impl Office {
             }
         };
         for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if matches!(inbox, Slot::Withdrawn) {
-                link.close(index as u16);
+            if let Slot::Withdrawn { away } = inbox {
+                link.close(index as u16, *away);
             }
         }
         Some(link)
     }
 
     fn send_half(&self, link: &Link) -> Result<(), std::io::Error> {
+        fault::point("post.link.begin");
         let descriptors = vec![
             self.domain.own_page().export_fd()?,
             self.mail.export()?,
@@ -65,7 +67,9 @@ impl Office {
             self.bell.try_clone()?.into(),
         ];
         let route = ToNode::Route { to: link.peer, letter: Letter::Link };
-        self.port.send(route, descriptors).map_err(std::io::Error::other)
+        let sent = self.port.send(route, descriptors).map_err(std::io::Error::other);
+        fault::point("post.link.sent");
+        sent
     }
 
     /// Takes what the node sends. Any thread; never blocks.
@@ -89,7 +93,8 @@ impl Office {
                 self.chunk_came(chunk, device, bytes, access, descriptors);
             }
             FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
-            FromNode::Actor { actor, place } => self.directory.actor(actor, place),
+            FromNode::Actor { actor, at } => self.actor_is(actor, at),
+            FromNode::Obituary(obituary) => self.mourn(obituary),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
             FromNode::Taint(news) => {
@@ -103,7 +108,7 @@ impl Office {
             FromNode::Gone { process } => self.process_gone(process),
             FromNode::Nobody { process } => {
                 self.gone.note_nobody(process);
-                if let Some(link) = self.links.in_slot_of(process).filter(|link| link.peer == process) {
+                if let Some(link) = self.links.to(process) {
                     // The place is for a life of the slot that there is.
                     self.links.remove(&link);
                     self.give_up(&link);
@@ -119,9 +124,11 @@ impl Office {
         let [clock, mail, memory, bell] =
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
         let Some(link) = self.link(from) else { return Ok(()) };
+        fault::point("post.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
         self.domain.add_peer(from, ClockPage::open(clock)?);
-        link.connect(&self.mail, self.me.slot(), mail, memory, bell)?;
+        link.connect(mail, memory, bell)?;
+        fault::point("post.link.connected");
         let route = ToNode::Route { to: from, letter: Letter::LinkAck };
         if self.port.send(route, Vec::new()).is_err() {
             link.break_off();
@@ -141,6 +148,7 @@ impl Office {
     /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes, and the node
     /// hears of it. For the reader, when it has [given the link up](Self::give_up).
     pub(super) fn part_with(&self, link: &Link) {
+        fault::point("post.drained");
         self.links.remove(link);
         self.loosen_chunks();
         self.say_drained(link.peer);
@@ -161,8 +169,8 @@ impl Office {
     /// nothing goes to it any more.
     fn process_gone(&self, process: ProcessId) {
         self.gone.note(process);
-        let link = self.links.in_slot_of(process);
-        match link.filter(|link| link.peer == process) {
+        self.look_again();
+        match self.links.to(process) {
             // Its asks fail once the replies that it had posted are read.
             Some(link) => link.end(),
             None => {

@@ -1,18 +1,26 @@
-//! Where actors live, and names for them: questions to the node and their answers.
+//! Where actors are, and names for them: what the node said, and questions to it.
+//!
+//! An address remembers one place. What is known here replaces it: an actor that was restarted is elsewhere, and one that
+//! is being restarted is nowhere for a while, during which its senders wait in its queue. That queue goes with the actor
+//! from life to life, so those who wait keep their order (MBX-1).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
 use tokio::sync::oneshot;
 
-use super::Office;
-use crate::ids::ActorId;
+use super::inbox::Inbox;
+use super::{Link, Office, Queue};
+use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::lives::{Departed, EndReason, Obituary, Whereabouts};
 use crate::mailbox::port::{Place, PortClosed, ToNode};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Directory {
-    /// Places that the node told; they replace what an address remembers (an actor can be restarted elsewhere).
-    places: DashMap<ActorId, Option<Place>>,
+    /// What the node has said of actors that did not stay where they were started.
+    known: DashMap<ActorId, Known>,
     /// Whether there is any, so that a send need not look where nothing ever moved.
     moved: AtomicBool,
     next: AtomicU64,
@@ -20,13 +28,53 @@ pub(super) struct Directory {
     lookups: DashMap<u64, oneshot::Sender<Option<(ActorId, Place)>>>,
 }
 
-impl Directory {
-    pub(super) fn actor(&self, actor: ActorId, place: Option<Place>) {
-        self.places.insert(actor, place);
-        // MOVED release: pairs with `place_of`, which sees the place where it sees this.
-        self.moved.store(true, Ordering::Release);
-    }
+#[derive(Debug)]
+struct Known {
+    /// `None` while the node is being asked.
+    at: Option<Whereabouts>,
+    /// Where its senders wait.
+    queue: Queue,
+    /// Whether what happens at its place wakes them.
+    settled: bool,
+}
 
+/// The way to an actor.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// It is there. Its senders wait in the queue, if one came along with it: see [`Office::settle`].
+    To(Place, Option<Queue>),
+    /// It will be somewhere; its senders wait here.
+    Later(Queue),
+    /// Its restarts are used up.
+    GaveUp(EndReason),
+    /// There is none.
+    Nowhere,
+    /// Its process has ended, and it does not come back.
+    Gone(Departed),
+}
+
+/// Where an actor has settled.
+#[derive(Clone, Copy)]
+pub(crate) enum Settled<'a> {
+    /// In this process.
+    Here(&'a dyn Inbox),
+    /// In another.
+    There(&'a Link),
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Directory {
+            known: DashMap::new(),
+            moved: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            registrations: DashMap::new(),
+            lookups: DashMap::new(),
+        }
+    }
+}
+
+impl Directory {
     pub(super) fn registered(&self, ticket: u64, result: Result<(), ActorId>) {
         if let Some((_, waiting)) = self.registrations.remove(&ticket) {
             // Whoever asked may have given up.
@@ -41,14 +89,168 @@ impl Directory {
     }
 }
 
-impl Office {
-    /// Where `actor` lives now: what the node said last, or else `known`. `None` when it is gone for good.
-    pub(crate) fn place_of(&self, actor: ActorId, known: Place) -> Option<Place> {
-        // MOVED acquire: pairs with `Directory::actor`.
-        if !self.directory.moved.load(Ordering::Acquire) {
-            return Some(known);
+impl Known {
+    fn way(&self) -> Way {
+        match &self.at {
+            Some(Whereabouts::At(place)) => Way::To(*place, Some(self.queue.clone())),
+            Some(Whereabouts::Restarting(_)) | None => Way::Later(self.queue.clone()),
+            Some(Whereabouts::GaveUp(reason)) => Way::GaveUp(reason.clone()),
+            Some(Whereabouts::Nowhere) => Way::Nowhere,
         }
-        self.directory.places.get(&actor).map_or(Some(known), |place| *place)
+    }
+}
+
+impl Office {
+    /// The way to `actor`: what the node said last, or else the place `remembered`.
+    pub(crate) fn way_to(&self, actor: ActorId, remembered: Place) -> Way {
+        // MOVED acquire: pairs with `note`.
+        if !self.directory.moved.load(Ordering::Acquire) {
+            return Way::To(remembered, None);
+        }
+        self.directory.known.get(&actor).map_or(Way::To(remembered, None), |known| known.way())
+    }
+
+    /// The place that an address should remember: of one that is elsewhere now, the new one.
+    pub(crate) fn place_of(&self, actor: ActorId, remembered: Place) -> Place {
+        match self.way_to(actor, remembered) {
+            Way::To(place, _) => place,
+            _ => remembered,
+        }
+    }
+
+    /// The way to `actor`, whose process at `place` cannot be written to. Where this process has not heard what became of
+    /// it, because it is younger than that, the node is asked.
+    pub(crate) fn way_after(&self, actor: ActorId, place: Place) -> Way {
+        let known = match self.way_to(actor, place) {
+            Way::To(now, queue) if now.process == place.process => queue,
+            other => return other,
+        };
+        let process = place.process;
+        let link = self.links.in_slot_of(process);
+        if let Some(queue) = &known
+            && link.as_ref().is_some_and(|link| link.peer < process && !self.has_gone(link.peer))
+        {
+            // This process is about to hear that an earlier life of the slot has ended, and looks again then.
+            return Way::Later(queue.clone());
+        }
+        let broken =
+            link.is_some_and(|link| link.peer == process && link.is_broken()) && !self.has_gone(process);
+        if known.is_some()
+            || broken
+            || self.gone.how(process).is_some()
+            || self.stopped.load(Ordering::Acquire)
+        {
+            return Way::Gone(self.departed(process, actor));
+        }
+        let queue = self.queue_at(actor, place);
+        let waits = Known { at: None, queue, settled: false };
+        let way = match self.directory.known.entry(actor) {
+            Entry::Occupied(entry) => return entry.get().way(),
+            Entry::Vacant(entry) => entry.insert(waits).way(),
+        };
+        // MOVED release, as in `note`.
+        self.directory.moved.store(true, Ordering::Release);
+        if self.port.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
+            self.directory.known.remove(&actor);
+            return Way::Gone(self.departed(process, actor));
+        }
+        way
+    }
+
+    /// A process has ended: its slot may have another life already, which somebody waits to reach.
+    pub(super) fn look_again(&self) {
+        let unsettled = self.directory.known.iter().filter(|known| !known.settled);
+        let queues: Vec<_> = unsettled.map(|known| known.queue.clone()).collect();
+        queues.iter().for_each(Queue::wake_front);
+    }
+
+    /// What is known of a process that ended, for whoever loses something of `actor` with it.
+    pub(crate) fn departed(&self, process: ProcessId, actor: ActorId) -> Departed {
+        let worker = self.gone.how(process).map(|last| (last.worker.clone(), last.reason.clone()));
+        let known = self.directory.known.get(&actor);
+        let restarts = known.is_some_and(|known| match &known.at {
+            Some(Whereabouts::Restarting(_)) => true,
+            Some(Whereabouts::At(place)) => place.process != process,
+            _ => false,
+        });
+        Departed { process, worker, restarts }
+    }
+
+    /// The node says where an actor is.
+    pub(super) fn actor_is(&self, actor: ActorId, at: Whereabouts) {
+        if at == Whereabouts::Nowhere && !self.directory.known.contains_key(&actor) {
+            return; // nobody asked
+        }
+        self.note(actor, at);
+    }
+
+    /// The node says that a process has ended, and what becomes of its actors.
+    pub(super) fn mourn(&self, obituary: Obituary) {
+        for (actor, place) in &obituary.restarting {
+            self.note(*actor, Whereabouts::Restarting(*place));
+        }
+        for actor in &obituary.gave_up {
+            self.note(*actor, Whereabouts::GaveUp(obituary.reason.clone()));
+        }
+        self.gone.note_how(obituary);
+    }
+
+    /// Remembers where an actor is, and wakes the first of those who wait for it.
+    fn note(&self, actor: ActorId, at: Whereabouts) {
+        let queue = {
+            let mut known = self.directory.known.entry(actor).or_insert_with(|| {
+                // Whoever waits at its last place, waits for its next.
+                let queue = match &at {
+                    Whereabouts::Restarting(place) => self.queue_at(actor, *place),
+                    _ => Queue::default(),
+                };
+                Known { at: None, queue, settled: false }
+            });
+            // Whoever sends first makes the link, and has it wake the others.
+            known.settled = false;
+            known.queue.count_in(&Arc::default());
+            known.at = Some(at);
+            known.queue.clone()
+        };
+        // MOVED release: pairs with `way_to`, which sees what is known where it sees this.
+        self.directory.moved.store(true, Ordering::Release);
+        queue.wake_front();
+    }
+
+    /// The queue of those who wait at `place`.
+    fn queue_at(&self, actor: ActorId, place: Place) -> Queue {
+        let queue = if place.process == self.me {
+            let inbox = self.inbox(place.index).filter(|inbox| inbox.actor() == actor);
+            inbox.map(|inbox| inbox.local().queue().clone())
+        } else {
+            let link = self.links.in_slot_of(place.process).filter(|link| link.peer == place.process);
+            link.and_then(|link| link.queue(place.index).cloned())
+        };
+        queue.unwrap_or_default()
+    }
+
+    /// Has what happens at `place` wake those who wait for `actor`, in the queue that came along with it.
+    pub(crate) fn settle(&self, actor: ActorId, place: Place, at: Settled<'_>) {
+        let Some(known) = self.directory.known.get(&actor) else { return };
+        if known.settled || known.at != Some(Whereabouts::At(place)) {
+            return;
+        }
+        drop(known);
+        let Some(mut known) = self.directory.known.get_mut(&actor) else { return };
+        // It may have gone on meanwhile.
+        if known.at == Some(Whereabouts::At(place)) && !known.settled {
+            match at {
+                Settled::Here(inbox) => inbox.local().take_in(&known.queue),
+                Settled::There(link) => link.take_in(place.index, &known.queue),
+            }
+            known.settled = true;
+        }
+    }
+
+    /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
+    /// queue that its mailbox had.
+    pub(crate) fn goes_away(&self, actor: ActorId, place: Place) {
+        self.note(actor, Whereabouts::Restarting(place));
     }
 
     /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.

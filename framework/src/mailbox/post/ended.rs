@@ -1,11 +1,13 @@
 //! Which processes have ended, as far as this one knows.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
+use crate::mailbox::lives::Obituary;
 
 /// The processes that ended. A slot's lives follow each other, so the last one that ended stands for all before it, and
 /// thousands of deaths take no more room than one.
@@ -15,11 +17,17 @@ pub(super) struct Ended {
     by_slot: Box<[AtomicU64]>,
     /// Names that the node had never heard of. Each is good for one question: there may be such a process later (WIRE-1).
     nobody: DashMap<ProcessId, ()>,
+    /// What the node said of the last life of each slot that ended.
+    how: DashMap<usize, Arc<Obituary>>,
 }
 
 impl Ended {
     pub(super) fn new() -> Self {
-        Ended { by_slot: (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect(), nobody: DashMap::new() }
+        Ended {
+            by_slot: (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect(),
+            nobody: DashMap::new(),
+            how: DashMap::new(),
+        }
     }
 
     /// The node says that a process has ended.
@@ -32,6 +40,16 @@ impl Ended {
     pub(super) fn contains(&self, process: ProcessId) -> bool {
         let last = self.by_slot.get(process.slot());
         last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
+    }
+
+    /// The node says how a process has ended.
+    pub(super) fn note_how(&self, obituary: Obituary) {
+        self.how.insert(obituary.process.slot(), Arc::new(obituary));
+    }
+
+    pub(super) fn how(&self, process: ProcessId) -> Option<Arc<Obituary>> {
+        let known = self.how.get(&process.slot())?;
+        (known.process == process).then(|| Arc::clone(&known))
     }
 
     /// The node says that there never was such a process.
@@ -52,6 +70,7 @@ impl Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mailbox::lives::EndReason;
 
     #[test]
     fn the_last_life_that_ended_stands_for_all_before_it() {
@@ -61,6 +80,16 @@ mod tests {
         ended.note(life(3, 5));
         assert!(ended.contains(life(3, 0)) && ended.contains(life(3, 7)));
         assert!(!ended.contains(life(3, 8)) && !ended.contains(life(4, 0)));
+        // How, is only known of the last.
+        ended.note_how(Obituary {
+            process: life(3, 7),
+            worker: "blur".into(),
+            reason: EndReason::Signal(9),
+            restarting: Vec::new(),
+            gave_up: Vec::new(),
+        });
+        assert_eq!(ended.how(life(3, 7)).map(|last| last.reason.clone()), Some(EndReason::Signal(9)));
+        assert_eq!(ended.how(life(3, 5)), None);
     }
 
     #[test]

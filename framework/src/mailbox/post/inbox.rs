@@ -1,8 +1,8 @@
 //! What a post office delivers to, and what comes with a delivery.
 
 use std::any::Any;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -11,6 +11,8 @@ use super::{Link, Office, Queue};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::message::codec;
+use crate::observe::figures::ActorFigures;
+use crate::observe::trace::FrameId;
 use crate::tensor::Tensor;
 
 /// The mailbox of one actor of this process, as the post office sees it.
@@ -35,6 +37,11 @@ pub trait Inbox: Send + Sync + 'static {
 
     /// The credits of this process itself.
     fn local(&self) -> &Arc<LocalCredits>;
+
+    /// What the actor has done; `None` for a mailbox without an actor.
+    fn figures(&self) -> Option<ActorFigures> {
+        None
+    }
 }
 
 /// A message of the actor layer, by its type there.
@@ -46,9 +53,16 @@ pub struct LocalCredits {
     capacity: u32,
     unhandled: AtomicU32,
     handled: AtomicU64,
-    closed: AtomicBool,
+    /// [`OPEN`], [`SHUT`] or [`COMES_BACK`].
+    closed: AtomicU32,
     queue: Queue,
+    /// Of those who waited for the actor while it was elsewhere.
+    guests: OnceLock<Queue>,
 }
+
+const OPEN: u32 = 0;
+const SHUT: u32 = 1;
+const COMES_BACK: u32 = 2;
 
 impl LocalCredits {
     /// For a mailbox of `capacity` messages.
@@ -57,8 +71,9 @@ impl LocalCredits {
             capacity,
             unhandled: AtomicU32::new(0),
             handled: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
+            closed: AtomicU32::new(OPEN),
             queue: Queue::default(),
+            guests: OnceLock::new(),
         })
     }
 
@@ -72,22 +87,40 @@ impl LocalCredits {
     pub(crate) fn hand_back(&self) {
         self.unhandled.fetch_sub(1, Ordering::AcqRel);
         self.handled.fetch_add(1, Ordering::AcqRel);
-        self.queue.wake_front();
+        self.wake_front();
     }
 
-    /// No more messages: the actor has stopped.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.queue.wake_front();
+    /// No more messages: the actor has stopped, and is started anew if it is `away`.
+    pub(crate) fn close(&self, away: bool) {
+        self.closed.store(if away { COMES_BACK } else { SHUT }, Ordering::Release);
+        self.wake_front();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::Acquire) != OPEN
+    }
+
+    /// Whether the actor has stopped and is started anew.
+    pub(crate) fn is_away(&self) -> bool {
+        self.closed.load(Ordering::Acquire) == COMES_BACK
     }
 
     /// Changes whenever a waiting sender might find a credit.
     pub(crate) fn stamp(&self) -> u64 {
         self.handled.load(Ordering::Acquire).wrapping_add(u64::from(self.is_closed()))
+    }
+
+    /// Those who waited for the actor while it was elsewhere wait here now.
+    pub(crate) fn take_in(&self, queue: &Queue) {
+        // The same one, if there is one: an actor has one queue for all its lives.
+        let _ = self.guests.set(queue.clone());
+    }
+
+    fn wake_front(&self) {
+        self.queue.wake_front();
+        if let Some(guests) = self.guests.get() {
+            guests.wake_front();
+        }
     }
 
     pub(crate) fn queue(&self) -> &Queue {
@@ -139,6 +172,8 @@ pub enum Undelivered {
 pub enum Refusal {
     /// No such actor in that process (any more).
     NoSuchActor,
+    /// The actor failed before it came to the message, and is being restarted.
+    Restarting,
     /// The message was not delivered, for this reason.
     Undelivered(String),
     /// The handler ended without a reply: it panicked, or the actor stopped.
@@ -159,17 +194,30 @@ pub struct Receipt {
     credit: Option<u16>,
     /// Set while a reply is owed.
     correlation: Option<u64>,
+    /// Where the message's frame ends in its ring.
+    end: u64,
 }
 
 impl Receipt {
-    pub(super) fn new(office: Arc<Office>, link: Arc<Link>, index: u16, correlation: Option<u64>) -> Self {
+    pub(super) fn new(
+        office: Arc<Office>,
+        link: Arc<Link>,
+        index: u16,
+        correlation: Option<u64>,
+        end: u64,
+    ) -> Self {
         office.open.fetch_add(1, Ordering::SeqCst);
-        Receipt { office, link, credit: Some(index), correlation }
+        Receipt { office, link, credit: Some(index), correlation, end }
     }
 
     /// The process that sent the message.
     pub fn sender(&self) -> ProcessId {
         self.link.peer
+    }
+
+    /// The frame that the message came in.
+    pub(crate) fn frame(&self) -> FrameId {
+        FrameId { peer: self.link.peer, end: self.end }
     }
 
     /// Whether the sender waits for a reply.

@@ -14,10 +14,11 @@ use smallvec::SmallVec;
 use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::inbox::{Delivery, Receipt, Refusal};
-use super::link::{CLOSED, Inbound, Link};
+use super::link::{AWAY, Inbound, Link};
 use super::{Office, entry};
 use crate::clock::Ticket;
 use crate::device::Access;
+use crate::fault;
 use crate::ids::ProcessId;
 use crate::lease::{Lease, Returns};
 use crate::message::codec::{self, DecodeError};
@@ -77,6 +78,7 @@ impl Office {
             }
         }
         if any {
+            fault::point("post.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
             inbound.data.publish_head();
             link.ring(false);
@@ -86,6 +88,7 @@ impl Office {
 
     /// False when the frame has to wait.
     fn take_frame(&self, link: &Arc<Link>, inbound: &mut Inbound, bytes: &[u8], end: u64) -> bool {
+        fault::point("post.take.frame");
         let frame = match Frame::parse(bytes) {
             Ok(frame) => frame,
             Err(error) => {
@@ -123,6 +126,8 @@ impl Office {
             }
         }
         self.counters.received.fetch_add(1, Ordering::SeqCst);
+        inbound.taking = end;
+        let _noted = self.note_taking(link, &frame.header, end);
         self.dispatch(link, inbound, &frame, adopted);
         true
     }
@@ -152,6 +157,19 @@ impl Office {
             }
             if owner == self.me {
                 continue;
+            }
+            if entry.in_parts {
+                // It will be written, and nothing on the way of a message waits for a mapping.
+                match self.chunk(entry.id.chunk, Access::ReadWrite) {
+                    Chunk::Mapped(_) => {}
+                    Chunk::Wanted => look = Look::Wait,
+                    Chunk::Missing => {
+                        return Look::Never(format!(
+                            "chunk {} of {owner} cannot be mapped writable",
+                            entry.id.chunk.index
+                        ));
+                    }
+                }
             }
             match self.chunk(entry.id.chunk, Access::ReadOnly) {
                 Chunk::Mapped(mapping) => {
@@ -214,21 +232,35 @@ impl Office {
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on line {} came back with another place or size", id.line));
             }
+            if entry.in_parts {
+                lease.set_in_parts();
+            }
             return Ok(lease);
         }
-        let Chunk::Mapped(mapping) = self.chunk(id.chunk, Access::ReadOnly) else {
-            return Err(format!("chunk {} of {owner} does not exist", id.chunk.index));
+        let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
+        let mapped = |access| match self.chunk(id.chunk, access) {
+            Chunk::Mapped(mapping) => Ok(mapping),
+            Chunk::Wanted | Chunk::Missing => Err(missing()),
         };
+        let mapping = mapped(Access::ReadOnly)?;
+        let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
         if owner == link.peer {
             link.held.fetch_add(1, Ordering::Relaxed);
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_gone(owner)) {
+            fault::point("post.forward.hold");
             self.post_hold(&owners, id);
+            fault::point("post.forward.held");
             owners.held.fetch_add(1, Ordering::Relaxed);
         }
         let office = self.arc().ok_or("the post office is closing")?;
         let domain = Arc::clone(&self.domain);
         let returns: Arc<dyn Returns> = office;
-        Ok(Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole))
+        let lease = Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole);
+        if let Some(writable) = writable {
+            lease.set_writable(writable);
+            lease.set_in_parts();
+        }
+        Ok(lease)
     }
 
     /// Gives back leases that the peer granted and that were not adopted.
@@ -293,14 +325,16 @@ impl Office {
         let Some(inbox) = inbox else {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
+            let away = self.is_away(index);
             if self.inbox(index).is_none() {
-                link.close(index);
+                link.close(index, away);
             }
-            return self.refuse_frame(link, inbound, frame, &Refusal::NoSuchActor);
+            let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };
+            return self.refuse_frame(link, inbound, frame, &why);
         };
         let Some(received) = inbound.received.get_mut(usize::from(index)) else { return };
         let done = link.handed_back(index);
-        if done != CLOSED && received.saturating_sub(done) >= u64::from(inbox.capacity()) {
+        if done < AWAY && received.saturating_sub(done) >= u64::from(inbox.capacity()) {
             // MBX-2: a peer that ignores the credits is dropped, not buffered for.
             self.reject(link, "it sent more than its credits");
             return self.give_up(link);
@@ -308,7 +342,7 @@ impl Office {
         *received += 1;
         let Some(office) = self.arc() else { return };
         let correlation = (frame.header.kind == Kind::Ask).then_some(frame.header.correlation);
-        let receipt = Receipt::new(office, Arc::clone(link), index, correlation);
+        let receipt = Receipt::new(office, Arc::clone(link), index, correlation, inbound.taking);
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);

@@ -30,6 +30,9 @@ use crate::os::EventFd;
 /// In a credit word: the actor is gone, or never was.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
+/// In a credit word: the actor failed and is started anew, somewhere.
+pub(crate) const AWAY: u64 = u64::MAX - 1;
+
 /// This process's side of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -52,6 +55,8 @@ pub(crate) struct Link {
     pub(crate) returns_in: Mutex<Option<EntryConsumer>>,
     /// Senders that wait, by the index of the peer's actor.
     queues: Vec<OnceLock<Queue>>,
+    /// Queues of actors that were elsewhere before, with those who waited for them to come back.
+    guests: Mutex<Vec<(u16, Queue)>>,
     /// Senders in all of them.
     waiting: Arc<AtomicUsize>,
     /// Messages of the peer that this process's actors are done with, by index: the credits granted.
@@ -110,6 +115,8 @@ pub(crate) struct InFlight {
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) data: Consumer,
+    /// Where the frame that is being taken ends.
+    pub(crate) taking: u64,
     /// Messages taken, by the index of this process's actor.
     pub(crate) received: Vec<u64>,
 }
@@ -148,6 +155,7 @@ impl Link {
             inbound: Mutex::new(None),
             returns_in: Mutex::new(None),
             queues: vec![OnceLock::new(); MAX_ACTORS],
+            guests: Mutex::default(),
             waiting: Arc::default(),
             handled: Mutex::new(handled),
             granted: AtomicUsize::new(0),
@@ -163,15 +171,8 @@ impl Link {
         self.memory.export()
     }
 
-    /// Connects the peer's half. `own_mail` is this process's mail page, `own_slot` its slot.
-    pub(crate) fn connect(
-        &self,
-        own_mail: &MailPage,
-        own_slot: usize,
-        mail: OwnedFd,
-        memory: OwnedFd,
-        bell: OwnedFd,
-    ) -> Result<(), BadHalf> {
+    /// Connects the peer's half.
+    pub(crate) fn connect(&self, mail: OwnedFd, memory: OwnedFd, bell: OwnedFd) -> Result<(), BadHalf> {
         let mail = MailPage::open(mail)?;
         let memory = LinkMemory::open(memory)?;
         let half = Half {
@@ -183,9 +184,8 @@ impl Link {
         if self.half.set(half).is_err() {
             return Err(BadHalf::Twice);
         }
-        // The peer's cursors into this process's rings are on its mail page, in this process's slot; and vice versa.
-        let (data_head, return_head) = mail.heads(own_slot);
-        let (own_data_head, own_return_head) = own_mail.heads(self.peer.slot());
+        let (data_head, return_head) = memory.heads();
+        let (own_data_head, own_return_head) = self.memory.heads();
         let (tail, bytes) = self.memory.data();
         *self.out.lock() = Some(Outbound {
             ring: Producer::new(tail, data_head, bytes)?,
@@ -201,7 +201,7 @@ impl Link {
         *self.returns_out.lock() = Some(EntryProducer::new(tail, return_head, bytes)?);
         let (tail, bytes) = memory.data();
         let data = Consumer::new(tail, own_data_head, bytes)?;
-        *self.inbound.lock() = Some(Inbound { data, received: vec![0; MAX_ACTORS] });
+        *self.inbound.lock() = Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS] });
         let (tail, bytes) = memory.returns();
         *self.returns_in.lock() = Some(EntryConsumer::new(tail, own_return_head, bytes)?);
         Ok(())
@@ -241,7 +241,8 @@ impl Link {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// How many messages to its actor `index` the peer is done with; [`CLOSED`] when there is no such actor.
+    /// How many messages to its actor `index` the peer is done with; [`CLOSED`] when there is no such actor, [`AWAY`]
+    /// when it is started anew.
     pub(crate) fn credit(&self, index: u16) -> u64 {
         let word = self.half.get().and_then(|half| half.credits.get(usize::from(index)));
         // CREDIT acquire: pairs with `hand_back`.
@@ -252,7 +253,7 @@ impl Link {
     pub(crate) fn hand_back(&self, index: u16) {
         let mut handled = self.handled.lock();
         if let Some((count, word)) = handled.get_mut(usize::from(index))
-            && *count != CLOSED
+            && *count < AWAY
         {
             *count += 1;
             // CREDIT release: pairs with `credit`.
@@ -274,7 +275,7 @@ impl Link {
             .and_then(|inbound| inbound.received.get(usize::from(index)).copied());
         let mut handled = self.handled.lock();
         if let Some((count, word)) = handled.get_mut(usize::from(index))
-            && *count == CLOSED
+            && *count >= AWAY
         {
             // Those of the last actor are done with: they were handled, or dropped when it stopped.
             *count = received.unwrap_or(0);
@@ -282,12 +283,12 @@ impl Link {
         }
     }
 
-    /// No more messages for this process's actor `index`.
-    pub(crate) fn close(&self, index: u16) {
+    /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next life.
+    pub(crate) fn close(&self, index: u16, away: bool) {
         let mut handled = self.handled.lock();
         if let Some((count, word)) = handled.get_mut(usize::from(index)) {
-            *count = CLOSED;
-            word.store(CLOSED, Ordering::Release);
+            *count = if away { AWAY } else { CLOSED };
+            word.store(*count, Ordering::Release);
         }
     }
 
@@ -312,6 +313,14 @@ impl Link {
     pub(crate) fn queue(&self, index: u16) -> Option<&Queue> {
         let queue = self.queues.get(usize::from(index))?;
         Some(queue.get_or_init(|| Queue::counted_in(&self.waiting)))
+    }
+
+    /// The peer's actor `index` was elsewhere before, and those who wait for it are in `queue`.
+    pub(crate) fn take_in(&self, index: u16, queue: &Queue) {
+        queue.count_in(&self.waiting);
+        let mut guests = self.guests.lock();
+        guests.retain(|(_, guest)| !guest.is(queue));
+        guests.push((index, queue.clone()));
     }
 
     /// Whether a sender waits for the peer.
@@ -340,10 +349,19 @@ impl Link {
 
     /// Tells the sender in front of every queue whose mailbox has moved since it last tried.
     pub(crate) fn wake_senders(&self) {
+        let guests = self.guests.lock().clone();
         for (index, queue) in self.queues.iter().enumerate() {
             let Some(queue) = queue.get().filter(|queue| !queue.is_empty()) else { continue };
             let index = index as u16; // there are MAX_ACTORS
+            if guests.iter().any(|(_, guest)| guest.is(queue)) {
+                continue; // its actor lives under another index now
+            }
             if queue.has_moved(self.stamp(index)) {
+                queue.wake_front();
+            }
+        }
+        for (index, queue) in guests {
+            if !queue.is_empty() && queue.has_moved(self.stamp(index)) {
                 queue.wake_front();
             }
         }

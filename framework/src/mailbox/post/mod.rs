@@ -21,6 +21,9 @@ mod outgoing;
 mod pages;
 mod reader;
 mod returns;
+mod traced;
+#[cfg(any(test, feature = "testing"))]
+mod usage;
 mod waiting;
 
 use std::io;
@@ -32,6 +35,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use asks::AskFailure;
+pub(crate) use directory::{Settled, Way};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -45,8 +49,9 @@ use crate::clock::turn::TurnEnd;
 use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions};
+use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::observe::figures::ProcessFigures;
 use crate::os::EventFd;
 use crate::tensor::Gpu;
 use inbox::Inbox;
@@ -66,6 +71,8 @@ pub struct Office {
     pools: RwLock<Vec<Arc<Pool>>>,
     chunks: DashMap<(ChunkId, bool), chunks::Known>,
     chunk_came: (Mutex<()>, Condvar),
+    /// Of split memory of other processes.
+    writers: Writers,
     /// Threads that wait for a chunk.
     mapping: AtomicUsize,
     /// A chunk of a process that ended is to be left to the leases on it.
@@ -86,6 +93,9 @@ pub struct Office {
     /// Whether a shutdown of the node has begun.
     stopping: watch::Sender<bool>,
     stopped: AtomicBool,
+    /// Its process is to be taken for dead: nothing that it does is seen any more.
+    #[cfg(any(test, feature = "testing"))]
+    abandoned: AtomicBool,
 }
 
 /// A place for an actor.
@@ -95,8 +105,10 @@ enum Slot {
     #[default]
     Free,
     Taken(Arc<dyn Inbox>),
-    /// Somebody was there.
-    Withdrawn,
+    /// Somebody was there, and is started anew if this is set.
+    Withdrawn {
+        away: bool,
+    },
 }
 
 /// What a post office has counted since it opened.
@@ -107,6 +119,8 @@ pub(crate) struct Counters {
     pub(crate) rejected: AtomicU64,
     pub(crate) dead_letters: AtomicU64,
     pub(crate) bytes_lent: AtomicU64,
+    pub(crate) bytes_fetched: AtomicU64,
+    pub(crate) bytes_staged: AtomicU64,
 }
 
 /// What a post office has counted since it opened.
@@ -122,6 +136,11 @@ pub struct OfficeStats {
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
+    /// Bytes of tensors that were copied to the device of the actor that got them, because it said so
+    /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
+    pub bytes_fetched: u64,
+    /// Of these, bytes that went through host memory because one GPU has no access to the other's memory.
+    pub bytes_staged: u64,
 }
 
 /// Why a post office could not open, or a device not be used.
@@ -165,7 +184,7 @@ impl Office {
         let domain = ClockDomain::with_board(me, clocks, Some(board));
         let mail = pages::MailPage::create()?;
         let bell = EventFd::create()?;
-        Ok(Arc::new_cyclic(|this| Office {
+        let office = Arc::new_cyclic(|this| Office {
             me,
             this: Weak::clone(this),
             domain,
@@ -177,6 +196,7 @@ impl Office {
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
+            writers: Writers::default(),
             mapping: AtomicUsize::new(0),
             loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
@@ -191,7 +211,12 @@ impl Office {
             notices: AtomicU64::new(0),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
-        }))
+            #[cfg(any(test, feature = "testing"))]
+            abandoned: AtomicBool::new(false),
+        });
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::leaks::watch(Arc::downgrade(&office));
+        Ok(office)
     }
 
     /// The process that it serves.
@@ -239,6 +264,15 @@ impl Office {
         self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
     }
 
+    /// The devices whose memory this process has used.
+    pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.pools.read().iter().map(|pool| pool.device_id()).collect()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// What it has counted.
     pub fn stats(&self) -> OfficeStats {
         OfficeStats {
@@ -247,12 +281,36 @@ impl Office {
             rejected: self.counters.rejected.load(Ordering::Relaxed),
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
+            bytes_fetched: self.counters.bytes_fetched.load(Ordering::Relaxed),
+            bytes_staged: self.counters.bytes_staged.load(Ordering::Relaxed),
         }
     }
 
-    /// Peers that there is a link to, open or not.
-    pub(crate) fn links_kept(&self) -> usize {
-        self.links.all().len()
+    /// What the process and its actors have done.
+    pub fn figures(&self) -> ProcessFigures {
+        let stats = self.stats();
+        let inboxes = self.inboxes.read().clone();
+        let actors = inboxes.iter().filter_map(|slot| match slot {
+            Slot::Taken(inbox) => inbox.figures(),
+            Slot::Free | Slot::Withdrawn { .. } => None,
+        });
+        let mut figures = ProcessFigures {
+            sent: stats.sent,
+            received: stats.received,
+            rejected: stats.rejected,
+            dead_letters: stats.dead_letters,
+            bytes_not_copied: stats.bytes_not_copied,
+            open: self.open.load(Ordering::Relaxed),
+            actors: actors.collect(),
+            ..ProcessFigures::default()
+        };
+        for pool in self.pools.read().iter() {
+            let pool = pool.stats();
+            figures.bytes_in_flight += pool.lent_bytes;
+            figures.bytes_held += pool.held_bytes;
+            figures.pool_bytes += pool.chunk_bytes;
+        }
+        figures
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
@@ -301,7 +359,7 @@ impl Office {
             }
             std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
         };
-        if matches!(before, Slot::Withdrawn) {
+        if matches!(before, Slot::Withdrawn { .. }) {
             // The node gives a place out again when it has given out all others.
             for link in self.links.all().iter() {
                 link.reopen(index as u16);
@@ -312,15 +370,20 @@ impl Office {
 
     /// The actor at `index` is gone: its senders are told.
     pub fn withdraw(&self, index: u16) {
+        self.withdraw_for(index, false);
+    }
+
+    /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
+    pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
         let slot = self
             .inboxes
             .write()
             .get_mut(usize::from(index))
-            .map(|slot| std::mem::replace(slot, Slot::Withdrawn));
+            .map(|slot| std::mem::replace(slot, Slot::Withdrawn { away }));
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
         for link in self.links.all().iter() {
-            link.close(index);
+            link.close(index, away);
             link.ring(false);
         }
     }
@@ -345,6 +408,11 @@ impl Office {
             Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
             _ => None,
         }
+    }
+
+    /// Whether the actor that was at `index` is started anew.
+    pub(crate) fn is_away(&self, index: u16) -> bool {
+        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true }))
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

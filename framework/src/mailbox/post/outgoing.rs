@@ -12,13 +12,16 @@ use smallvec::SmallVec;
 
 use super::Office;
 use super::inbox::Refusal;
-use super::link::{CLOSED, InFlight, Link, Outbound};
+use super::link::{AWAY, CLOSED, InFlight, Link, Outbound};
 use crate::clock::taint::Standing;
+use crate::fault;
 use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
 use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
 use crate::mailbox::ring::RingCorrupt;
 use crate::message::codec::{self, Encoded};
+use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::tensor::{DType, Gpu, TensorError};
 
@@ -54,6 +57,8 @@ pub(crate) enum PostError {
     NotNow(NotNow),
     #[error("there is no such actor (any more)")]
     NoSuchActor,
+    #[error("the actor failed and is being restarted")]
+    Restarting,
     #[error("process {0} has ended")]
     Gone(ProcessId),
     #[error("its body of {bytes} bytes needs host memory: {error}")]
@@ -110,6 +115,7 @@ impl Office {
         envelope: &Envelope,
         encoded: &Encoded,
     ) -> Result<Claim, PostError> {
+        fault::point("post.send.claim");
         check_open(link)?;
         // A reply was looked at when it was given; it is looked at once more where it arrives.
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(envelope.kind)) {
@@ -145,12 +151,19 @@ impl Office {
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
     pub(crate) fn commit(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded) {
+        let since = self.domain.tracer().begin();
+        fault::point("post.send.claimed");
         let link = Arc::clone(&claim.link);
-        let Encoded { body, leases, tensors } = encoded;
+        let Encoded { body, leases, tensors, mut parts } = encoded;
         let mut granted = SmallVec::new();
         let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
         for (lease, ready) in &leases {
-            let entry = self.entry_for(&link, lease, *ready, &mut granted);
+            // Before the frame is written: a part that comes back at once finds that it had left.
+            let given = give_away(lease, &mut parts);
+            let entry = match given {
+                None => self.entry_for(&link, lease, *ready, &mut granted),
+                Some((given, uses)) => self.entry_for_parts(&link, lease, given, uses, &mut granted),
+            };
             self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
             entries.push(entry);
         }
@@ -176,9 +189,10 @@ impl Office {
             .map(|(lease, _)| lease.clone())
             .collect();
         let waits = !kept.is_empty();
+        fault::point("post.send.granted");
         let written = {
             let mut guard = link.out.lock();
-            guard.as_mut().is_some_and(|out| {
+            guard.as_mut().and_then(|out| {
                 out.claimed -= claim.bytes;
                 claim.done = true;
                 if waits {
@@ -188,12 +202,14 @@ impl Office {
                 write(out, &header, &entries, &tensors, inline, granted, kept)
             })
         };
-        if written {
+        if let Some(end) = written {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
+            self.note_sent(since, &link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(&link);
         }
+        fault::point("post.send.written");
         // After the frame is written: with these may go the last local lease, and its last uses into the book.
         drop(leases);
         if link.is_broken() {
@@ -211,17 +227,7 @@ impl Office {
         granted: &mut SmallVec<[crate::lease::LeaseId; 2]>,
     ) -> LeaseEntry {
         let id = lease.id();
-        let mut shared = true;
-        if let Some(pool) = lease.pool() {
-            match pool.grant(id, link.peer) {
-                Ok(before) => {
-                    shared = before;
-                    granted.push(id);
-                }
-                // The lease is a value of this process, so its line is open.
-                Err(error) => tracing::error!(%error, "an own lease is not in the book"),
-            }
-        }
+        let shared = grant(link, lease, granted);
         let mut sole = lease.hand_over(link.peer, shared);
         let mut ready = ready;
         if sole {
@@ -238,7 +244,33 @@ impl Office {
             }
         }
         let ready = ready.filter(|ticket| !matches!(self.domain.standing(ticket), Ok(Standing::Ready)));
-        LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole }
+        LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole, in_parts: false }
+    }
+
+    /// For memory of which parts are in the frame. `given` is whether the message had the only handle on each.
+    fn entry_for_parts(
+        &self,
+        link: &Link,
+        lease: &Lease,
+        given: bool,
+        mut uses: Uses,
+        granted: &mut SmallVec<[crate::lease::LeaseId; 2]>,
+    ) -> LeaseEntry {
+        let id = lease.id();
+        let _ = grant(link, lease, granted);
+        uses.retain(|ticket| !matches!(self.domain.standing(ticket), Ok(Standing::Ready)));
+        // All that was done with these parts, here and before: the next writer waits for it (CLOCK-1).
+        let (ready, in_parts) = match lease.one_of(uses) {
+            Ok(ready) => (ready, given),
+            Err(error) => {
+                tracing::error!(?error, "parts of one lease have been used by no stream and differ");
+                (None, false)
+            }
+        };
+        if !given {
+            tracing::warn!(peer = %link.peer, "a part was kept when it was sent; its message will be refused");
+        }
+        LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole: false, in_parts }
     }
 
     /// Puts a large body into host memory, to travel as a lease.
@@ -280,6 +312,10 @@ impl Office {
 
     /// A message of the peer is done with.
     pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<u16>) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         if let Some(index) = asked {
             link.hand_back(index);
             self.credit_soon(link);
@@ -370,6 +406,23 @@ impl Office {
     }
 }
 
+/// The peer's lease into the book, where the memory is this process's own (LEASE-1); whether somebody else was ever given
+/// one.
+fn grant(link: &Link, lease: &Lease, granted: &mut SmallVec<[crate::lease::LeaseId; 2]>) -> bool {
+    let Some(pool) = lease.pool() else { return true };
+    match pool.grant(lease.id(), link.peer) {
+        Ok(before) => {
+            granted.push(lease.id());
+            before
+        }
+        // The lease is a value of this process, so its line is open.
+        Err(error) => {
+            tracing::error!(%error, "an own lease is not in the book");
+            true
+        }
+    }
+}
+
 fn wants_credit(kind: Kind) -> bool {
     matches!(kind, Kind::Send | Kind::Ask)
 }
@@ -386,8 +439,10 @@ fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), 
         return Ok(());
     }
     let done = link.credit(envelope.index);
-    if done == CLOSED {
-        return Err(PostError::NoSuchActor);
+    match done {
+        CLOSED => return Err(PostError::NoSuchActor),
+        AWAY => return Err(PostError::Restarting),
+        _ => {}
     }
     let sent = out.sent.get(usize::from(envelope.index)).copied().ok_or(PostError::NoSuchActor)?;
     // A peer that claims to have handled more than was sent gets no more than a full window for it.
@@ -398,6 +453,7 @@ fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), 
     }
 }
 
+/// Where the frame ends in the ring, if there was room.
 fn write(
     out: &mut Outbound,
     header: &Header,
@@ -406,7 +462,7 @@ fn write(
     inline: &[u8],
     granted: SmallVec<[crate::lease::LeaseId; 2]>,
     kept: SmallVec<[Lease; 2]>,
-) -> bool {
+) -> Option<u64> {
     let mut head = std::mem::take(&mut out.head);
     wire::write_head(&mut head, header, entries, tensors, inline);
     #[cfg(any(test, feature = "testing"))]
@@ -426,9 +482,9 @@ fn write(
             if !granted.is_empty() || !kept.is_empty() {
                 out.in_flight.push_back(InFlight { end, granted, kept });
             }
-            true
+            Some(end)
         }
-        Err(_) => false,
+        Err(_) => None,
     };
     out.head = head;
     written

@@ -2,8 +2,11 @@
 //!
 //! | memory | one per | written by | holds |
 //! |---|---|---|---|
-//! | mail page | process | it | its sleep word, whether it wants to be woken for room, and its cursors into every ring that leads to it |
-//! | link memory | ordered pair | the sender | its tails, the credits that it grants in the other direction, both rings |
+//! | mail page | process | it | its sleep word, and whether it wants to be woken for room |
+//! | link memory | ordered pair | the sender | its tails, both rings, and of the other direction: its cursors, and the credits that it grants |
+//!
+//! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros while the last
+//! one is still read to the end.
 //!
 //! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable mapping, so a
 //! peer can read it and nothing else, whatever it tries.
@@ -15,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::limits::{MAX_ACTORS, MAX_PROCESSES, RETURN_SLOTS, RING_BYTES};
+use crate::limits::{MAX_ACTORS, RETURN_SLOTS, RING_BYTES};
 use crate::mailbox::ring::{NativeBytes, NativeWord};
 use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
 
@@ -23,18 +26,19 @@ const LINE: usize = 64;
 const PAGE: usize = 4096;
 const SLEEP: usize = 0;
 const WANTS: usize = LINE;
-const CURSORS: usize = PAGE;
-const MAIL_BYTES: usize = CURSORS + MAX_PROCESSES * 2 * LINE;
+const MAIL_BYTES: usize = PAGE;
 
 const DATA_TAIL: usize = 0;
 const RETURN_TAIL: usize = LINE;
+const DATA_HEAD: usize = 2 * LINE;
+const RETURN_HEAD: usize = 3 * LINE;
 const CREDITS: usize = PAGE;
 const RETURNS: usize = 2 * PAGE;
 const RETURN_BYTES: usize = RETURN_SLOTS * LINE;
 const DATA: usize = RETURNS + RETURN_BYTES;
 const LINK_BYTES: usize = DATA + RING_BYTES;
 
-const _: () = assert!(MAX_ACTORS * 8 <= PAGE && MAIL_BYTES.is_multiple_of(PAGE) && DATA.is_multiple_of(PAGE));
+const _: () = assert!(MAX_ACTORS * 8 <= PAGE && DATA.is_multiple_of(PAGE));
 
 /// A piece of shared memory with its descriptor.
 #[derive(Debug)]
@@ -108,12 +112,6 @@ impl MailPage {
     pub(crate) fn wants(&self) -> NativeWord {
         self.0.word(WANTS)
     }
-
-    /// The process's cursors into the data ring and the return ring from the process in `slot`.
-    pub(crate) fn heads(&self, slot: usize) -> (NativeWord, NativeWord) {
-        let at = CURSORS + slot * 2 * LINE;
-        (self.0.word(at), self.0.word(at + LINE))
-    }
 }
 
 /// The memory of one direction of a link, written by its sender.
@@ -144,6 +142,11 @@ impl LinkMemory {
     /// Tail and bytes of the return ring.
     pub(crate) fn returns(&self) -> (NativeWord, NativeBytes) {
         (self.0.word(RETURN_TAIL), self.0.bytes(RETURNS, RETURN_BYTES))
+    }
+
+    /// The writer's cursors into the data ring and the return ring of the other direction.
+    pub(crate) fn heads(&self) -> (NativeWord, NativeWord) {
+        (self.0.word(DATA_HEAD), self.0.word(RETURN_HEAD))
     }
 
     /// How many messages from the peer the writer's actor `index` is done with.

@@ -11,16 +11,16 @@ use std::task::Waker;
 
 use parking_lot::Mutex;
 
-/// The queue of one mailbox.
+/// The queue of one mailbox. It follows its actor from one life to the next, with all who wait in it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     places: Arc<Mutex<Places>>,
-    /// Senders that wait in this queue and in those that it is counted with.
-    waiting: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
 struct Places {
+    /// Senders that wait in this queue and in those that it is counted with.
+    counted: Arc<AtomicUsize>,
     /// What the one in front saw before it last tried.
     seen: u64,
     next: u64,
@@ -37,7 +37,23 @@ pub(crate) struct PlaceInQueue {
 impl Queue {
     /// A queue whose waiting senders are counted in `waiting` too, so that a reader need not look at each queue.
     pub(crate) fn counted_in(waiting: &Arc<AtomicUsize>) -> Self {
-        Queue { places: Arc::default(), waiting: Arc::clone(waiting) }
+        let queue = Queue::default();
+        queue.count_in(waiting);
+        queue
+    }
+
+    /// From now on its waiting senders are counted in `waiting`, and nowhere else.
+    pub(crate) fn count_in(&self, waiting: &Arc<AtomicUsize>) {
+        let mut places = self.places.lock();
+        let count = places.waiting.len();
+        places.counted.fetch_sub(count, Ordering::Release);
+        waiting.fetch_add(count, Ordering::Release);
+        places.counted = Arc::clone(waiting);
+    }
+
+    /// Whether both are the same queue.
+    pub(crate) fn is(&self, other: &Queue) -> bool {
+        Arc::ptr_eq(&self.places, &other.places)
     }
 
     /// Whether nobody waits.
@@ -52,7 +68,7 @@ impl Queue {
         places.next += 1;
         places.waiting.push_back((number, None));
         // Before this sender looks again at what it lacks, and then wakes the reader if it has to.
-        self.waiting.fetch_add(1, Ordering::Release);
+        places.counted.fetch_add(1, Ordering::Release);
         PlaceInQueue { queue: self.clone(), number }
     }
 
@@ -71,6 +87,11 @@ impl Queue {
 }
 
 impl PlaceInQueue {
+    /// The queue that it is in.
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
     /// Whether it is this one's turn to try.
     pub(crate) fn is_front(&self) -> bool {
         self.queue.places.lock().waiting.front().is_some_and(|(number, _)| *number == self.number)
@@ -93,9 +114,9 @@ impl PlaceInQueue {
 
 impl Drop for PlaceInQueue {
     fn drop(&mut self) {
-        self.queue.waiting.fetch_sub(1, Ordering::Release);
         let was_front = {
             let mut places = self.queue.places.lock();
+            places.counted.fetch_sub(1, Ordering::Release);
             let front = places.waiting.front().map(|(number, _)| *number);
             places.waiting.retain(|(number, _)| *number != self.number);
             front == Some(self.number)

@@ -1,33 +1,48 @@
 //! Starting actors, and forgetting them.
 
 use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::node::control::{ControlError, Down, encode};
-use crate::node::host::{NewActor, StartActor};
+use crate::node::host::NewActor;
 use crate::node::registry::check_name;
+use crate::node::restart::Restart;
 use crate::observe::log::Severity;
 
 use super::error::Closed;
-use super::record::Pending;
+use super::record::{First, Pending};
+use super::restarts::start_of;
 use super::run::State;
 use super::{Reply, StartError, WorkerId};
 
 type Started = Result<(ActorId, Place), StartError>;
 
 impl State {
-    pub(super) fn start_actor(&mut self, id: WorkerId, new: NewActor, reply: Reply<Started>) {
+    pub(super) fn start_actor(
+        &mut self,
+        id: WorkerId,
+        new: NewActor,
+        policy: Restart,
+        reply: Reply<Started>,
+    ) {
         let found =
             self.slots.iter().position(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id));
         let Some(index) = found else {
             let _ = reply.try_send(Err(self.no_such_worker(id, new.type_name)));
             return;
         };
-        if let Err(error) = self.try_start(index, new, &reply) {
+        if let Err(error) = self.try_start(index, new, policy, &reply) {
             let _ = reply.try_send(Err(error));
         }
     }
 
-    fn try_start(&mut self, index: usize, new: NewActor, reply: &Reply<Started>) -> Result<(), StartError> {
+    fn try_start(
+        &mut self,
+        index: usize,
+        new: NewActor,
+        policy: Restart,
+        reply: &Reply<Started>,
+    ) -> Result<(), StartError> {
         if self.stopping.is_some() {
             return Err(Closed::ShuttingDown.into());
         }
@@ -42,22 +57,15 @@ impl State {
         }
         let (actor, place) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
         let type_name = new.type_name.clone();
-        let start = StartActor {
-            actor,
-            place,
-            name: new.name.unwrap_or_else(|| format!("{type_name} {actor}")),
-            type_name: new.type_name,
-            args: new.args,
-            device: new.device,
-            own_thread: new.own_thread,
-        };
+        let start = start_of(actor, place, &new, 0, policy);
         // Encoded once to see whether it fits: a worker is not killed for what its node asked.
         let start = Down::Start(start);
         if let Err(ControlError::TooLarge(_) | ControlError::Encode(_)) = encode(&start) {
             self.broker.actor_ended(actor);
             return Err(StartError::TooLarge { type_name });
         }
-        worker.pending.insert(actor, Pending { place, type_name, ended: None, reply: reply.clone() });
+        let first = Some(First { made_of: new, policy, reply: reply.clone() });
+        worker.pending.insert(actor, Pending { place, type_name, ended: None, first });
         worker.send(&start, Vec::new());
         self.dirty = true;
         Ok(())
@@ -66,6 +74,12 @@ impl State {
     fn no_such_worker(&self, id: WorkerId, type_name: String) -> StartError {
         let mut last = self.slots.iter().filter_map(|slot| slot.last.as_ref());
         match last.find(|last| last.worker == id).map(|last| (&last.name, &last.state)) {
+            Some((name, super::WorkerState::Restarting { reason })) => StartError::WorkerEnded {
+                worker: name.clone(),
+                type_name,
+                exit: None,
+                why: Some(format!("it is being restarted, try again later; {reason}")),
+            },
             Some((name, super::WorkerState::Ended { exit, why })) => {
                 StartError::WorkerEnded { worker: name.clone(), type_name, exit: *exit, why: why.clone() }
             }
@@ -88,24 +102,31 @@ impl State {
     /// The worker says what became of an actor.
     pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
-        let Some(Pending { place, type_name, ended, reply }) = worker.pending.remove(&actor) else {
+        let Some(Pending { place, type_name, ended, first }) = worker.pending.remove(&actor) else {
             let text = format!("worker `{}` speaks of {actor}, which it was not asked to start", worker.name);
             worker.complaints = worker.complaints.saturating_add(1);
             self.journal.node(Severity::Error, Some(&worker.name), text);
             return;
         };
-        let answer = match result {
-            Ok(()) => {
-                self.broker.roster.started(actor);
-                Ok((actor, place))
-            }
-            Err(why) => {
-                self.broker.actor_ended(actor);
-                Err(StartError::Create { worker: worker.name.to_string(), type_name, why })
-            }
-        };
-        let _ = reply.try_send(answer);
+        let (id, name) = (worker.id, worker.name.to_string());
         self.dirty = true;
+        match (first, result) {
+            (Some(First { made_of, policy, reply }), Ok(())) => {
+                self.broker.roster.started(actor);
+                if policy.when() != RestartWhen::Never {
+                    self.supervise(actor, id, made_of, policy);
+                }
+                let _ = reply.try_send(Ok((actor, place)));
+            }
+            (Some(First { reply, .. }), Err(why)) => {
+                self.broker.actor_ended(actor);
+                let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
+            }
+            (None, Ok(())) => self.actor_is_back(actor),
+            (None, Err(why)) => {
+                self.actor_failed(index, actor, EndReason::CreateFailed(why));
+            }
+        }
         if let Some(why) = ended {
             self.actor_stopped(index, actor, why);
         }
@@ -126,11 +147,14 @@ impl State {
             self.journal.node(Severity::Error, Some(&worker.name), text);
             return;
         }
-        if let Some(why) = why {
+        if let Some(why) = &why {
             let text = format!("{actor} `{}` in worker `{}` ended: {why}", entry.name, worker.name);
             self.journal.node(Severity::Error, Some(&worker.name), text);
         }
-        self.broker.actor_ended(actor);
+        let reason = why.map_or(EndReason::Normal, EndReason::HandlerPanic);
+        if !self.actor_failed(index, actor, reason) {
+            self.broker.actor_ended(actor);
+        }
         self.dirty = true;
     }
 }

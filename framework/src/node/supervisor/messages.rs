@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use crate::ids::ProcessId;
+use crate::mailbox::lives::EndReason;
 use crate::mailbox::port::ToNode;
 use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
@@ -12,9 +13,9 @@ use crate::node::host::Identity;
 use crate::node::limits::END_GRACE;
 use crate::observe::log::Severity;
 
-use super::SpawnError;
-use super::record::{Stage, Worker};
+use super::record::{Asker, Stage, Worker};
 use super::run::State;
+use super::{SpawnError, figures};
 
 impl State {
     pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
@@ -24,7 +25,7 @@ impl State {
             Ok(message) => message,
             Err(error) => return self.complain(index, error.to_string()),
         };
-        if !descriptors.is_empty() && !matches!(message, Up::Node(_)) {
+        if !descriptors.is_empty() && !matches!(message, Up::Node(_) | Up::Trace) {
             return self
                 .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));
         }
@@ -42,13 +43,22 @@ impl State {
             (Up::Hello { build, pid }, Stage::Greeting { .. }) => self.hello(index, &build, pid),
             (Up::Ready, Stage::Opening { .. }) => {
                 let stage = std::mem::replace(&mut worker.stage, Stage::Running);
-                if let Stage::Opening { reply, .. } = stage {
-                    let _ = reply.try_send(Ok(worker.id));
-                }
                 self.dirty = true;
+                if let Stage::Opening { asker, .. } = stage {
+                    asker.answer(Ok(worker.id));
+                    if matches!(asker, Asker::Restart) {
+                        self.worker_is_back(index);
+                    }
+                }
             }
             (Up::OpenFailed { why }, Stage::Opening { .. }) => {
                 // Its exit, which follows, answers whoever asked for it.
+                worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
+                worker.why.get_or_insert(why);
+                worker.end_soon(Instant::now());
+            }
+            (Up::Failing { why }, Stage::Opening { .. } | Stage::Running) => {
+                worker.cause.get_or_insert_with(|| EndReason::GpuFault(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
@@ -58,6 +68,10 @@ impl State {
             (Up::Started { actor, result }, Stage::Running) => self.actor_started(index, actor, result),
             (Up::ActorStopped { actor, why }, Stage::Running) => self.actor_stopped(index, actor, why),
             (Up::Activity { round, activity }, Stage::Running) => self.activity(process, round, activity),
+            (Up::Trace, Stage::Opening { .. }) => self.trace_joined(index, descriptors),
+            (Up::Figures { round, figures: answer }, Stage::Running) => {
+                self.figures(process, Some(round), figures::check(answer));
+            }
             (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
             (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
             // What was on its way when the node gave it up.
@@ -77,22 +91,25 @@ impl State {
             worker.give_up(text.clone());
             return self.complain(index, text);
         }
-        let Stage::Greeting { deadline, reply } = std::mem::replace(&mut worker.stage, Stage::Ending) else {
+        let Stage::Greeting { deadline, asker } = std::mem::replace(&mut worker.stage, Stage::Ending) else {
             return;
         };
         if let Err(source) = handshake::check(&self.settings.program.build, build) {
-            worker.why.get_or_insert("it runs another build than the node".to_owned());
+            let why = "it runs another build than the node".to_owned();
+            worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
+            worker.why.get_or_insert(why);
             worker.send(&Down::Refused { why: source.to_string() }, Vec::new());
             worker.kill_at = Some(Instant::now() + END_GRACE);
-            let _ = reply.try_send(Err(SpawnError::Build { name: worker.name.to_string(), source }));
+            asker.answer(Err(SpawnError::Build { name: worker.name.to_string(), source }));
             return;
         }
-        worker.stage = Stage::Opening { deadline, reply };
+        worker.stage = Stage::Opening { deadline, asker };
         let identity = Identity {
             process: worker.process,
             name: worker.name.to_string(),
             host_budget: self.settings.host_budget,
             gpu_budget: self.settings.gpu_budget,
+            trace: self.settings.trace.as_ref().map(|trace| trace.records()),
         };
         let log_filter = self.settings.worker_log.clone();
         let process = worker.process;
@@ -100,8 +117,22 @@ impl State {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
             Err(error) => return worker.give_up(format!("its clock page could not be handed over: {error}")),
         }
-        let first = self.broker.joined(process);
-        self.deliver(first.into_iter().collect());
+        // What died before it came, before anything else (DEATH-3).
+        let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
+        self.broker.brief(process, &mut told);
+        self.deliver(told);
+    }
+
+    /// The worker has sent the memory that it notes its trace in.
+    fn trace_joined(&mut self, index: usize, descriptors: Vec<OwnedFd>) {
+        let Some(worker) = self.slots[index].worker.as_ref() else { return };
+        let (Some(trace), Ok([ring])) = (&self.settings.trace, <[OwnedFd; 1]>::try_from(descriptors)) else {
+            return self
+                .complain(index, "it sent a trace that nobody asked for, or not as it has to be".to_owned());
+        };
+        if let Err(error) = trace.joined(worker.process, &worker.name, worker.child.id(), ring) {
+            self.complain(index, error.to_string());
+        }
     }
 
     /// Gives the broker a message of `from` and hands out what follows.
@@ -145,10 +176,13 @@ fn name_of(message: &Up) -> &'static str {
         Up::Hello { .. } => "hello",
         Up::Ready => "that it is ready",
         Up::OpenFailed { .. } => "that it could not open",
+        Up::Failing { .. } => "that it cannot go on",
         Up::Node(_) => "something for the broker",
         Up::Started { .. } => "that an actor has started",
         Up::ActorStopped { .. } => "that an actor has stopped",
         Up::Activity { .. } => "its activity",
+        Up::Trace => "where its trace is",
+        Up::Figures { .. } => "its figures",
         Up::Pong { .. } => "the answer to a ping",
         Up::ActorsStopped => "that its actors have stopped",
         Up::Log(_) | Up::LogsDropped { .. } => "a log event",

@@ -11,9 +11,11 @@
 
 mod actors;
 mod error;
+mod figures;
 mod launch;
 mod messages;
 mod record;
+mod restarts;
 mod run;
 mod stopping;
 
@@ -32,7 +34,10 @@ use crate::ids::ActorId;
 use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
 use crate::node::host::{NewActor, Resident};
 use crate::node::journal::Journal;
-use crate::node::shutdown::ShutdownReport;
+use crate::node::restart::Restart;
+use crate::node::shutdown::{RestartReport, ShutdownReport};
+use crate::observe::figures::Figures;
+use crate::observe::trace::Collector;
 use crate::os::EventFd;
 
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
@@ -58,6 +63,8 @@ pub(crate) struct Settings {
     pub(crate) gpu_budget: Option<u64>,
     /// The board that the node's own process was opened with.
     pub(crate) board: Arc<Board>,
+    /// Where the processes' traces come together, if there is one.
+    pub(crate) trace: Option<Arc<Collector>>,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
@@ -70,11 +77,14 @@ enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
     Spawn(String, Reply<Result<WorkerId, SpawnError>>),
-    Start(WorkerId, NewActor, Reply<Result<(ActorId, Place), StartError>>),
+    Start(WorkerId, NewActor, Restart, Reply<Result<(ActorId, Place), StartError>>),
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Place), StartError>>),
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
+    Figures(Reply<Figures>),
     KillWorker(WorkerId),
+    #[cfg(feature = "testing")]
+    Arm(WorkerId, crate::fault::Fault),
     Shutdown(Instant, Reply<ShutdownReport>),
     KillAll,
 }
@@ -166,7 +176,21 @@ impl Supervisor {
     /// # Errors
     /// [`StartError`]: it says what `create` said, or how the worker ended.
     pub fn start_actor(&self, worker: WorkerId, actor: NewActor) -> Result<(ActorId, Place), StartError> {
-        self.shared.ask(|reply| Command::Start(worker, actor, reply))?
+        self.start_supervised(worker, actor, Restart::never())
+    }
+
+    /// As [`start_actor`](Self::start_actor), with a policy for when it ends. It holds once the actor has started: a first
+    /// start that fails is an error here and nothing else.
+    ///
+    /// # Errors
+    /// As [`start_actor`](Self::start_actor).
+    pub fn start_supervised(
+        &self,
+        worker: WorkerId,
+        actor: NewActor,
+        policy: Restart,
+    ) -> Result<(ActorId, Place), StartError> {
+        self.shared.ask(|reply| Command::Start(worker, actor, policy, reply))?
     }
 
     /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
@@ -183,7 +207,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::ActorEnded(actor));
     }
 
-    /// Waits until a worker has ended, and says how. `None` where there is no such worker (any more).
+    /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how the last one
+    /// ended. `None` where there is no such worker (any more).
     pub fn await_end(&self, worker: WorkerId) -> Option<WorkerState> {
         let ended = |state: &WorkerState| matches!(state, WorkerState::Ended { .. });
         self.shared
@@ -192,10 +217,26 @@ impl Supervisor {
             .or_else(|| self.worker(worker).map(|status| status.state).filter(ended))
     }
 
-    /// Kills a worker at once. The rest of the node goes on.
+    /// Asks all processes for their figures, and waits for them, for at most [`DEADLINE`](crate::observe::figures::DEADLINE).
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down.
+    pub fn figures(&self) -> Result<Figures, Closed> {
+        self.shared.ask(Command::Figures)
+    }
+
+    /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.
     pub fn kill_worker(&self, worker: WorkerId) {
         // After the node's end there is nothing left to kill.
         let _ = self.shared.push(Command::KillWorker(worker));
+    }
+
+    /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the worker
+    /// before, and by a worker that does not read its socket never. In the node itself, call `fault::arm`.
+    #[cfg(feature = "testing")]
+    pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
+        // After the node's end there is nothing left to go wrong.
+        let _ = self.shared.push(Command::Arm(worker, fault));
     }
 
     /// All workers, also those that have ended and whose slot is not used again yet.

@@ -2,15 +2,19 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::lives::EndReason;
 use crate::mailbox::port::Place;
 use crate::node::control::{Down, encode};
+use crate::node::host::NewActor;
 use crate::node::limits::END_GRACE;
 use crate::node::line::{LineError, Outgoing, Receiving};
+use crate::node::restart::Restart;
 use crate::node::shutdown::Phase;
 use crate::os::{PidFd, Seqpacket};
 
@@ -26,6 +30,11 @@ pub enum WorkerState {
     Running,
     /// It was told to end, or is being killed.
     Ending,
+    /// Its process has ended, and it gets another.
+    Restarting {
+        /// Why it ended.
+        reason: EndReason,
+    },
     /// Its process has ended.
     Ended {
         /// How; `None` if the system did not say.
@@ -54,18 +63,39 @@ pub struct WorkerStatus {
     pub complaints: u64,
     /// Events of its log that were dropped because nobody read fast enough.
     pub logs_dropped: u64,
+    /// How often it was restarted, or an actor in it.
+    pub restarts: u32,
+    /// Why that was, the last time.
+    pub last_end: Option<EndReason>,
 }
 
 /// How far a worker's start has got.
 pub(super) enum Stage {
     /// It has not said hello.
-    Greeting { deadline: Instant, reply: Reply<Result<WorkerId, SpawnError>> },
+    Greeting { deadline: Instant, asker: Asker },
     /// It was welcomed and opens its process.
-    Opening { deadline: Instant, reply: Reply<Result<WorkerId, SpawnError>> },
+    Opening { deadline: Instant, asker: Asker },
     /// Its actors run.
     Running,
     /// It will end; nothing that it says now counts, except its log.
     Ending,
+}
+
+/// Who wants to hear how a worker's start went.
+pub(super) enum Asker {
+    /// Whoever asked for the worker.
+    Caller(Reply<Result<WorkerId, SpawnError>>),
+    /// The supervisor itself: it is another life of the worker, whose actors are to follow.
+    Restart,
+}
+
+impl Asker {
+    pub(super) fn answer(&self, result: Result<WorkerId, SpawnError>) {
+        if let Asker::Caller(reply) = self {
+            // Whoever asked may be gone.
+            let _ = reply.try_send(result);
+        }
+    }
 }
 
 /// An actor that the worker was told to start.
@@ -74,6 +104,14 @@ pub(super) struct Pending {
     pub(super) type_name: String,
     /// It ended before the worker said that it had started; inside, why.
     pub(super) ended: Option<Option<String>>,
+    /// Set for its first life.
+    pub(super) first: Option<First>,
+}
+
+/// What is kept of an actor until it has started for the first time.
+pub(super) struct First {
+    pub(super) made_of: NewActor,
+    pub(super) policy: Restart,
     pub(super) reply: Reply<Result<(ActorId, Place), StartError>>,
 }
 
@@ -102,6 +140,8 @@ pub(super) struct Worker {
     pub(super) killed: Option<Phase>,
     /// What was wrong, in its words or in ours: the first reason is the one that counts.
     pub(super) why: Option<String>,
+    /// Why it ends, where its exit status does not say it.
+    pub(super) cause: Option<EndReason>,
 }
 
 impl Worker {
@@ -134,6 +174,7 @@ impl Worker {
             kill_at: None,
             killed: None,
             why: None,
+            cause: None,
         }
     }
 
@@ -171,8 +212,33 @@ impl Worker {
 
     /// Kills it, because of `why`.
     pub(super) fn give_up(&mut self, why: String) {
+        self.cause.get_or_insert_with(|| EndReason::KilledByNode(why.clone()));
         self.why.get_or_insert(why);
         self.kill();
+    }
+
+    /// Ends it because the only actor in it has ended, for `reason`. It is let go by itself, because a process that is
+    /// killed in the middle of a kernel can take others with it, and killed if it does not end.
+    pub(super) fn retire(&mut self, reason: EndReason) {
+        self.cause.get_or_insert(reason);
+        self.stage = Stage::Ending;
+        self.send(&Down::Exit, Vec::new());
+        self.end_soon(Instant::now());
+    }
+
+    /// Why it has ended.
+    pub(super) fn reason(&self, exit: Option<ExitStatus>) -> EndReason {
+        if let Some(cause) = &self.cause {
+            return cause.clone();
+        }
+        match exit {
+            Some(exit) if self.told_to_exit && exit.success() => EndReason::Normal,
+            Some(exit) => match exit.signal() {
+                Some(signal) => EndReason::Signal(signal),
+                None => EndReason::Exit(exit.code().unwrap_or(-1)),
+            },
+            None => EndReason::Exit(-1),
+        }
     }
 
     /// Kills it and whatever processes it has started in its group.
@@ -206,6 +272,8 @@ impl Worker {
             actors,
             complaints: self.complaints,
             logs_dropped: self.logs_dropped,
+            restarts: 0,
+            last_end: None,
         }
     }
 }

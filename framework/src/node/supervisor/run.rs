@@ -19,14 +19,16 @@ use crate::node::wait;
 use crate::observe::log::Severity;
 
 use super::error::{because, exit_text};
-use super::record::{Stage, Worker, WorkerState, WorkerStatus};
+use super::figures::Askings;
+use super::record::{Asker, Stage, Worker, WorkerState, WorkerStatus};
+use super::restarts::Restarts;
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
 
 /// One place for a process. Slot 0 is the node and has no worker.
 #[derive(Default)]
 pub(super) struct Slot {
-    /// The next life of the slot; a restarted worker will keep its slot and its id.
+    /// The next life of the slot.
     pub(super) next_life: u32,
     pub(super) worker: Option<Worker>,
     /// The worker that was here last.
@@ -42,6 +44,8 @@ pub(super) struct State {
     pub(super) slots: Vec<Slot>,
     pub(super) stopping: Option<Stopping>,
     pub(super) deaths: bool,
+    pub(super) restarts: Restarts,
+    pub(super) askings: Askings,
     last_worker: u64,
     pub(super) dirty: bool,
 }
@@ -64,6 +68,8 @@ impl State {
             slots: vec![Slot::default()],
             stopping: None,
             deaths: false,
+            restarts: Restarts::default(),
+            askings: Askings::default(),
             last_worker: 0,
             dirty: false,
         }
@@ -74,6 +80,8 @@ impl State {
         loop {
             self.take_commands();
             self.check_deadlines();
+            self.restart_due();
+            self.answer_figures();
             if self.advance_stopping() {
                 break;
             }
@@ -100,13 +108,22 @@ impl State {
                 }
                 Command::Pong(number) => self.pong(ProcessId::NODE, number),
                 Command::Spawn(name, reply) => self.spawn(&name, reply),
-                Command::Start(worker, actor, reply) => self.start_actor(worker, actor, reply),
+                Command::Start(worker, actor, policy, reply) => {
+                    self.start_actor(worker, actor, policy, reply)
+                }
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.broker.actor_ended(actor),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
+                Command::Figures(reply) => self.ask_figures(reply),
                 Command::KillWorker(worker) => {
                     if let Some(worker) = self.worker_by_id(worker) {
                         worker.give_up("the node was asked to kill it".to_owned());
+                    }
+                }
+                #[cfg(feature = "testing")]
+                Command::Arm(worker, fault) => {
+                    if let Some(worker) = self.worker_by_id(worker) {
+                        worker.send(&Down::Arm(fault), Vec::new());
                     }
                 }
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
@@ -116,40 +133,49 @@ impl State {
     }
 
     fn spawn(&mut self, name: &str, reply: Reply<Result<WorkerId, SpawnError>>) {
-        let slot = match self.slot_for(name) {
+        let slot = match self.new_slot(name) {
             Ok(slot) => slot,
             Err(error) => {
                 let _ = reply.try_send(Err(error));
                 return;
             }
         };
-        let Some(process) = ProcessId::new(slot as u16, self.slots[slot].next_life) else {
-            let _ = reply.try_send(Err(SpawnError::TooMany));
-            return;
-        };
-        // The clock page before its process: the node has to have it when that dies (DEATH-1).
-        let launched = self.broker.deaths.prepare(process);
-        match launched.and_then(|()| self.settings.program.launch(self.settings.environment.as_ref())) {
-            Ok(launched) => {
-                self.last_worker += 1;
-                let deadline = Instant::now() + self.settings.start_deadline;
-                let stage = Stage::Greeting { deadline, reply };
-                let worker = Worker::new(WorkerId(self.last_worker), process, name, launched, stage);
-                let slot = &mut self.slots[slot];
-                slot.next_life += 1;
-                slot.worker = Some(worker);
-                self.dirty = true;
-            }
+        let deadline = Instant::now() + self.settings.start_deadline;
+        let stage = Stage::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
+        let id = WorkerId(self.last_worker + 1);
+        match self.launch(slot, id, name, stage) {
+            Ok(()) => self.last_worker += 1,
             Err(source) => {
-                self.broker.deaths.forget(process);
                 let program = self.settings.program.path();
                 let _ = reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source }));
             }
         }
     }
 
+    /// Starts the process of a worker in a free slot.
+    pub(super) fn launch(
+        &mut self,
+        slot: usize,
+        id: WorkerId,
+        name: &str,
+        stage: Stage,
+    ) -> std::io::Result<()> {
+        let life = self.slots[slot].next_life;
+        let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
+        let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
+        // The clock page before its process: the node has to have it when that dies (DEATH-1).
+        self.broker.deaths.prepare(process)?;
+        let launched = self.settings.program.launch(self.settings.environment.as_ref());
+        let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
+        let slot = &mut self.slots[slot];
+        slot.next_life += 1;
+        slot.worker = Some(Worker::new(id, process, name, launched, stage));
+        self.dirty = true;
+        Ok(())
+    }
+
     /// A free slot: one that was never used if there is one, so that the dead are remembered as long as possible.
-    fn slot_for(&mut self, name: &str) -> Result<usize, SpawnError> {
+    fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
         check_name(name)?;
         if self.stopping.is_some() {
             return Err(Closed::ShuttingDown.into());
@@ -158,13 +184,17 @@ impl State {
             self.slots.push(Slot::default());
             return Ok(self.slots.len() - 1);
         }
-        let free = (1..self.slots.len()).filter(|&slot| self.slots[slot].worker.is_none());
+        let free = (1..self.slots.len()).filter(|&slot| {
+            self.slots[slot].worker.is_none() && self.is_buried(slot) && !self.restarts.reserves(slot)
+        });
         free.min_by_key(|&slot| self.slots[slot].next_life).ok_or(SpawnError::TooMany)
     }
 
     fn await_end(&mut self, id: WorkerId, reply: Reply<WorkerState>) {
         if let Some(worker) = self.worker_by_id(id) {
             worker.awaiting_end.push(reply);
+        } else if let Some(ended) = self.restarts.last_end(id) {
+            let _ = reply.try_send(ended);
         } else if let Some(last) =
             self.slots.iter().filter_map(|slot| slot.last.as_ref()).find(|l| l.worker == id)
         {
@@ -240,9 +270,9 @@ impl State {
                 }
             };
             let stage = std::mem::replace(&mut worker.stage, Stage::Ending);
-            if let Stage::Greeting { reply, .. } | Stage::Opening { reply, .. } = stage {
+            if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = stage {
                 let name = worker.name.to_string();
-                let _ = reply.try_send(Err(SpawnError::Deadline { name, deadline: time, doing }));
+                asker.answer(Err(SpawnError::Deadline { name, deadline: time, doing }));
             }
             worker.give_up(format!("it was not ready in time: {doing}"));
             self.dirty = true;
@@ -259,7 +289,12 @@ impl State {
             let retry = wait::retry_after(worker.outgoing.flushed()).map(|after| Instant::now() + after);
             [start, worker.kill_at, retry].into_iter().flatten().min()
         });
-        workers.chain(stopping).chain(self.broker.deaths.next_tick()).min()
+        workers
+            .chain(stopping)
+            .chain(self.next_restart())
+            .chain(self.askings.next_event())
+            .chain(self.broker.deaths.next_tick())
+            .min()
     }
 
     /// Waits for the next event and serves every worker that has one.
@@ -344,8 +379,17 @@ impl State {
             worker.kill();
         }
         let exit = worker.child.wait().ok();
+        if let Some(trace) = &self.settings.trace {
+            trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
+        }
+        self.figures(worker.process, None, None);
         let actors = self.broker.roster.actors_of(worker.process);
+        let reason = worker.reason(exit);
+        let ended = WorkerState::Ended { exit, why: worker.why.clone() };
         let mut told = Vec::new();
+        let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
+        let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
+        let text = format!("{text}: {}{}", exit_text(&exit), because(&worker.why));
         self.broker.left(worker.process, &mut told);
         self.deaths = true;
 
@@ -353,12 +397,6 @@ impl State {
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
         let severity = if expected { Severity::Debug } else { Severity::Error };
-        let text = format!(
-            "worker `{name}` (pid {}) ended: {}{}",
-            worker.child.id(),
-            exit_text(&exit),
-            because(&why)
-        );
         self.journal.node(severity, Some(&name), text);
 
         let state = WorkerState::Ended { exit, why: why.clone() };
@@ -366,20 +404,25 @@ impl State {
             let _ = reply.try_send(state.clone());
         }
         for (_, pending) in worker.pending.drain() {
-            let _ = pending.reply.try_send(Err(StartError::WorkerEnded {
+            let Some(first) = pending.first else { continue };
+            let _ = first.reply.try_send(Err(StartError::WorkerEnded {
                 worker: name.to_string(),
                 type_name: pending.type_name,
                 exit,
                 why: why.clone(),
             }));
         }
-        let status = WorkerStatus { state, ..worker.status(actors) };
+        let state = if comes_back { WorkerState::Restarting { reason } } else { state };
+        let (restarts, last_end) = self.restarts.of_worker(worker.id);
+        let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
         self.note_end(&worker, exit);
-        if let Stage::Greeting { reply, .. } | Stage::Opening { reply, .. } = worker.stage {
-            let _ = reply.try_send(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
+        if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = worker.stage {
+            asker.answer(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
         }
         self.slots[index].last = Some(status);
         self.dirty = true;
+        // First, so that whoever gets an error finds what it says in the status.
+        self.publish();
         self.deliver(told);
     }
 
@@ -389,7 +432,11 @@ impl State {
         }
         let roster = &self.broker.roster;
         let status = self.slots.iter().filter_map(|slot| match &slot.worker {
-            Some(worker) => Some(worker.status(roster.actors_of(worker.process))),
+            Some(worker) => {
+                let (restarts, last_end) = self.restarts.of_worker(worker.id);
+                let status = worker.status(roster.actors_of(worker.process));
+                Some(WorkerStatus { restarts, last_end, ..status })
+            }
             None => slot.last.clone(),
         });
         *self.shared.status.lock() = status.collect();
@@ -399,11 +446,20 @@ impl State {
     fn finish(mut self) {
         self.dirty = true;
         self.publish();
-        let State { shared, journal, stopping, .. } = self;
+        let State { settings, shared, journal, stopping, restarts, .. } = self;
+        if let Some(trace) = settings.trace {
+            match trace.write_to(trace.path()) {
+                Ok(summary) => {
+                    let text = format!("a trace was written to {}: {summary}", trace.path().display());
+                    journal.node(Severity::Info, None, text);
+                }
+                Err(error) => journal.node(Severity::Error, None, error.to_string()),
+            }
+        }
         // The log is complete before anybody is told that the node has ended.
         drop(journal);
         if let Some(stopping) = stopping {
-            let (report, replies) = stopping.into_report();
+            let (report, replies) = stopping.into_report(restarts.report());
             *shared.report.lock() = Some(report.clone());
             for reply in replies {
                 let _ = reply.try_send(report.clone());

@@ -11,7 +11,7 @@ use crate::observe::log::Severity;
 
 use super::record::{Stage, Worker};
 use super::run::State;
-use super::{Closed, Reply, SpawnError};
+use super::{Closed, Reply, RestartReport, SpawnError};
 
 /// How long the system may take to end a process that was killed, before a shutdown goes on without it.
 const KILL_GRACE: Duration = Duration::from_secs(10);
@@ -34,8 +34,12 @@ impl Stopping {
         Some(self.ask_at.map_or(end, |ask| ask.min(end)))
     }
 
-    pub(super) fn into_report(self) -> (ShutdownReport, Vec<Reply<ShutdownReport>>) {
-        let report = ShutdownReport { drained: self.drained, workers: self.ends, took: self.began.elapsed() };
+    pub(super) fn into_report(
+        self,
+        restarts: Vec<RestartReport>,
+    ) -> (ShutdownReport, Vec<Reply<ShutdownReport>>) {
+        let took = self.began.elapsed();
+        let report = ShutdownReport { drained: self.drained, workers: self.ends, restarts, took };
         (report, self.replies)
     }
 
@@ -71,11 +75,12 @@ impl State {
             ends: Vec::new(),
             replies: vec![reply],
         });
+        self.end_restarts();
         self.resident.stopping();
         for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
             match std::mem::replace(&mut worker.stage, Stage::Ending) {
-                Stage::Greeting { reply, .. } | Stage::Opening { reply, .. } => {
-                    let _ = reply.try_send(Err(SpawnError::Closed(Closed::ShuttingDown)));
+                Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } => {
+                    asker.answer(Err(SpawnError::Closed(Closed::ShuttingDown)));
                     worker.killed = Some(Phase::Starting);
                     worker.give_up("the node shut down before it was ready".to_owned());
                 }

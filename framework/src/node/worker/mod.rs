@@ -22,6 +22,7 @@ use self::main_loop::Task;
 use self::uplink::Uplink;
 use crate::clock::taint::Board;
 use crate::clock::{ClockPage, ProcessPages};
+use crate::fault;
 use crate::mailbox::port::Port;
 use crate::node::control::{ControlError, Down, Up, decode, encode};
 use crate::node::files;
@@ -31,6 +32,7 @@ use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
+use crate::observe::trace::{Ring, TraceRing};
 use crate::os::Seqpacket;
 
 pub(crate) use self::inherited::VARIABLE;
@@ -74,14 +76,22 @@ impl<R: Residence> Worker<R> {
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
         files::raise_limit();
+        end_with_the_device(&uplink);
 
+        let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
         let port: Arc<dyn Port> = uplink.clone();
+        #[cfg(feature = "testing")]
+        fault::arm_from_environment(&identity.name);
+        fault::point("worker.open");
         let resident = residence.open(&identity, port, pages).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
             let _ = uplink.send(&Up::OpenFailed { why: why.clone() }, Vec::new());
             uplink.drain();
             format!("worker `{}` could not be opened: {why}", identity.name)
         })?;
+        if let Some(ring) = ring {
+            resident.trace(ring);
+        }
         let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
         let control =
             Control { socket, receiving, uplink: uplink.clone(), resident: resident.clone(), to_main };
@@ -112,6 +122,31 @@ impl<R: Residence> Worker<R> {
         });
         std::process::exit(0)
     }
+}
+
+/// Has this process end, with a word to the node, when it has lost its GPU: what it has promised will never come, and
+/// whoever waits for it is released after its death (DEATH-1).
+fn end_with_the_device(uplink: &Arc<Uplink>) {
+    #[cfg(feature = "cuda")]
+    {
+        let uplink = Arc::clone(uplink);
+        crate::device::cuda::on_lost(move |why| {
+            let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
+            // Whoever notices may hold a lock that logging or the socket needs.
+            let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
+                let _ = uplink.send(&Up::Failing { why: why.clone() }, Vec::new());
+                uplink.drain();
+                say(&why);
+                // No destructors and no exit handlers, which could wait for the device.
+                end_at_once();
+            });
+            if ending.is_err() {
+                end_at_once();
+            }
+        });
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = uplink;
 }
 
 /// Says hello and waits for the answer: who we are, what to log, and the pages that the node has made for us.
@@ -153,6 +188,22 @@ fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<ProcessPages, String> {
     let clocks = ClockPage::adopt(clocks).map_err(|error| format!("this process's clock page: {error}"))?;
     let board = Board::open(board).map_err(|error| format!("the node's board: {error}"))?;
     Ok(ProcessPages { clocks, board })
+}
+
+/// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
+fn begin_trace(uplink: &Uplink, records: u32) -> Option<TraceRing> {
+    let made = Ring::create(records as usize).and_then(|ring| ring.export().map(|fd| (ring, fd)));
+    match made {
+        Ok((ring, fd)) => {
+            // When the node is gone, so is this process in a moment.
+            let _ = uplink.send(&Up::Trace, vec![fd]);
+            Some(TraceRing(Arc::new(ring)))
+        }
+        Err(error) => {
+            tracing::warn!(%error, records, "there is no memory for this worker's trace; ask for fewer records");
+            None
+        }
+    }
 }
 
 fn install_logs(uplink: &Arc<Uplink>, log_filter: &str) {
@@ -227,12 +278,22 @@ impl<R: Resident> Control<R> {
                     self.uplink.send(&Up::Activity { round, activity: self.resident.activity() }, Vec::new());
                 return Ok(());
             }
+            Down::Figures { round } => {
+                let _ =
+                    self.uplink.send(&Up::Figures { round, figures: self.resident.figures() }, Vec::new());
+                return Ok(());
+            }
             Down::Ping { number } => {
                 let _ = self.uplink.send(&Up::Pong { number }, Vec::new());
                 return Ok(());
             }
             Down::Stopping => {
                 self.resident.stopping();
+                return Ok(());
+            }
+            #[cfg(feature = "testing")]
+            Down::Arm(fault) => {
+                fault::arm(fault);
                 return Ok(());
             }
             Down::Start(start) => Task::Start(Box::new(start)),

@@ -7,7 +7,7 @@ use cudarc::driver::{LaunchArgs, PushKernelArg};
 use super::{CudaView, CudaViewMut};
 use crate::clock::stream::Stream;
 use crate::clock::turn;
-use crate::tensor::{Tensor, TensorError, TensorMut};
+use crate::tensor::{Tensor, TensorError, TensorMut, TensorPart};
 
 /// The stream that a launch is on: the running handler's, or the one that the tensor belongs to.
 fn launch_stream(home: Option<Stream>) -> Option<Stream> {
@@ -58,6 +58,19 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut TensorMut> for LaunchArgs<'a> {
             refused(&stream, &error);
         }
         self.arg(tensor.first_element())
+    }
+}
+
+// SAFETY: as above. What the kernel writes outside of the part's elements is others' (see `tensor::part`).
+unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut TensorPart> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, part: &'b mut TensorPart) -> &mut Self {
+        if let Some(stream) = launch_stream(part.lease().home())
+            && let Err(error) = part.write_on(&stream)
+        {
+            stream.fail(&error);
+        }
+        self.arg(part.first_element())
     }
 }
 

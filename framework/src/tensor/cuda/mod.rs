@@ -18,7 +18,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr
 
 pub use view::{CudaView, CudaViewMut};
 
-use super::{Element, Gpu, Layout, Tensor, TensorError, TensorMut};
+use super::{Element, Gpu, Layout, Tensor, TensorError, TensorMut, TensorPart};
 use crate::device::DeviceError;
 use crate::device::cuda::{CudaBackend, CudaStreamBackend};
 
@@ -73,6 +73,18 @@ impl Gpu {
         CudaViewMut::new(self, tensor)
     }
 
+    /// A packed part of a split tensor (some rows) as cudarc writes it. This stream waits for all earlier uses of the part
+    /// from here on. One that is not packed goes to a kernel of your own, with its [`strides`](TensorPart::strides).
+    ///
+    /// # Errors
+    /// As for [`view`](Self::view).
+    pub fn view_part<'t, T: Element>(
+        &'t self,
+        part: &'t mut TensorPart,
+    ) -> Result<CudaViewMut<'t, T>, TensorError> {
+        CudaViewMut::of_part(self, part)
+    }
+
     /// A tensor with a copy of a cudarc slice of this device: one copy on the device.
     ///
     /// # Errors
@@ -111,5 +123,5 @@ fn check<T: Element>(
             strides: layout.strides().to_vec(),
         });
     }
-    super::host::same_device(device, gpu.device_id(), gpu.stream())
+    super::host::in_reach(device, gpu)
 }

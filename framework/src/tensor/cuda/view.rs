@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys::CUdeviceptr};
 
 use super::check;
-use crate::tensor::{Element, Gpu, Tensor, TensorError, TensorMut};
+use crate::tensor::{Element, Gpu, Tensor, TensorError, TensorMut, TensorPart};
 
 /// A packed tensor to read, on the stream of the [`Gpu`] that made the view.
 #[derive(Debug)]
@@ -40,6 +40,13 @@ impl<'t, T: Element> CudaViewMut<'t, T> {
         check::<T>(gpu, tensor.device(), tensor.dtype(), tensor.layout())?;
         tensor.write_on(gpu.stream())?;
         let (address, len) = (*tensor.first_element(), tensor.len());
+        Ok(CudaViewMut { address, len, stream: gpu.cuda_stream()?, tensor: PhantomData })
+    }
+
+    pub(super) fn of_part(gpu: &'t Gpu, part: &'t mut TensorPart) -> Result<Self, TensorError> {
+        check::<T>(gpu, part.device(), part.dtype(), part.layout())?;
+        part.write_on(gpu.stream())?;
+        let (address, len) = (*part.first_element(), part.len());
         Ok(CudaViewMut { address, len, stream: gpu.cuda_stream()?, tensor: PhantomData })
     }
 }

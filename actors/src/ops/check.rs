@@ -1,0 +1,114 @@
+//! Comparing what a device made with what the host's functions make of the same: for tests, and for actors that are told to
+//! check. Everything here blocks until the device's result is there.
+
+use std::fmt::Debug;
+
+use tensorpost::prelude::*;
+
+use super::{OpError, read_stats};
+use crate::image::stats::Stats;
+
+/// Whether the floats of `found` are `wanted`, each within `tolerance`; NaN agrees with NaN. Returns the largest
+/// difference.
+///
+/// # Errors
+/// [`OpError::Differs`] with the first element that is off; [`OpError::Shape`] for another number of elements; data that
+/// will not come. `what` names the result in the error.
+pub fn floats(gpu: &Gpu, what: &str, found: &Tensor, wanted: &[f32], tolerance: f32) -> Result<f32, OpError> {
+    let found = download::<f32>(gpu, found, wanted.len())?;
+    let mut largest = 0.0_f32;
+    for (at, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
+        let difference = if found == wanted || (found.is_nan() && wanted.is_nan()) {
+            0.0 // two infinities, which have no difference, are equal too
+        } else {
+            (found - wanted).abs()
+        };
+        // Said this way round, because a NaN is within nothing.
+        let is_within = difference <= tolerance;
+        if !is_within {
+            return Err(differs(what, at, f64::from(found), f64::from(wanted), f64::from(tolerance)));
+        }
+        largest = largest.max(difference);
+    }
+    Ok(largest)
+}
+
+/// Whether the bytes of `found` are `wanted`, each within `tolerance` steps. Returns the largest difference.
+///
+/// # Errors
+/// As [`floats`].
+pub fn bytes(gpu: &Gpu, what: &str, found: &Tensor, wanted: &[u8], tolerance: u8) -> Result<u8, OpError> {
+    let found = download::<u8>(gpu, found, wanted.len())?;
+    let mut largest = 0;
+    for (at, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
+        let difference = found.abs_diff(wanted);
+        if difference > tolerance {
+            return Err(differs(what, at, f64::from(found), f64::from(wanted), f64::from(tolerance)));
+        }
+        largest = largest.max(difference);
+    }
+    Ok(largest)
+}
+
+/// Whether a summary is that of `values`, as [`Stats::agrees`] sees it.
+///
+/// # Errors
+/// [`OpError::Differs`] with the number of the word that is off; data that will not come.
+pub fn summary(gpu: &Gpu, what: &str, summary: &Tensor, values: &[f32]) -> Result<Stats, OpError> {
+    let (found, wanted) = (read_stats(gpu, summary)?, Stats::of(values));
+    if found.agrees(&wanted) {
+        return Ok(found);
+    }
+    let numbers = |stats: &Stats| {
+        let Stats { count, non_finite, min, max, mean, std, checksum } = *stats;
+        [count as f64, non_finite as f64, f64::from(min), f64::from(max), mean, std, checksum as f64]
+    };
+    let (found, wanted) = (numbers(&found), numbers(&wanted));
+    // The first that is not the same; where rounding hides it, the checksum.
+    let at = (0..7).find(|&at| found[at] != wanted[at] && !found[at].is_nan()).unwrap_or(6);
+    Err(differs(what, at, found[at], wanted[at], crate::image::stats::TOLERANCE))
+}
+
+fn download<T: Element + Debug>(gpu: &Gpu, tensor: &Tensor, wanted: usize) -> Result<Vec<T>, OpError> {
+    if tensor.len() != wanted {
+        return Err(super::wrong("the result to check", tensor.shape(), &format!("{wanted} elements")));
+    }
+    Ok(gpu.download(tensor)?)
+}
+
+fn differs(what: &str, at: usize, found: f64, wanted: f64, tolerance: f64) -> OpError {
+    OpError::Differs { what: what.to_owned(), at, found, wanted, tolerance }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_off_is_named() {
+        let node = Node::builder().start().expect("a node");
+        let gpu = node.host().expect("the host");
+        let values = gpu.from_slice(&[4], &[1.0_f32, f32::NAN, f32::INFINITY, -3.0]).expect("room").freeze();
+        let same = [1.0, f32::NAN, f32::INFINITY, -3.0];
+        assert_eq!(floats(&gpu, "it", &values, &same, 0.0).expect("the same"), 0.0);
+        assert_eq!(
+            floats(&gpu, "it", &values, &[1.5, f32::NAN, f32::INFINITY, -3.0], 0.5).expect("near"),
+            0.5
+        );
+        for (at, wanted) in [(0, [2.0, f32::NAN, f32::INFINITY, -3.0]), (1, [1.0, 0.0, f32::INFINITY, -3.0])]
+        {
+            let error = floats(&gpu, "it", &values, &wanted, 0.5).expect_err("off");
+            assert!(matches!(error, OpError::Differs { at: found, .. } if found == at), "{error}");
+        }
+        assert!(matches!(floats(&gpu, "it", &values, &[1.0], 0.0), Err(OpError::Shape { .. })));
+
+        let gray = gpu.from_slice(&[2], &[7_u8, 9]).expect("room").freeze();
+        assert_eq!(bytes(&gpu, "it", &gray, &[8, 9], 1).expect("near"), 1);
+        assert!(matches!(bytes(&gpu, "it", &gray, &[8, 9], 0), Err(OpError::Differs { at: 0, .. })));
+
+        let words = super::super::stats(&gpu, &values).expect("measured");
+        summary(&gpu, "it", &words, &same).expect("the same");
+        let error = summary(&gpu, "it", &words, &[1.0, f32::NAN, f32::INFINITY, -4.0]).expect_err("off");
+        assert!(matches!(error, OpError::Differs { at: 2, .. }), "{error}");
+    }
+}

@@ -1,0 +1,62 @@
+//! A device that this process has lost: after a kernel's fault every call fails, in all contexts of the process, and only
+//! a new process can use the device again.
+//!
+//! What the process had promised on its clocks will never come. So a worker says why to the node, and ends; then its
+//! waiters are released as after any death (DEATH-1). Nobody else is affected, unless they share the GPU through MPS.
+//!
+//! The first failing call tells. Because a process may make none for a long time, and a kernel's fault wakes nobody, a
+//! thread asks the driver now and then.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use super::super::DeviceError;
+use super::Shared;
+
+/// How long a fault may go unnoticed by a process that makes no calls.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+type Hook = Box<dyn Fn(&str) + Send + Sync>;
+
+static HOOK: OnceLock<Hook> = OnceLock::new();
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Has `hook` called, once, when a device is lost to this process; it is told why. It may be called under locks, so it
+/// must not block or use the device. The first hook stays.
+pub(crate) fn on_lost(hook: impl Fn(&str) + Send + Sync + 'static) {
+    let _ = HOOK.set(Box::new(hook));
+}
+
+/// Whether a device was lost: clocks stand still, and nothing submitted is done.
+pub(super) fn is_lost() -> bool {
+    TOLD.load(Ordering::Relaxed)
+}
+
+/// An error says that a device is lost.
+pub(super) fn tell(error: &DeviceError) {
+    if TOLD.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    tracing::error!(%error, "a GPU is lost to this process");
+    if let Some(hook) = HOOK.get() {
+        hook(&format!("a GPU was lost to it: {error}"));
+    }
+}
+
+/// Starts the thread that looks at a device.
+pub(super) fn watch(shared: &Arc<Shared>) {
+    let watched = Arc::clone(shared);
+    let name = format!("tp-watch-{}", shared.context.ordinal());
+    let started = thread::Builder::new().name(name).spawn(move || {
+        while !is_lost() {
+            thread::park_timeout(LOOK_EVERY);
+            // A call that costs the GPU nothing. An error is told where it is made.
+            let _ = watched.bind().and_then(|()| watched.driver.is_idle(&watched.housekeeping));
+        }
+    });
+    if let Err(error) = started {
+        tracing::warn!(%error, "a fault of this process's kernels will only be noticed by the next call");
+    }
+}

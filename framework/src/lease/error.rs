@@ -1,0 +1,62 @@
+//! Why there is no memory.
+
+use crate::device::DeviceError;
+
+/// Why an allocation failed. Nothing was taken.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Larger than the pool may ever be.
+    #[error(
+        "a tensor of {asked} bytes can never fit the pool of {device}, whose budget is {budget} bytes; raise the budget"
+    )]
+    TooLarge {
+        /// Which device.
+        device: String,
+        /// Bytes asked for.
+        asked: u64,
+        /// Budget in bytes.
+        budget: u64,
+    },
+    /// No room now; dropping tensors makes some. A retry makes sense.
+    #[error(
+        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use. {holders}"
+    )]
+    Full {
+        /// Which device.
+        device: String,
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes in use or waiting for their last use to pass.
+        in_use: u64,
+        /// Budget in bytes.
+        budget: u64,
+        /// The largest holders, by process, and for how long.
+        holders: String,
+    },
+    /// The device itself has no room for what the pool may still take: it is used by others, or by programs outside of the
+    /// node.
+    #[error(
+        "{device} has no room for {chunk} more bytes, for a tensor of {asked}; this process has {in_use} bytes there, within \
+         its budget of {budget}: lower the budgets, or end what else uses the device. {holders}"
+    )]
+    NoRoom {
+        /// Which device.
+        device: String,
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes that the pool wanted to grow by.
+        chunk: u64,
+        /// Bytes of the pool's chunks.
+        in_use: u64,
+        /// Budget in bytes.
+        budget: u64,
+        /// The largest holders of this pool's memory, by process, and for how long.
+        holders: String,
+        /// What the device said.
+        #[source]
+        source: Box<DeviceError>,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

@@ -1,0 +1,203 @@
+//! Which pieces of an allocation have a writer in this process: the guard of split tensors.
+//!
+//! A tensor that is split has one lease and several writers, each of its own piece. Within a process nothing but this
+//! list says which pieces those are. A piece is entered when it is made or arrives, and leaves when it is sent on, joined
+//! or dropped; one that would be a second writer of anything (the same piece twice, a piece of another split, one that
+//! overlaps) is refused, whoever sent it (ONE-WRITER, WIRE-1).
+//!
+//! **On a crash** of another process nothing changes here: what that process held is no piece of this one.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::LeaseId;
+
+/// A box of indices, one range per axis of the whole. No range is empty.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Area(SmallVec<[Range<usize>; 4]>);
+
+impl Area {
+    /// The indices in all of `ranges`; `None` where one of them is empty.
+    pub fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Option<Self> {
+        let ranges: SmallVec<[Range<usize>; 4]> = ranges.into_iter().collect();
+        (!ranges.iter().any(Range::is_empty)).then_some(Area(ranges))
+    }
+
+    /// One range per axis.
+    pub fn ranges(&self) -> &[Range<usize>] {
+        &self.0
+    }
+
+    /// Number of indices; `None` where that is not representable.
+    pub fn indices(&self) -> Option<usize> {
+        self.0.iter().try_fold(1, |product: usize, range| product.checked_mul(range.len()))
+    }
+
+    /// Whether some index is in both. Areas of different ranks are of different tensors: they are taken to meet.
+    pub fn meets(&self, other: &Area) -> bool {
+        self.0.len() != other.0.len()
+            || self.0.iter().zip(&other.0).all(|(a, b)| a.start < b.end && b.start < a.end)
+    }
+}
+
+/// One piece of a split allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Which split it is of.
+    pub seal: u64,
+    /// Which piece of it.
+    pub index: u32,
+    /// The indices of the whole that it has.
+    pub area: Area,
+}
+
+/// Why a piece cannot have a writer here: it has one, or part of it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Clash {
+    /// The same piece twice.
+    #[error("part {index} of the tensor is in this process already")]
+    Doubled {
+        /// Which.
+        index: u32,
+    },
+    /// This process has pieces of another split of the same memory.
+    #[error("part {index} is of another split than the parts of the same memory that are in this process")]
+    OtherSplit {
+        /// Which.
+        index: u32,
+    },
+    /// It shares elements with another piece.
+    #[error("part {index} overlaps part {with} of the same tensor, which is in this process")]
+    Overlaps {
+        /// Which.
+        index: u32,
+        /// The piece that is here already.
+        with: u32,
+    },
+}
+
+/// The pieces that have a writer in this process.
+#[derive(Debug, Default)]
+pub struct Writers {
+    by_lease: Mutex<HashMap<LeaseId, Vec<Piece>>>,
+}
+
+impl Writers {
+    /// Enters `pieces` of one allocation, all or none. The caller has checked that those of one call do not meet.
+    ///
+    /// # Errors
+    /// One of them has a writer already.
+    pub fn enter(&self, id: LeaseId, pieces: impl IntoIterator<Item = Piece>) -> Result<(), Clash> {
+        let mut by_lease = self.by_lease.lock();
+        let known = by_lease.entry(id).or_default();
+        let before = known.len();
+        for piece in pieces {
+            let clash = known[..before].iter().find_map(|there| clash(&piece, there));
+            if let Some(clash) = clash {
+                known.truncate(before);
+                if before == 0 {
+                    by_lease.remove(&id);
+                }
+                return Err(clash);
+            }
+            known.push(piece);
+        }
+        Ok(())
+    }
+
+    /// A piece has left, or its writer has ended.
+    pub fn leave(&self, id: LeaseId, seal: u64, index: u32) {
+        let mut by_lease = self.by_lease.lock();
+        let Some(known) = by_lease.get_mut(&id) else { return };
+        if let Some(at) = known.iter().position(|piece| piece.seal == seal && piece.index == index) {
+            known.swap_remove(at);
+        }
+        if known.is_empty() {
+            by_lease.remove(&id);
+        }
+    }
+
+    /// How many allocations have pieces here.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn allocations(&self) -> usize {
+        self.by_lease.lock().len()
+    }
+}
+
+fn clash(new: &Piece, there: &Piece) -> Option<Clash> {
+    let index = new.index;
+    if new.seal != there.seal {
+        Some(Clash::OtherSplit { index })
+    } else if index == there.index {
+        Some(Clash::Doubled { index })
+    } else if new.area.meets(&there.area) {
+        Some(Clash::Overlaps { index, with: there.index })
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{ChunkId, ProcessId};
+
+    fn id(line: u32) -> LeaseId {
+        LeaseId { chunk: ChunkId { owner: ProcessId::NODE, index: 0 }, line, generation: 1 }
+    }
+
+    fn piece(seal: u64, index: u32, ranges: [Range<usize>; 2]) -> Piece {
+        Piece { seal, index, area: Area::new(ranges).expect("not empty") }
+    }
+
+    #[test]
+    fn an_area_meets_what_shares_an_index() {
+        let area = |ranges: [Range<usize>; 2]| Area::new(ranges).expect("not empty");
+        let middle = area([2..4, 2..4]);
+        assert_eq!(middle.indices(), Some(4));
+        for (other, meets) in [
+            ([0..8, 0..8], true),
+            ([3..9, 3..4], true),
+            ([2..3, 3..4], true),
+            ([0..2, 2..4], false),
+            ([4..5, 2..4], false),
+            ([2..4, 0..2], false),
+            ([2..4, 4..9], false),
+            ([0..2, 4..9], false),
+        ] {
+            let other = area(other);
+            assert_eq!((middle.meets(&other), other.meets(&middle)), (meets, meets), "{other:?}");
+        }
+        assert_eq!(Area::new([0..4, 2..2]), None, "an empty range");
+        assert!(middle.meets(&Area::new(std::iter::once(8..9)).expect("not empty")), "another tensor's");
+        assert_eq!(Area::new([0..usize::MAX, 0..2]).expect("not empty").indices(), None);
+        assert_eq!(Area::new([]).expect("a scalar").indices(), Some(1));
+    }
+
+    /// ONE-WRITER: what is here is here once.
+    #[test]
+    fn a_piece_has_one_writer_and_another_when_that_one_has_left() {
+        let writers = Writers::default();
+        let (left, right) = (piece(7, 0, [0..4, 0..2]), piece(7, 1, [0..4, 2..4]));
+        writers.enter(id(1), [left.clone(), right.clone()]).expect("nobody is there");
+        assert_eq!(writers.enter(id(1), [right.clone()]), Err(Clash::Doubled { index: 1 }));
+        let forged = piece(7, 2, [3..4, 1..2]);
+        assert_eq!(writers.enter(id(1), [forged]), Err(Clash::Overlaps { index: 2, with: 0 }));
+        assert_eq!(writers.enter(id(1), [piece(8, 3, [9..10, 0..1])]), Err(Clash::OtherSplit { index: 3 }));
+        writers.enter(id(2), [piece(8, 0, [0..4, 0..2])]).expect("another allocation");
+
+        // All or none: the first of two would have been fine.
+        writers.leave(id(1), 7, 1);
+        assert_eq!(writers.enter(id(1), [right.clone(), left.clone()]), Err(Clash::Doubled { index: 0 }));
+        writers.enter(id(1), [right]).expect("it was not entered");
+        for index in [0, 1] {
+            writers.leave(id(1), 7, index);
+        }
+        writers.leave(id(1), 7, 1);
+        writers.leave(id(2), 8, 0);
+        assert_eq!(writers.allocations(), 0, "nothing is kept of what is over");
+    }
+}

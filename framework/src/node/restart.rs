@@ -1,0 +1,180 @@
+//! When an actor that ended is started anew: what its policy says, and how much of it is used up.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::mailbox::lives::{EndReason, RestartWhen};
+
+/// Most restarts that a policy counts at a time (MBX-2).
+const MAX_BUDGET: u32 = 1 << 16;
+
+/// What becomes of an actor that ended: left alone, or started anew from its arguments, in a new process.
+///
+/// A budget bounds the restarts, over the actor's whole life or in any window of time; the end that would need one more
+/// is final. Before each restart the supervisor waits, twice as long as before the last one.
+///
+/// ```
+/// use std::time::Duration;
+/// use tensorpost::node::Restart;
+///
+/// // At most five restarts in any minute, 100 ms after the first end, 200 ms after the second, 2 s at most.
+/// let policy = Restart::on_failure(5)
+///     .within(Duration::from_secs(60))
+///     .backoff(Duration::from_millis(100), Duration::from_secs(2));
+/// assert_ne!(policy, Restart::never());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restart {
+    when: RestartWhen,
+    budget: u32,
+    window: Option<Duration>,
+    first: Duration,
+    most: Duration,
+}
+
+impl Restart {
+    /// An actor that ended is gone. What holds unless something else is said.
+    pub const fn never() -> Self {
+        Restart::new(RestartWhen::Never, 0)
+    }
+
+    /// At most `budget` restarts, after failures: everything but a stop that the actor asked for itself, such as a panic
+    /// in a handler, an exit of its process, a signal. `budget` is counted up to 65,536.
+    pub const fn on_failure(budget: u32) -> Self {
+        Restart::new(RestartWhen::Failed, budget)
+    }
+
+    /// At most `budget` restarts, also after the actor stopped by itself; not after a shutdown of the node.
+    pub const fn always(budget: u32) -> Self {
+        Restart::new(RestartWhen::Ended, budget)
+    }
+
+    const fn new(when: RestartWhen, budget: u32) -> Self {
+        let budget = if budget < MAX_BUDGET { budget } else { MAX_BUDGET };
+        let (first, most) = (Duration::from_millis(10), Duration::from_secs(5));
+        Restart { when, budget, window: None, first, most }
+    }
+
+    /// Counts only the restarts in the last `window`; without one all that there ever were.
+    pub const fn within(mut self, window: Duration) -> Self {
+        self.window = Some(window);
+        self
+    }
+
+    /// Waits for `first` before the first of the restarts that count, twice as long before each further one, and never
+    /// longer than `most`; 10 ms and 5 s unless said otherwise.
+    pub const fn backoff(mut self, first: Duration, most: Duration) -> Self {
+        self.first = first;
+        self.most = most;
+        self
+    }
+
+    pub(crate) fn when(&self) -> RestartWhen {
+        self.when
+    }
+}
+
+impl Default for Restart {
+    fn default() -> Self {
+        Restart::never()
+    }
+}
+
+/// What follows from an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// A restart, after this time.
+    Restart(Duration),
+    /// None: the budget is used up.
+    UsedUp,
+    /// None: it is not for such an end.
+    Final,
+}
+
+/// A policy, and the restarts that count against it.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    policy: Restart,
+    recent: VecDeque<Instant>,
+}
+
+impl Budget {
+    pub(crate) fn new(policy: Restart) -> Self {
+        Budget { policy, recent: VecDeque::new() }
+    }
+
+    pub(crate) fn policy(&self) -> Restart {
+        self.policy
+    }
+
+    /// The actor has ended; a restart is counted if there is one.
+    pub(crate) fn spend(&mut self, reason: &EndReason, now: Instant) -> Verdict {
+        if !self.policy.when.after(reason.is_failure()) {
+            return Verdict::Final;
+        }
+        if let Some(window) = self.policy.window {
+            let over = |at: &Instant| now.saturating_duration_since(*at) >= window;
+            while self.recent.front().is_some_and(over) {
+                self.recent.pop_front();
+            }
+        }
+        let count = self.recent.len() as u32; // at most the budget
+        if count >= self.policy.budget {
+            return Verdict::UsedUp;
+        }
+        self.recent.push_back(now);
+        let factor = 1u32.checked_shl(count).unwrap_or(u32::MAX);
+        Verdict::Restart(self.policy.first.saturating_mul(factor).min(self.policy.most))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILED: EndReason = EndReason::Signal(9);
+
+    fn ms(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    #[test]
+    fn a_budget_is_for_the_whole_life_unless_there_is_a_window() {
+        let now = Instant::now();
+        let mut life = Budget::new(Restart::on_failure(2));
+        assert_eq!(life.spend(&FAILED, now), Verdict::Restart(ms(10)));
+        assert_eq!(life.spend(&FAILED, now + ms(1 << 30)), Verdict::Restart(ms(20)));
+        assert_eq!(life.spend(&FAILED, now + ms(1 << 31)), Verdict::UsedUp);
+
+        let mut window = Budget::new(Restart::on_failure(2).within(ms(1000)));
+        assert_eq!(window.spend(&FAILED, now), Verdict::Restart(ms(10)));
+        assert_eq!(window.spend(&FAILED, now + ms(600)), Verdict::Restart(ms(20)));
+        assert_eq!(window.spend(&FAILED, now + ms(999)), Verdict::UsedUp);
+        assert_eq!(window.spend(&FAILED, now + ms(1000)), Verdict::Restart(ms(20)), "the first is over");
+        assert_eq!(window.spend(&FAILED, now + ms(9000)), Verdict::Restart(ms(10)), "all are");
+    }
+
+    #[test]
+    fn only_the_ends_that_a_policy_is_for_lead_to_a_restart() {
+        let now = Instant::now();
+        for (policy, normal, failed) in [
+            (Restart::never(), Verdict::Final, Verdict::Final),
+            (Restart::on_failure(1), Verdict::Final, Verdict::Restart(ms(10))),
+            (Restart::always(1), Verdict::Restart(ms(10)), Verdict::Restart(ms(10))),
+            (Restart::on_failure(0), Verdict::Final, Verdict::UsedUp),
+        ] {
+            assert_eq!(Budget::new(policy).spend(&EndReason::Normal, now), normal, "{policy:?}");
+            assert_eq!(Budget::new(policy).spend(&FAILED, now), failed, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn the_wait_doubles_up_to_its_bound_however_many_there_were() {
+        let mut budget = Budget::new(Restart::on_failure(u32::MAX).backoff(ms(3), ms(50)));
+        let now = Instant::now();
+        let waits: Vec<_> = (0..100).map(|_| budget.spend(&FAILED, now)).collect();
+        let expected = [3, 6, 12, 24, 48, 50, 50].map(|wait| Verdict::Restart(ms(wait)));
+        assert_eq!(waits[..7], expected);
+        assert_eq!(waits[99], Verdict::Restart(ms(50)));
+    }
+}

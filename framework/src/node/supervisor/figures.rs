@@ -1,0 +1,93 @@
+//! Asking all processes for their figures. A process that does not answer holds nobody up past the deadline, and one
+//! that ends is left out.
+
+use std::time::Instant;
+
+use crate::ids::ProcessId;
+use crate::limits::MAX_ACTORS;
+use crate::node::control::Down;
+use crate::node::limits::{MAX_NAME, cut};
+use crate::observe::figures::{DEADLINE, Figures, Named, ProcessFigures};
+use crate::os::monotonic_ns;
+
+use super::Reply;
+use super::run::State;
+
+/// One question to all. Each caller waits for its own, so there are as many as threads that wait (MBX-2).
+pub(super) struct Asking {
+    round: u64,
+    until: Instant,
+    waiting: Vec<(ProcessId, String)>,
+    figures: Figures,
+    reply: Reply<Figures>,
+}
+
+/// The questions that are open.
+#[derive(Default)]
+pub(super) struct Askings {
+    last: u64,
+    open: Vec<Asking>,
+}
+
+impl Askings {
+    pub(super) fn next_event(&self) -> Option<Instant> {
+        self.open.iter().map(|asking| asking.until).min()
+    }
+}
+
+impl State {
+    pub(super) fn ask_figures(&mut self, reply: Reply<Figures>) {
+        self.askings.last += 1;
+        let round = self.askings.last;
+        let own =
+            Named { process: ProcessId::NODE, name: "node".to_owned(), figures: self.resident.figures() };
+        let figures = Figures { at: monotonic_ns(), processes: vec![own], silent: Vec::new() };
+        let mut waiting = Vec::new();
+        for worker in self.workers().filter(|worker| worker.is_running()) {
+            waiting.push((worker.process, worker.name.to_string()));
+            worker.send(&Down::Figures { round }, Vec::new());
+        }
+        let until = Instant::now() + DEADLINE;
+        self.askings.open.push(Asking { round, until, waiting, figures, reply });
+        self.answer_figures();
+    }
+
+    /// A worker has answered; `None`: it has ended, or its answer is none (WIRE-1).
+    pub(super) fn figures(&mut self, process: ProcessId, round: Option<u64>, answer: Option<ProcessFigures>) {
+        for asking in &mut self.askings.open {
+            if round.is_some_and(|round| round != asking.round) {
+                continue;
+            }
+            let Some(at) = asking.waiting.iter().position(|(of, _)| *of == process) else { continue };
+            let (process, name) = asking.waiting.swap_remove(at);
+            if let Some(figures) = answer.clone() {
+                asking.figures.processes.push(Named { process, name, figures });
+            }
+        }
+        self.answer_figures();
+    }
+
+    /// Answers the questions that have all their answers, or whose time is up.
+    pub(super) fn answer_figures(&mut self) {
+        let now = Instant::now();
+        let done =
+            self.askings.open.extract_if(.., |asking| asking.waiting.is_empty() || asking.until <= now);
+        for Asking { waiting, mut figures, reply, .. } in done {
+            figures.silent = waiting.into_iter().map(|(_, name)| name).collect();
+            figures.silent.sort();
+            figures.processes.sort_by_key(|named| named.process);
+            let _ = reply.try_send(figures);
+        }
+    }
+}
+
+/// WIRE-1: whether these are figures that a process can have; names are cut.
+pub(super) fn check(mut figures: ProcessFigures) -> Option<ProcessFigures> {
+    if figures.actors.len() > MAX_ACTORS || !figures.actors.iter().all(|actor| actor.handler.is_sound()) {
+        return None;
+    }
+    for actor in &mut figures.actors {
+        actor.name = cut(std::mem::take(&mut actor.name), MAX_NAME);
+    }
+    Some(figures)
+}

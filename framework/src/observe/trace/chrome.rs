@@ -1,0 +1,224 @@
+//! Events in the Chrome trace event format, in the subset that Perfetto's importer reads as well.
+//!
+//! Sources: "Trace Event Format" (the document of the Catapult project) and the importer's own code,
+//! `src/trace_processor/importers/json/` in the Perfetto repository. What follows from the latter:
+//! * times are in microseconds; a `displayTimeUnit` of `ns` is taken for the unit of all times, so there is none;
+//! * thread ids name threads across processes, and 0 is the idle thread: ids here are dense, from 1, over all processes;
+//! * strings know no `\u` escapes; events hold no lists; keys behind an unknown one are not read, so `traceEvents` is
+//!   first;
+//! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
+//!   written before the flow that begins or ends in it.
+
+use std::fmt::{self, Write as _};
+use std::io::{self, Write};
+
+/// An event of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Event {
+    /// What a process or thread is called; `tid` for a thread.
+    Name { pid: u32, tid: Option<u32>, name: String },
+    /// A few words beside a process's name.
+    Label { pid: u32, label: String },
+    /// Something that took a while on a row.
+    Slice { pid: u32, tid: u32, at: u64, took: u64, cat: &'static str, name: String, args: Args },
+    /// Something that happened at once, on a row or (without `tid`) to a process.
+    Instant { pid: u32, tid: Option<u32>, at: u64, cat: &'static str, name: String, args: Args },
+    /// An arrow between slices.
+    Flow { step: Step, pid: u32, tid: u32, at: u64, id: u64 },
+    /// Something that lasts, independent of rows.
+    Async {
+        step: Step,
+        pid: u32,
+        tid: u32,
+        at: u64,
+        cat: &'static str,
+        name: &'static str,
+        id: String,
+        args: Args,
+    },
+}
+
+/// Which part of a flow or an asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Begin,
+    Middle,
+    End,
+}
+
+/// The details of an event, rendered already.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Args(String);
+
+impl Args {
+    pub(crate) fn number(mut self, name: &str, value: u64) -> Self {
+        self.key(name);
+        let _ = write!(self.0, "{value}");
+        self
+    }
+
+    pub(crate) fn text(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.key(name);
+        quote(&mut self.0, &value.to_string());
+        self
+    }
+
+    fn key(&mut self, name: &str) {
+        if !self.0.is_empty() {
+            self.0.push(',');
+        }
+        quote(&mut self.0, name);
+        self.0.push(':');
+    }
+}
+
+/// Writes all events, and `about` the run behind them.
+pub(crate) fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
+    out.write_all(b"{\"traceEvents\":[\n")?;
+    let mut line = String::new();
+    for (index, event) in events.iter().enumerate() {
+        line.clear();
+        event.render(&mut line);
+        line.push_str(if index + 1 < events.len() { ",\n" } else { "\n" });
+        out.write_all(line.as_bytes())?;
+    }
+    writeln!(out, "],\n\"otherData\":{{{}}}}}", about.0)?;
+    out.flush()
+}
+
+impl Event {
+    fn render(&self, out: &mut String) {
+        // Formatting into a string does not fail.
+        let _ = match self {
+            Event::Name { pid, tid: None, name } => {
+                write!(
+                    out,
+                    r#"{{"ph":"M","pid":{pid},"name":"process_name","args":{{"name":{}}}}}"#,
+                    Quoted(name)
+                )
+            }
+            Event::Name { pid, tid: Some(tid), name } => write!(
+                out,
+                r#"{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_name","args":{{"name":{}}}}}"#,
+                Quoted(name)
+            ),
+            Event::Label { pid, label } => write!(
+                out,
+                r#"{{"ph":"M","pid":{pid},"name":"process_labels","args":{{"labels":{}}}}}"#,
+                Quoted(label)
+            ),
+            Event::Slice { pid, tid, at, took, cat, name, args } => write!(
+                out,
+                r#"{{"ph":"X","pid":{pid},"tid":{tid},"ts":{},"dur":{},"cat":"{cat}","name":{},"args":{{{}}}}}"#,
+                Micros(*at),
+                Micros(*took),
+                Quoted(name),
+                args.0
+            ),
+            Event::Instant { pid, tid, at, cat, name, args } => {
+                let (scope, tid) = match tid {
+                    Some(tid) => ("t", format!("\"tid\":{tid},")),
+                    None => ("p", String::new()),
+                };
+                write!(
+                    out,
+                    r#"{{"ph":"i","s":"{scope}","pid":{pid},{tid}"ts":{},"cat":"{cat}","name":{},"args":{{{}}}}}"#,
+                    Micros(*at),
+                    Quoted(name),
+                    args.0
+                )
+            }
+            Event::Flow { step, pid, tid, at, id } => {
+                let (phase, bind) = match step {
+                    Step::Begin => ("s", ""),
+                    Step::Middle => ("t", ""),
+                    Step::End => ("f", r#","bp":"e""#),
+                };
+                write!(
+                    out,
+                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"message","name":"message","id":{id}{bind}}}"#,
+                    Micros(*at)
+                )
+            }
+            Event::Async { step, pid, tid, at, cat, name, id, args } => {
+                let phase = match step {
+                    Step::Begin => "b",
+                    Step::Middle => "n",
+                    Step::End => "e",
+                };
+                write!(
+                    out,
+                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"{cat}","name":"{name}","id":{},"args":{{{}}}}}"#,
+                    Micros(*at),
+                    Quoted(id),
+                    args.0
+                )
+            }
+        };
+    }
+}
+
+/// Nanoseconds as microseconds, to the last digit.
+struct Micros(u64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+    }
+}
+
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::with_capacity(self.0.len() + 2);
+        quote(&mut text, self.0);
+        f.write_str(&text)
+    }
+}
+
+/// `text` as a JSON string. Control characters, which would need an escape that not every reader knows, become spaces.
+fn quote(out: &mut String, text: &str) {
+    out.push('"');
+    for letter in text.chars() {
+        match letter {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            letter if letter.is_control() => out.push(' '),
+            letter => out.push(letter),
+        }
+    }
+    out.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_looks_as_the_format_says() {
+        let events = [
+            Event::Name { pid: 1, tid: None, name: "a \"b\"\n\\".into() },
+            Event::Slice {
+                pid: 1,
+                tid: 2,
+                at: 1_000_000_000_001,
+                took: 20,
+                cat: "handler",
+                name: "Frame".into(),
+                args: Args::default().number("bytes", 7).text("to", "p1.0"),
+            },
+            Event::Flow { step: Step::End, pid: 1, tid: 2, at: 5_000, id: 3 },
+        ];
+        let mut out = Vec::new();
+        write(&mut out, &events, Args::default().number("dropped", 0)).unwrap();
+        let expected = r#"{"traceEvents":[
+{"ph":"M","pid":1,"name":"process_name","args":{"name":"a \"b\" \\"}},
+{"ph":"X","pid":1,"tid":2,"ts":1000000000.001,"dur":0.020,"cat":"handler","name":"Frame","args":{"bytes":7,"to":"p1.0"}},
+{"ph":"f","pid":1,"tid":2,"ts":5.000,"cat":"message","name":"message","id":3,"bp":"e"}
+],
+"otherData":{"dropped":0}}
+"#;
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+}

@@ -1,0 +1,387 @@
+//! From the records of all processes to the events of one file.
+//!
+//! A record is only as good as the process that wrote it. Whatever the records say, what comes out of here is well
+//! formed (WIRE-1): slices of one row lie inside each other or apart, an arrow has its beginning and does not point
+//! back in time, and what begins ends. What was written over leaves a gap, not a mistake.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::chrome::{Args, Event, Step};
+use super::record::{Form, FrameId, LeaseName, Record, Track, What};
+use super::ring::{Of, Snapshot};
+use crate::ids::ProcessId;
+
+/// One life of a process, and what it noted.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) id: ProcessId,
+    pub(crate) name: String,
+    /// The system's number for it.
+    pub(crate) pid: u32,
+    pub(crate) since: u64,
+    /// When it ended, and how.
+    pub(crate) ended: Option<(u64, String)>,
+    pub(crate) seen: Snapshot,
+}
+
+/// A slice, before it is known how it lies among the others of its row.
+#[derive(Debug)]
+struct Slice {
+    at: u64,
+    took: u64,
+    cat: &'static str,
+    name: String,
+    args: Args,
+    flow: Option<(Ends, Part)>,
+}
+
+/// The two ends of a frame, which name its arrow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Ends {
+    from: ProcessId,
+    to: ProcessId,
+    end: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Send = 0,
+    Deliver = 1,
+    Handle = 2,
+}
+
+/// When each part of a frame's way was first seen.
+type Parts = [Option<u64>; 3];
+
+/// An arrow, and what of it is not written yet.
+struct Arrow {
+    id: u64,
+    has_handler: bool,
+    left: Parts,
+}
+
+/// The rows of one process.
+#[derive(Default)]
+struct Rows {
+    slices: BTreeMap<Track, Vec<Slice>>,
+    /// Handlers that began and have not ended, by row.
+    open: BTreeMap<Track, Vec<(u64, u64, Option<FrameId>)>>,
+    instants: Vec<(Track, u64, &'static str, String, Args)>,
+    leases: Vec<(Track, u64, LeaseName, What)>,
+}
+
+/// All events, in the order in which they are to be written. `now` ends what has not ended.
+pub(crate) fn events(processes: &[Process], now: u64) -> Vec<Event> {
+    let messages: HashMap<u64, &str> = processes
+        .iter()
+        .flat_map(|process| &process.seen.names)
+        .filter(|((of, _), _)| *of == Of::Message)
+        .map(|((_, key), name)| (*key, name.as_str()))
+        .collect();
+    let names: HashMap<ProcessId, &str> =
+        processes.iter().map(|process| (process.id, process.name.as_str())).collect();
+    let known = Known { messages, names };
+    let rows: Vec<Rows> = processes.iter().map(|process| rows(process, &known, now)).collect();
+    let mut flows = flows(&rows);
+    let mut out = Vec::new();
+    let mut next_tid = 1;
+    for (index, (process, rows)) in processes.iter().zip(rows).enumerate() {
+        // 0 is the idle process to some readers.
+        let pid = index as u32 + 1;
+        write_process(process, pid, rows, &known, &mut flows, &mut next_tid, now, &mut out);
+    }
+    // Stable, so that a slice stays before the arrow that begins in it at the same moment.
+    out.sort_by_key(|(at, _)| *at);
+    out.into_iter().map(|(_, event)| event).collect()
+}
+
+struct Known<'a> {
+    messages: HashMap<u64, &'a str>,
+    names: HashMap<ProcessId, &'a str>,
+}
+
+impl Known<'_> {
+    fn message(&self, key: u64) -> String {
+        self.messages.get(&key).map_or_else(|| format!("message {key:#018x}"), |name| (*name).to_owned())
+    }
+
+    fn frame(&self, form: Form, key: u64) -> String {
+        match form {
+            Form::Send => self.message(key),
+            Form::Ask => format!("{} (ask)", self.message(key)),
+            Form::Reply => "reply".to_owned(),
+            Form::Refusal => "refusal".to_owned(),
+        }
+    }
+
+    fn process(&self, id: ProcessId) -> String {
+        self.names.get(&id).map_or_else(|| id.to_string(), |name| format!("{name} ({id})"))
+    }
+}
+
+fn rows(process: &Process, known: &Known<'_>, now: u64) -> Rows {
+    let mut rows = Rows::default();
+    for record in &process.seen.records {
+        rows.take(process.id, *record, known);
+    }
+    let end = process.ended.as_ref().map_or(now, |(at, _)| *at);
+    rows.end_open(process.id, end, known);
+    rows
+}
+
+impl Rows {
+    fn slice(&mut self, track: Track, slice: Slice) {
+        self.slices.entry(track).or_default().push(slice);
+    }
+
+    fn take(&mut self, me: ProcessId, record: Record, known: &Known<'_>) {
+        let Record { at, track, what } = record;
+        let came = |frame: FrameId| Ends { from: frame.peer, to: me, end: frame.end };
+        match what {
+            What::HandlerBegan { key, frame } => {
+                self.open.entry(track).or_default().push((at, key, frame));
+            }
+            What::HandlerEnded { key, frame, took } => {
+                if let Some(open) = self.open.get_mut(&track) {
+                    open.retain(|(began, ..)| *began != at);
+                }
+                let flow = frame.map(|frame| (came(frame), Part::Handle));
+                let (cat, name) = ("handler", known.message(key));
+                self.slice(track, Slice { at, took, cat, name, args: Args::default(), flow });
+            }
+            What::Sent { form, key, frame, bytes, took } => {
+                let args = Args::default().text("to", known.process(frame.peer)).number("bytes", bytes);
+                let name = format!("send {}", known.frame(form, key));
+                let ends = Ends { from: me, to: frame.peer, end: frame.end };
+                self.slice(
+                    track,
+                    Slice { at, took, cat: "send", name, args, flow: Some((ends, Part::Send)) },
+                );
+            }
+            What::Delivered { form, key, frame, actor, took } => {
+                let mut args = Args::default().text("from", known.process(frame.peer));
+                if actor.0 != 0 {
+                    args = args.text("actor", actor);
+                }
+                let name = format!("deliver {}", known.frame(form, key));
+                let flow = Some((came(frame), Part::Deliver));
+                self.slice(track, Slice { at, took, cat: "deliver", name, args, flow });
+            }
+            What::WaitEnqueued { stream, on, clock, value } => {
+                let args = clock_args(known, on, clock, value).number("stream", u64::from(stream));
+                self.instants.push((track, at, "wait", "wait enqueued".to_owned(), args));
+            }
+            What::StreamWaited { on, clock, value, took } => {
+                let (name, args) =
+                    (format!("wait for {}", known.process(on)), clock_args(known, on, clock, value));
+                self.slice(track, Slice { at, took, cat: "wait", name, args, flow: None });
+            }
+            What::LeaseOpened { lease, .. }
+            | What::LeaseGranted { lease, .. }
+            | What::LeaseReturned { lease, .. }
+            | What::LeaseClosed { lease } => self.leases.push((track, at, lease, what)),
+        }
+    }
+
+    /// What began and did not end lasts until the process's end, or until the next handler of its row.
+    fn end_open(&mut self, me: ProcessId, end: u64, known: &Known<'_>) {
+        for (track, open) in std::mem::take(&mut self.open) {
+            for (at, key, frame) in open {
+                let others = self.slices.get(&track).into_iter().flatten();
+                let next =
+                    others.filter(|slice| slice.cat == "handler" && slice.at > at).map(|slice| slice.at);
+                let until = next.min().unwrap_or(end).max(at);
+                let flow =
+                    frame.map(|frame| (Ends { from: frame.peer, to: me, end: frame.end }, Part::Handle));
+                let args = Args::default().text("ended", "no");
+                let (name, took) = (known.message(key), until - at);
+                self.slice(track, Slice { at, took, cat: "handler", name, args, flow });
+            }
+        }
+    }
+}
+
+fn clock_args(known: &Known<'_>, on: ProcessId, clock: u16, value: u64) -> Args {
+    Args::default()
+        .text("process", known.process(on))
+        .number("clock", u64::from(clock))
+        .number("value", value)
+}
+
+/// The arrows that have a beginning and something to point to, with a number each.
+fn flows(rows: &[Rows]) -> HashMap<Ends, Arrow> {
+    let mut flows: HashMap<Ends, Parts> = HashMap::new();
+    let slices = rows.iter().flat_map(|rows| rows.slices.values()).flatten();
+    for (at, (ends, part)) in slices.filter_map(|slice| Some((slice.at, slice.flow?))) {
+        flows.entry(ends).or_default()[part as usize].get_or_insert(at);
+    }
+    let mut whole: Vec<(Ends, Parts)> = flows
+        .into_iter()
+        .filter_map(|(ends, [send, deliver, handle])| {
+            let send = send?;
+            // At the same moment is not after it: in the file the end could then come before the beginning.
+            let deliver = deliver.filter(|at| *at > send);
+            let handle = handle.filter(|at| *at > deliver.unwrap_or(send));
+            (deliver.is_some() || handle.is_some()).then_some((ends, [Some(send), deliver, handle]))
+        })
+        .collect();
+    // In the order of time, so that the same records give the same file.
+    whole.sort_by_key(|(ends, parts)| (parts[0], ends.from, ends.to, ends.end));
+    let arrow = |(index, (ends, parts)): (usize, (Ends, Parts))| {
+        let has_handler = parts[Part::Handle as usize].is_some();
+        (ends, Arrow { id: index as u64 + 1, has_handler, left: parts })
+    };
+    whole.into_iter().enumerate().map(arrow).collect()
+}
+
+#[expect(clippy::too_many_arguments, reason = "the one place where everything known about a process meets")]
+fn write_process(
+    process: &Process,
+    pid: u32,
+    rows: Rows,
+    known: &Known<'_>,
+    flows: &mut HashMap<Ends, Arrow>,
+    next_tid: &mut u32,
+    now: u64,
+    out: &mut Vec<(u64, Event)>,
+) {
+    let Process { id, name, seen, .. } = process;
+    let name = format!("{name} ({id})");
+    out.push((0, Event::Name { pid, tid: None, name }));
+    let mut label = format!("process {}", process.pid);
+    if seen.dropped > 0 {
+        label = format!("{label}, {} records dropped", seen.dropped);
+    }
+    out.push((0, Event::Label { pid, label }));
+    let mut instant = |at, name: String| {
+        let args = Args::default().number("process", u64::from(process.pid));
+        out.push((at, Event::Instant { pid, tid: None, at, cat: "life", name, args }));
+    };
+    instant(process.since, if id.incarnation() > 0 { "restarted".into() } else { "started".into() });
+    if let Some((at, how)) = &process.ended {
+        instant(*at, how.clone());
+    }
+    let mut tids: BTreeMap<Track, u32> = BTreeMap::new();
+    let mut tid_of = |track: Track, out: &mut Vec<(u64, Event)>| {
+        *tids.entry(track).or_insert_with(|| {
+            let tid = *next_tid;
+            *next_tid += 1;
+            out.push((0, Event::Name { pid, tid: Some(tid), name: track_name(track, seen) }));
+            tid
+        })
+    };
+    for (track, slices) in rows.slices {
+        let tid = tid_of(track, out);
+        write_row(pid, tid, slices, flows, out);
+    }
+    for (track, at, cat, name, args) in rows.instants {
+        let tid = Some(tid_of(track, out));
+        out.push((at, Event::Instant { pid, tid, at, cat, name, args }));
+    }
+    let end = process.ended.as_ref().map_or(now, |(at, _)| *at);
+    let leases =
+        rows.leases.into_iter().map(|(track, at, lease, what)| (tid_of(track, out), at, lease, what));
+    let leases: Vec<_> = leases.collect();
+    write_leases(*id, pid, leases, known, end, out);
+}
+
+fn track_name(track: Track, seen: &Snapshot) -> String {
+    let (of, id, kind) = match track {
+        Track::Actor(actor) => (Of::Actor, actor.0, "actor"),
+        Track::Thread(number) => (Of::Thread, u64::from(number), "thread"),
+        Track::Stream(slot) => (Of::Stream, u64::from(slot), "stream"),
+    };
+    match seen.names.get(&(of, id)) {
+        Some(name) => format!("{kind} {name}"),
+        None => format!("{kind} {id}"),
+    }
+}
+
+/// The slices of one row, each inside the one that it began in, and their arrows.
+fn write_row(
+    pid: u32,
+    tid: u32,
+    mut slices: Vec<Slice>,
+    flows: &mut HashMap<Ends, Arrow>,
+    out: &mut Vec<(u64, Event)>,
+) {
+    slices.sort_by_key(|slice| (slice.at, std::cmp::Reverse(slice.took)));
+    let mut around: Vec<u64> = Vec::new();
+    for Slice { at, took, cat, name, args, flow } in slices {
+        while around.last().is_some_and(|end| *end <= at) {
+            around.pop();
+        }
+        // An arrow needs a slice that is open when it begins, so none is empty.
+        let end = at.saturating_add(took.max(1));
+        let end = around.last().map_or(end, |outer| end.min(*outer));
+        around.push(end);
+        out.push((at, Event::Slice { pid, tid, at, took: end - at, cat, name, args }));
+        let Some((ends, part)) = flow else { continue };
+        let Some(arrow) = flows.get_mut(&ends) else { continue };
+        // Once, and only what was seen first: a second delivery of one frame is no part of its way.
+        if arrow.left[part as usize].take_if(|first| *first == at).is_none() {
+            continue;
+        }
+        let step = match part {
+            Part::Send => Step::Begin,
+            Part::Deliver if arrow.has_handler => Step::Middle,
+            Part::Deliver | Part::Handle => Step::End,
+        };
+        out.push((at, Event::Flow { step, pid, tid, at, id: arrow.id }));
+    }
+}
+
+/// Life times of memory, one after the other for each line of the book.
+fn write_leases(
+    me: ProcessId,
+    pid: u32,
+    mut leases: Vec<(u32, u64, LeaseName, What)>,
+    known: &Known<'_>,
+    end: u64,
+    out: &mut Vec<(u64, Event)>,
+) {
+    const CAT: &str = "lease";
+    // With the row that it began on, and when it was last heard of.
+    let mut open: HashMap<LeaseName, (u32, u64)> = HashMap::new();
+    // Threads note at the same time, so the ring's order is not always that of time, and that of the file is.
+    leases.sort_by_key(|(_, at, ..)| *at);
+    for (tid, at, lease, what) in leases {
+        let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.line, lease.generation);
+        // What does not begin in the file has no place in it: its beginning was written over.
+        match open.get_mut(&lease) {
+            Some((_, last)) => *last = at,
+            None if matches!(what, What::LeaseOpened { .. }) => {}
+            None => continue,
+        }
+        let (step, name, args) = match what {
+            What::LeaseOpened { bytes, .. } => {
+                if open.insert(lease, (tid, at)).is_some() {
+                    continue;
+                }
+                (Step::Begin, CAT, Args::default().number("bytes", bytes))
+            }
+            What::LeaseGranted { to, .. } => {
+                (Step::Middle, "granted", Args::default().text("to", known.process(to)))
+            }
+            What::LeaseReturned { from, .. } => {
+                (Step::Middle, "returned", Args::default().text("by", known.process(from)))
+            }
+            _ => {
+                open.remove(&lease);
+                (Step::End, CAT, Args::default())
+            }
+        };
+        out.push((at, Event::Async { step, pid, tid, at, cat: CAT, name, id, args }));
+    }
+    let mut left: Vec<_> = open.into_iter().collect();
+    left.sort_by_key(|(lease, (_, at))| (*at, lease.line, lease.generation));
+    for (lease, (tid, last)) in left {
+        let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.line, lease.generation);
+        let (at, args) = (end.max(last), Args::default().text("ended", "no"));
+        out.push((at, Event::Async { step: Step::End, pid, tid, at, cat: CAT, name: CAT, id, args }));
+    }
+}
+
+#[cfg(test)]
+#[path = "timeline_tests.rs"]
+mod tests;

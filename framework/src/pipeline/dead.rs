@@ -1,0 +1,21 @@
+//! Items that a stage could not do anything with.
+
+use serde::{Deserialize, Serialize};
+
+use super::item::Item;
+
+/// An item on which a stage failed, for whoever takes its dead letters.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Dead<T: Item> {
+    /// The item as it came.
+    pub item: T,
+    /// The stage.
+    pub stage: String,
+    /// What the stage said, with its causes.
+    pub why: String,
+    /// How often it was tried.
+    pub attempts: u32,
+}
+
+super::item::message!(Dead<T>, |dead| dead.item.check());

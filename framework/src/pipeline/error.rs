@@ -1,0 +1,156 @@
+//! What can go wrong with a pipeline.
+
+use crate::device::DeviceError;
+use crate::node::{ActorError, NodeError, SpawnError};
+
+use super::report::Report;
+use super::worker::meter::Failure;
+
+/// What is wrong with a pipeline as it was written down. It is found before a process starts.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Mistake {
+    /// Nothing begins it.
+    #[error("it has no source; begin it with `.source::<…>(…)`")]
+    NoSource,
+    /// Something is made that nobody takes.
+    #[error("nothing takes {what} of stage `{stage}`; end the flow with `.sink::<…>(…)`, or take it out")]
+    Unconnected {
+        /// The stage.
+        stage: String,
+        /// What it makes.
+        what: String,
+    },
+    /// Two stages have the same name.
+    #[error("two stages are called `{stage}`; give one of them another name with `.named(…)`")]
+    DuplicateName {
+        /// The name.
+        stage: String,
+    },
+    /// There is no such device.
+    #[error("stage `{stage}` cannot run on `{device}`: {source}")]
+    Device {
+        /// The stage.
+        stage: String,
+        /// The device as it was written.
+        device: String,
+        /// What is wrong with it.
+        source: DeviceError,
+    },
+    /// A number is out of range.
+    #[error("stage `{stage}` has {what} = {value}; it can be {least} to {most}")]
+    OutOfRange {
+        /// The stage.
+        stage: String,
+        /// Which number.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// The least that it may be.
+        least: u64,
+        /// The most that it may be.
+        most: u64,
+    },
+    /// Things that do not go together.
+    #[error("stage `{stage}`: {why}")]
+    Conflict {
+        /// The stage.
+        stage: String,
+        /// What does not go together, and what to do.
+        why: &'static str,
+    },
+}
+
+/// Why a pipeline did not run to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// It was not written down right; no process was started.
+    #[error("pipeline `{pipeline}` cannot run: {}", list(.mistakes))]
+    Graph {
+        /// Its name.
+        pipeline: String,
+        /// Everything that is wrong.
+        mistakes: Vec<Mistake>,
+    },
+    /// The node did not start.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A stage's worker did not start.
+    #[error("no worker for stage `{stage}`: {source}")]
+    Worker {
+        /// The stage.
+        stage: String,
+        /// What the worker did instead.
+        source: SpawnError,
+    },
+    /// A stage could not be made.
+    #[error("stage `{stage}` did not start: {source}")]
+    Start {
+        /// The stage.
+        stage: String,
+        /// What is wrong.
+        source: ActorError,
+    },
+    /// The system refused the thread that follows the pipeline, or something that it needs.
+    #[error("the pipeline cannot be followed: {0}")]
+    System(#[from] std::io::Error),
+    /// A stage failed on an item, and its errors fail the pipeline. What was under way in other stages was finished.
+    #[error("stage `{}` failed on {}: {}{}", .failure.stage, item(.failure), .failure.why, lost(.report))]
+    Failed {
+        /// The stage, the item and the error.
+        failure: Failure,
+        /// What was done until then.
+        report: Box<Report>,
+    },
+    /// A stage's process, or its actor, ended. What was under way in other stages was finished.
+    #[error("stage `{stage}` (replica {replica}) died: {why}{}", lost(.report))]
+    Died {
+        /// The stage.
+        stage: String,
+        /// Which of its replicas.
+        replica: u16,
+        /// What is known.
+        why: String,
+        /// What was done until then; it names the items that were lost.
+        report: Box<Report>,
+    },
+    /// It was told to end at once.
+    #[error("the pipeline was killed")]
+    Killed {
+        /// What was done until then, as far as it is known.
+        report: Box<Report>,
+    },
+}
+
+impl PipelineError {
+    /// The report of a pipeline that ran and did not finish.
+    pub fn report(&self) -> Option<&Report> {
+        match self {
+            PipelineError::Failed { report, .. }
+            | PipelineError::Died { report, .. }
+            | PipelineError::Killed { report } => Some(report),
+            _ => None,
+        }
+    }
+}
+
+fn list(mistakes: &[Mistake]) -> String {
+    let texts: Vec<_> = mistakes.iter().map(Mistake::to_string).collect();
+    texts.join("; ")
+}
+
+fn item(failure: &Failure) -> String {
+    failure.id.map_or_else(|| "no item".to_owned(), |id| format!("item {id}"))
+}
+
+fn lost(report: &Report) -> String {
+    match report.lost_count {
+        0 => String::new(),
+        count => {
+            let named: Vec<_> = report.lost.iter().take(8).map(|lost| lost.id.to_string()).collect();
+            let more = if count > named.len() as u64 { ", …" } else { "" };
+            format!("; lost {count}: {}{more}", named.join(", "))
+        }
+    }
+}

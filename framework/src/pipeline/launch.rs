@@ -1,0 +1,217 @@
+//! From a plan to running actors: workers first, all at once; then the actors, from the sinks to the sources, so that each
+//! is told the addresses of those it sends to.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::error::PipelineError;
+use super::flow::Draft;
+use super::plan::{DEAD, Kind, Plan, RESULTS};
+use super::settings::Settings;
+use super::work::{Door, Site, Started, Way, WayTo, Work};
+use super::worker::args::{Config, Control, Event, Run};
+use crate::Node;
+use crate::actor::{Address, Channel};
+use crate::node::{ActorError, StartError, WorkerId};
+
+/// A replica that runs.
+pub(super) struct Member {
+    pub(super) stage: usize,
+    pub(super) replica: u16,
+    pub(super) source: bool,
+    pub(super) run: Address<Run>,
+    pub(super) control: Address<Control>,
+    /// What it is called by those it sends to.
+    pub(super) lanes: Vec<u32>,
+}
+
+/// Starts the workers and actors of a plan that was checked.
+pub(super) fn launch(
+    node: &Node,
+    plan: &Plan,
+    works: &[Rc<dyn Work>],
+    settings: &Settings,
+) -> Result<(Vec<Member>, Channel<Event>), PipelineError> {
+    let channel = node.channel::<Event>().map_err(ActorError::from);
+    let (events, news) =
+        channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
+    let workers = start_workers(node, plan)?;
+    let mut started: HashMap<usize, Vec<Started>> = HashMap::new();
+    let mut members = Vec::new();
+    for stage in plan.sinks_first() {
+        let mut replicas = Vec::new();
+        for replica in 0..plan.stages[stage].replicas as u16 {
+            let worker =
+                workers[&(home(plan, stage), if plan.stages[stage].beside.is_some() { 0 } else { replica })];
+            let site = site(node, plan, settings, (stage, replica), worker, &events, &started)?;
+            let replica_started = Draft::work(works, plan, stage)
+                .start(site)
+                .map_err(|source| PipelineError::Start { stage: plan.stages[stage].name.clone(), source })?;
+            members.push(Member {
+                stage,
+                replica,
+                source: plan.stages[stage].kind == Kind::Source,
+                run: replica_started.run.clone(),
+                control: replica_started.control.clone(),
+                lanes: lanes_from(plan, stage, replica),
+            });
+            replicas.push(replica_started);
+        }
+        started.insert(stage, replicas);
+    }
+    Ok((members, news))
+}
+
+/// The stage in whose workers a stage runs.
+fn home(plan: &Plan, stage: usize) -> usize {
+    let mut home = stage;
+    // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of certainty.
+    for _ in 0..plan.stages.len() {
+        match plan.stages[home].beside {
+            Some(beside) => home = beside,
+            None => break,
+        }
+    }
+    home
+}
+
+fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
+    let homes = plan.stages.iter().enumerate().filter(|(_, stage)| stage.beside.is_none());
+    let wanted: Vec<(usize, u16, String)> = homes
+        .flat_map(|(index, stage)| {
+            (0..stage.replicas as u16).map(move |replica| {
+                let name = &stage.name;
+                (index, replica, if stage.replicas == 1 { name.clone() } else { format!("{name}.{replica}") })
+            })
+        })
+        .collect();
+    let supervisor = node.supervisor();
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = wanted
+            .iter()
+            .map(|(stage, replica, name)| {
+                ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker(name)))
+            })
+            .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(|(at, thread)| (at, join(thread))).collect()
+    });
+    let mut workers = HashMap::new();
+    for (at, result) in results {
+        let stage = || plan.stages[at.0].name.clone();
+        workers.insert(at, result.map_err(|source| PipelineError::Worker { stage: stage(), source })?);
+    }
+    Ok(workers)
+}
+
+fn site<'s>(
+    node: &'s Node,
+    plan: &'s Plan,
+    settings: &Settings,
+    (stage, replica): (usize, u16),
+    worker: WorkerId,
+    events: &Address<Event>,
+    started: &'s HashMap<usize, Vec<Started>>,
+) -> Result<Site<'s>, PipelineError> {
+    let here = &plan.stages[stage];
+    // It was found when the plan was checked; it can only have gone since.
+    let device = here.on.find().map_err(|error| PipelineError::Start {
+        stage: here.name.clone(),
+        source: ActorError::from(StartError::Create {
+            worker: here.name.clone(),
+            type_name: here.label.clone(),
+            why: error.to_string(),
+        }),
+    })?;
+    let config = Config {
+        stage: here.name.clone(),
+        index: stage as u16,
+        replica,
+        source: source_number(plan, stage, replica),
+        on_error: here.on_error,
+        lanes: lanes_to(plan, stage),
+        restore: plan.restores_order(stage),
+        chain: here.depth > 0 || plan.at_least_once.is_some(),
+        round: here.window.map(|_| here.depth.saturating_sub(1)),
+        resend: plan.at_least_once.is_some(),
+        trace: settings.trace.is_some(),
+        every: (!settings.progress.is_off()).then_some(settings.every.as_millis() as u64),
+        events: events.clone(),
+    };
+    let looked_up = plan.edges_to(stage).any(|(_, edge)| edge.feedback);
+    Ok(Site {
+        node,
+        worker,
+        device,
+        mailbox: plan.mailbox(stage),
+        own_thread: here.own_thread,
+        name: looked_up.then(|| name_of(plan, stage, replica)),
+        config,
+        results: way(plan, stage, replica, RESULTS, started),
+        dead: way(plan, stage, replica, DEAD, started),
+    })
+}
+
+fn name_of(plan: &Plan, stage: usize, replica: u16) -> String {
+    format!("{}/{}/{replica}", plan.name, plan.stages[stage].name)
+}
+
+/// What the ids of a source's items begin with: sources and their replicas, counted.
+fn source_number(plan: &Plan, stage: usize, replica: u16) -> u16 {
+    let before = plan.stages[..stage].iter().filter(|stage| stage.kind == Kind::Source);
+    before.map(|stage| stage.replicas as u16).sum::<u16>() + replica
+}
+
+fn lane(edge: usize, replica: u16) -> u32 {
+    (edge as u32) << 16 | u32::from(replica)
+}
+
+fn lanes_from(plan: &Plan, stage: usize, replica: u16) -> Vec<u32> {
+    let edges = plan.edges.iter().enumerate().filter(|(_, edge)| edge.from.stage == stage);
+    edges.map(|(edge, _)| lane(edge, replica)).collect()
+}
+
+/// Everybody whose end the stage waits for. What comes back in a loop has no end of its own.
+fn lanes_to(plan: &Plan, stage: usize) -> Vec<u32> {
+    let edges = plan.edges_to(stage).filter(|(_, edge)| !edge.feedback);
+    let lanes = edges.flat_map(|(index, edge)| {
+        (0..plan.stages[edge.from.stage].replicas as u16).map(move |replica| lane(index, replica))
+    });
+    lanes.collect()
+}
+
+fn way<'s>(
+    plan: &'s Plan,
+    stage: usize,
+    replica: u16,
+    output: u8,
+    started: &'s HashMap<usize, Vec<Started>>,
+) -> Way<'s> {
+    let branches = plan.edges_from(stage, output).into_iter().map(|(index, edge)| {
+        let to = &plan.stages[edge.to];
+        let doors = match started.get(&edge.to) {
+            Some(replicas) => replicas.iter().filter_map(|to| to.inlet.as_deref().map(Door::At)).collect(),
+            None => (0..to.replicas as u16).map(|to| Door::Named(name_of(plan, edge.to, to))).collect(),
+        };
+        let source = plan.stages[stage].kind == Kind::Source;
+        WayTo {
+            stage: to.name.clone(),
+            index: edge.to as u16,
+            lane: lane(index, replica),
+            select: to.select.clone(),
+            number: plan.loses_order(edge.to),
+            window: to.window.filter(|_| !edge.feedback).or(plan.at_least_once.filter(|_| source)),
+            max_bytes: to.max_bytes,
+            depth: to.depth,
+            feedback: edge.feedback,
+            drain: to.window.is_some() && !edge.feedback,
+            to: doors,
+        }
+    });
+    Way {
+        select: plan.stages[stage].outputs[usize::from(output)].select.clone(),
+        branches: branches.collect(),
+    }
+}

@@ -1,0 +1,88 @@
+//! Pipelines: sources, stages and sinks in processes of their own, and what flows between them.
+//!
+//! A pipeline is written down with types, so that an edge between things that do not fit does not compile; everything
+//! else that can be wrong with it is found before a process starts. It is bounded everywhere: a sink that is slow slows
+//! its source down. It ends when its sources end, or are stopped, and everything that they made is done with.
+//!
+//! ```standalone_crate
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+//! struct Frame {
+//!     #[tensor(dtype = f32)]
+//!     pixels: Tensor,
+//! }
+//!
+//! struct Invert(Gpu);
+//!
+//! impl Stage for Invert {
+//!     type Args = ();
+//!     type In = Frame;
+//!     type Out = Frame;
+//!
+//!     fn create((): (), env: &Env) -> anyhow::Result<Self> {
+//!         Ok(Invert(env.gpu())) // in its worker process
+//!     }
+//!
+//!     fn process(&mut self, frame: Frame, out: &mut Out<Frame>) -> anyhow::Result<()> {
+//!         let mut pixels = frame.pixels.into_mut(&self.0)?; // the memory that the source wrote
+//!         self.0.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = 1.0 - *p))?;
+//!         out.emit(Frame { pixels: pixels.freeze() });
+//!         Ok(())
+//!     }
+//! }
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let report = Pipeline::new("inverted")
+//!         .items("frames", |env| {
+//!             let gpu = env.gpu();
+//!             (0..100).filter_map(move |_| gpu.zeros(DType::F32, &[64, 64]).ok()).map(|p| Frame { pixels: p.freeze() })
+//!         })
+//!         .stage::<Invert>(())
+//!         .for_each("check", |frame: Frame| Ok(anyhow::ensure!(frame.pixels.to_vec::<f32>()? == [1.0; 4096])))
+//!         .run()?; // starts three worker processes, which are this program again; they never return from here
+//!     print!("{report}");
+//!     assert_eq!(report.stage("check").map(|stage| stage.items_in), Some(100));
+//!     Ok(())
+//! }
+//! ```
+
+mod closures;
+mod conduct;
+mod dead;
+mod describe;
+mod error;
+mod flow;
+mod item;
+mod joins;
+mod launch;
+pub mod limits;
+mod many;
+mod on_error;
+mod out;
+mod place;
+mod plan;
+mod progress;
+mod report;
+mod run;
+mod settings;
+mod stages;
+mod trace;
+mod traits;
+mod work;
+mod worker;
+
+pub use dead::Dead;
+pub use describe::Description;
+pub use error::{Mistake, PipelineError};
+pub use flow::{After, AfterSource, Done, Ending, Flow, Pipeline, Plain, Tuned};
+pub use item::{Item, ItemId};
+pub use many::{Batch, Either, Gather, GatherError, Many, Pair, gather_tensors};
+pub use on_error::OnError;
+pub use out::{Held, Out};
+pub use place::On;
+pub use progress::{Progress, Snapshot, StageSnapshot};
+pub use report::{Death, Report, StageReport};
+pub use run::{Canceller, Running};
+pub use traits::{Sink, Source, Stage};
+pub use worker::meter::{Failure, Lost};

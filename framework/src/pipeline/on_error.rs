@@ -1,0 +1,41 @@
+//! What happens when a stage fails on an item.
+
+use serde::{Deserialize, Serialize};
+
+/// What happens when a stage returns an error for an item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnError {
+    /// The pipeline stops its sources, drops what is under way and fails with this error.
+    #[default]
+    Fail,
+    /// The item is dropped; the report names it.
+    Skip,
+    /// The stage is called again with a clone of the item, so often; then the pipeline fails.
+    Retry(u32),
+    /// As `Retry`, but the item is dropped in the end.
+    RetryThenSkip(u32),
+    /// The item goes to whoever takes the stage's dead letters, with the error; where nobody does, it is as `Skip`.
+    DeadLetter,
+    /// As `Retry`, but the item becomes a dead letter in the end.
+    RetryThenDeadLetter(u32),
+}
+
+impl OnError {
+    /// How many more attempts there are after the first.
+    pub fn retries(self) -> u32 {
+        match self {
+            OnError::Retry(n) | OnError::RetryThenSkip(n) | OnError::RetryThenDeadLetter(n) => n,
+            OnError::Fail | OnError::Skip | OnError::DeadLetter => 0,
+        }
+    }
+
+    /// Whether the pipeline fails in the end.
+    pub fn fails(self) -> bool {
+        matches!(self, OnError::Fail | OnError::Retry(_))
+    }
+
+    /// Whether the item becomes a dead letter in the end.
+    pub fn keeps(self) -> bool {
+        matches!(self, OnError::DeadLetter | OnError::RetryThenDeadLetter(_))
+    }
+}

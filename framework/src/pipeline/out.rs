@@ -1,0 +1,177 @@
+//! Where a stage puts its results, and how it says what became of the items it has not passed on yet.
+
+use std::fmt;
+
+use super::item::{Item, ItemId, Order, Tag};
+use super::worker::cargo::Cargo;
+
+/// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept here, so
+/// one call should not make more than fit into memory.
+///
+/// To try a stage without a pipeline:
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, GpuMessage)]
+/// struct Number(u32);
+///
+/// fn twice(number: Number, out: &mut Out<Number>) {
+///     out.emit(number.clone());
+///     out.emit(number);
+/// }
+///
+/// let mut out = Out::new();
+/// twice(Number(3), &mut out);
+/// assert_eq!(out.take(), [Number(3), Number(3)]);
+/// ```
+pub struct Out<T> {
+    emitted: Vec<Emitted<T>>,
+    current: Option<Current>,
+}
+
+/// The item whose call this is.
+pub(super) struct Current {
+    pub(super) tag: Tag,
+    pub(super) cargo: Cargo,
+    /// Whether a held item is not done with for its sender either.
+    pub(super) chain: bool,
+}
+
+/// A result on its way.
+pub(super) struct Emitted<T> {
+    pub(super) tag: Tag,
+    pub(super) item: T,
+    /// The items that are done with when this one is.
+    pub(super) cargo: Vec<Cargo>,
+}
+
+/// An item that a stage keeps beyond its call: it counts as being worked on, and is part of the result that it is given
+/// to with [`Out::emit_for`]. Dropping it says that nothing comes of it.
+#[must_use = "dropping it says that nothing comes of the item"]
+pub struct Held {
+    tag: Tag,
+    cargo: Vec<Cargo>,
+}
+
+impl<T> Default for Out<T> {
+    fn default() -> Self {
+        Out::new()
+    }
+}
+
+impl<T> Out<T> {
+    /// An empty one, for trying a stage out.
+    pub fn new() -> Self {
+        Out { emitted: Vec::new(), current: None }
+    }
+
+    /// What was given to it since the last call.
+    pub fn take(&mut self) -> Vec<T> {
+        self.emitted.drain(..).map(|emitted| emitted.item).collect()
+    }
+
+    /// A result of the item that the stage is called with.
+    pub fn emit(&mut self, item: T) {
+        let (tag, cargo) = self.here();
+        self.emitted.push(Emitted { tag, item, cargo: cargo.into_iter().collect() });
+    }
+
+    /// A result that is known by `id`: that of one of the items that went into the one the stage is called with.
+    pub fn emit_as(&mut self, id: ItemId, item: T) {
+        let (mut tag, cargo) = self.here();
+        (tag.id, tag.also) = (id, Vec::new());
+        self.emitted.push(Emitted { tag, item, cargo: cargo.into_iter().collect() });
+    }
+
+    /// A result of items that were held. It is known by the first of them; reports name all.
+    pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
+        let (here, _) = self.here();
+        let (mut ids, mut cargo, mut rounds) = (Vec::new(), Vec::new(), None);
+        for mut held in parts {
+            rounds.get_or_insert_with(|| held.tag.rounds.clone());
+            ids.extend(held.tag.ids());
+            cargo.append(&mut held.cargo);
+        }
+        let mut ids = ids.into_iter();
+        let id = ids.next().unwrap_or(here.id);
+        let rounds = rounds.unwrap_or(here.rounds);
+        let tag = Tag { id, also: ids.collect(), order: here.order, rounds, attempt: 0 };
+        self.emitted.push(Emitted { tag, item, cargo });
+    }
+
+    /// Keeps the item that the stage is called with: it is not done with when the call returns.
+    pub fn hold(&mut self) -> Held {
+        let (tag, cargo) = self.here();
+        let chain = self.current.as_ref().is_some_and(|current| current.chain);
+        Held { tag, cargo: cargo.filter(|_| chain).into_iter().collect() }
+    }
+
+    /// Which item the stage is called with; `None` where it is called for another reason.
+    pub fn id(&self) -> Option<ItemId> {
+        self.current.as_ref().map(|current| current.tag.id)
+    }
+
+    /// All items that went into the one that the stage is called with, in order: several where a batch is.
+    pub fn ids(&self) -> Vec<ItemId> {
+        self.current.iter().flat_map(|current| current.tag.ids()).collect()
+    }
+
+    /// How often this item was tried before.
+    pub fn attempt(&self) -> u32 {
+        self.current.as_ref().map_or(0, |current| current.tag.attempt)
+    }
+
+    fn here(&self) -> (Tag, Option<Cargo>) {
+        match &self.current {
+            Some(current) => (current.tag.clone(), Some(current.cargo.clone())),
+            None => (Tag::of(ItemId { source: 0, number: 0 }), None),
+        }
+    }
+}
+
+impl<T: Item> Out<T> {
+    /// For a call with an item, or for another reason.
+    pub(super) fn during(current: Option<Current>) -> Self {
+        Out { emitted: Vec::new(), current }
+    }
+
+    /// The results, of which only the last says that it is, and the place in the order of an item of which nothing came.
+    pub(super) fn finish(self) -> (Vec<Emitted<T>>, Option<Order>) {
+        let Out { mut emitted, current } = self;
+        let order = current.and_then(|current| current.tag.order);
+        let Some(order) = order else { return (emitted, None) };
+        let count = emitted.len();
+        for (index, emitted) in emitted.iter_mut().enumerate() {
+            emitted.tag.order = Some(Order { last: order.last && index + 1 == count, ..order });
+        }
+        let gap = (count == 0 && order.last).then_some(order);
+        (emitted, gap)
+    }
+}
+
+impl Held {
+    /// Which item it is.
+    pub fn id(&self) -> ItemId {
+        self.tag.id
+    }
+
+    /// This one, which the other is a part of too: for two that have the same id.
+    #[must_use = "dropping it says that nothing comes of either"]
+    pub fn with(mut self, mut other: Held) -> Held {
+        self.cargo.append(&mut other.cargo);
+        self
+    }
+}
+
+impl<T> fmt::Debug for Out<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Out").field("emitted", &self.emitted.len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Held({})", self.tag.id)
+    }
+}

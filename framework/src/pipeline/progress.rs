@@ -1,0 +1,175 @@
+//! How far a running pipeline is.
+
+use std::fmt;
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::plan::Plan;
+use super::worker::meter::Counts;
+
+/// What is told of a pipeline while it runs.
+#[derive(Clone, Default)]
+pub enum Progress {
+    /// Nothing.
+    #[default]
+    Off,
+    /// On standard error: a block that is written over and over on a terminal, plain lines elsewhere.
+    Auto,
+    /// Plain lines on standard error.
+    Lines,
+    /// Each snapshot goes to a function, on the pipeline's thread.
+    To(Arc<dyn Fn(&Snapshot) + Send + Sync>),
+}
+
+/// How far a pipeline is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Since its sources were started.
+    pub elapsed: Duration,
+    /// Its stages, in the order in which they were written down.
+    pub stages: Vec<StageSnapshot>,
+}
+
+/// How far a stage is, all replicas together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageSnapshot {
+    /// Its name.
+    pub stage: String,
+    /// Items that it has taken; of a source, made.
+    pub items: u64,
+    /// Items a second, since the last snapshot.
+    pub rate: f64,
+    /// Items that it has sent and the next stages are not done with.
+    pub in_flight: u64,
+    /// Their bytes, where the next stage bounds them.
+    pub bytes_in_flight: u64,
+    /// Errors so far.
+    pub errors: u64,
+    /// Share of the time since the last snapshot that its replicas were in calls, from 0 to 1.
+    pub busy: f64,
+    /// Share of that time that its replicas waited for room at the next stages.
+    pub waiting: f64,
+}
+
+impl Progress {
+    /// To a function, on the pipeline's thread.
+    pub fn to(tell: impl Fn(&Snapshot) + Send + Sync + 'static) -> Self {
+        Progress::To(Arc::new(tell))
+    }
+
+    /// On standard error: a block that is written over and over on a terminal, plain lines elsewhere.
+    pub fn auto() -> Self {
+        Progress::Auto
+    }
+
+    pub(super) fn is_off(&self) -> bool {
+        matches!(self, Progress::Off)
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Progress::Off => "Off",
+            Progress::Auto => "Auto",
+            Progress::Lines => "Lines",
+            Progress::To(_) => "To(..)",
+        })
+    }
+}
+
+/// Makes snapshots of counts, and tells them.
+pub(super) struct Teller {
+    progress: Progress,
+    before: (Duration, Vec<Counts>),
+    /// Lines of the block on the terminal.
+    drawn: usize,
+}
+
+impl Teller {
+    pub(super) fn new(progress: Progress) -> Self {
+        let progress = match progress {
+            Progress::Auto if !std::io::stderr().is_terminal() => Progress::Lines,
+            progress => progress,
+        };
+        Teller { progress, before: (Duration::ZERO, Vec::new()), drawn: 0 }
+    }
+
+    /// The latest counts of each actor, `elapsed` after the start.
+    pub(super) fn tell(&mut self, plan: &Plan, elapsed: Duration, counts: &[Counts]) {
+        if self.progress.is_off() {
+            return;
+        }
+        let snapshot = snapshot(plan, (elapsed, counts), (self.before.0, &self.before.1));
+        match &self.progress {
+            Progress::Off => {}
+            Progress::To(tell) => tell(&snapshot),
+            // Nobody misses progress that cannot be written.
+            Progress::Lines => drop(write!(std::io::stderr().lock(), "{}", line(&plan.name, &snapshot))),
+            Progress::Auto => {
+                let up = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
+                let block = block(&snapshot);
+                self.drawn = block.lines().count();
+                let cleared: String = block.lines().map(|line| format!("\x1b[2K{line}\n")).collect();
+                drop(write!(std::io::stderr().lock(), "{up}{cleared}"));
+            }
+        }
+        self.before = (elapsed, counts.to_vec());
+    }
+}
+
+fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts])) -> Snapshot {
+    let seconds = now.0.saturating_sub(before.0).as_secs_f64().max(1e-9);
+    let stages = plan.stages.iter().enumerate().map(|(index, stage)| {
+        let sum = |counts: &[Counts], of: fn(&Counts) -> f64| -> f64 {
+            counts.iter().filter(|counts| usize::from(counts.stage) == index).map(of).sum()
+        };
+        let items: fn(&Counts) -> f64 = |counts| counts.items_in.max(counts.items_out) as f64;
+        let taken: fn(&Counts) -> f64 =
+            if stage.kind == super::plan::Kind::Source { items } else { |counts| counts.items_in as f64 };
+        let change = |of: fn(&Counts) -> f64| (sum(now.1, of) - sum(before.1, of)).max(0.0);
+        let share = |of: fn(&Counts) -> f64| (change(of) / seconds / f64::from(stage.replicas)).min(1.0);
+        StageSnapshot {
+            stage: stage.name.clone(),
+            items: sum(now.1, taken) as u64,
+            rate: change(taken) / seconds,
+            in_flight: sum(now.1, |counts| counts.in_flight as f64) as u64,
+            bytes_in_flight: sum(now.1, |counts| counts.bytes_in_flight as f64) as u64,
+            errors: sum(now.1, |counts| counts.errors as f64) as u64,
+            busy: share(|counts| counts.busy.as_secs_f64()),
+            waiting: share(|counts| counts.waiting.as_secs_f64()),
+        }
+    });
+    Snapshot { elapsed: now.0, stages: stages.collect() }
+}
+
+fn line(pipeline: &str, snapshot: &Snapshot) -> String {
+    let mut line = format!("{pipeline} {:.1} s:", snapshot.elapsed.as_secs_f64());
+    for stage in &snapshot.stages {
+        line += &format!(" {} {} ({:.0}/s)", stage.stage, stage.items, stage.rate);
+        if stage.errors > 0 {
+            line += &format!(" {} errors", stage.errors);
+        }
+    }
+    line + "\n"
+}
+
+fn block(snapshot: &Snapshot) -> String {
+    let width = snapshot.stages.iter().map(|stage| stage.stage.chars().count()).max().unwrap_or(0);
+    let mut block = String::new();
+    for stage in &snapshot.stages {
+        let filled = (stage.busy * 10.0).round() as usize;
+        block += &format!(
+            "{:<width$}  {:>9} items  {:>9.0}/s  {:>4} under way  busy [{:<10}]  waiting {:>3.0}%  {} errors\n",
+            stage.stage,
+            stage.items,
+            stage.rate,
+            stage.in_flight,
+            "#".repeat(filled.min(10)),
+            stage.waiting * 100.0,
+            stage.errors,
+        );
+    }
+    block
+}

@@ -1,0 +1,201 @@
+//! What a pipeline did.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::limits::MAX_NAMED;
+use super::plan::Plan;
+use super::worker::histogram::Histogram;
+use super::worker::meter::{Counts, Failure, Lost};
+
+/// What a pipeline did, as a table ([`Display`](fmt::Display)) and as JSON ([`to_json`](Self::to_json)).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Its name.
+    pub pipeline: String,
+    /// From the start of its sources to its end, in seconds.
+    pub seconds: f64,
+    /// Whether it was cancelled before its sources ended.
+    pub cancelled: bool,
+    /// Its stages, in the order in which they were written down.
+    pub stages: Vec<StageReport>,
+    /// Items on which stages failed; of many, the first of each replica.
+    pub failures: Vec<Failure>,
+    /// Items that were lost with a process that died; of many, the first of each sender.
+    pub lost: Vec<Lost>,
+    /// All that were lost.
+    pub lost_count: u64,
+    /// Replicas that died.
+    pub deaths: Vec<Death>,
+}
+
+/// What a stage did, all replicas together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// Its name.
+    pub stage: String,
+    /// Its type.
+    pub label: String,
+    /// How many of it there were.
+    pub replicas: u32,
+    /// Items that came.
+    pub items_in: u64,
+    /// Items that it made and the next stages accepted.
+    pub items_out: u64,
+    /// Errors that it returned for good.
+    pub errors: u64,
+    /// Attempts after an error.
+    pub retries: u64,
+    /// Items of which nothing came because of an error.
+    pub skipped: u64,
+    /// Items that became dead letters.
+    pub dead_letters: u64,
+    /// Items that were sent again after a death.
+    pub resent: u64,
+    /// Items a second, from the first to the last.
+    pub rate: f64,
+    /// Half of its calls took no longer, in microseconds. What they put on a stream goes on after the call.
+    pub p50_us: f64,
+    /// 99 of 100 calls took no longer, in microseconds.
+    pub p99_us: f64,
+    /// Seconds in its calls, of all replicas together.
+    pub busy: f64,
+    /// Seconds in which it waited for room at the next stages, of all replicas together.
+    pub waiting: f64,
+}
+
+/// A replica that died.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Death {
+    /// The stage.
+    pub stage: String,
+    /// Which of its replicas.
+    pub replica: u16,
+    /// What is known.
+    pub why: String,
+}
+
+impl Report {
+    pub(super) fn new(plan: &Plan, seconds: Duration, counts: &[Counts]) -> Self {
+        let mut report =
+            Report { pipeline: plan.name.clone(), seconds: seconds.as_secs_f64(), ..Report::default() };
+        for (index, stage) in plan.stages.iter().enumerate() {
+            let of = counts.iter().filter(|counts| usize::from(counts.stage) == index);
+            let mut line = StageReport {
+                stage: stage.name.clone(),
+                label: stage.label.clone(),
+                replicas: stage.replicas,
+                ..StageReport::default()
+            };
+            let mut calls = Histogram::default();
+            let mut active = Duration::ZERO;
+            for counts in of {
+                line.add(counts);
+                calls.merge(&counts.calls);
+                active = active.max(counts.active);
+                report.lost_count += counts.lost;
+                report.failures.extend_from_slice(&counts.failures);
+                report.lost.extend_from_slice(&counts.lost_items);
+            }
+            line.p50_us = calls.percentile(50).as_secs_f64() * 1e6;
+            line.p99_us = calls.percentile(99).as_secs_f64() * 1e6;
+            let items = line.items_in.max(line.items_out);
+            line.rate = if active.is_zero() { 0.0 } else { items as f64 / active.as_secs_f64() };
+            report.stages.push(line);
+        }
+        report.failures.truncate(MAX_NAMED);
+        report.lost.sort_by_key(|lost| lost.id);
+        report.lost.truncate(MAX_NAMED);
+        report
+    }
+
+    /// The stage with this name.
+    pub fn stage(&self, name: &str) -> Option<&StageReport> {
+        self.stages.iter().find(|stage| stage.stage == name)
+    }
+
+    /// All of it as JSON, in one line. Its fields are those of this type.
+    pub fn to_json(&self) -> String {
+        // Numbers, texts and lists of them are always JSON.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+impl StageReport {
+    fn add(&mut self, counts: &Counts) {
+        self.items_in += counts.items_in;
+        self.items_out += counts.items_out;
+        self.errors += counts.errors;
+        self.retries += counts.retries;
+        self.skipped += counts.skipped;
+        self.dead_letters += counts.dead_letters;
+        self.resent += counts.resent;
+        self.busy += counts.busy.as_secs_f64();
+        self.waiting += counts.waiting.as_secs_f64();
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let header = [
+            "stage",
+            "replicas",
+            "in",
+            "out",
+            "errors",
+            "items/s",
+            "p50 us",
+            "p99 us",
+            "busy s",
+            "waiting s",
+        ];
+        let mut rows = vec![header.map(str::to_owned)];
+        for stage in &self.stages {
+            rows.push([
+                stage.stage.clone(),
+                stage.replicas.to_string(),
+                stage.items_in.to_string(),
+                stage.items_out.to_string(),
+                stage.errors.to_string(),
+                format!("{:.1}", stage.rate),
+                format!("{:.1}", stage.p50_us),
+                format!("{:.1}", stage.p99_us),
+                format!("{:.3}", stage.busy),
+                format!("{:.3}", stage.waiting),
+            ]);
+        }
+        table(f, &rows)?;
+        let end = if self.cancelled { "cancelled after" } else { "took" };
+        writeln!(f, "{} {end} {:.3} s", self.pipeline, self.seconds)?;
+        for death in &self.deaths {
+            writeln!(f, "died: {} (replica {}): {}", death.stage, death.replica, death.why)?;
+        }
+        for failure in self.failures.iter().take(10) {
+            let id = failure.id.map_or_else(String::new, |id| format!(" on {id}"));
+            writeln!(f, "failed: {}{id}: {}", failure.stage, failure.why)?;
+        }
+        for lost in self.lost.iter().take(10) {
+            writeln!(f, "lost: {} at {}: {}", lost.id, lost.stage, lost.why)?;
+        }
+        if self.lost_count > 10 {
+            writeln!(f, "lost: {} in all", self.lost_count)?;
+        }
+        Ok(())
+    }
+}
+
+/// Columns as wide as their widest cell; the first to the left, the others to the right.
+fn table<const N: usize>(f: &mut fmt::Formatter<'_>, rows: &[[String; N]]) -> fmt::Result {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    for row in rows {
+        write!(f, "{:<width$}", row[0], width = widths[0])?;
+        for (cell, width) in row.iter().zip(widths).skip(1) {
+            write!(f, "  {cell:>width$}")?;
+        }
+        writeln!(f)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! What travels between the conductor, in the node, and the actors of a pipeline.
+
+use serde::{Deserialize, Serialize};
+use tensorpost_derive::GpuMessage;
+
+use super::meter::{Counts, Failure, Span};
+use crate::actor::Address;
+use crate::pipeline::dead::Dead;
+use crate::pipeline::item::{Item, Parcel};
+use crate::pipeline::on_error::OnError;
+use crate::pipeline::traits::{Source, Stage};
+
+/// What every actor of a pipeline is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::pipeline) struct Config {
+    /// The stage's name.
+    pub(in crate::pipeline) stage: String,
+    pub(in crate::pipeline) index: u16,
+    pub(in crate::pipeline) replica: u16,
+    /// For a source: what its items' ids begin with.
+    pub(in crate::pipeline) source: u16,
+    pub(in crate::pipeline) on_error: OnError,
+    /// Who sends to it: edge and replica of each.
+    pub(in crate::pipeline) lanes: Vec<u32>,
+    /// Whether it restores the order of what comes.
+    pub(in crate::pipeline) restore: bool,
+    /// Whether an item is answered only when everything that came of it was.
+    pub(in crate::pipeline) chain: bool,
+    /// Where a loop begins: in how many others.
+    pub(in crate::pipeline) round: Option<usize>,
+    /// Whether what was lost is sent again, to a replica that is left.
+    pub(in crate::pipeline) resend: bool,
+    pub(in crate::pipeline) trace: bool,
+    /// Milliseconds between two reports of progress.
+    pub(in crate::pipeline) every: Option<u64>,
+    pub(in crate::pipeline) events: Address<Event>,
+}
+
+/// A way out of an actor.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(in crate::pipeline) struct OutletArgs<T: Item> {
+    pub(in crate::pipeline) select: Select,
+    pub(in crate::pipeline) branches: Vec<BranchArgs<T>>,
+}
+
+/// Which of several takes an item.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::pipeline) enum Select {
+    /// All of them, each a clone.
+    All,
+    /// One after the other.
+    RoundRobin,
+    /// The one with the fewest that it is not done with.
+    LeastLoaded,
+    /// The one whose turn it is by the value of a closure, modulo their number.
+    By(String),
+}
+
+/// One of the stages that an outlet leads to.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(in crate::pipeline) struct BranchArgs<T: Item> {
+    /// The receiving stage.
+    pub(in crate::pipeline) stage: String,
+    pub(in crate::pipeline) index: u16,
+    pub(in crate::pipeline) lane: u32,
+    pub(in crate::pipeline) to: Vec<Receiver<T>>,
+    pub(in crate::pipeline) select: Select,
+    /// Whether items get numbers, so that the order can be restored.
+    pub(in crate::pipeline) number: bool,
+    /// Items that may be unanswered.
+    pub(in crate::pipeline) window: Option<u32>,
+    /// Bytes that may be unanswered.
+    pub(in crate::pipeline) max_bytes: Option<u64>,
+    /// In how many loops the receiver is.
+    pub(in crate::pipeline) depth: usize,
+    /// Whether it leads back to the beginning of a loop.
+    pub(in crate::pipeline) feedback: bool,
+    /// Whether it leads into a loop, from outside.
+    pub(in crate::pipeline) drain: bool,
+}
+
+/// A replica.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(in crate::pipeline) enum Receiver<T: Item> {
+    At(Address<Parcel<T>>),
+    /// For those that are started later: they are looked up when they are needed.
+    Named(String),
+}
+
+/// To start a source.
+#[derive(Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(in crate::pipeline) struct SourceArgs<S: Source> {
+    pub(in crate::pipeline) user: S::Args,
+    pub(in crate::pipeline) config: Config,
+    pub(in crate::pipeline) results: OutletArgs<S::Out>,
+}
+
+/// To start a stage.
+#[derive(Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(in crate::pipeline) struct StageArgs<S: Stage> {
+    pub(in crate::pipeline) user: S::Args,
+    pub(in crate::pipeline) config: Config,
+    pub(in crate::pipeline) results: OutletArgs<S::Out>,
+    pub(in crate::pipeline) dead: OutletArgs<Dead<S::In>>,
+}
+
+/// "Begin, and answer when you are done."
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Counts, crate = crate)]
+pub(in crate::pipeline) struct Run;
+
+/// What the conductor says on the way.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+pub(in crate::pipeline) enum Control {
+    /// A source makes no more items.
+    Stop,
+    /// These senders have died: nothing more comes from them.
+    Gone(Vec<u32>),
+    /// The pipeline is over; the actor ends.
+    Close,
+}
+
+/// What the actors tell on the way.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+pub(in crate::pipeline) enum Event {
+    /// How far one is.
+    Progress(Box<Counts>),
+    /// The pipeline has to fail.
+    Failed(Failure),
+    /// What took time.
+    Spans { stage: u16, replica: u16, pid: u32, spans: Vec<Span> },
+}

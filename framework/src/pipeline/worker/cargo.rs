@@ -1,0 +1,50 @@
+//! When an item is done with: what its sender waits for before it counts the item as handled.
+//!
+//! A [`Cargo`] is shared by everything that an item is still part of. The last clone to go answers the sender. On a panic
+//! the clones unwind, and the sender is told that there is no answer.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+
+use actix::dev::OneshotSender;
+
+/// An item that is being worked on.
+#[derive(Clone, Default)]
+pub(in crate::pipeline) struct Cargo(Rc<Slot>);
+
+#[derive(Default)]
+struct Slot {
+    answer: RefCell<Option<OneshotSender<()>>>,
+}
+
+/// An item that may be done with.
+pub(super) struct Faint(Weak<Slot>);
+
+impl Faint {
+    /// The item, if it is not done with.
+    pub(super) fn cargo(&self) -> Option<Cargo> {
+        self.0.upgrade().map(Cargo)
+    }
+}
+
+impl Cargo {
+    pub(super) fn faint(&self) -> Faint {
+        Faint(Rc::downgrade(&self.0))
+    }
+
+    /// Whom to tell.
+    pub(super) fn answer_to(&self, sender: Option<OneshotSender<()>>) {
+        *self.0.answer.borrow_mut() = sender;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.get_mut().take()
+            && !std::thread::panicking()
+        {
+            // Whoever sent the item may have ended.
+            let _ = answer.send(());
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The actors that a pipeline is made of: one around a source, one around a stage or a sink.
+//!
+//! **An item's way.** A stage's actor is asked with an item, calls the stage, and asks the receivers with what came of
+//! it. It is done with the item, and answers, when they have *accepted* the results; until then no other item is taken
+//! (backpressure). Its own asks are answered later, and then it knows that nothing was lost on the way.
+//!
+//! **In a chain** (at-least-once delivery, and each round of a loop) the answer is put off until all results were *handled*
+//! and answered, and so on to the sink: an answer then says that nothing of the item is under way any more.
+//!
+//! **The end.** A sender whose items were all answered sends an end. A stage that has one from each of its senders
+//! finishes, waits for its own answers, and passes the end on. The end is answered when that is done.
+//!
+//! **On a death** the senders' asks fail, and they know by id what was lost.
+
+pub(super) mod args;
+pub(super) mod cargo;
+mod core;
+pub(super) mod histogram;
+pub(super) mod meter;
+pub(super) mod order;
+mod outlet;
+pub(super) mod pick;
+mod response;
+mod rounds;
+mod source;
+mod stage;
+mod window;
+
+pub(super) use source::SourceActor;
+pub(super) use stage::StageActor;

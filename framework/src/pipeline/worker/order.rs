@@ -1,0 +1,159 @@
+//! Restoring an order that replicas have lost. Pure bookkeeping: how much can wait here is bounded by whoever numbers
+//! (it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the oldest that is not done with).
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::pipeline::item::Order;
+
+/// What has come too early, for every sender that numbers.
+pub(super) struct Reorder<T> {
+    lanes: HashMap<u32, Lane<T>>,
+    ready: VecDeque<T>,
+}
+
+struct Lane<T> {
+    next: u64,
+    /// By number: what came, and whether all of it has.
+    waiting: BTreeMap<u64, (Vec<T>, bool)>,
+}
+
+impl<T> Reorder<T> {
+    pub(super) fn new() -> Self {
+        Reorder { lanes: HashMap::new(), ready: VecDeque::new() }
+    }
+
+    /// Takes something with its place in the order; without one it is next. `None` for something of which nothing came.
+    pub(super) fn put(&mut self, order: Option<Order>, item: Option<T>) {
+        let Some(Order { lane, number, last }) = order else {
+            self.ready.extend(item);
+            return;
+        };
+        let lane = self.lanes.entry(lane).or_insert(Lane { next: 0, waiting: BTreeMap::new() });
+        if number < lane.next {
+            // Given up for lost and come after all: there is no better place left than here.
+            self.ready.extend(item);
+            return;
+        }
+        if number > lane.next {
+            let (items, complete) = lane.waiting.entry(number).or_default();
+            items.extend(item);
+            *complete |= last;
+            return;
+        }
+        self.ready.extend(item);
+        if last {
+            lane.next += 1;
+            while let Some((items, complete)) = lane.waiting.remove(&lane.next) {
+                self.ready.extend(items);
+                if !complete {
+                    break;
+                }
+                lane.next += 1;
+            }
+        }
+    }
+
+    /// What is next.
+    pub(super) fn take(&mut self) -> Option<T> {
+        self.ready.pop_front()
+    }
+
+    /// Nothing more will come: what still waits is ready, in order, without what is missing.
+    pub(super) fn close(&mut self) {
+        let mut lanes: Vec<_> = self.lanes.drain().collect();
+        lanes.sort_unstable_by_key(|(lane, _)| *lane);
+        let waiting = lanes.into_iter().flat_map(|(_, lane)| lane.waiting.into_values());
+        self.ready.extend(waiting.flat_map(|(items, _)| items));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a replica sends: a result, by item and index, or nothing.
+    type Sent = (Option<Order>, Option<(u64, usize)>);
+
+    fn order(lane: u32, number: u64, last: bool) -> Option<Order> {
+        Some(Order { lane, number, last })
+    }
+
+    fn all<T>(reorder: &mut Reorder<T>) -> Vec<T> {
+        std::iter::from_fn(|| reorder.take()).collect()
+    }
+
+    #[test]
+    fn a_gap_fills_its_place_and_a_late_one_passes() {
+        let mut reorder = Reorder::new();
+        reorder.put(order(0, 2, true), Some('c'));
+        reorder.put(order(0, 1, true), None);
+        assert!(all(&mut reorder).is_empty());
+        reorder.put(order(0, 0, true), Some('a'));
+        assert_eq!(all(&mut reorder), ['a', 'c']);
+        reorder.put(order(0, 1, true), Some('b'));
+        assert_eq!(all(&mut reorder), ['b']);
+    }
+
+    #[test]
+    fn several_results_of_one_item_stay_together() {
+        let mut reorder = Reorder::new();
+        reorder.put(order(0, 1, false), Some(10));
+        reorder.put(order(0, 0, false), Some(0));
+        reorder.put(order(0, 0, true), Some(1));
+        assert_eq!(
+            all(&mut reorder),
+            [0, 1, 10],
+            "what has come of the next item need not wait for the rest"
+        );
+        reorder.put(order(0, 2, true), Some(20));
+        assert!(all(&mut reorder).is_empty());
+        reorder.put(order(0, 1, true), Some(11));
+        assert_eq!(all(&mut reorder), [11, 20]);
+    }
+
+    #[test]
+    fn at_the_end_what_is_missing_holds_up_nothing() {
+        let mut reorder = Reorder::new();
+        reorder.put(order(1, 5, true), Some(105));
+        reorder.put(order(0, 7, true), Some(7));
+        reorder.put(order(0, 3, true), Some(3));
+        assert!(all(&mut reorder).is_empty());
+        reorder.close();
+        assert_eq!(all(&mut reorder), [3, 7, 105]);
+    }
+
+    proptest! {
+        /// Whatever replica each item goes to and however the replicas run, the order comes out as it went in.
+        #[test]
+        fn any_interleaving_of_replicas_is_undone(
+            results in prop::collection::vec((0_usize..3, 0_usize..4), 1..80),
+            picks in prop::collection::vec(0_usize..3, 0..400),
+        ) {
+            // Each item has some results, on some replica; each replica keeps its own order.
+            let mut replicas: [VecDeque<Sent>; 3] = Default::default();
+            for (number, (replica, count)) in (0..).zip(&results) {
+                for index in 0..*count {
+                    replicas[*replica].push_back((order(9, number, index + 1 == *count), Some((number, index))));
+                }
+                if *count == 0 {
+                    replicas[*replica].push_back((order(9, number, true), None));
+                }
+            }
+            let mut reorder = Reorder::new();
+            let mut out = Vec::new();
+            for pick in picks.into_iter().chain((0..3).cycle()) {
+                match replicas[pick].pop_front() {
+                    Some((order, item)) => reorder.put(order, item),
+                    None if replicas.iter().all(VecDeque::is_empty) => break,
+                    None => {}
+                }
+                out.extend(std::iter::from_fn(|| reorder.take()));
+            }
+            let expected: Vec<_> =
+                (0..).zip(&results).flat_map(|(number, (_, count))| (0..*count).map(move |i| (number, i))).collect();
+            prop_assert_eq!(out, expected);
+        }
+    }
+}

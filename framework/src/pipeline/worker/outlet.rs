@@ -1,0 +1,414 @@
+//! The way out of an actor: which receivers an item goes to, how far ahead of them the actor may be, and what became of
+//! everything that was sent.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use super::args::{BranchArgs, OutletArgs, Receiver};
+use super::cargo::Cargo;
+use super::meter::{Meter, Spanned};
+use super::pick::{Choice, Load, Pick};
+use super::window::Window;
+use crate::actor::{Address, Ask, AskError, Env, SendFailure};
+use crate::message::codec;
+use crate::pipeline::closures::UnknownClosure;
+use crate::pipeline::item::{Item, Order, Parcel, Tag};
+use crate::pipeline::limits::ORDER_WINDOW;
+use crate::pipeline::out::Emitted;
+
+/// A way out.
+pub(super) struct Outlet<T: Item> {
+    pick: Pick<T>,
+    branches: Vec<Rc<Branch<T>>>,
+}
+
+/// The way to one stage.
+struct Branch<T: Item> {
+    stage: String,
+    index: u16,
+    lane: u32,
+    pick: Pick<T>,
+    to: Vec<To<T>>,
+    number: bool,
+    max_items: Option<u32>,
+    max_bytes: Option<u64>,
+    /// In how many loops the receiver is.
+    depth: usize,
+    feedback: bool,
+    /// Whether it leads into a loop, from outside.
+    drain: bool,
+    /// See [`Config`](super::args::Config).
+    chain: bool,
+    resend: bool,
+    window: RefCell<Window>,
+    changed: Notify,
+    meter: Meter,
+    env: Env,
+}
+
+/// The way to one replica.
+struct To<T: Item> {
+    receiver: Receiver<T>,
+    found: RefCell<Option<Address<Parcel<T>>>>,
+    unanswered: Cell<u32>,
+    gone: Cell<bool>,
+}
+
+/// An item that was sent and is not answered.
+struct Underway<T> {
+    to: usize,
+    tag: Tag,
+    bytes: u64,
+    /// To send it again.
+    copy: Option<T>,
+    since: Instant,
+    /// What is done with when it is answered.
+    _cargo: Vec<Cargo>,
+}
+
+/// An item that cannot be sent to anybody.
+pub(super) struct Unsendable {
+    pub(super) tag: Tag,
+    pub(super) why: String,
+}
+
+impl<T: Item> Outlet<T> {
+    pub(super) fn new(
+        args: OutletArgs<T>,
+        (chain, resend): (bool, bool),
+        meter: &Meter,
+        env: &Env,
+    ) -> Result<Self, UnknownClosure> {
+        let pick = Pick::new(&args.select)?;
+        let branch = |args: BranchArgs<T>| {
+            let to = args.to.into_iter().map(|receiver| To {
+                receiver,
+                found: RefCell::new(None),
+                unanswered: Cell::new(0),
+                gone: Cell::new(false),
+            });
+            Ok(Rc::new(Branch {
+                stage: args.stage,
+                index: args.index,
+                lane: args.lane,
+                pick: Pick::new(&args.select)?,
+                to: to.collect(),
+                number: args.number,
+                max_items: args.window,
+                max_bytes: args.max_bytes,
+                depth: args.depth,
+                feedback: args.feedback,
+                drain: args.drain,
+                chain,
+                resend,
+                window: RefCell::default(),
+                changed: Notify::new(),
+                meter: meter.clone(),
+                env: env.clone(),
+            }))
+        };
+        Ok(Outlet { pick, branches: args.branches.into_iter().map(branch).collect::<Result<_, _>>()? })
+    }
+
+    /// Sends an item to whom it is for, and returns when they have accepted it. A receiver that has died has lost it;
+    /// that is noted, and no error.
+    pub(super) async fn send(&self, emitted: Emitted<T>) -> Result<(), Unsendable> {
+        let Emitted { tag, item, cargo } = emitted;
+        match self.pick.choose(&item, self.branches.len(), |at| self.branches[at].load()) {
+            Choice::One(at) => self.branches[at].send(tag, item, cargo).await,
+            Choice::All => {
+                let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
+                for branch in others {
+                    branch.send(tag.clone(), item.clone(), cargo.clone()).await?;
+                }
+                last.send(tag, item, cargo).await
+            }
+            // Every branch is gone: let the first one say so.
+            Choice::None => match self.branches.first() {
+                Some(branch) => branch.send(tag, item, cargo).await,
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Tells whoever restores the order that nothing comes with this place.
+    pub(super) async fn gap(&self, order: Order) {
+        for branch in &self.branches {
+            branch.tell(Parcel::Gap(order)).await;
+        }
+    }
+
+    /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
+    ///
+    /// The end comes after all answers where it can: then nothing is lost after it. In a chain it comes before them,
+    /// because a receiver may keep items until it knows that no more come. Only into a loop it never does: what was
+    /// answered has left the loop, and its stages may end.
+    pub(super) async fn end(&self) {
+        for branch in self.branches.iter().filter(|branch| !branch.chain || branch.drain) {
+            branch.idle().await;
+        }
+        // The beginning of a loop ends before the rest of it.
+        for branch in self.branches.iter().filter(|branch| !branch.feedback) {
+            for at in 0..branch.to.len() {
+                branch.tell_one(at, Parcel::End { lane: branch.lane }).await;
+            }
+        }
+        for branch in &self.branches {
+            branch.idle().await;
+        }
+    }
+}
+
+impl<T: Item> Branch<T> {
+    fn load(&self) -> Load {
+        Load {
+            unanswered: self.to.iter().map(|to| to.unanswered.get()).sum(),
+            gone: self.to.iter().all(|to| to.gone.get()),
+        }
+    }
+
+    fn replica(&self, at: usize) -> Load {
+        Load { unanswered: self.to[at].unanswered.get(), gone: self.to[at].gone.get() }
+    }
+
+    async fn send(self: &Rc<Self>, mut tag: Tag, item: T, cargo: Vec<Cargo>) -> Result<(), Unsendable> {
+        let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
+        let from = Instant::now();
+        // What leaves a loop is not in it any more.
+        tag.rounds.truncate(self.depth);
+        self.room(bytes).await;
+        if self.number {
+            let number = self.window.borrow_mut().number();
+            tag.order = Some(Order { lane: self.lane, number, last: true });
+        }
+        let id = tag.id;
+        let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
+            Choice::One(at) => self.deliver(at, tag, item, bytes, cargo).await,
+            Choice::None => {
+                self.lost(&tag, "nobody is left to send it to").await;
+                Ok(())
+            }
+            Choice::All => {
+                let last = self.to.len() - 1;
+                for at in 0..last {
+                    self.deliver(at, tag.clone(), item.clone(), bytes, cargo.clone()).await?;
+                }
+                self.deliver(last, tag, item, bytes, cargo).await
+            }
+        };
+        self.meter.waited(self.index, id, from);
+        sent
+    }
+
+    /// Waits until one more with so many bytes may go.
+    async fn room(&self, bytes: u64) {
+        let ahead = self.number.then_some(ORDER_WINDOW);
+        loop {
+            if self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, ahead) {
+                return;
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// Waits until everything was answered.
+    async fn idle(&self) {
+        while self.window.borrow().items > 0 {
+            self.changed.notified().await;
+        }
+    }
+
+    async fn deliver(
+        self: &Rc<Self>,
+        mut at: usize,
+        mut tag: Tag,
+        item: T,
+        bytes: u64,
+        cargo: Vec<Cargo>,
+    ) -> Result<(), Unsendable> {
+        let mut item = item;
+        loop {
+            let copy = self.resend.then(|| item.clone());
+            let address = match self.address(at).await {
+                Ok(address) => address,
+                Err(why) => {
+                    self.lost(&tag, &why).await;
+                    return Ok(());
+                }
+            };
+            let mut ask = address.ask(Parcel::Item(tag.clone(), item));
+            match ask.accepted().await {
+                Ok(()) => {
+                    self.begin(at, bytes);
+                    // In a chain the items that it came from are not done with before it is.
+                    let cargo = if self.chain { cargo } else { Vec::new() };
+                    let underway =
+                        Underway { to: at, tag, bytes, copy, since: Instant::now(), _cargo: cargo };
+                    let branch = Rc::clone(self);
+                    actix::spawn(async move { branch.watch(ask, underway).await });
+                    return Ok(());
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    let AskError::NotSent(error) = error else {
+                        self.lost(&tag, &why).await;
+                        return Ok(());
+                    };
+                    let Parcel::Item(_, back) = error.message else { return Ok(()) };
+                    if !is_gone(&error.reason) {
+                        self.settle(&tag);
+                        return Err(Unsendable { tag, why });
+                    }
+                    self.to[at].gone.set(true);
+                    match self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
+                        Choice::One(other) => (at, item) = (other, back),
+                        _ => {
+                            self.lost(&tag, &why).await;
+                            return Ok(());
+                        }
+                    }
+                    tag.attempt += 1;
+                }
+            }
+        }
+    }
+
+    /// Follows an item until it is answered.
+    async fn watch(self: Rc<Self>, ask: Ask<Parcel<T>>, underway: Underway<T>) {
+        let answer = ask.await;
+        let Underway { to, tag, bytes, copy, since, _cargo } = underway;
+        if self.meter.traces() {
+            self.meter.span(Spanned::Lease(self.index), Some(tag.id), since, Instant::now());
+        }
+        let Err(error) = answer else {
+            self.settle(&tag);
+            self.answered(to, bytes);
+            return;
+        };
+        self.to[to].gone.set(true);
+        let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
+        if let (Some(Choice::One(other)), Some(copy)) = (other, copy) {
+            self.meter.note(|counts| counts.resent += 1);
+            let again = Tag { attempt: tag.attempt + 1, ..tag.clone() };
+            // Counted before the first is taken out, so that nobody believes for a moment that all is answered.
+            if self.deliver_again(other, again, copy, bytes, _cargo).await {
+                self.answered(to, bytes);
+                return;
+            }
+        }
+        self.lost(&tag, &error.to_string()).await;
+        self.answered(to, bytes);
+    }
+
+    /// [`deliver`](Self::deliver), boxed because a delivery is watched, and watching may deliver.
+    fn deliver_again(
+        self: &Rc<Self>,
+        at: usize,
+        tag: Tag,
+        item: T,
+        bytes: u64,
+        cargo: Vec<Cargo>,
+    ) -> futures_util::future::LocalBoxFuture<'static, bool> {
+        let branch = Rc::clone(self);
+        Box::pin(async move { branch.deliver(at, tag, item, bytes, cargo).await.is_ok() })
+    }
+
+    async fn lost(self: &Rc<Self>, tag: &Tag, why: &str) {
+        self.meter.lost(&self.stage, tag.ids(), why);
+        if self.number
+            && let Some(order) = tag.order
+        {
+            // Whoever restores the order must not wait for it. Any replica can pass that on.
+            self.settle(tag);
+            let left = (0..self.to.len()).find(|at| !self.to[*at].gone.get());
+            if let Some(at) = left {
+                self.tell_one(at, Parcel::Gap(order)).await;
+            }
+        }
+    }
+
+    async fn tell(self: &Rc<Self>, parcel: Parcel<T>) {
+        if let Some(at) = (0..self.to.len()).find(|at| !self.to[*at].gone.get()) {
+            self.tell_one(at, parcel).await;
+        }
+    }
+
+    /// Sends something that is no item; whoever is gone need not know it.
+    async fn tell_one(self: &Rc<Self>, at: usize, parcel: Parcel<T>) {
+        let Ok(address) = self.address(at).await else { return };
+        let mut ask = address.ask(parcel);
+        if ask.accepted().await.is_err() {
+            self.to[at].gone.set(true);
+            return;
+        }
+        self.begin(at, 0);
+        let branch = Rc::clone(self);
+        actix::spawn(async move {
+            if ask.await.is_err() {
+                branch.to[at].gone.set(true);
+            }
+            branch.answered(at, 0);
+        });
+    }
+
+    fn begin(&self, at: usize, bytes: u64) {
+        self.window.borrow_mut().sent(bytes);
+        self.to[at].unanswered.update(|unanswered| unanswered + 1);
+        self.meter.note(|counts| {
+            counts.in_flight += 1;
+            counts.bytes_in_flight += bytes;
+        });
+    }
+
+    /// Nobody needs to wait for this number any more, if it has one from here.
+    fn settle(&self, tag: &Tag) {
+        if self.number
+            && let Some(order) = tag.order
+        {
+            self.window.borrow_mut().settle(order.number);
+            self.changed.notify_one();
+        }
+    }
+
+    fn answered(&self, at: usize, bytes: u64) {
+        self.window.borrow_mut().answered(bytes);
+        self.to[at].unanswered.update(|unanswered| unanswered.saturating_sub(1));
+        self.meter.note(|counts| {
+            counts.in_flight = counts.in_flight.saturating_sub(1);
+            counts.bytes_in_flight = counts.bytes_in_flight.saturating_sub(bytes);
+        });
+        self.changed.notify_one();
+    }
+
+    async fn address(&self, at: usize) -> Result<Address<Parcel<T>>, String> {
+        let to = &self.to[at];
+        match &to.receiver {
+            Receiver::At(address) => Ok(address.clone()),
+            Receiver::Named(name) => {
+                if let Some(address) = &*to.found.borrow() {
+                    return Ok(address.clone());
+                }
+                let found = self.env.lookup(name).await.map_err(|error| error.to_string())?;
+                *to.found.borrow_mut() = Some(found);
+                Ok(to.found.borrow().clone().ok_or("")?)
+            }
+        }
+    }
+}
+
+/// Whether the receiver will take nothing any more.
+fn is_gone(reason: &SendFailure) -> bool {
+    matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor)
+}
+
+/// Bytes that an item keeps in use: its tensors', and those of its body.
+fn bytes_of<T: Item>(item: &T) -> u64 {
+    // What cannot be encoded is not sent either; the send says why.
+    let Ok(encoded) = codec::encode(item, Vec::new()) else { return 0 };
+    let tensors =
+        encoded.tensors.iter().map(|tensor| tensor.layout.len() as u64 * tensor.dtype.size() as u64);
+    tensors.sum::<u64>() + encoded.body.len() as u64
+}

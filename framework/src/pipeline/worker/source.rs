@@ -1,0 +1,128 @@
+//! The actor around a source.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Instant;
+
+use actix::fut::wrap_future;
+use actix::{ActorContext, AsyncContext};
+use futures_util::future::FutureExt;
+
+use super::args::{Control, Run, SourceArgs};
+use super::cargo::Cargo;
+use super::core::Part;
+use super::meter::Counts;
+use super::outlet::Outlet;
+use crate::actor::{Env, Handles, RemoteActor};
+use crate::pipeline::item::{ItemId, Tag};
+use crate::pipeline::out::Emitted;
+use crate::pipeline::traits::Source;
+
+/// The actor.
+pub(in crate::pipeline) struct SourceActor<S: Source> {
+    core: Rc<Core<S>>,
+    running: bool,
+}
+
+struct Core<S: Source> {
+    part: Rc<Part>,
+    source: RefCell<S>,
+    results: Outlet<S::Out>,
+    stopped: Cell<bool>,
+}
+
+impl<S: Source> actix::Actor for SourceActor<S> {
+    type Context = actix::Context<Self>;
+}
+
+impl<S: Source> RemoteActor for SourceActor<S> {
+    type Args = SourceArgs<S>;
+
+    fn create(args: SourceArgs<S>, env: &Env) -> anyhow::Result<Self> {
+        let source = S::create(args.user, env)?;
+        let part = Part::new(args.config, env);
+        let modes = (part.config.chain, part.config.resend);
+        let core = Core {
+            results: Outlet::new(args.results, modes, &part.meter, env)?,
+            part,
+            source: RefCell::new(source),
+            stopped: Cell::new(false),
+        };
+        Ok(SourceActor { core: Rc::new(core), running: false })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Run>().message::<Control>();
+    }
+}
+
+impl<S: Source> actix::Handler<Run> for SourceActor<S> {
+    type Result = actix::ResponseFuture<Counts>;
+
+    fn handle(&mut self, _: Run, ctx: &mut actix::Context<Self>) -> Self::Result {
+        self.core.part.report();
+        if !std::mem::replace(&mut self.running, true) {
+            // In the actor's context, so that a panic of the source ends the actor, which is noticed.
+            let core = Rc::clone(&self.core);
+            ctx.spawn(wrap_future(async move { core.run().await }));
+            let core = Rc::clone(&self.core);
+            ctx.spawn(wrap_future(async move {
+                core.part.env.stopping().await;
+                core.stopped.set(true);
+            }));
+        }
+        Rc::clone(&self.core.part).finished().boxed_local()
+    }
+}
+
+impl<S: Source> actix::Handler<Control> for SourceActor<S> {
+    type Result = ();
+
+    fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) {
+        match control {
+            Control::Stop => self.core.stopped.set(true),
+            Control::Close => ctx.stop(),
+            Control::Gone(_) => {}
+        }
+    }
+}
+
+impl<S: Source> Core<S> {
+    async fn run(&self) {
+        let part = &self.part;
+        let mut number = 0;
+        while !self.stopped.get() && !part.has_failed() {
+            let from = Instant::now();
+            let next = self.source.borrow_mut().next();
+            let id = ItemId { source: part.config.source, number };
+            match next {
+                Ok(None) => break,
+                Ok(Some(item)) => {
+                    part.meter.called(from, Some(id));
+                    self.send(id, item).await;
+                    number += 1;
+                }
+                Err(error) => {
+                    part.meter.called(from, None);
+                    part.meter.note(|counts| counts.skipped += 1);
+                    part.failed(None, format!("{error:#}"), 1, part.config.on_error.fails());
+                }
+            }
+            // The process has other things to read: answers, and the order to stop.
+            tokio::task::yield_now().await;
+        }
+        self.results.end().await;
+        part.finish().await;
+    }
+
+    async fn send(&self, id: ItemId, item: S::Out) {
+        let cargo = vec![Cargo::default()];
+        match self.results.send(Emitted { tag: Tag::of(id), item, cargo }).await {
+            Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
+            Err(unsent) => {
+                let fatal = self.part.config.on_error.fails();
+                self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! How far ahead of its receivers a sender is. No I/O.
+
+use std::collections::VecDeque;
+
+/// What is sent and not answered.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// Of all that was sent: how much is unanswered.
+    pub(super) items: u32,
+    pub(super) bytes: u64,
+    /// The oldest number that is not answered.
+    oldest: u64,
+    /// From the oldest on: whether it is answered.
+    answered: VecDeque<bool>,
+}
+
+impl Window {
+    /// Whether one more may go, with so many bytes. One alone always may, however large it is.
+    pub(super) fn has_room(
+        &self,
+        bytes: u64,
+        items: Option<u32>,
+        max_bytes: Option<u64>,
+        ahead: Option<u32>,
+    ) -> bool {
+        self.items == 0
+            || (items.is_none_or(|items| self.items < items)
+                && max_bytes.is_none_or(|max| self.bytes + bytes <= max)
+                && ahead.is_none_or(|ahead| self.answered.len() < ahead as usize))
+    }
+
+    /// The next number.
+    pub(super) fn number(&mut self) -> u64 {
+        self.answered.push_back(false);
+        self.oldest + self.answered.len() as u64 - 1
+    }
+
+    pub(super) fn sent(&mut self, bytes: u64) {
+        self.items += 1;
+        self.bytes += bytes;
+    }
+
+    pub(super) fn answered(&mut self, bytes: u64) {
+        self.items = self.items.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    /// Nobody is ahead of this number any more.
+    pub(super) fn settle(&mut self, number: u64) {
+        let index = number.checked_sub(self.oldest);
+        if let Some(answered) = index.and_then(|index| self.answered.get_mut(index as usize)) {
+            *answered = true;
+        }
+        while self.answered.front() == Some(&true) {
+            self.answered.pop_front();
+            self.oldest += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_gets_further_ahead_of_the_oldest_than_the_window() {
+        let mut window = Window::default();
+        let send = |window: &mut Window| {
+            let number = window.has_room(0, None, None, Some(3)).then(|| window.number());
+            if number.is_some() {
+                window.sent(0);
+            }
+            number
+        };
+        assert_eq!([(); 4].map(|()| send(&mut window)), [Some(0), Some(1), Some(2), None]);
+        for number in [1, 2] {
+            window.answered(0);
+            window.settle(number);
+        }
+        assert_eq!(send(&mut window), None, "0 is the oldest still");
+        window.answered(0);
+        window.settle(0);
+        assert_eq!([(); 4].map(|()| send(&mut window)), [Some(3), Some(4), Some(5), None]);
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_one_alone_always_goes() {
+        let mut window = Window::default();
+        assert!(window.has_room(1000, None, Some(100), None));
+        window.sent(1000);
+        assert!(!window.has_room(0, None, Some(100), None));
+        window.answered(1000);
+        window.sent(60);
+        assert!(window.has_room(40, None, Some(100), None));
+        assert!(!window.has_room(41, None, Some(100), None));
+        assert!(!window.has_room(0, Some(1), None, None));
+    }
+}

@@ -1,0 +1,36 @@
+//! What tells the parts of one split from anything else that claims to be one.
+//!
+//! The splitter draws a random *token* for each part, which travels with that part alone. The *seal* is a hash of the
+//! allocation, the whole tensor and every part's place and token; all parts carry it. Who joins computes it again
+//! from what the parts say, so a part of another split, a part that is somewhere else than it was cut, and one that its
+//! sender made up without ever having held it do not fit.
+//!
+//! The hash is the standard library's SipHash: 64 bits against mistakes and made-up bytes, not a signature. All processes
+//! of a node are one build, so they agree on it.
+
+use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
+
+use super::{DType, Layout};
+use crate::lease::LeaseId;
+use crate::lease::writers::Area;
+
+/// A token for each of `count` parts, which nobody can guess.
+pub(super) fn tokens(count: usize) -> impl Iterator<Item = u64> {
+    let random = RandomState::new();
+    (0..count).map(move |index| random.hash_one(index))
+}
+
+/// The seal of the split of `whole` into parts with these places and tokens, in order.
+pub(super) fn seal<'a>(
+    id: LeaseId,
+    dtype: DType,
+    whole: &Layout,
+    parts: impl Iterator<Item = (&'a Area, u64)>,
+) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (id, dtype.code(), whole).hash(&mut hasher);
+    for part in parts {
+        part.hash(&mut hasher);
+    }
+    hasher.finish()
+}

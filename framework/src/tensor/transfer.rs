@@ -1,0 +1,113 @@
+//! Elements into a tensor that is there already: from a slice of the host's, or from another tensor.
+//!
+//! [`Gpu::from_slice`] and [`Gpu::copy`] make a tensor of their own; these fill one that was waited for with
+//! [`Gpu::empty_when_free`], or a part of one.
+
+#![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
+
+use std::sync::Arc;
+
+use smallvec::smallvec;
+
+use super::host::in_reach;
+use super::{Element, Gpu, Tensor, TensorError, TensorMut};
+use crate::device::Keep;
+
+impl Gpu {
+    /// Fills a packed tensor of this device with elements in row-major order. They may be used again when this returns;
+    /// the tensor has them when the stream gets there.
+    ///
+    /// # Errors
+    /// Another dtype, device or number of elements, a tensor that is not packed, a device that refuses.
+    pub fn upload<T: Element>(&self, tensor: &mut TensorMut, elements: &[T]) -> Result<(), TensorError> {
+        if tensor.dtype() != T::DTYPE {
+            return Err(TensorError::DType { asked: T::DTYPE, found: tensor.dtype() });
+        }
+        if tensor.len() != elements.len() {
+            let (shape, wanted) = (tensor.shape().to_vec(), tensor.len());
+            return Err(TensorError::Length { shape, wanted, given: elements.len() });
+        }
+        let to = self.packed_start(tensor)?;
+        let keep = smallvec![tensor.lease().writable()?.1];
+        // SAFETY: the layout lies in the allocation and is packed, so there is room for exactly these elements from its
+        // first; it is writable and this tensor's alone, and `write_on` has put the stream behind every other use, and
+        // its reuse behind the stream.
+        unsafe { self.stream().backend().upload(to, bytemuck::cast_slice(elements), keep)? };
+        Ok(())
+    }
+
+    /// The bytes of a tensor on this device, its elements in row-major order whatever its strides: what a file holds. Blocks
+    /// until they are there.
+    ///
+    /// # Errors
+    /// Another device, data that will not come.
+    pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
+        let tensor = self.contiguous(tensor)?;
+        in_reach(tensor.device(), self)?;
+        let span = tensor.layout().bytes_span(tensor.dtype())?;
+        let address = tensor.read_on(self.stream())? + span.start as u64;
+        let mut bytes = vec![0_u8; span.len()];
+        // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
+        // has put the stream behind the data's writer.
+        unsafe { self.stream().backend().download(&mut bytes, address)? };
+        Ok(bytes)
+    }
+
+    /// Copies a tensor of this device, whatever its strides, into a packed one: its elements in row-major order become
+    /// those from `at` on. So several tensors are gathered into one, with one copy each where they are packed.
+    ///
+    /// ```
+    /// use tensorpost::prelude::*;
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let node = Node::builder().start()?;
+    /// # let gpu = node.host()?;
+    /// let (a, b) = (gpu.from_slice(&[2], &[1_u8, 2])?.freeze(), gpu.from_slice(&[2], &[3_u8, 4])?.freeze());
+    /// let mut both = gpu.empty(DType::U8, &[2, 2])?;
+    /// gpu.copy_into(&mut both, 0, &a)?;
+    /// gpu.copy_into(&mut both, 2, &b)?;
+    /// assert_eq!(both.freeze().to_vec::<u8>()?, [1, 2, 3, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Another dtype or device, a target that is not packed or too short, a device that refuses.
+    pub fn copy_into(&self, tensor: &mut TensorMut, at: usize, source: &Tensor) -> Result<(), TensorError> {
+        if tensor.dtype() != source.dtype() {
+            return Err(TensorError::DType { asked: source.dtype(), found: tensor.dtype() });
+        }
+        let room = tensor.len().saturating_sub(at);
+        if at > tensor.len() || room < source.len() {
+            let (shape, wanted) = (source.shape().to_vec(), source.len());
+            return Err(TensorError::Length { shape, wanted, given: room });
+        }
+        in_reach(source.device(), self)?;
+        let size = source.dtype().size() as u64;
+        let from = source.read_on(self.stream())?;
+        let mut to = self.packed_start(tensor)? + at as u64 * size;
+        let keep: Keep = smallvec![Arc::clone(source.lease().mapping()), tensor.lease().writable()?.1];
+        for run in source.layout().contiguous_runs() {
+            let bytes = run.len() as u64 * size;
+            // SAFETY: the runs lie in the source's allocation, and add up to what was found to be left of the target's
+            // packed elements from `at` on; while there is a `Tensor` on it, the source is no `TensorMut`'s memory. Both
+            // stay mapped in `keep`, and `read_on` and `write_on` have ordered the stream with every other use.
+            unsafe {
+                self.stream().backend().copy(to, from + run.start as u64 * size, bytes, keep.clone())?;
+            }
+            to += bytes;
+        }
+        Ok(())
+    }
+
+    /// The address of a packed tensor's first element, to write on this stream.
+    fn packed_start(&self, tensor: &mut TensorMut) -> Result<u64, TensorError> {
+        if !tensor.layout().is_contiguous() {
+            let (shape, strides) = (tensor.shape().to_vec(), tensor.strides().to_vec());
+            return Err(TensorError::NotContiguous { shape, strides });
+        }
+        in_reach(tensor.device(), self)?;
+        let offset = tensor.layout().bytes_span(tensor.dtype())?.start as u64;
+        Ok(tensor.write_on(self.stream())? + offset)
+    }
+}

@@ -1,0 +1,234 @@
+//! What goes wrong with a device, and who is told what.
+
+#![expect(unsafe_code, reason = "launches a kernel that faults")]
+
+use std::time::Duration;
+
+use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::Ptx;
+use tensorpost::lease::PoolError;
+use tensorpost::mailbox::post::AskFailure;
+use tensorpost::node::WorkerState;
+use tensorpost::prelude::*;
+use tensorpost_tests::harness::Builder;
+use tensorpost_tests::wait::until;
+
+use crate::device;
+
+pub(crate) fn program(builder: Builder) -> Builder {
+    builder.actor::<Faulty>().actor::<Doubler>()
+}
+
+/// Writes to the address that is its second argument.
+const PTX: &str = "\
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fault(.param .u64 out, .param .u64 at) {
+    .reg .u64 %rd<2>;
+    .reg .u32 %r<2>;
+    ld.param.u64 %rd1, [at];
+    mov.u32 %r1, 7;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+";
+
+/// "Launch a kernel that faults, and make no call after that." Never replies.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+struct Fault;
+
+/// Faults where it is told to.
+struct Faulty {
+    gpu: Gpu,
+    kernel: CudaFunction,
+    kept: Option<Tensor>,
+}
+
+impl Actor for Faulty {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Faulty {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        let gpu = env.gpu();
+        let kernel = gpu.cuda_context()?.load_module(Ptx::from_src(PTX))?.load_function("fault")?;
+        Ok(Faulty { gpu, kernel, kept: None })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Fault>();
+    }
+}
+
+impl Handler<Fault> for Faulty {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Fault, _: &mut Context<Self>) -> Self::Result {
+        let mut out = self.gpu.zeros(DType::F32, &[256]).expect("room for a tensor");
+        let mut launch = self.gpu.launch_builder(&self.kernel).expect("a GPU");
+        launch.arg(&mut out).arg(&8_u64);
+        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: none; that it writes where it must not is what is tested, and only this process is harmed.
+        unsafe { launch.launch(config) }.expect("a launch");
+        self.kept = Some(out.freeze());
+        // From here on the actor waits, as one does that has nothing to do.
+        Box::pin(std::future::pending())
+    }
+}
+
+/// "What is twice this?"
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Tensor)]
+struct Double(Tensor);
+
+/// Sends back what it got, copied on its device.
+struct Doubler {
+    gpu: Gpu,
+}
+
+impl Actor for Doubler {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Doubler {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Doubler { gpu: env.gpu() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Double>();
+    }
+}
+
+impl Handler<Double> for Doubler {
+    type Result = MessageResult<Double>;
+
+    fn handle(&mut self, message: Double, _: &mut Context<Self>) -> Self::Result {
+        let values = self.gpu.download::<f32>(&message.0).expect("values");
+        let doubled: Vec<f32> = values.iter().map(|value| 2.0 * value).collect();
+        MessageResult(self.gpu.from_slice(message.0.shape(), &doubled).expect("room").freeze())
+    }
+}
+
+fn doubles(node: &Node, gpu: &Gpu, doubler: &Address<Double>) {
+    let one = gpu.from_slice(&[3], &[1.0_f32, 2.0, 3.0]).expect("room").freeze();
+    let two = node.block_on(doubler.ask(Double(one))).expect("a reply");
+    assert_eq!(gpu.download::<f32>(&two).expect("values"), [2.0, 4.0, 6.0]);
+}
+
+pub(crate) fn a_device_that_is_not_there_is_named(builder: Builder) {
+    let (_, is_gpu) = device();
+    let error = Device::cuda(4096).expect_err("nobody has as many GPUs").to_string();
+    assert!(error.contains(if is_gpu { "cuda:4096" } else { "CUDA" }), "{error}");
+    // One that the node may see and the worker does not: it comes as an identity.
+    #[derive(Serialize)]
+    struct Forged {
+        id: tensorpost::ids::DeviceId,
+        kind: DeviceKind,
+        name: &'static str,
+        ordinal: Option<usize>,
+    }
+    let id = tensorpost::ids::DeviceId([7; 16]);
+    let forged = Forged { id, kind: DeviceKind::Cuda, name: "none", ordinal: Some(0) };
+    let forged: Device = rmp_serde::from_slice(&rmp_serde::to_vec_named(&forged).unwrap()).unwrap();
+    let node = builder.start().unwrap();
+    let error = node.spawn::<Doubler>(()).device(forged).start().unwrap_err().to_string();
+    let expected = if is_gpu { "GPU-07070707" } else { "libcuda" };
+    assert!(error.contains(expected), "{error}");
+}
+
+pub(crate) fn a_device_without_room_says_who_holds_it(builder: Builder) {
+    let (device, is_gpu) = device();
+    let node = builder.host_budget(1 << 60).gpu_budget(1 << 60).start().unwrap();
+    let gpu = node.gpu(&device).unwrap();
+    let held = gpu.zeros(DType::U8, &[1 << 20]).unwrap();
+    let says_so = |bytes: usize, at_least: u64| {
+        let error = gpu.empty(DType::U8, &[bytes]).map(drop).unwrap_err();
+        let TensorError::Pool(PoolError::NoRoom { asked, in_use, .. }) = &error else {
+            panic!("{error}");
+        };
+        assert!(*asked == bytes as u64 && *in_use >= at_least, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("(this process)") && text.contains("tensors"), "{text}");
+    };
+    // More than an address space, and than any GPU.
+    says_so(1 << 47, 64 << 20);
+    if is_gpu {
+        // Most of it is free, but not twice.
+        let most = (gpu.pool().backend().total_bytes() * 6 / 10) as usize;
+        let large = gpu.empty(DType::U8, &[most]).unwrap();
+        says_so(most, most as u64);
+        drop(large);
+        assert!(gpu.zeros(DType::U8, &[1 << 20]).is_ok(), "what is small still fits");
+    }
+    drop(held);
+}
+
+/// DEATH-2: its sender and the node are told who and why; nobody else notices.
+pub(crate) fn a_kernel_that_faults_ends_its_worker_alone(builder: Builder) {
+    let (device, is_gpu) = device();
+    if !is_gpu {
+        println!("the host has no kernels that fault");
+        return;
+    }
+    let node = builder.start().unwrap();
+    let gpu = node.gpu(&device).unwrap();
+    let other = node.spawn::<Doubler>(()).device(device.clone()).start().unwrap().address::<Double>();
+    doubles(&node, &gpu, &other);
+    let faulty = node.spawn::<Faulty>(()).name("the faulty one").device(device.clone()).start().unwrap();
+    let start = std::time::Instant::now();
+    let asked = faulty.address::<Fault>().ask(Fault).timeout(Duration::from_secs(20));
+    let error = node.block_on(asked).unwrap_err();
+    println!("after {:?}: {error}", start.elapsed());
+    assert!(matches!(error, AskError::NoReply(AskFailure::Gone(_))), "{error}");
+    let names_it =
+        |text: &str| text.contains("the faulty one") && text.contains("CUDA_ERROR_ILLEGAL_ADDRESS");
+    assert!(names_it(&error.to_string()), "{error}");
+    let ended = node.supervisor().await_end(faulty.worker());
+    let Some(WorkerState::Ended { why: Some(why), .. }) = ended else { panic!("{ended:?}") };
+    assert!(why.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{why}");
+    until(
+        "later senders are told as well",
+        || matches!(faulty.address::<Fault>().try_send(Fault), Err(error) if names_it(&error.to_string())),
+    );
+    // The others go on, on the same GPU, and so do new ones.
+    doubles(&node, &gpu, &other);
+    let new = node.spawn::<Doubler>(()).device(device).start().unwrap().address::<Double>();
+    doubles(&node, &gpu, &new);
+}
+
+/// MBX-2: more actors in one worker than a GPU has streams for.
+pub(crate) fn more_actors_than_streams_share_them(builder: Builder) {
+    let (device, is_gpu) = device();
+    let node = builder.start().unwrap();
+    let gpu = node.gpu(&device).unwrap();
+    let limit = gpu.pool().backend().stream_limit();
+    println!("{limit} streams on {device}");
+    // On the host there is no sharing: its streams are as many as a process has clocks.
+    let count = if is_gpu { 2 * limit } else { 8 };
+    let worker = node.worker("many").unwrap();
+    let spawn = || node.spawn::<Doubler>(()).device(device.clone()).worker(worker).start();
+    let doublers: Vec<_> = (0..count).map(|_| spawn().unwrap().address::<Double>()).collect();
+    let ones: Vec<_> =
+        (0..10 * count).map(|value| gpu.from_slice(&[1], &[value as f32]).unwrap().freeze()).collect();
+    let asks = ones.into_iter().zip(doublers.iter().cycle()).map(|(one, doubler)| doubler.ask(Double(one)));
+    let twos = node.block_on(futures_util::future::join_all(asks));
+    for (value, two) in twos.into_iter().enumerate() {
+        assert_eq!(gpu.download::<f32>(&two.unwrap()).unwrap(), [2.0 * value as f32]);
+    }
+    let mut own = Vec::new();
+    let refused = loop {
+        match gpu.with_new_stream() {
+            Ok(gpu) => own.push(gpu),
+            Err(error) => break error.to_string(),
+        }
+        assert!(own.len() < 64, "there is no end to streams");
+    };
+    assert!(!is_gpu || refused.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{refused}");
+}

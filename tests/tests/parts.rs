@@ -1,0 +1,203 @@
+//! One tensor that several processes write, each its own part.
+
+use tensorpost::prelude::*;
+use tensorpost::tensor::part::JoinReason;
+use tensorpost_tests::cases;
+use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::wait::{ask, until_free};
+
+/// "Add this to every element of your part." The part comes back.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = TensorPart)]
+struct Add {
+    #[tensor(dtype = u64, shape = [_, _])]
+    part: TensorPart,
+    what: u64,
+    /// How often.
+    times: usize,
+}
+
+/// "Take these and never give them back."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = usize)]
+struct Keep(Vec<TensorPart>);
+
+/// "Join these, and give the whole back."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Result<Tensor, String>)]
+struct Join(Vec<TensorPart>);
+
+struct Adder {
+    gpu: Gpu,
+    kept: Vec<TensorPart>,
+}
+
+impl Actor for Adder {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Adder {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Adder { gpu: env.gpu(), kept: Vec::new() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Add>().message::<Keep>().message::<Join>();
+    }
+}
+
+impl Handler<Add> for Adder {
+    type Result = MessageResult<Add>;
+
+    fn handle(&mut self, add: Add, _: &mut Context<Self>) -> Self::Result {
+        let Add { mut part, what, times } = add;
+        for _ in 0..times {
+            let kernel = move |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| {
+                part.runs_mut().flatten().for_each(|element| *element += what);
+            };
+            self.gpu.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
+        }
+        MessageResult(part)
+    }
+}
+
+impl Handler<Keep> for Adder {
+    type Result = MessageResult<Keep>;
+
+    fn handle(&mut self, keep: Keep, _: &mut Context<Self>) -> Self::Result {
+        self.kept.extend(keep.0);
+        MessageResult(self.kept.len())
+    }
+}
+
+impl Handler<Join> for Adder {
+    type Result = MessageResult<Join>;
+
+    fn handle(&mut self, join: Join, _: &mut Context<Self>) -> Self::Result {
+        let joined = TensorMut::join(join.0, &self.gpu).map(TensorMut::freeze);
+        MessageResult(joined.map_err(|error| error.to_string()))
+    }
+}
+
+struct Scene<const N: usize> {
+    node: Node,
+    gpu: Gpu,
+    workers: [tensorpost::node::Spawned<Adder>; N],
+}
+
+impl<const N: usize> Scene<N> {
+    fn new(builder: Builder) -> Self {
+        let node = builder.start().unwrap();
+        let workers = std::array::from_fn(|_| node.spawn::<Adder>(()).start().unwrap());
+        let gpu = node.host().unwrap();
+        Scene { node, gpu, workers }
+    }
+
+    fn address<M: GpuMessage>(&self, worker: usize) -> Address<M>
+    where
+        Adder: Handler<M>,
+    {
+        self.workers[worker].address()
+    }
+}
+
+const ROWS: usize = 61;
+const COLUMNS: usize = 37;
+
+fn counting(gpu: &Gpu) -> TensorMut {
+    let numbers: Vec<u64> = (0..(ROWS * COLUMNS) as u64).collect();
+    gpu.from_slice(&[ROWS, COLUMNS], &numbers).unwrap()
+}
+
+/// ONE-WRITER: neighbouring columns share every cache line of the tensor, and every element is right, over many rounds
+/// of scatter and gather of the same memory (CLOCK-1, CLOCK-2).
+fn workers_write_neighbouring_columns_at_the_same_time(builder: Builder) {
+    let scene = Scene::<3>::new(builder);
+    let mut whole = counting(&scene.gpu);
+    let id = whole.lease().id();
+    let rounds = 20_u64;
+    for round in 0..rounds {
+        let parts = whole.split_evenly(1, 3).unwrap();
+        let asks: Vec<_> = (0..)
+            .zip(parts)
+            .map(|(worker, part)| {
+                let add = Add { part, what: 1 + (worker + round) % 3, times: 5 };
+                scene.address::<Add>(worker as usize).ask(add)
+            })
+            .collect();
+        let parts: Vec<TensorPart> = asks.into_iter().map(|ask| scene.node.block_on(ask).unwrap()).collect();
+        whole = TensorMut::join(parts, &scene.gpu).unwrap();
+    }
+    assert_eq!(whole.lease().id(), id, "one memory all along");
+    let sum_for = |worker: u64| (0..rounds).map(|round| 5 * (1 + (worker + round) % 3)).sum::<u64>();
+    let added = [sum_for(0), sum_for(1), sum_for(2)];
+    let worker_of = |column: usize| if column < 13 { 0 } else { 1 + (column - 13) / 12 };
+    for (at, element) in whole.as_slice::<u64>().unwrap().iter().enumerate() {
+        assert_eq!(*element, at as u64 + added[worker_of(at % COLUMNS)], "element {at}");
+    }
+    drop(whole);
+    until_free(&scene.node);
+}
+
+/// In a process that neither owns the memory nor split the tensor; and back, as a whole.
+fn the_parts_are_joined_in_another_process(builder: Builder) {
+    let scene = Scene::<2>::new(builder);
+    let mut parts = counting(&scene.gpu).split_tiles(&[16, 16]).unwrap();
+    assert_eq!(parts.len(), 12);
+    let mine = parts.split_off(6);
+    let missing = ask(&scene.node, &scene.address::<Join>(0), Join(mine)).unwrap_err();
+    assert!(missing.contains("number [0, 1, 2, 3, 4, 5] is missing"), "{missing}");
+    drop(parts);
+
+    let parts = counting(&scene.gpu).split_tiles(&[16, 16]).unwrap();
+    let added: Vec<TensorPart> = parts
+        .into_iter()
+        .map(|part| ask(&scene.node, &scene.address::<Add>(1), Add { part, what: 7, times: 1 }))
+        .collect();
+    let whole = ask(&scene.node, &scene.address::<Join>(0), Join(added)).unwrap();
+    let expected: Vec<u64> = (7..7 + (ROWS * COLUMNS) as u64).collect();
+    assert_eq!(whole.to_vec::<u64>().unwrap(), expected);
+    drop(whole);
+    until_free(&scene.node);
+}
+
+/// LEASE-4: the part of a killed worker is missing, the join names it, and the memory comes back.
+fn a_killed_worker_takes_its_part_with_it(builder: Builder) {
+    let scene = Scene::<2>::new(builder);
+    let mut parts = counting(&scene.gpu).split_evenly(0, 4).unwrap();
+    let (third, first) = (parts.remove(2), parts.remove(0));
+    assert_eq!(ask(&scene.node, &scene.address::<Keep>(0), Keep(vec![third])), 1);
+    let first = ask(&scene.node, &scene.address::<Add>(1), Add { part: first, what: 1, times: 1 });
+    scene.node.supervisor().kill_worker(scene.workers[0].worker());
+    parts.push(first);
+    let error = TensorMut::join(parts, &scene.gpu).unwrap_err();
+    assert!(matches!(&error.why, JoinReason::Missing { missing, count: 4 } if *missing == [2]), "{error}");
+    drop(error);
+    until_free(&scene.node);
+}
+
+/// An ask whose part is of the wrong form gives the message back, part and all.
+fn a_part_that_does_not_fit_comes_back(builder: Builder) {
+    let scene = Scene::<1>::new(builder);
+    let part = scene.gpu.zeros(DType::F32, &[2, 2]).unwrap().split_evenly(0, 1).unwrap().remove(0);
+    let error =
+        scene.node.block_on(scene.address::<Add>(0).ask(Add { part, what: 1, times: 1 })).unwrap_err();
+    let AskError::NotSent(unsent) = error else { panic!("{error}") };
+    assert!(unsent.to_string().contains("its dtype must be u64"), "{unsent}");
+    TensorMut::join([unsent.message.part], &scene.gpu).unwrap();
+    until_free(&scene.node);
+}
+
+fn main() {
+    harness::run(
+        |builder| builder.actor::<Adder>(),
+        cases![
+            workers_write_neighbouring_columns_at_the_same_time,
+            the_parts_are_joined_in_another_process,
+            a_killed_worker_takes_its_part_with_it,
+            a_part_that_does_not_fit_comes_back,
+        ],
+    );
+}
