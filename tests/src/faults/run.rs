@@ -216,7 +216,7 @@ impl Graph {
             let event = plan.event();
             after = event.to_string();
             if options.verbose {
-                eprintln!("{:?} {}: {after}", begin.elapsed(), report.faults);
+                eprintln!("event {}: {after} (at {:?})", report.faults + 1, begin.elapsed());
             }
             report.faults += 1;
             report.deaths += self.happen(&event);
