@@ -18,14 +18,14 @@ use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
 use crate::fault;
 use crate::ids::{ActorId, DeviceId};
-use crate::mailbox::lives::RestartWhen;
+use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::message::codec;
 use crate::tensor::Gpu;
 
 /// Called once when an actor has ended, with the reason if it was a failure.
-pub(crate) type Ended = Box<dyn FnOnce(Option<String>) + Send>;
+pub(crate) type Ended = Box<dyn FnOnce(Option<EndReason>) + Send>;
 
 /// The actor types of a program; the same in the node and in every worker.
 #[derive(Clone, Debug, Default)]

@@ -151,6 +151,7 @@ impl<R: Residence> NodeBuilder<R> {
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
             trace: trace.clone(),
+            gpus_are_shared: mps.is_some(),
             environment: mps
                 .as_ref()
                 .map(|mps| mps.environment())

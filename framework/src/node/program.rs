@@ -45,6 +45,14 @@ impl Resident for Office {
     fn stopping(&self) {
         self.begin_stopping();
     }
+
+    fn leaving(&self) {
+        self.begin_leaving();
+    }
+
+    fn node_ended(&self) {
+        self.end_watching();
+    }
 }
 
 /// Whether a sender of this process waits for room in a mailbox of this process.
@@ -68,7 +76,7 @@ impl Stage for WorkerStageWithNotices {
             restarts,
         } = start;
         let notices = self.notices.clone();
-        let ended: Ended = Box::new(move |why| notices.actor_stopped(actor, why));
+        let ended: Ended = Box::new(move |why| notices.actor_ended(actor, why));
         let start =
             Start { actor, place, name, type_name, args, device, receive_on, own_thread, life, restarts };
         self.stage.start(start, ended).await

@@ -12,6 +12,7 @@
 mod actors;
 mod error;
 mod figures;
+mod groups;
 mod launch;
 mod messages;
 mod record;
@@ -31,6 +32,7 @@ use parking_lot::Mutex;
 
 use crate::ids::ActorId;
 use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
+use crate::node::group::Supervision;
 use crate::node::host::{NewActor, Resident};
 use crate::node::journal::Journal;
 use crate::node::restart::Restart;
@@ -62,6 +64,8 @@ pub(crate) struct Settings {
     pub(crate) gpu_budget: Option<u64>,
     /// Where the processes' traces come together, if there is one.
     pub(crate) trace: Option<Arc<Collector>>,
+    /// Whether the workers on one GPU share one fate.
+    pub(crate) gpus_are_shared: bool,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
@@ -74,11 +78,12 @@ enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
     Spawn(String, Reply<Result<WorkerId, SpawnError>>),
-    Start(WorkerId, NewActor, Restart, Reply<Result<(ActorId, Place), StartError>>),
+    Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Place), StartError>>),
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Place), StartError>>),
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Figures(Reply<Figures>),
+    Report(Reply<Vec<RestartReport>>),
     KillWorker(WorkerId),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
@@ -185,9 +190,10 @@ impl Supervisor {
         &self,
         worker: WorkerId,
         actor: NewActor,
-        policy: Restart,
+        how: impl Into<Supervision>,
     ) -> Result<(ActorId, Place), StartError> {
-        self.shared.ask(|reply| Command::Start(worker, actor, policy, reply))?
+        let how = how.into();
+        self.shared.ask(|reply| Command::Start(worker, actor, how, reply))?
     }
 
     /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
@@ -220,6 +226,14 @@ impl Supervisor {
     /// [`Closed::Ended`] when the node has shut down.
     pub fn figures(&self) -> Result<Figures, Closed> {
         self.shared.ask(Command::Figures)
+    }
+
+    /// What has ended so far although it had a restart policy, by worker.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down; its report has it then.
+    pub fn restarts(&self) -> Result<Vec<RestartReport>, Closed> {
+        self.shared.ask(Command::Report)
     }
 
     /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.
