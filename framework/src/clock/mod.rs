@@ -11,6 +11,7 @@
 //!
 //! A wait that is given up (deadline, dropped caller) leaves nothing behind.
 
+mod asleep;
 mod domain;
 mod handshake;
 mod late;
