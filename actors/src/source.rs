@@ -18,6 +18,20 @@ pub enum SourceError {
         /// What the system said.
         source: io::Error,
     },
+    /// The pattern is none.
+    #[error("{pattern:?} is no pattern: {why}; write one such as photos/*.jpg")]
+    Pattern {
+        /// What was given.
+        pattern: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The pattern matches no file.
+    #[error("no file matches {pattern:?}; put one there, or give another pattern")]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+    },
     /// The folder holds no image.
     #[error("no image in {path}: put a .jpg, .jpeg or .png file there, or give another folder")]
     Empty {
@@ -26,7 +40,7 @@ pub enum SourceError {
     },
 }
 
-/// The images of one folder.
+/// The images of one folder, or those that a pattern matches.
 ///
 /// An image is a file (or a link to one) that ends in `.jpg`, `.jpeg` or `.png`, in any case, and whose name does not
 /// begin with a dot. Subfolders are not entered. The order is that of the names' bytes, the same on every machine.
@@ -61,6 +75,30 @@ impl ImageFolder {
         }
         if files.is_empty() {
             return Err(SourceError::Empty { path: folder.to_owned() });
+        }
+        files.sort_unstable();
+        Ok(Self { files: files.into() })
+    }
+
+    /// The files that a pattern matches: `*` stands for anything within a name, `?` for one character, `[a-z]` for one of
+    /// several, `**` for any folders. A leading dot has to be written out. The order is that of the paths' bytes.
+    ///
+    /// # Errors
+    /// [`SourceError::Pattern`], [`SourceError::NoMatch`]; [`SourceError::List`] for a folder that cannot be read.
+    pub fn matching(pattern: &str) -> Result<Self, SourceError> {
+        let options = glob::MatchOptions { require_literal_leading_dot: true, ..Default::default() };
+        let paths = glob::glob_with(pattern, options)
+            .map_err(|error| SourceError::Pattern { pattern: pattern.to_owned(), why: error.to_string() })?;
+        let mut files: Vec<Arc<Path>> = Vec::new();
+        for path in paths {
+            let path = path
+                .map_err(|error| SourceError::List { path: error.path().to_owned(), source: error.into() })?;
+            if path.is_file() {
+                files.push(path.into());
+            }
+        }
+        if files.is_empty() {
+            return Err(SourceError::NoMatch { pattern: pattern.to_owned() });
         }
         files.sort_unstable();
         Ok(Self { files: files.into() })
@@ -146,6 +184,23 @@ mod tests {
         symlink(folder.path().join("a.png"), folder.path().join("link.png")).expect("linked");
         let images = ImageFolder::open(folder.path()).expect("has images");
         assert_eq!(names(&images), ["B.Png", "a.png", "b.JPG", "c.jpeg", "link.png"]);
+    }
+
+    #[test]
+    fn patterns_match_in_order_and_say_what_is_wrong() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir(folder.path().join("sub")).expect("made");
+        for name in ["b.jpg", "a.jpg", "c.png", ".d.jpg", "sub/e.jpg"] {
+            fs::write(folder.path().join(name), "").expect("written");
+        }
+        let here = |pattern: &str| format!("{}/{pattern}", folder.path().display());
+        let images = ImageFolder::matching(&here("*.jpg")).expect("two");
+        assert_eq!(names(&images), ["a.jpg", "b.jpg"]);
+        let images = ImageFolder::matching(&here("**/*.jpg")).expect("three");
+        assert_eq!(names(&images), ["a.jpg", "b.jpg", "e.jpg"]);
+        let error = ImageFolder::matching(&here("*.gif")).expect_err("none").to_string();
+        assert!(error.contains("*.gif"), "{error}");
+        assert!(matches!(ImageFolder::matching("a***b"), Err(SourceError::Pattern { .. })));
     }
 
     #[test]

@@ -41,7 +41,9 @@ macro_rules! examples {
                 .map(|entry| entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned())
                 .collect();
             programs.sort();
-            assert_eq!(programs, [$($name,)+ "09-cuda-kernel", "10-image-pipeline"]);
+            let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights"];
+            tested.sort_unstable();
+            assert_eq!(programs, tested, "09, 10 and 12 have tests of their own");
             let titles: Vec<&str> = README.lines().filter_map(|line| line.strip_prefix("## ")).collect();
             assert_eq!(titles, programs);
         }
@@ -57,6 +59,13 @@ examples! {
     broadcast "06-broadcast",
     addresses "07-addresses",
     one_worker "08-one-worker",
+    scatter_gather "11-scatter-gather",
+}
+
+#[cfg(feature = "candle")]
+#[test]
+fn shared_weights() {
+    check("12-shared-weights", env!("CARGO_BIN_EXE_12-shared-weights"));
 }
 
 #[test]

@@ -124,7 +124,8 @@
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `testing`: the conformance suites of devices.
+//! `ndarray` views. `testing`: faults at named points, leak checks, and what
+//! tests of devices and of the framework are made with; see [`testing`].
 
 pub mod ids;
 pub mod limits;
@@ -132,6 +133,7 @@ pub mod limits;
 pub mod actor;
 pub mod clock;
 pub mod device;
+pub mod fault;
 pub mod lease;
 pub mod mailbox;
 pub mod message;
@@ -139,6 +141,7 @@ pub mod node;
 pub mod observe;
 pub mod os;
 pub mod pipeline;
+pub mod published;
 pub mod tensor;
 pub mod testing;
 

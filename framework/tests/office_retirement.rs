@@ -141,3 +141,23 @@ fn work_on_a_stream_keeps_the_mapping() {
     // What the copy lies in.
     only_is_left(&cluster, &[B, C], 1);
 }
+
+// A crash: what was not published is not seen, and what is dropped later is nobody's business.
+#[test]
+fn an_abandoned_process_changes_nothing_more() {
+    let (cluster, (to_b, at_b), (to_c, at_c)) = scene();
+    cluster.send(A, &to_b, numbers(&cluster));
+    cluster.settle();
+    let received = at_b.take_one();
+    let lease = received.message.lease().id();
+    cluster.abandon(B);
+    // The release that a living process would post.
+    drop(received);
+    cluster.poll(A);
+    assert_eq!(cluster.shares(A, lease).map(|shares| shares.holders), Some(vec![(cluster.process(B), 1)]));
+    cluster.settle();
+    assert_eq!(cluster.leases(A), 0, "its lease goes when it is buried (LEASE-4)");
+    cluster.send(A, &to_c, numbers(&cluster));
+    cluster.settle();
+    assert_eq!(at_c.take_one().message.to_vec::<u32>().unwrap(), [1, 2, 3]);
+}

@@ -30,6 +30,9 @@ pub struct Flow {
     pub to: Event,
 }
 
+/// The phase of an arrow's step, and the slice that it is in.
+type Step<'a> = (&'a str, Event);
+
 /// The text under `key`, or nothing.
 pub fn text<'a>(event: &'a Event, key: &str) -> &'a str {
     event.get(key).and_then(Value::as_str).unwrap_or_default()
@@ -199,7 +202,7 @@ impl Trace {
 
     /// All arrows. Each has a beginning and an end, in this order, in slices that are open then.
     pub fn flows(&self) -> Vec<Flow> {
-        let mut flows: BTreeMap<(&str, &str, u64), Vec<(&str, Event)>> = BTreeMap::new();
+        let mut flows: BTreeMap<(&str, &str, u64), Vec<Step<'_>>> = BTreeMap::new();
         let mut open: HashMap<u64, Vec<&Event>> = HashMap::new();
         for event in &self.events {
             let phase = text(event, "ph");

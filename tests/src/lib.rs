@@ -9,4 +9,5 @@ pub mod chrome;
 pub mod gate;
 pub mod harness;
 pub mod holder;
+pub mod pipes;
 pub mod wait;

@@ -2,7 +2,9 @@
 //! process, into a letter; from a letter into a handler's call.
 
 use std::any::type_name;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 
 use actix::dev::MessageResponse;
 use actix::{Context, Handler};
@@ -11,6 +13,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::RemoteActor;
+use super::receive::Receive;
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
@@ -43,6 +46,15 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         ctx: &mut Context<A>,
         stream: &Stream,
     ) -> Option<LocalBoxFuture<'static, ()>>;
+
+    /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>>;
+
+    /// Says that it is not handled, and why.
+    fn refuse(self: Box<Self>, why: String);
 
     /// Its actor failed and is restarted: where a reply is waited for, that is said.
     fn turn_away(self: Box<Self>);
@@ -131,9 +143,10 @@ where
     let Delivery { body, tensors, tickets, receipt, .. } = delivery;
     let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Office>::clone(office);
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
-    let checked = decoded.and_then(|message| match message.check() {
-        Ok(()) => Ok(message),
-        Err(error) => Err(error.to_string()),
+    let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
+        Ok(Ok(())) => Ok(message),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(panic) => Err(format!("checking it panicked: {}", codec::panic_text(panic.as_ref()))),
     });
     match checked {
         Ok(message) => Ok(Box::new(Parcel { message, tickets, done: Done::Remote(receipt) })),
@@ -273,6 +286,24 @@ where
                 .boxed_local(),
             ),
         }
+    }
+
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
+        match receive.fetch(&self.message, waker) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Ok(None)) => {}
+            Poll::Ready(Ok(Some(fetched))) => {
+                // The originals go here, behind the copies (CLOCK-2).
+                self.message = fetched.message;
+                self.tickets = fetched.tickets;
+            }
+            Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn refuse(self: Box<Self>, why: String) {
+        self.done.refuse(Refusal::Undelivered(why));
     }
 
     fn turn_away(self: Box<Self>) {

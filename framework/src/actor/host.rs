@@ -12,9 +12,11 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::handles::Handles;
-use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
+use super::inbox::{ActorInbox, Close, InboxTask, Running};
+use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
+use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
@@ -31,9 +33,12 @@ pub struct Program {
     types: HashMap<&'static str, ActorType>,
 }
 
+/// Starts an actor of one type: its environment, where its tensors have to be, its arguments, how.
+type StartFn = fn(Env, Receive, &[u8], How, Ended) -> Result<Hosted, String>;
+
 #[derive(Clone, Debug)]
 struct ActorType {
-    start: fn(Env, &[u8], How, Ended) -> Result<Hosted, String>,
+    start: StartFn,
     keys: Vec<(&'static str, u64)>,
 }
 
@@ -76,15 +81,22 @@ pub(crate) fn takes<A: RemoteActor>(key: u64) -> bool {
 }
 
 /// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
-fn start<A: RemoteActor>(env: Env, args: &[u8], how: How, ended: Ended) -> Result<Hosted, String> {
+fn start<A: RemoteActor>(
+    env: Env,
+    receive: Receive,
+    args: &[u8],
+    how: How,
+    ended: Ended,
+) -> Result<Hosted, String> {
     let context: Arc<dyn std::any::Any + Send + Sync> = env.office.clone();
     let args = codec::decode::<A::Args>(args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
-    let inbox = ActorInbox::<A>::new(&env, how.restarts);
+    let inbox = ActorInbox::<A>::new(&env, receive, how.restarts);
     // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
     env.office.serve_at(env.place.index, inbox.clone()).map_err(|error| error.to_string())?;
     let created = {
         let _turn = Turn::begin();
+        fault::point("worker.create");
         catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
     };
     let why = match created {
@@ -103,7 +115,7 @@ fn start<A: RemoteActor>(env: Env, args: &[u8], how: How, ended: Ended) -> Resul
             return Ok(Hosted(hosted));
         }
         Ok(Err(error)) => format!("{error:#}"),
-        Err(panic) => format!("`create` panicked: {}", panic_text(panic.as_ref())),
+        Err(panic) => format!("`create` panicked: {}", codec::panic_text(panic.as_ref())),
     };
     env.office.withdraw(env.place.index);
     Err(why)
@@ -117,6 +129,7 @@ pub(crate) struct Start {
     pub(crate) type_name: String,
     pub(crate) args: Vec<u8>,
     pub(crate) device: DeviceId,
+    pub(crate) receive_on: Option<DeviceId>,
     pub(crate) own_thread: bool,
     /// Which life of the actor this is, from 0.
     pub(crate) life: u32,
@@ -145,6 +158,8 @@ impl WorkerStage {
         };
         let pool = self.office.pool_for(start.device).map_err(|error| error.to_string())?;
         let gpu = Gpu::new(pool, Arc::clone(self.office.domain())).map_err(|error| error.to_string())?;
+        let receive =
+            Receive::new(&gpu, start.receive_on, &self.office).map_err(|error| error.to_string())?;
         let env = Env {
             office: Arc::clone(&self.office),
             gpu,
@@ -160,7 +175,7 @@ impl WorkerStage {
             let (result, started) = oneshot::channel();
             let spawned = arbiter.spawn_fn(move || {
                 // Whoever waits is this function; it can only be gone if the worker is ending.
-                let _ = result.send(make(env, &start.args, how, ended));
+                let _ = result.send(make(env, receive, &start.args, how, ended));
             });
             if !spawned {
                 return Err("its thread could not be started".into());
@@ -171,7 +186,7 @@ impl WorkerStage {
             }
             started??
         } else {
-            make(env, &start.args, how, ended)?
+            make(env, receive, &start.args, how, ended)?
         };
         let mut all = self.hosted.lock();
         all.retain(|hosted| hosted.0.strong_count() > 0);

@@ -7,7 +7,6 @@
 //! **On a handler's panic** the actor ends, its letters are refused, the process goes on. **On stop** the same, after the
 //! letters that are there when a graceful stop is asked for.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -25,6 +24,7 @@ use tokio::sync::oneshot;
 
 use super::handles::{Handles, Letter};
 use super::host::Ended;
+use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
@@ -33,6 +33,7 @@ use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
+use crate::message::codec;
 use crate::observe::figures::{ActorFigures, Meter};
 use crate::observe::sight::ActorSight;
 use crate::observe::trace::{Of, Tracer};
@@ -56,6 +57,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     handles: Handles<A>,
     office: Weak<Office>,
     stream: Stream,
+    receive: Receive,
     local: Arc<LocalCredits>,
     /// When its supervisor starts it anew.
     restarts: RestartWhen,
@@ -74,13 +76,19 @@ struct Standing {
 }
 
 struct Letters<A: RemoteActor> {
-    letters: VecDeque<Box<dyn Letter<A>>>,
+    letters: VecDeque<Queued<A>>,
     waker: Option<Waker>,
     /// Stop when empty, and say so once the actor is gone.
     closing: Option<Vec<oneshot::Sender<()>>>,
     /// Fail, for a reason that lies elsewhere.
     failing: Option<EndReason>,
     closed: bool,
+}
+
+struct Queued<A: RemoteActor> {
+    letter: Box<dyn Letter<A>>,
+    /// Whether its tensors may have to be fetched first.
+    fetch: bool,
 }
 
 /// Stopping an actor of whatever type.
@@ -94,7 +102,7 @@ pub(super) trait Close: std::marker::Send + Sync {
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
-    pub(super) fn new(env: &Env, restarts: RestartWhen) -> Arc<Self> {
+    pub(super) fn new(env: &Env, receive: Receive, restarts: RestartWhen) -> Arc<Self> {
         let Env { office, gpu, name, actor, place, .. } = env;
         let (actor, place, stream) = (*actor, *place, gpu.stream().clone());
         let handles = Handles::of();
@@ -112,6 +120,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             handles,
             office: Arc::downgrade(office),
             stream,
+            receive,
             local: LocalCredits::new(place.capacity),
             queue: Mutex::new(Letters {
                 letters: VecDeque::new(),
@@ -127,19 +136,46 @@ impl<A: RemoteActor> ActorInbox<A> {
         self.stream.domain().tracer()
     }
 
-    fn push(&self, letter: Box<dyn Letter<A>>) -> Result<(), Box<dyn Letter<A>>> {
+    fn push(&self, letter: Box<dyn Letter<A>>, fetch: bool) -> Result<(), Box<dyn Letter<A>>> {
         let waker = {
             let mut queue = self.queue.lock();
             if queue.closed {
                 return Err(letter);
             }
-            queue.letters.push_back(letter);
+            queue.letters.push_back(Queued { letter, fetch });
             queue.waker.take()
         };
         if let Some(waker) = waker {
             waker.wake();
         }
         Ok(())
+    }
+}
+
+/// What became of a letter.
+enum Opened<A: RemoteActor> {
+    Done,
+    /// Its handler's result is still to come.
+    Goes(LocalBoxFuture<'static, ()>),
+    /// There is no memory for its tensors yet.
+    Not(Queued<A>),
+}
+
+impl<A: RemoteActor> ActorInbox<A> {
+    fn open(&self, queued: Queued<A>, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> Opened<A> {
+        let Queued { mut letter, fetch } = queued;
+        if fetch {
+            match letter.fetch(&self.receive, waker) {
+                Poll::Pending => return Opened::Not(Queued { letter, fetch }),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(why)) => {
+                    tracing::error!(message = letter.name(), %why, "a message was dropped: its tensors cannot be fetched");
+                    letter.refuse(why);
+                    return Opened::Done;
+                }
+            }
+        }
+        letter.open(actor, ctx, &self.stream).map_or(Opened::Done, Opened::Goes)
     }
 }
 
@@ -188,8 +224,9 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         for tensor in &delivery.tensors {
             tensor.lease().set_home(&self.stream);
         }
+        let fetch = self.receive.concerns(&delivery.tensors);
         let letter = self.handles.decode(&office, delivery)?;
-        self.push(letter).map_err(|_| Undelivered::Stopped)
+        self.push(letter, fetch).map_err(|_| Undelivered::Stopped)
     }
 
     fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)> {
@@ -197,7 +234,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
             return Err((parcel, Undelivered::Stopped));
         }
         let letter = self.handles.accept(key, parcel)?;
-        if self.push(letter).is_err() {
+        if self.push(letter, self.receive.may_concern()).is_err() {
             // It stopped between the two looks: the letter's receipt has told the sender who asked.
             tracing::debug!(actor = %self.actor, "a message came as its actor stopped");
         }
@@ -283,30 +320,38 @@ impl<A: RemoteActor> InboxTask<A> {
     }
 
     /// Handles letters until the batch or the mailbox is empty; true if there are more.
-    fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>) -> bool {
+    fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
         let mut turn = Turn::begin_on(&self.inbox.stream);
         let (mut since, mut last): (Option<Instant>, Option<Instant>) = (None, None);
         for _ in 0..BATCH {
             if ctx.waiting() {
                 return false; // the context polls again when what it waits for is done
             }
-            let Some(letter) = self.inbox.queue.lock().letters.pop_front() else { return false };
-            let name = letter.name();
+            let Some(queued) = self.inbox.queue.lock().letters.pop_front() else { return false };
+            let name = queued.letter.name();
             // The end of one handler is the beginning of the next: one look at the clock each.
             let began = last.unwrap_or_else(Instant::now);
-            let handling = self.inbox.tracer().handler(self.inbox.actor, || letter.origin());
+            let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.letter.origin());
             self.inbox.standing.handling.store(true, Ordering::Relaxed);
-            let opened = catch_unwind(AssertUnwindSafe(|| letter.open(actor, ctx, &self.inbox.stream)));
+            let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));
             self.inbox.standing.handling.store(false, Ordering::Relaxed);
             drop(handling);
             let now = Instant::now();
             last = Some(now);
-            self.inbox.meter.note(now - began);
+            if !matches!(opened, Ok(Opened::Not(_))) {
+                self.inbox.meter.note(now - began);
+            }
             match opened {
-                Ok(None) => {}
-                Ok(Some(result)) => self.pending.push(result),
+                Ok(Opened::Done) => {}
+                Ok(Opened::Goes(result)) => self.pending.push(result),
+                Ok(Opened::Not(queued)) => {
+                    // Still the first, until there is memory for what it has to have.
+                    self.inbox.queue.lock().letters.push_front(queued);
+                    return false;
+                }
                 Err(panic) => {
-                    let text = format!("its handler of {name} panicked: {}", panic_text(panic.as_ref()));
+                    let text =
+                        format!("its handler of {name} panicked: {}", codec::panic_text(panic.as_ref()));
                     self.failure = Some(EndReason::HandlerPanic(text));
                     ctx.terminate();
                     return false;
@@ -342,7 +387,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
             }
         }
         self.poll_pending(task);
-        if self.handle_some(actor, ctx) {
+        if self.handle_some(actor, ctx, task.waker()) {
             task.waker().wake_by_ref();
         }
         if self.failure.is_some() {
@@ -384,7 +429,7 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
         };
         // Each refuses for itself, and lets its leases go (LEASE-2).
         if away {
-            letters.into_iter().for_each(|letter| letter.turn_away());
+            letters.into_iter().for_each(|queued| queued.letter.turn_away());
         } else {
             drop(letters);
         }
@@ -392,10 +437,4 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             ended(failure);
         }
     }
-}
-
-/// What a panic said.
-pub(super) fn panic_text(panic: &(dyn Any + std::marker::Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("something that is no text")
 }

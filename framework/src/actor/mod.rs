@@ -8,9 +8,11 @@
 mod address;
 mod asking;
 mod error;
+mod fetch;
 mod handles;
 mod host;
 mod inbox;
+mod receive;
 mod sending;
 mod watching;
 
@@ -163,6 +165,13 @@ impl Env {
     /// Dropping the future changes nothing.
     pub fn stopping(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
         self.office.until_stopping()
+    }
+
+    /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other
+    /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
+    /// that what came before does not wait for it.
+    pub fn publish(&self) {
+        crate::clock::turn::settle();
     }
 
     /// What the actor's process has sent and received so far, for all its actors together.

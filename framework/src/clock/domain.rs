@@ -3,14 +3,15 @@
 //! A wait looks, spins for a few microseconds, and then sleeps on the clock's own word; a process that advances a
 //! clock makes a system call only where somebody sleeps (see `handshake`). An advancer may not have added the sleeper's
 //! page yet, so a sleeper also looks again every 100 ms. A GPU advances its clocks without waking anybody; such a clock
-//! is marked on its page, and whoever waits for it naps, from tens of microseconds up to a millisecond.
+//! is marked on its page, and whoever waits for it naps, from ten microseconds up to a millisecond.
 //!
 //! On the death of a process that others wait for, the node's release ends their waits (DEATH-1). The death of a
 //! sleeper leaves its count behind on its page, which costs advancers a needless system call until the page is
 //! removed, and nothing else.
 
-use std::cell::Cell;
 use std::sync::Arc;
+#[cfg(any(test, feature = "testing"))]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -25,14 +26,17 @@ use super::{ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
 use crate::observe::trace::Tracer;
-use crate::os::AdaptiveSpin;
+use crate::os::{AdaptiveSpin, Punctual};
 
 /// Longest sleep between two looks at a clock.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// First and longest sleep between two looks at a clock that a device writes. The kernel adds some 50 us to a nap.
-const FIRST_NAP: Duration = Duration::from_micros(10);
+/// Shortest and longest sleep between two looks at a clock that a device writes. In between, a nap is as long as this
+/// part of what the wait has taken so far, so a wait lasts at most about so much longer than it has to. (Naps that
+/// doubled made a round trip of 290 us last 405.)
+const SHORTEST_NAP: Duration = Duration::from_micros(10);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
+const NAP_PART: u32 = 16;
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +60,8 @@ pub struct ClockDomain {
     late_writer: Arc<LateWriter>,
     tracer: Tracer,
     asleep: Asleep,
+    #[cfg(any(test, feature = "testing"))]
+    frozen: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -106,6 +112,8 @@ impl ClockDomain {
             late_writer: Arc::default(),
             tracer: Tracer::default(),
             asleep: Asleep::default(),
+            #[cfg(any(test, feature = "testing"))]
+            frozen: AtomicBool::new(false),
         })
     }
 
@@ -216,10 +224,20 @@ impl ClockDomain {
     /// None in a process that writes its own page and whose kernel has futexes.
     pub fn advance(&self, clock: &OwnClock, value: u64) -> Result<(), ClockError> {
         clock.promise(value);
+        #[cfg(any(test, feature = "testing"))]
+        if self.frozen.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         if passed(clock.value(), value) {
             return Ok(());
         }
         handshake::advance(&Advance { domain: self, clock }, value)
+    }
+
+    /// No clock of this process is advanced any more, as if it had died.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::SeqCst);
     }
 
     /// Waits, on this thread, until a ticket's clock has passed its value or the deadline has come (`None`: no
@@ -254,7 +272,7 @@ impl ClockDomain {
         }
         let count = self.own_page.waiting_on(ticket.process.slot()).ok_or(ClockError::NotWriter)?;
         let _noted = self.asleep.note(ticket);
-        handshake::wait(&Sleep { page, ticket, deadline, count, nap: Cell::new(FIRST_NAP) })
+        handshake::wait(&Sleep { page, ticket, deadline, count, since: Instant::now() })
     }
 }
 
@@ -293,8 +311,8 @@ struct Sleep<'a> {
     deadline: Option<Deadline>,
     /// On this process's own page: how many of its threads sleep on clocks of the ticket's process.
     count: &'a AtomicU32,
-    /// How long to sleep next if nobody will wake it.
-    nap: Cell<Duration>,
+    /// When it began.
+    since: Instant,
 }
 
 impl Sleeper for Sleep<'_> {
@@ -326,9 +344,11 @@ impl Sleeper for Sleep<'_> {
             return Err(Ok(Waited::TimedOut));
         }
         let is_woken = !self.page.is_left_to_device(self.ticket.slot);
-        let most = if is_woken { LOOK_AGAIN } else { self.nap.get() };
+        let nap = || (self.since.elapsed() / NAP_PART).clamp(SHORTEST_NAP, LONGEST_NAP);
+        let most = if is_woken { LOOK_AGAIN } else { nap() };
         let most = left.map_or(most, |left| left.min(most));
-        self.nap.set((self.nap.get() * 2).min(LONGEST_NAP));
+        // The kernel would add 50 us to a nap; to a sleep that somebody ends, that is nothing.
+        let _punctual = (!is_woken).then(Punctual::begin);
         match self.page.sleep(self.ticket.slot, seen, most) {
             // Whatever the reason, the clock says whether it is over.
             Ok(_woken) => {

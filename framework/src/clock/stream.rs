@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
+use crate::fault;
 use crate::ids::{DeviceId, ProcessId};
 use crate::observe::trace::What;
 
@@ -212,6 +213,7 @@ impl Stream {
         state.late = false;
         state.written += 1;
         state.owed = false;
+        fault::point("stream.advance");
         let advance = [StreamOp::Advance(state.written)];
         let Err(error) = self.0.backend.submit(&advance) else { return };
         // It may only have reported a failure of earlier work, which it does once; the write is owed all the same.
@@ -293,6 +295,7 @@ impl Stream {
         if ops.is_empty() {
             return Ok(());
         }
+        fault::point("stream.wait");
         if state.late {
             // What this stream waits for may itself wait for the write that is owed.
             self.write_now(&mut state);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::stream::Stream;
+use crate::fault;
 
 /// Something to do when the turn ends: a post office publishes what its links have gathered.
 pub(crate) trait TurnEnd: Send + Sync + 'static {
@@ -66,15 +67,33 @@ impl Drop for Turn {
         if !self.outermost {
             return;
         }
-        let Some(open) = TURN.with_borrow_mut(Option::take) else { return };
+        if let Some(open) = TURN.with_borrow_mut(Option::take) {
+            fault::point("turn.end");
+            open.settle();
+        }
+    }
+}
+
+impl Open {
+    fn settle(&self) {
         // Clock writes go first: a receiver that is quick then finds the write already enqueued.
-        for stream in &open.streams {
+        for stream in &self.streams {
             stream.flush();
         }
-        for end in &open.ends {
+        for end in &self.ends {
             end.turn_ended();
         }
     }
+}
+
+/// Does now what was put off to the end of the turn, which goes on.
+pub(crate) fn settle() {
+    // Taken out meanwhile, so that nothing of it is put off again.
+    let Some(mut open) = TURN.with_borrow_mut(Option::take) else { return };
+    open.settle();
+    open.streams.clear();
+    open.ends.clear();
+    TURN.with_borrow_mut(|turn| *turn = Some(open));
 }
 
 /// The stream of the handler that runs on this thread.

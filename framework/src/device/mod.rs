@@ -31,6 +31,8 @@ mod chunk;
 pub mod conformance;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(test)]
+pub(crate) mod fake;
 mod handle;
 pub mod host;
 pub mod pool;
@@ -110,8 +112,34 @@ pub trait Backend: Send + Sync + Debug + 'static {
         MAX_STREAMS
     }
 
+    /// Whether streams of this device can use memory of `device` directly.
+    fn can_reach(&self, device: DeviceId) -> bool {
+        device == self.id()
+    }
+
+    /// Page-locked host memory of up to [`STAGING_BYTES`] bytes: streams of this device and host threads can copy from it
+    /// and to it, and nobody is made to wait. It holds anything.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError>;
+
     /// For the code that knows the implementation.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Most bytes that [`Backend::staging`] gives in one piece.
+pub const STAGING_BYTES: u64 = 8 << 20;
+
+/// See [`testing_deny_reach`].
+#[cfg(feature = "testing")]
+static DENY_REACH: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Has this process believe from here on, or no more, that no GPU can reach the memory of another. Only there with the
+/// feature `testing`: for a test on a machine whose GPUs all can.
+#[cfg(feature = "testing")]
+pub fn testing_deny_reach(deny: bool) {
+    DENY_REACH.store(deny, std::sync::atomic::Ordering::Relaxed);
 }
 
 /// What a stream does with clocks.

@@ -285,6 +285,12 @@ impl<T> Book<T> {
         self.len() == 0
     }
 
+    /// What each live allocation got from its allocator, and whether another process has a lease on it.
+    pub fn live(&self) -> impl Iterator<Item = (&T, bool)> {
+        let entries = self.lines.iter().filter_map(|slot| slot.entry.as_ref());
+        entries.map(|entry| (&entry.block, !entry.holders.is_empty()))
+    }
+
     /// Every open line, for reports.
     pub fn report(&self) -> impl Iterator<Item = LineReport<'_, T>> {
         self.lines.iter().filter_map(|slot| slot.entry.as_ref()).map(|entry| LineReport {

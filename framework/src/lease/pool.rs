@@ -25,6 +25,7 @@ use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
 use crate::device::{Backend, ChunkMapping, DeviceError};
+use crate::fault;
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
 use crate::observe::trace::{LeaseName, What};
@@ -272,6 +273,7 @@ impl Pool {
         // lease says so: what comes back to the owner has to agree with the block in the book.
         let bytes = bytes.max(1);
         let block = state.allocator.allocate(bytes)?;
+        fault::point("pool.cut");
         let after = state.pending_uses(&self.domain, &block);
         let mapping = Arc::clone(state.chunks.get(block.chunk as usize)?);
         let (chunk, offset) =
@@ -308,11 +310,13 @@ impl Pool {
             },
             other => other.into(),
         })?;
+        fault::point("pool.chunk.made");
         let index = state.chunks.len() as u32;
         if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
             let id = ChunkId { owner: self.process, index: self.chunk_base + index };
             surroundings.publish_chunk(id, self.device_id(), size, chunk.read_only, chunk.read_write)?;
         }
+        fault::point("pool.chunk.published");
         state.chunks.push(chunk.mapping);
         state.chunk_bytes += size;
         state.allocator.add_chunk(index, size);
@@ -397,6 +401,7 @@ impl Pool {
             if candidates.is_empty() {
                 return;
             }
+            fault::point("pool.settle");
             // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
             if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
                 surroundings.drain_returns();
@@ -535,9 +540,9 @@ impl State {
 
     fn stats(&self) -> PoolStats {
         let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
-        for line in self.book.report() {
-            stats.held_bytes += line.block.bytes;
-            stats.lent_bytes += if line.holders.is_empty() { 0 } else { line.block.bytes };
+        for (block, lent) in self.book.live() {
+            stats.held_bytes += block.bytes;
+            stats.lent_bytes += if lent { block.bytes } else { 0 };
             stats.allocations += 1;
         }
         stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();

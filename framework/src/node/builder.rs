@@ -130,6 +130,8 @@ impl<R: Residence> NodeBuilder<R> {
         mps::run_if_keeper();
         worker::run_if_worker(&self.residence);
         files::raise_limit();
+        #[cfg(feature = "testing")]
+        crate::fault::arm_from_environment("node");
         let program = Program::new(self.program.as_deref(), self.residence.fingerprint());
         let program = program.map_err(|source| NodeError::Program {
             program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),

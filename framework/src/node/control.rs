@@ -74,6 +74,9 @@ pub(crate) enum Down {
     Look { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
+    /// Arm a fault.
+    #[cfg(feature = "testing")]
+    Arm(crate::fault::Fault),
     /// Stop every actor.
     StopActors,
     /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped for good.
@@ -161,6 +164,7 @@ mod tests {
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
+            receive_on: Some(DeviceId::HOST),
             own_thread: true,
             life: 2,
             restarts: RestartWhen::Failed,

@@ -134,6 +134,8 @@ pub struct StartActor {
     pub args: Vec<u8>,
     /// The device that it works on.
     pub device: DeviceId,
+    /// The device that the tensors of its messages are copied to.
+    pub receive_on: Option<DeviceId>,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
     /// Which life of the actor this is, from 0.
@@ -154,6 +156,8 @@ pub struct NewActor {
     pub args: Vec<u8>,
     /// The device that it works on.
     pub device: DeviceId,
+    /// The device that the tensors of its messages are copied to.
+    pub receive_on: Option<DeviceId>,
     /// Whether it gets a thread of its own.
     pub own_thread: bool,
     /// Messages that one sending process may have unhandled in its mailbox.

@@ -134,7 +134,11 @@ impl<R: Residence> Node<R> {
     /// ```
     pub fn progress(&self) -> Progress {
         let supervisor = Arc::clone(&self.supervisor);
-        Progress::start(move || supervisor.figures().ok().map(|figures| Shown::from(&figures)))
+        Progress::start(move || {
+            let figures = supervisor.figures().ok()?;
+            export(&figures);
+            Some(Shown::from(&figures))
+        })
     }
 
     /// What has gone wrong so far: all workers, how often each was restarted, and why; what

@@ -70,6 +70,7 @@ impl Node<Program> {
             name: None,
             worker: None,
             device: DeviceId::HOST,
+            receive_on: None,
             mailbox: DEFAULT_MAILBOX,
             own_thread: false,
             how: Supervision::default(),
@@ -241,6 +242,7 @@ pub struct Spawn<'n, A: RemoteActor> {
     name: Option<String>,
     worker: Option<WorkerId>,
     device: DeviceId,
+    receive_on: Option<DeviceId>,
     mailbox: u32,
     own_thread: bool,
     how: Supervision,
@@ -262,6 +264,18 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// The device it works on; the host unless said otherwise. Its worker opens it; this process does not.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device.id();
+        self
+    }
+
+    /// Has the tensors of its messages copied to a device, its own for example, before a handler sees them: one copy on the
+    /// device where the two can reach each other, and through page-locked host memory where not. Those that are there
+    /// already stay what they are. Without this, a tensor of another GPU is read where it is.
+    ///
+    /// The copies are this process's own, each in memory of the pool on that device; a message that finds the pool full
+    /// waits, and those behind it. A message from the same process is encoded and decoded for it, as if it came from
+    /// another. Replies to the actor's own asks are not copied.
+    pub fn receive_on(mut self, device: Device) -> Self {
+        self.receive_on = Some(device.id());
         self
     }
 
@@ -317,6 +331,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             type_name: type_name.to_owned(),
             args: args.body,
             device: self.device,
+            receive_on: self.receive_on,
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };

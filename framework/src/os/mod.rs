@@ -12,8 +12,9 @@ pub mod futex;
 pub mod mapping;
 pub mod memfd;
 pub mod process;
+mod punctual;
 pub mod seqpacket;
-pub mod spin;
+mod spin;
 pub mod time;
 
 pub use event::EventFd;
@@ -21,6 +22,7 @@ pub use futex::Woken;
 pub use mapping::{Access, Mapping, Watched32, Watched64};
 pub use memfd::{BadMemfd, Memfd};
 pub use process::PidFd;
+pub use punctual::Punctual;
 pub use seqpacket::{Received, Seqpacket};
 pub use spin::AdaptiveSpin;
 pub use time::monotonic_ns;

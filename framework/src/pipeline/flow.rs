@@ -19,6 +19,7 @@ use super::work::{SourceWork, StageWork, Work};
 use super::worker::args::Select;
 use super::worker::pick::NumberOf;
 use crate::actor::Env;
+use crate::node::Restart;
 
 /// What is being written down; the pipeline and all its flows share it.
 pub(super) struct Draft {
@@ -37,8 +38,8 @@ pub struct Pipeline {
 }
 
 /// Items of type `T`, on their way from the stages that make them to the one that is written down next. `At` says which
-/// stage the methods that tune one are about: [`AfterSource`], [`After`], or none.
-#[must_use = "a flow that nobody takes is a mistake that keeps the pipeline from running"]
+/// stage the methods that tune one are about: [`AfterSource`], [`After`], or none. A flow that nobody takes is a mistake that
+/// keeps the pipeline from running.
 pub struct Flow<T, At = Plain> {
     draft: Rc<RefCell<Draft>>,
     taps: Vec<Tap>,
@@ -140,7 +141,7 @@ impl Draft {
 }
 
 /// A name for a closure, the same in every process that writes the pipeline down.
-fn closure_name(draft: &RefCell<Draft>) -> String {
+pub(super) fn closure_name(draft: &RefCell<Draft>) -> String {
     let mut draft = draft.borrow_mut();
     draft.closures += 1;
     format!("{}#{}", draft.plan.name, draft.closures)
@@ -256,6 +257,17 @@ impl<T: Item, At> Flow<T, At> {
         flow
     }
 
+    /// A stage of the pipeline's own, in a worker of its own.
+    pub(super) fn own_helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
+        let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
+        flow.draft.borrow_mut().plan.stages[flow.stage].helper = true;
+        flow
+    }
+
+    pub(super) fn draft(&self) -> &RefCell<Draft> {
+        &self.draft
+    }
+
     /// The items of both, as they come.
     pub fn merge<B>(self, other: Flow<T, B>) -> Flow<T> {
         let taps = self.taps.iter().chain(&other.taps).copied().collect();
@@ -354,11 +366,22 @@ impl<T: Item, At> Flow<T, At> {
     }
 }
 
-fn hash(key: &impl Hash) -> u64 {
+pub(super) fn hash(key: &impl Hash) -> u64 {
     // SipHash with fixed keys: the same in every process.
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     hasher.finish()
+}
+
+impl<T, I> Flow<T, After<I>> {
+    /// Notes that the stage keeps so many items before it makes one.
+    pub(super) fn batch_bound(self, batch: super::many::Batch) -> Self {
+        {
+            let stage = &mut self.draft.borrow_mut().plan.stages[self.stage];
+            (stage.keeps, stage.times_out) = (Some(batch.count), batch.within.is_some());
+        }
+        self
+    }
 }
 
 impl<T, At: Tuned> Flow<T, At> {
@@ -432,6 +455,14 @@ impl<T, I: Item> Flow<T, After<I>> {
         let name = closure_name(&self.draft);
         closures::keep::<NumberOf<I>>(&name, Arc::new(move |item| hash(&key(item))));
         self.tune(|stage| stage.select = Select::By(name))
+    }
+
+    /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and goes on with
+    /// what comes then. Items that it had are lost, and named in the report, unless delivery is
+    /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy the pipeline
+    /// fails. Stages in the same worker come back together.
+    pub fn restart(self, policy: Restart) -> Self {
+        self.tune(|stage| stage.restart = Some(policy))
     }
 
     /// Every replica takes every item.

@@ -55,6 +55,9 @@ pub(super) struct Tag {
     pub(super) also: Vec<ItemId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) order: Option<Order>,
+    /// The loops that it is in, from the outermost on: what it is called by the stage that let it in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) rounds: Vec<u64>,
     /// 0 unless it was sent again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) attempt: u32,
@@ -66,7 +69,7 @@ fn is_zero(attempt: &u32) -> bool {
 
 impl Tag {
     pub(super) fn of(id: ItemId) -> Self {
-        Tag { id, also: Vec::new(), order: None, attempt: 0 }
+        Tag { id, also: Vec::new(), order: None, rounds: Vec::new(), attempt: 0 }
     }
 
     /// All items that are in it.

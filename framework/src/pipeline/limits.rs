@@ -6,7 +6,7 @@ use crate::limits::MAX_MAILBOX;
 /// against jitter. More would only keep more memory in use.
 pub const DEFAULT_MAILBOX: u32 = 8;
 
-/// How far the receivers of numbered items may get ahead of the oldest one, in items: more would wait for it, unbounded.
+/// How far replicas whose order is restored may get ahead of the oldest item, at most: so many wait for it.
 pub const ORDER_WINDOW: u32 = 256;
 
 /// Items of one source replica that may be unacknowledged under at-least-once delivery, unless the pipeline says
@@ -18,6 +18,12 @@ pub const MAX_NAMED: usize = 1024;
 
 /// Most replicas of one stage: each is a process, unless several share one.
 pub const MAX_REPLICAS: u32 = 128;
+
+/// Most items in a batch or a window. (A message holds at most [`MAX_TENSORS`](crate::limits::MAX_TENSORS) tensors.)
+pub const MAX_BATCH: u32 = 65_536;
+
+/// Most items that wait for their partners in a join. Past that it fails: one flow drops what the other waits for.
+pub const MAX_WAITING: usize = 65_536;
 
 /// Events that one actor of a pipeline remembers for a trace; later ones are left out.
 pub const MAX_TRACED: usize = 200_000;

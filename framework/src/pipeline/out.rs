@@ -35,7 +35,7 @@ pub(super) struct Current {
     pub(super) tag: Tag,
     pub(super) cargo: Cargo,
     /// Whether a held item is not done with for its sender either.
-    pub(super) chain: bool,
+    pub(super) holds: bool,
 }
 
 /// A result on its way.
@@ -51,7 +51,7 @@ pub(super) struct Emitted<T> {
 #[must_use = "dropping it says that nothing comes of the item"]
 pub struct Held {
     tag: Tag,
-    cargo: Option<Cargo>,
+    cargo: Vec<Cargo>,
 }
 
 impl<T> Default for Out<T> {
@@ -87,22 +87,24 @@ impl<T> Out<T> {
     /// A result of items that were held. It is known by the first of them; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
         let (here, _) = self.here();
-        let (mut ids, mut cargo) = (Vec::new(), Vec::new());
+        let (mut ids, mut cargo, mut rounds) = (Vec::new(), Vec::new(), None);
         for mut held in parts {
+            rounds.get_or_insert_with(|| held.tag.rounds.clone());
             ids.extend(held.tag.ids());
-            cargo.extend(held.cargo.take());
+            cargo.append(&mut held.cargo);
         }
         let mut ids = ids.into_iter();
         let id = ids.next().unwrap_or(here.id);
-        let tag = Tag { id, also: ids.collect(), order: here.order, attempt: 0 };
+        let rounds = rounds.unwrap_or(here.rounds);
+        let tag = Tag { id, also: ids.collect(), order: here.order, rounds, attempt: 0 };
         self.emitted.push(Emitted { tag, item, cargo });
     }
 
     /// Keeps the item that the stage is called with: it is not done with when the call returns.
     pub fn hold(&mut self) -> Held {
         let (tag, cargo) = self.here();
-        let chain = self.current.as_ref().is_some_and(|current| current.chain);
-        Held { tag, cargo: cargo.filter(|_| chain) }
+        let holds = self.current.as_ref().is_some_and(|current| current.holds);
+        Held { tag, cargo: cargo.filter(|_| holds).into_iter().collect() }
     }
 
     /// Which item the stage is called with; `None` where it is called for another reason.
@@ -152,6 +154,13 @@ impl Held {
     /// Which item it is.
     pub fn id(&self) -> ItemId {
         self.tag.id
+    }
+
+    /// This one, which the other is a part of too: for two that have the same id.
+    #[must_use = "dropping it says that nothing comes of either"]
+    pub fn with(mut self, mut other: Held) -> Held {
+        self.cargo.append(&mut other.cargo);
+        self
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 
 use super::error::{Mistake, PipelineError};
-use super::limits::{DEFAULT_MAILBOX, MAX_REPLICAS, ORDER_WINDOW};
+use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
 use super::on_error::OnError;
 use super::place::On;
 use super::worker::args::Select;
 use crate::limits::MAX_MAILBOX;
+use crate::node::Restart;
 
 /// A pipeline.
 #[derive(Clone)]
@@ -19,8 +20,8 @@ pub(super) struct Plan {
     pub(super) open: Vec<Tap>,
     /// Items of each source that may be unacknowledged, under at-least-once delivery.
     pub(super) at_least_once: Option<u32>,
-    /// Where the loop that is being written down began.
-    pub(super) loops: u32,
+    /// In how many loops a stage is that is written down now.
+    pub(super) loops: usize,
 }
 
 /// What a stage is for.
@@ -50,11 +51,16 @@ pub(super) struct StagePlan {
     pub(super) max_bytes: Option<u64>,
     /// Items on their way from one sender that it is not done with.
     pub(super) window: Option<u32>,
+    pub(super) restart: Option<Restart>,
+    /// Items that it keeps before it makes one of them.
+    pub(super) keeps: Option<u32>,
+    /// Whether it makes one of fewer when it has waited long enough.
+    pub(super) times_out: bool,
     pub(super) on_error: OnError,
     /// Whether it is there for the pipeline's own needs.
     pub(super) helper: bool,
-    /// Whether its items are answered when all that came of them was.
-    pub(super) chain: bool,
+    /// In how many loops it is.
+    pub(super) depth: usize,
     pub(super) outputs: [Output; 2],
     /// The stage whose results it passes on, for one that was put in by [`Plan::complete`].
     pub(super) relays: Option<usize>,
@@ -104,9 +110,12 @@ impl StagePlan {
             ordered: false,
             max_bytes: None,
             window: None,
+            restart: None,
+            keeps: None,
+            times_out: false,
             on_error: OnError::Fail,
             helper: false,
-            chain: false,
+            depth: 0,
             outputs: [results, Output { select: Select::All, branches: 0 }],
             relays: None,
         }
@@ -127,7 +136,7 @@ impl Plan {
         {
             stage.name = name;
         }
-        stage.chain |= self.loops > 0;
+        stage.depth = self.loops;
         if stage.outputs[0].branches > 0 {
             self.open.push(Tap { stage: index, output: RESULTS, branch: 0 });
         }
@@ -176,6 +185,22 @@ impl Plan {
         self.edges_to(stage).any(|(_, edge)| edge.from.output == RESULTS && self.loses_order(edge.from.stage))
     }
 
+    /// The stages whose replicas lose an order that this stage restores, with the number of actors that send to each.
+    fn numberers(&self, stage: usize) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let from = self.edges_to(stage).filter(|(_, edge)| edge.from.output == RESULTS);
+        let from = from.map(|(_, edge)| edge.from.stage).filter(|from| self.loses_order(*from));
+        from.map(|from| {
+            (from, self.edges_to(from).map(|(_, edge)| self.stages[edge.from.stage].replicas).sum())
+        })
+    }
+
+    /// How far ahead of its oldest item that is not answered a sender to an ordered stage may be: enough to keep all
+    /// replicas at work.
+    pub(super) fn ahead(&self, stage: usize) -> u32 {
+        let busy = (self.mailbox(stage).saturating_add(2)).saturating_mul(self.stages[stage].replicas);
+        busy.min(ORDER_WINDOW)
+    }
+
     /// Puts a stage that restores the order behind replicas, wherever no single stage does. To be called once, before
     /// the plan is used.
     pub(super) fn complete(mut self) -> Self {
@@ -193,7 +218,7 @@ impl Plan {
             let mut relay = StagePlan::new(Kind::Stage, &name);
             relay.relays = Some(stage);
             relay.helper = true;
-            relay.chain = self.stages[stage].chain;
+            relay.depth = self.stages[stage].depth;
             let index = self.stages.len();
             let output = Output { select: Select::All, branches: 1 };
             let branches = std::mem::replace(&mut self.stages[stage].outputs[0], output);
@@ -210,21 +235,59 @@ impl Plan {
         self
     }
 
+    /// The stage in whose workers a stage runs.
+    pub(super) fn home(&self, stage: usize) -> usize {
+        let mut home = stage;
+        // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of certainty.
+        for _ in 0..self.stages.len() {
+            match self.stages[home].beside {
+                Some(beside) => home = beside,
+                None => break,
+            }
+        }
+        home
+    }
+
+    /// What becomes of the stage when its process ends: those in one worker come back together. A source never does, for
+    /// it would begin anew.
+    pub(super) fn restart(&self, stage: usize) -> Restart {
+        let home = self.home(stage);
+        let mut together = (0..self.stages.len()).filter(|other| self.home(*other) == home);
+        let policy = together.find_map(|other| self.stages[other].restart);
+        policy.filter(|_| self.stages[stage].kind != Kind::Source).unwrap_or_default()
+    }
+
+    /// Whether an item that the stage keeps is not done with for its sender: then it is known by id what was lost with it.
+    pub(super) fn holds(&self, stage: usize) -> bool {
+        self.stages[stage].keeps.is_some()
+    }
+
+    /// Whether the end goes along an edge after all answers. It cannot where the receiver answers only after the end, and
+    /// must where the answers mean that nothing is left in a loop.
+    pub(super) fn settles_first(&self, stage: usize, edge: &Edge) -> bool {
+        let into_loop = self.stages[edge.to].window.is_some() && !edge.feedback;
+        let chain = self.stages[stage].depth > 0 || self.at_least_once.is_some();
+        into_loop || !(chain || self.holds(edge.to))
+    }
+
     /// Items that one sending process may have waiting for a stage.
     pub(super) fn mailbox(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
+        // Those that are kept have no place for others.
+        mailbox = mailbox.saturating_add(plan.keeps.unwrap_or(0));
         if let Some(unanswered) = self.at_least_once {
             // An item keeps its place until it is acknowledged, so there has to be one for each.
             mailbox = mailbox.max(unanswered.saturating_add(2));
         }
-        if plan.chain || self.at_least_once.is_some() {
+        if plan.depth > 0 || self.at_least_once.is_some() {
             let windows = self.stages.iter().filter_map(|stage| stage.window);
             mailbox = mailbox.max(windows.max().unwrap_or(0).saturating_mul(2).saturating_add(2));
-            if self.restores_order(stage) {
-                mailbox = mailbox.max(ORDER_WINDOW + 2);
-            }
         }
+        // What comes too early keeps its place until its turn has come; what is late must never wait for such a place.
+        let early: u32 =
+            self.numberers(stage).map(|(stage, lanes)| self.ahead(stage).saturating_mul(lanes)).sum();
+        mailbox = mailbox.max(early.saturating_add(u32::from(early > 0) * 2));
         mailbox.min(MAX_MAILBOX)
     }
 
@@ -247,6 +310,7 @@ impl Plan {
                 ("replicas", u64::from(stage.replicas), u64::from(MAX_REPLICAS)),
                 ("mailbox", stage.mailbox.map_or(1, u64::from), u64::from(MAX_MAILBOX)),
                 ("bound", stage.window.map_or(1, u64::from), u64::from(MAX_MAILBOX / 2 - 2)),
+                ("count", stage.keeps.map_or(1, u64::from), u64::from(MAX_BATCH)),
                 ("max_bytes_in_flight", stage.max_bytes.unwrap_or(1), u64::MAX),
             ];
             for (what, value, most) in numbers {
@@ -259,7 +323,18 @@ impl Plan {
                     "every replica takes every item, so there is no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
-            if stage.ordered && stage.chain {
+            let waits = stage.keeps.filter(|_| !stage.times_out);
+            if stage.depth > 0 && waits.is_some() {
+                let why = "in a loop, what waits for more items may wait for ever; give the batch a time with `within`";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            } else if let (Some(keeps), Some(most)) = (waits, self.at_least_once)
+                && keeps > most
+            {
+                let why = "it waits for more items than may be unacknowledged, so for ever; let more be, or give the \
+                           batch a time with `within`";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
+            if stage.ordered && stage.depth > 0 {
                 let why = "items in a loop have no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
@@ -289,7 +364,7 @@ impl Plan {
     }
 
     /// Stages in an order in which each comes after those that it sends to, except back into a loop.
-    pub(super) fn from_the_end(&self) -> Vec<usize> {
+    pub(super) fn sinks_first(&self) -> Vec<usize> {
         let mut left: Vec<usize> = (0..self.stages.len()).collect();
         let mut sorted = Vec::new();
         while !left.is_empty() {

@@ -45,8 +45,11 @@ pub enum TensorError {
         /// Where it is.
         device: String,
     },
-    /// The tensor and the stream are on different devices.
-    #[error("the tensor is on {tensor}, the stream on {stream}; copy the tensor to that device first")]
+    /// The stream's device cannot use the tensor's memory.
+    #[error(
+        "the tensor is on {tensor}, which the stream on {stream} cannot reach; have the actor's messages copied with \
+         `.receive_on(device)`, or copy through the host"
+    )]
     OtherDevice {
         /// Where the tensor is.
         tensor: String,

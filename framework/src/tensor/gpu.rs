@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use smallvec::smallvec;
 
-use super::host::same_device;
+use super::host::in_reach;
 use super::{DType, Element, Layout, Tensor, TensorError, TensorMut};
 use crate::clock::ClockDomain;
 use crate::clock::stream::Stream;
@@ -153,7 +153,7 @@ impl Gpu {
         if tensor.dtype() != T::DTYPE {
             return Err(TensorError::DType { asked: T::DTYPE, found: tensor.dtype() });
         }
-        same_device(tensor.device(), self.device_id(), &self.stream)?;
+        in_reach(tensor.device(), self)?;
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         let address = tensor.read_on(&self.stream)? + span.start as u64;
         let mut bytes = vec![0_u8; span.len()];
@@ -178,20 +178,76 @@ impl Gpu {
     /// # Errors
     /// As for [`empty`](Self::empty), and a tensor on another device.
     pub fn copy(&self, tensor: &Tensor) -> Result<TensorMut, TensorError> {
-        same_device(tensor.device(), self.device_id(), &self.stream)?;
+        in_reach(tensor.device(), self)?;
         let mut copy = self.empty(tensor.dtype(), tensor.shape())?;
+        let to = copy.write_on(&self.stream)?;
+        // SAFETY: the copy has room for exactly these elements, and is this function's alone.
+        unsafe { self.copy_to(tensor, to, copy.lease().writable()?.1)? };
+        Ok(copy)
+    }
+
+    /// Tensors of one dtype and shape, on this device, as one packed tensor with an axis more in front: one copy for each.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # fn main() -> anyhow::Result<()> {
+    /// # let node = Node::builder().start()?;
+    /// # let gpu = node.host()?;
+    /// let [a, b] = [[1_u8, 2], [3, 4]].map(|row| gpu.from_slice(&[2], &row).map(TensorMut::freeze));
+    /// let both = gpu.stack(&[&a?, &b?])?.freeze();
+    /// assert_eq!((both.shape(), both.to_vec::<u8>()?), (&[2, 2][..], vec![1, 2, 3, 4]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`copy`](Self::copy); no tensor at all, or tensors that differ in dtype or number of elements.
+    pub fn stack(&self, tensors: &[&Tensor]) -> Result<TensorMut, TensorError> {
+        let Some(first) = tensors.first() else {
+            return Err(TensorError::Length { shape: Vec::new(), wanted: 1, given: 0 });
+        };
+        let mut shape = vec![tensors.len()];
+        shape.extend_from_slice(first.shape());
+        let mut stacked = self.empty(first.dtype(), &shape)?;
+        let mut to = stacked.write_on(&self.stream)?;
+        for tensor in tensors {
+            if tensor.dtype() != first.dtype() {
+                return Err(TensorError::DType { asked: first.dtype(), found: tensor.dtype() });
+            }
+            if tensor.len() != first.len() {
+                let (wanted, given) = (first.len(), tensor.len());
+                return Err(TensorError::Length { shape: first.shape().to_vec(), wanted, given });
+            }
+            in_reach(tensor.device(), self)?;
+            // SAFETY: every tensor has as many bytes as the first, so together they fill the new allocation, which is
+            // this function's alone.
+            to = unsafe { self.copy_to(tensor, to, stacked.lease().writable()?.1)? };
+        }
+        Ok(stacked)
+    }
+
+    /// Copies a tensor's elements, packed, to `to`, and returns the address behind them.
+    ///
+    /// # Safety
+    /// There is room for all of them in memory that `mapping` keeps mapped, which this stream may write, and the tensor
+    /// is on this device.
+    unsafe fn copy_to(
+        &self,
+        tensor: &Tensor,
+        mut to: u64,
+        mapping: Arc<crate::device::ChunkMapping>,
+    ) -> Result<u64, TensorError> {
         let size = tensor.dtype().size() as u64;
         let from = tensor.read_on(&self.stream)?;
-        let mut to = copy.write_on(&self.stream)?;
-        let keep: Keep = smallvec![Arc::clone(tensor.lease().mapping()), copy.lease().writable()?.1];
+        let keep: Keep = smallvec![Arc::clone(tensor.lease().mapping()), mapping];
         for run in tensor.layout().contiguous_runs() {
             let bytes = run.len() as u64 * size;
-            // SAFETY: the runs lie in the source's allocation and add up to the copy's; both stay mapped in `keep`, and
-            // `read_on` and `write_on` have ordered the stream with every other use.
+            // SAFETY: the runs lie in the source's allocation, which stays mapped in `keep`, and `read_on` has put the
+            // stream behind its writer; for the other side see the caller.
             unsafe { self.stream.backend().copy(to, from + run.start as u64 * size, bytes, keep.clone())? };
             to += bytes;
         }
-        Ok(copy)
+        Ok(to)
     }
 
     /// Copies a whole packed tensor from other memory of this device, on this stream.

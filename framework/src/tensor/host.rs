@@ -11,7 +11,7 @@
 use std::time::Instant;
 
 use super::{DType, Element, Layout, Tensor, TensorError, TensorMut};
-use crate::clock::stream::{Stream, host_wait};
+use crate::clock::stream::host_wait;
 use crate::clock::{Ticket, Waited};
 use crate::ids::DeviceId;
 use crate::lease::Lease;
@@ -205,14 +205,10 @@ impl TensorMut {
     }
 }
 
-/// Whether work on `stream` can reach memory of `device`.
-pub(super) fn same_device(
-    device: DeviceId,
-    stream_device: DeviceId,
-    _stream: &Stream,
-) -> Result<(), TensorError> {
-    if device == stream_device {
+/// Whether work on the stream of `gpu` can reach memory of `device`.
+pub(super) fn in_reach(device: DeviceId, gpu: &super::Gpu) -> Result<(), TensorError> {
+    if gpu.pool().backend().can_reach(device) {
         return Ok(());
     }
-    Err(TensorError::OtherDevice { tensor: device.to_string(), stream: stream_device.to_string() })
+    Err(TensorError::OtherDevice { tensor: device.to_string(), stream: gpu.device_id().to_string() })
 }

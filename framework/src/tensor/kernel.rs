@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::host::{check, elements, elements_mut, same_device};
+use super::host::{check, elements, elements_mut, in_reach};
 use super::{Element, Gpu, Tensor, TensorError, TensorMut};
 use crate::device::host::HostStream;
 use crate::device::{ChunkMapping, Keep};
@@ -79,7 +79,7 @@ impl<T: Element> KernelArg for In<'_, T> {
 
     fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
         let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
-        same_device(self.0.device(), gpu.device_id(), gpu.stream())?;
+        in_reach(self.0.device(), gpu)?;
         let address = self.0.read_on(gpu.stream())?;
         Ok(Bound { address, range, mapping: Arc::clone(self.0.lease().mapping()) })
     }
@@ -101,7 +101,7 @@ impl<T: Element> KernelArg for Out<'_, T> {
 
     fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
         let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
-        same_device(self.0.device(), gpu.device_id(), gpu.stream())?;
+        in_reach(self.0.device(), gpu)?;
         let address = self.0.write_on(gpu.stream())?;
         let (_, mapping) = self.0.lease().writable()?;
         Ok(Bound { address, range, mapping })

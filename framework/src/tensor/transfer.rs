@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::host::same_device;
+use super::host::in_reach;
 use super::{Element, Gpu, Tensor, TensorError, TensorMut};
 use crate::device::Keep;
 
@@ -34,6 +34,23 @@ impl Gpu {
         // its reuse behind the stream.
         unsafe { self.stream().backend().upload(to, bytemuck::cast_slice(elements), keep)? };
         Ok(())
+    }
+
+    /// The bytes of a tensor on this device, its elements in row-major order whatever its strides: what a file holds. Blocks
+    /// until they are there.
+    ///
+    /// # Errors
+    /// Another device, data that will not come.
+    pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
+        let tensor = self.contiguous(tensor)?;
+        in_reach(tensor.device(), self)?;
+        let span = tensor.layout().bytes_span(tensor.dtype())?;
+        let address = tensor.read_on(self.stream())? + span.start as u64;
+        let mut bytes = vec![0_u8; span.len()];
+        // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
+        // has put the stream behind the data's writer.
+        unsafe { self.stream().backend().download(&mut bytes, address)? };
+        Ok(bytes)
     }
 
     /// Copies a tensor of this device, whatever its strides, into a packed one: its elements in row-major order become
@@ -65,7 +82,7 @@ impl Gpu {
             let (shape, wanted) = (source.shape().to_vec(), source.len());
             return Err(TensorError::Length { shape, wanted, given: room });
         }
-        same_device(source.device(), self.device_id(), self.stream())?;
+        in_reach(source.device(), self)?;
         let size = source.dtype().size() as u64;
         let from = source.read_on(self.stream())?;
         let mut to = self.packed_start(tensor)? + at as u64 * size;
@@ -89,7 +106,7 @@ impl Gpu {
             let (shape, strides) = (tensor.shape().to_vec(), tensor.strides().to_vec());
             return Err(TensorError::NotContiguous { shape, strides });
         }
-        same_device(tensor.device(), self.device_id(), self.stream())?;
+        in_reach(tensor.device(), self)?;
         let offset = tensor.layout().bytes_span(tensor.dtype())?.start as u64;
         Ok(tensor.write_on(self.stream())? + offset)
     }

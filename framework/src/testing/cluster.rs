@@ -244,6 +244,13 @@ impl Cluster {
         self.hub.settle();
     }
 
+    /// The process `i` crashes here and now: as [`end`](Self::end), and what it had not published is never seen, its clocks
+    /// stand still, and nothing that is dropped of it later (tensors, replies, futures) is noticed by anybody.
+    pub fn abandon(&self, i: usize) {
+        self.office(i).abandon();
+        self.end(i);
+    }
+
     /// From now on the node answers no question for this chunk.
     pub fn withhold(&self, chunk: ChunkId) {
         self.hub.withhold(chunk);

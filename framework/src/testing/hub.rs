@@ -44,6 +44,8 @@ struct State {
     offices: HashMap<ProcessId, Weak<Office>>,
     /// Questions for these chunks get no answer.
     withheld: HashSet<ChunkId>,
+    /// Nothing is heard of them any more.
+    ended: HashSet<ProcessId>,
     /// What the broker had to complain about.
     complaints: Vec<String>,
     /// Chunks that the broker keeps.
@@ -78,6 +80,7 @@ impl Hub {
 
     /// `process` has ended: everybody else is told.
     pub(super) fn ended(&self, process: ProcessId) {
+        self.state.lock().ended.insert(process);
         // Refused only when the hub is closing, and then nobody is left to tell.
         let _ = self.say(process, Said::Ended);
     }
@@ -185,6 +188,9 @@ struct HubPort {
 impl Port for HubPort {
     fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
         let hub = self.hub.upgrade().ok_or(PortClosed)?;
+        if hub.state.lock().ended.contains(&self.process) {
+            return Err(PortClosed);
+        }
         hub.say(self.process, Said::Message(message, descriptors))
     }
 }

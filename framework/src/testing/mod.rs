@@ -1,7 +1,12 @@
-//! What tests of devices, transports and of the framework itself are made with (feature `testing`).
+//! What tests are made with (feature `testing`): those of programs that use the framework, and its own.
 //!
-//! [`cluster`] runs several processes' post offices in one process, so that a test sees every step of a lease's way and
+//! For programs: [`fault`] has processes end, stand still or panic at named points; [`leaks`](mod@leaks) shows whether
+//! everything came back.
+//!
+//! For tests of devices, transports and the framework itself: [`cluster`] runs several processes' post offices in one process, so that a test sees every step of a lease's way and
 //! can stop between any two. [`forge`] writes what no honest process would (WIRE-1).
+
+pub use crate::fault;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod cluster;
@@ -12,11 +17,15 @@ mod hub;
 #[cfg(any(test, feature = "testing"))]
 pub mod inbox;
 #[cfg(any(test, feature = "testing"))]
+pub mod leaks;
+#[cfg(any(test, feature = "testing"))]
 pub mod sending;
 
 #[cfg(any(test, feature = "testing"))]
 pub use cluster::Cluster;
 #[cfg(any(test, feature = "testing"))]
 pub use inbox::{Received, Target, TestInbox};
+#[cfg(any(test, feature = "testing"))]
+pub use leaks::{Usage, leaks};
 #[cfg(any(test, feature = "testing"))]
 pub use sending::{Asked, Lack, Prepared, Unsent, Waiter};

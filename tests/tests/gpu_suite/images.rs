@@ -8,10 +8,11 @@ use tensorpost_actors::image::normalise::Normalisation;
 use tensorpost_actors::image::resize::Range;
 use tensorpost_actors::image::{ImageSize, decode, edge, quantise, resize, stats};
 use tensorpost_actors::ops::{self, Op, OpError, check};
+use tensorpost_actors::ready::{Code, Grid, MapKernel, MapKernelArgs, Named};
 use tensorpost_tests::harness::Builder;
 
 /// The examples' photographs: the binary is to run where there are no files.
-const PHOTOGRAPHS: [(&str, &[u8]); 5] = [
+pub(super) const PHOTOGRAPHS: [(&str, &[u8]); 5] = [
     ("camera.png", include_bytes!("../../../examples/data/camera.png")),
     ("chelsea.png", include_bytes!("../../../examples/data/chelsea.png")),
     ("clock.png", include_bytes!("../../../examples/data/clock.png")),
@@ -218,6 +219,59 @@ pub(super) fn parts_of_tensors_agree(builder: Builder) {
     let mut uploaded = gpu.empty(DType::F32, &[values.len()]).expect("room");
     gpu.upload(&mut uploaded, &values).expect("uploaded");
     check::floats(&gpu, "an upload", &uploaded.freeze(), &values, 0.0).expect("equal to the bit");
+}
+
+/// A kernel of the user's as a stage; on the host, an error that says what it needs.
+pub(super) fn a_kernel_of_the_users_is_a_stage(builder: Builder) {
+    const SOURCE: &str = r#"
+        extern "C" __global__ void shift(const float *in, float *out, unsigned long long n, float by) {
+            unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) out[i] = in[i] + by;
+        }
+        extern "C" __global__ void turn(const float *in, float *out, unsigned width, unsigned height) {
+            unsigned x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+            if (x >= width || y >= height) return;
+            size_t plane = (size_t)blockIdx.z * width * height;
+            out[plane + (size_t)(height - 1 - y) * width + x] = in[plane + (size_t)y * width + x];
+        }"#;
+    let (device, is_gpu) = super::device();
+    let node = builder.start().expect("a node");
+    let gpu = node.gpu(&device).expect("the device");
+    let args = |kernel: &str, grid, numbers| MapKernelArgs {
+        code: Code::Cuda(SOURCE.to_owned()),
+        kernel: kernel.to_owned(),
+        grid,
+        dtype: DType::F32,
+        numbers,
+    };
+    let shift = MapKernel::<Named>::new(args("shift", Grid::Elements, vec![0.5]), &gpu);
+    if !is_gpu {
+        let refused = shift.expect_err("no GPU").to_string();
+        assert!(refused.contains("needs a GPU"), "{refused}");
+        return;
+    }
+    let turn = MapKernel::<Named>::new(args("turn", Grid::Planes, vec![]), &gpu);
+    let (width, height) = (37, 11);
+    let values: Vec<f32> = (0..3 * width * height).map(|at| at as f32).collect();
+    let item = Named::new(0, "numbers", gpu.from_slice(&[3, height, width], &values).expect("room").freeze());
+    let mut out = Out::new();
+    shift.expect("compiled").process(item, &mut out).expect("launched");
+    turn.expect("compiled").process(out.take().remove(0), &mut out).expect("launched");
+    let wanted: Vec<f32> = (0..3 * height)
+        .flat_map(|row| {
+            let from = row / height * height + (height - 1 - row % height);
+            (0..width).map(move |x| (from * width + x) as f32 + 0.5)
+        })
+        .collect();
+    check::floats(&gpu, "shifted and turned", &out.take()[0].tensor, &wanted, 0.0).expect("equal to the bit");
+
+    let missing =
+        MapKernel::<Named>::new(args("nowhere", Grid::Elements, vec![]), &gpu).expect_err("not there");
+    assert!(missing.to_string().contains("nowhere"), "{missing}");
+    let broken =
+        MapKernelArgs { code: Code::Cuda("no C".to_owned()), ..args("shift", Grid::Elements, vec![]) };
+    let broken = MapKernel::<Named>::new(broken, &gpu).expect_err("no C").to_string();
+    assert!(broken.contains("does not compile") && broken.contains("error"), "{broken}");
 }
 
 pub(super) fn what_does_not_fit_is_refused(builder: Builder) {

@@ -3,11 +3,18 @@
 //!
 //! With `REQUIRE_GPU=1`, anything but a GPU is a failure. The last line of a good run says how many cases used one.
 
+#![expect(unsafe_code, reason = "sets a variable before there are threads")]
+
 mod faults;
+mod receive;
 
 use faults::{
     a_device_that_is_not_there_is_named, a_device_without_room_says_who_holds_it,
     a_kernel_that_faults_ends_its_worker_alone, more_actors_than_streams_share_them,
+};
+use receive::{
+    a_gpu_out_of_reach_is_copied_from_through_the_host, a_gpu_reads_the_memory_of_another_where_it_is,
+    an_actor_gets_tensors_where_it_wants_them, tensors_from_the_same_process_are_brought_too,
 };
 use tensorpost::node::Sharing;
 use tensorpost::prelude::*;
@@ -17,15 +24,40 @@ use tensorpost_tests::harness::{self, Builder};
 
 mod images;
 use images::{
-    convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree, normalise_agrees,
-    parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
+    a_kernel_of_the_users_is_a_stage, convolutions_agree, edges_agree_beside_and_in_place, gray_bytes_agree,
+    normalise_agrees, parts_of_tensors_agree, resize_agrees, statistics_agree, what_does_not_fit_is_refused,
+};
+
+mod ready;
+use ready::ready_made_stages_agree_with_the_host;
+mod parts;
+use parts::{
+    a_packed_part_is_a_view, several_workers_write_columns_of_one_tensor,
+    several_workers_write_columns_of_one_tensor_under_mps,
 };
 
 fn program(builder: Builder) -> Builder {
-    faults::program(builder.actor::<Chain>().actor::<Checker>())
+    parts::program(receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>())))
+}
+
+/// Has the workers count the GPUs from the other end: what a device is, must not depend on its number.
+fn count_the_other_way_round() {
+    const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+    let is_worker = std::env::var_os("TENSORPOST_WORKER").is_some();
+    if !is_worker || std::env::var_os(VISIBLE).is_some() {
+        return;
+    }
+    let gpus =
+        (0..16).filter(|number| std::path::Path::new(&format!("/dev/nvidia{number}")).exists()).count();
+    let order: Vec<String> = (0..gpus).rev().map(|number| number.to_string()).collect();
+    if gpus > 1 {
+        // SAFETY: the first thing that the program does; there is no other thread.
+        unsafe { std::env::set_var(VISIBLE, order.join(",")) };
+    }
 }
 
 fn main() {
+    count_the_other_way_round();
     let cases = cases![
         a_chain_of_products_is_right_every_time,
         a_chain_of_products_is_right_every_time_under_mps,
@@ -35,6 +67,10 @@ fn main() {
         a_device_without_room_says_who_holds_it,
         a_kernel_that_faults_ends_its_worker_alone,
         more_actors_than_streams_share_them,
+        an_actor_gets_tensors_where_it_wants_them,
+        tensors_from_the_same_process_are_brought_too,
+        a_gpu_reads_the_memory_of_another_where_it_is,
+        a_gpu_out_of_reach_is_copied_from_through_the_host,
         resize_agrees,
         normalise_agrees,
         edges_agree_beside_and_in_place,
@@ -42,7 +78,12 @@ fn main() {
         gray_bytes_agree,
         statistics_agree,
         parts_of_tensors_agree,
+        a_kernel_of_the_users_is_a_stage,
+        ready_made_stages_agree_with_the_host,
         what_does_not_fit_is_refused,
+        several_workers_write_columns_of_one_tensor,
+        several_workers_write_columns_of_one_tensor_under_mps,
+        a_packed_part_is_a_view,
     ];
     harness::run(program, cases)
 }

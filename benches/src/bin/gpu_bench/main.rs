@@ -9,6 +9,7 @@ mod kernels;
 mod launcher;
 mod options;
 mod outcome;
+mod peers;
 mod report;
 mod roundtrip;
 mod sink;
@@ -34,6 +35,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Some(Role::Floor) => floor::run(ordinal, options.rounds)?,
         Some(Role::FloorPeer) => floor::answer(ordinal)?,
         Some(Role::Context) => floor::context(ordinal)?,
+        Some(Role::PeerCopy) => floor::peer_copy(ordinal, options.rounds)?,
         None => return measure(&options),
     }
     Ok(ExitCode::SUCCESS)

@@ -45,6 +45,7 @@ pub(crate) enum Role {
     Floor,
     FloorPeer,
     Context,
+    PeerCopy,
 }
 
 /// How workers share a GPU.

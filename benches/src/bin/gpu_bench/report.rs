@@ -107,6 +107,7 @@ const TARGETS: &[Target] = &[
     target("  times faster than PyTorch under MPS", "torch.mps.trip.kernels.4KiB", "post.mps.trip.kernels.4KiB", Bound::Least(7.0)),
     target("round trip 4 KiB, a kernel each side, isolated", "post.isolated.trip.kernels.4KiB", "floor.isolated.kernels", Bound::None),
     target("  times faster than PyTorch", "torch.isolated.trip.kernels.4KiB", "post.isolated.trip.kernels.4KiB", Bound::None),
+    target("  the same, its end watched without a pause", "post.isolated.trip.watched.4KiB", "floor.isolated.kernels", Bound::None),
     target("round trip 64 MiB over 4 KiB, isolated", "post.isolated.trip.64MiB", "post.isolated.trip.4KiB", Bound::Most(1.05)),
     target("round trip 1 GiB over 4 KiB, isolated", "post.isolated.trip.1GiB", "post.isolated.trip.4KiB", Bound::Most(1.05)),
     target("round trip 64 MiB over 4 KiB, MPS", "post.mps.trip.64MiB", "post.mps.trip.4KiB", Bound::Most(1.05)),
@@ -125,6 +126,9 @@ const TARGETS: &[Target] = &[
     target("  bytes copied", "post.isolated.fanout.copied", "", Bound::AtMost(0.0)),
     target("fan-out of 64 MiB, per receiver, to 8 over to 1, MPS", "post.mps.fanout.8", "post.mps.fanout.1", Bound::Most(1.2)),
     target("  bytes copied", "post.mps.fanout.copied", "", Bound::AtMost(0.0)),
+    target("1 GiB of another GPU copied by an actor, GB/s", "post.isolated.peer.copy", "floor.isolated.peer.copy", Bound::Least(0.95)),
+    target("  read by a kernel that writes as much, GB/s", "post.isolated.peer.kernel", "floor.isolated.peer.copy", Bound::None),
+    target("  brought by receive_on, GB/s", "post.isolated.peer.receive_on", "floor.isolated.peer.copy", Bound::Least(0.95)),
     target("worker ready after spawn, isolated, within 50 ms", "post.isolated.ready", "bare.isolated.context", Bound::Within(50_000.0)),
     target("worker ready after spawn, MPS, within 50 ms", "post.mps.ready", "bare.mps.context", Bound::Within(50_000.0)),
 ];

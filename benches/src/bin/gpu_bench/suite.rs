@@ -11,7 +11,8 @@ use tensorpost::prelude::*;
 use crate::fanout::{CastTo, Caster, Hold, Holder};
 use crate::launcher::{Launch, Launcher};
 use crate::options::{Mode, Options, name};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, now};
+use crate::peers::{How, Read, Reader};
 use crate::report::{Results, median};
 use crate::roundtrip::{Ball, Meet, Play, Player};
 use crate::sink::{Arm, Finish, Item, Sink};
@@ -31,6 +32,7 @@ const RUNS: usize = 5;
 const SIZES: [(&str, usize); 3] = [("4KiB", 1 << 10), ("64MiB", 16 << 20), ("1GiB", 256 << 20)];
 const SMALL: usize = SIZES[0].1;
 const LARGE: usize = SIZES[1].1;
+const LARGEST: usize = SIZES[2].1;
 
 /// The actor types of this program.
 pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
@@ -41,6 +43,7 @@ pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
         .actor::<Caster>()
         .actor::<Holder>()
         .actor::<Launcher>()
+        .actor::<Reader>()
 }
 
 /// A node with two workers, and what to measure on it.
@@ -68,6 +71,9 @@ impl<'o> Suite<'o> {
         self.one("stream", results, Self::streams);
         self.one("stages", results, Self::stages);
         self.one("fanout", results, Self::fanout);
+        if self.mode == Mode::Isolated {
+            self.one("peer", results, Self::peers);
+        }
     }
 
     fn one(&self, what: &str, results: &mut Results, measure: fn(&Self, &mut Results) -> anyhow::Result<()>) {
@@ -121,24 +127,26 @@ impl<'o> Suite<'o> {
         self.get(near.address().ask(Meet { partner: far.address::<Ball>() }))?;
         self.get(far.address().ask(Meet { partner: near.address::<Ball>() }))?;
         let rounds = self.times(600);
-        let play = |elements, kernels| {
-            self.get(near.address().ask(Play { elements, rounds, warmup: rounds / 5, kernels }))
+        let play = |elements, kernels, watched| {
+            self.get(near.address().ask(Play { elements, rounds, warmup: rounds / 5, kernels, watched }))
         };
         // In turns, so that what else the machine does meets all sizes alike.
         let mut times = SIZES.map(|_| Vec::new());
         for _ in 0..RUNS {
             for ((_, elements), times) in SIZES.iter().zip(&mut times) {
-                times.extend(play(*elements, false)?);
+                times.extend(play(*elements, false, false)?);
             }
         }
         for ((size, _), mut times) in SIZES.iter().zip(times) {
             results.set(self.named("post", &format!("trip.{size}")), median(&mut times));
         }
-        let mut times = Vec::new();
-        for _ in 0..RUNS {
-            times.extend(play(SMALL, true)?);
+        for (what, watched) in [("trip.kernels.4KiB", false), ("trip.watched.4KiB", true)] {
+            let mut times = Vec::new();
+            for _ in 0..RUNS {
+                times.extend(play(SMALL, true, watched)?);
+            }
+            results.set(self.named("post", what), median(&mut times));
         }
-        results.set(self.named("post", "trip.kernels.4KiB"), median(&mut times));
         Ok(())
     }
 
@@ -256,6 +264,58 @@ impl<'o> Suite<'o> {
             results.set(self.named("post", &format!("fanout.{receivers}")), each);
         }
         results.set(self.named("post", "fanout.copied"), copied as f64);
+        Ok(())
+    }
+}
+
+impl Suite<'_> {
+    /// 1 GiB of this GPU for an actor on another, in gigabytes a second.
+    fn peers(&self, results: &mut Results) -> anyhow::Result<()> {
+        let other = Device::all().into_iter().find(|other| {
+            other.kind() == DeviceKind::Cuda
+                && self.device.kind() == DeviceKind::Cuda
+                && *other != self.device
+        });
+        let Some(other) = other else {
+            eprintln!("# one GPU has no peer");
+            return Ok(());
+        };
+        let launcher = self.node.spawn::<Launcher>(()).start()?.address::<Launch>();
+        let device = name(self.options.device.0);
+        let rounds = RUNS.to_string();
+        let args = ["--role", "peer-copy", "--device", &device, "--rounds", &rounds].map(str::to_owned);
+        let (_, lines) = self.get(launcher.ask(Launch { args: args.to_vec() }))?;
+        for line in lines {
+            let (name, value) = line.split_once(' ').context("the floor wrote something else")?;
+            results.set(self.named("floor", name), value.parse()?);
+        }
+        let gpu = self.node.gpu(&self.device)?;
+        let value = 3.0_f32;
+        let tensor = gpu.from_slice(&[LARGEST], &vec![value; LARGEST])?.freeze();
+        tensor.wait(None)?;
+        for (what, how, bring) in [
+            ("peer.copy", How::Copy, false),
+            ("peer.kernel", How::Kernel, false),
+            ("peer.receive_on", How::Nothing, true),
+        ] {
+            let reader = self.node.spawn::<Reader>(()).device(other.clone());
+            let reader = if bring { reader.receive_on(other.clone()) } else { reader };
+            let reader = reader.start()?.address::<Read>();
+            let rate = |count: usize| -> anyhow::Result<f64> {
+                let read = |is_last| Read { tensor: tensor.clone(), how, is_last, value };
+                let start = now();
+                for _ in 1..count {
+                    self.node
+                        .block_on(reader.send(read(false)))
+                        .map_err(|error| anyhow::anyhow!("{error}"))?;
+                }
+                let end = self.get(reader.ask(read(true)))?;
+                Ok((count * 4 * LARGEST) as f64 / end.saturating_sub(start).max(1) as f64)
+            };
+            rate(2)?;
+            let mut rates = (0..RUNS).map(|_| rate(20)).collect::<anyhow::Result<Vec<f64>>>()?;
+            results.set(self.named("post", what), median(&mut rates));
+        }
         Ok(())
     }
 }

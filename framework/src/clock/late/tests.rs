@@ -1,131 +1,15 @@
-//! A device that says when it has no room, and that has few streams: the host's, with both pretended.
+//! On a device that says when it has no room, and that has few streams.
 
-#![expect(unsafe_code, reason = "a device that passes on the unsafe functions of another")]
-
-use std::any::Any;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use super::*;
 use crate::clock::{ClockDomain, ClockPage, OwnClock, Waited};
-use crate::device::host::HostBackend;
-use crate::device::{
-    Access, Backend, ChunkMapping, DeviceError, DeviceKind, Keep, NewChunk, StreamBackend, StreamOp,
-};
-use crate::ids::{DeviceId, ProcessId};
+use crate::device::fake::Fake;
+use crate::device::{Backend, DeviceError, StreamOp};
+use crate::ids::ProcessId;
 
 const STUCK: Duration = Duration::from_secs(20);
-
-#[derive(Debug)]
-struct Fake {
-    host: Arc<HostBackend>,
-    crowded: Arc<AtomicBool>,
-    limit: usize,
-    streams: Arc<AtomicUsize>,
-    ops: Arc<Mutex<Vec<StreamOp>>>,
-}
-
-#[derive(Debug)]
-struct FakeStream {
-    inner: Arc<dyn StreamBackend>,
-    crowded: Arc<AtomicBool>,
-    ops: Arc<Mutex<Vec<StreamOp>>>,
-    streams: Arc<AtomicUsize>,
-}
-
-impl Drop for FakeStream {
-    fn drop(&mut self) {
-        self.streams.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-impl Backend for Fake {
-    fn id(&self) -> DeviceId {
-        self.host.id()
-    }
-    fn kind(&self) -> DeviceKind {
-        // As a GPU's, whose streams put clock writes off.
-        DeviceKind::Cuda
-    }
-    fn name(&self) -> String {
-        "fake".to_owned()
-    }
-    fn total_bytes(&self) -> u64 {
-        self.host.total_bytes()
-    }
-    fn granularity(&self) -> u64 {
-        self.host.granularity()
-    }
-    fn create_chunk(&self, bytes: u64) -> Result<NewChunk, DeviceError> {
-        self.host.create_chunk(bytes)
-    }
-    fn import_chunk(
-        &self,
-        fd: BorrowedFd<'_>,
-        bytes: u64,
-        access: Access,
-    ) -> Result<Arc<ChunkMapping>, DeviceError> {
-        self.host.import_chunk(fd, bytes, access)
-    }
-    fn create_stream(
-        &self,
-        clock: OwnClock,
-        domain: Arc<ClockDomain>,
-    ) -> Result<Arc<dyn StreamBackend>, DeviceError> {
-        if self.streams.load(Ordering::SeqCst) >= self.limit {
-            return Err(DeviceError::NoStream { device: self.id(), limit: self.limit });
-        }
-        self.streams.fetch_add(1, Ordering::SeqCst);
-        let inner = self.host.create_stream(clock, domain)?;
-        let (crowded, ops, streams) =
-            (Arc::clone(&self.crowded), Arc::clone(&self.ops), Arc::clone(&self.streams));
-        Ok(Arc::new(FakeStream { inner, crowded, ops, streams }))
-    }
-    fn stream_limit(&self) -> usize {
-        self.limit
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl StreamBackend for FakeStream {
-    fn clock_slot(&self) -> u16 {
-        self.inner.clock_slot()
-    }
-    fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
-        self.ops.lock().extend_from_slice(ops);
-        self.inner.submit(ops)
-    }
-    fn has_room(&self) -> bool {
-        !self.crowded.load(Ordering::SeqCst)
-    }
-    unsafe fn copy(&self, dst: u64, src: u64, bytes: u64, keep: Keep) -> Result<(), DeviceError> {
-        // SAFETY: passed on.
-        unsafe { self.inner.copy(dst, src, bytes, keep) }
-    }
-    unsafe fn fill(&self, dst: u64, bytes: u64, value: u8, keep: Keep) -> Result<(), DeviceError> {
-        // SAFETY: passed on.
-        unsafe { self.inner.fill(dst, bytes, value, keep) }
-    }
-    unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
-        // SAFETY: passed on.
-        unsafe { self.inner.upload(dst, src, keep) }
-    }
-    unsafe fn download(&self, dst: &mut [u8], src: u64) -> Result<(), DeviceError> {
-        // SAFETY: passed on.
-        unsafe { self.inner.download(dst, src) }
-    }
-    fn synchronize(&self) -> Result<(), DeviceError> {
-        self.inner.synchronize()
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
 
 struct Scene {
     domain: Arc<ClockDomain>,
@@ -138,13 +22,7 @@ struct Scene {
 fn scene() -> Scene {
     let id = ProcessId::new(1, 0).unwrap();
     let domain = ClockDomain::new(id, ClockPage::create().unwrap());
-    let fake = Arc::new(Fake {
-        host: HostBackend::new(),
-        crowded: Arc::default(),
-        limit: 2,
-        streams: Arc::default(),
-        ops: Arc::default(),
-    });
+    let fake = Fake::new(1, 2, &[]);
     let gate = domain.allocate_slot().unwrap();
     let stream = Stream::new(&(Arc::clone(&fake) as Arc<dyn Backend>), &domain).unwrap();
     stream.wait([gate.ticket(1)]).unwrap();
@@ -153,11 +31,11 @@ fn scene() -> Scene {
 
 impl Scene {
     fn crowded(&self, crowded: bool) {
-        self.fake.crowded.store(crowded, Ordering::SeqCst);
+        self.fake.seen.crowded.store(crowded, Ordering::SeqCst);
     }
 
     fn writes(&self) -> usize {
-        self.fake.ops.lock().iter().filter(|op| matches!(op, StreamOp::Advance(_))).count()
+        self.fake.seen.ops.lock().iter().filter(|op| matches!(op, StreamOp::Advance(_))).count()
     }
 
     fn reaches(&self, ticket: Ticket) -> bool {
@@ -204,7 +82,7 @@ fn a_late_write_precedes_the_next_wait() {
     scene.crowded(true);
     let late = scene.stream.ticket().unwrap();
     scene.stream.wait([second.ticket(1)]).unwrap();
-    let ops = scene.fake.ops.lock().clone();
+    let ops = scene.fake.seen.ops.lock().clone();
     assert_eq!(
         ops,
         [
@@ -227,7 +105,7 @@ fn a_stream_that_is_dropped_still_writes() {
     drop(stream);
     domain.advance(&gate, 1).unwrap();
     assert!(!domain.passed(&late).unwrap());
-    fake.crowded.store(false, Ordering::SeqCst);
+    fake.seen.crowded.store(false, Ordering::SeqCst);
     assert_eq!(domain.wait(&late, Some(Instant::now() + STUCK)).unwrap(), Waited::Passed);
 }
 

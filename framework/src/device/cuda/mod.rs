@@ -40,7 +40,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::Mutex;
 
-use super::{Access, Backend, ChunkMapping, DeviceError, DeviceKind, NewChunk, StreamBackend};
+use super::{Access, Backend, ChunkMapping, DeviceError, DeviceKind, NewChunk, STAGING_BYTES, StreamBackend};
 use crate::clock::{ClockDomain, OwnClock};
 use crate::ids::DeviceId;
 use crate::limits::{CUDA_CONNECTIONS, cuda_streams};
@@ -63,7 +63,7 @@ pub use stream::CudaStreamBackend;
 
 use driver::{Driver, Event};
 use memory::Handle;
-use pinned::Free;
+use pinned::{Free, Pinned};
 use streams::Streams;
 
 /// Variables, with values, that a process should have from its start if it waits on clocks with its streams.
@@ -95,6 +95,8 @@ struct Shared {
     granularity: u64,
     /// The devices whose kernels can use this one's memory.
     peers: Vec<i32>,
+    /// The devices whose memory this one's kernels can use.
+    reaches: Vec<DeviceId>,
     context: Arc<CudaContext>,
     /// For the backend's own work. It also is the context's first stream, before which cudarc synchronises the whole
     /// context: for any later one that could mean to wait for a stream that waits.
@@ -164,9 +166,13 @@ impl Shared {
             }
         }
         let mut peers = Vec::new();
-        for peer in handles {
-            if peer != device && driver.can_access_peer(peer, device)? {
+        let mut reaches = Vec::new();
+        for peer in handles.into_iter().filter(|&peer| peer != device) {
+            if driver.can_access_peer(peer, device)? {
                 peers.push(peer);
+            }
+            if driver.can_access_peer(device, peer)? {
+                reaches.push(DeviceId(driver.device_uuid(peer)?));
             }
         }
         for (variable, value) in ENVIRONMENT {
@@ -185,6 +191,7 @@ impl Shared {
             total_bytes: driver.device_bytes(device)?,
             granularity: driver.granularity(device)?,
             peers,
+            reaches,
             context,
             housekeeping,
             free: Free::default(),
@@ -323,6 +330,23 @@ impl Backend for CudaBackend {
             return Err(DeviceError::Refused { what });
         }
         Ok(CudaStreamBackend::new(&self.shared, clock, domain)?)
+    }
+
+    fn can_reach(&self, device: DeviceId) -> bool {
+        #[cfg(feature = "testing")]
+        if super::DENY_REACH.load(std::sync::atomic::Ordering::Relaxed) {
+            return device == self.shared.id;
+        }
+        device == self.shared.id || self.shared.reaches.contains(&device)
+    }
+
+    fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError> {
+        if bytes > STAGING_BYTES {
+            return Err(DeviceError::Refused {
+                what: format!("{bytes} bytes of page-locked memory at once"),
+            });
+        }
+        Ok(pinned::as_chunk(Pinned::take(&self.shared, bytes as usize)?))
     }
 
     fn stream_limit(&self) -> usize {

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::super::DeviceError;
+use super::super::{Access, ChunkMapping, DeviceError, STAGING_BYTES};
 use super::Shared;
 use super::driver::Event;
+use crate::ids::DeviceId;
 
 /// Largest block: larger copies are made in pieces of this many bytes.
 pub(super) const PIECE: usize = 8 << 20;
@@ -23,6 +24,7 @@ const CLASSES: usize = (PIECE / LEAST).ilog2() as usize + 1;
 /// Bytes of blocks beyond which an upload waits for its own earlier pieces before it takes more.
 const PLENTY: usize = 256 << 20;
 
+const _: () = assert!(PIECE as u64 == STAGING_BYTES);
 const _: () = assert!(LEAST.is_power_of_two() && PIECE.is_power_of_two());
 
 /// The blocks and words of one device that nobody uses at the moment.
@@ -113,6 +115,13 @@ impl Pinned {
         // SAFETY: in range; written, and by nobody at the moment, by the caller's contract.
         unsafe { std::ptr::copy_nonoverlapping(self.at.0, bytes.as_mut_ptr(), count) };
     }
+}
+
+/// A block as streams keep it until they are done with it.
+pub(super) fn as_chunk(block: Pinned) -> Arc<ChunkMapping> {
+    let (at, bytes) = (block.address(), block.len() as u64);
+    // SAFETY: host memory of this length, which is this block's until it is dropped; it gives out no references.
+    unsafe { ChunkMapping::new(at, bytes, Access::ReadWrite, DeviceId::HOST, Box::new(block)) }
 }
 
 impl Drop for Pinned {

@@ -93,6 +93,10 @@ impl Backend for HostBackend {
         Ok(HostStream::new(clock, domain))
     }
 
+    fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError> {
+        Ok(self.create_chunk(bytes)?.mapping)
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

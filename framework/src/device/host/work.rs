@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::Keep;
 use crate::clock::{ClockDomain, ClockError, ClockPage, OwnClock, Ticket};
+use crate::fault;
 use crate::observe::trace::What;
 use crate::os::monotonic_ns;
 
@@ -89,6 +90,7 @@ impl Work {
     ) -> Result<(), String> {
         match self {
             Work::Wait(ticket, page) => {
+                fault::point("stream.waiting");
                 let since = monotonic_ns();
                 let waited = ended(domain.wait_on(&page, &ticket, None).map(drop));
                 let Ticket { process: on, slot: clock_slot, value } = ticket;

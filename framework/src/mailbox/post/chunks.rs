@@ -15,6 +15,7 @@ use dashmap::Entry;
 
 use super::Office;
 use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::mailbox::port::ToNode;
 
@@ -120,16 +121,6 @@ impl Office {
         }
     }
 
-    /// Chunks of others that are mapped here, those that are mapped twice counted twice.
-    pub(crate) fn chunks_mapped(&self) -> usize {
-        let mapped = |known: &Known| match known {
-            Known::Mapped(_) => true,
-            Known::Left(mapping) => mapping.strong_count() > 0,
-            Known::Wanted | Known::Missing => false,
-        };
-        self.chunks.iter().filter(|entry| mapped(entry.value())).count()
-    }
-
     /// The node has no such chunk.
     pub(super) fn no_chunk(&self, chunk: ChunkId, access: Access) {
         self.set_chunk(chunk, access, Known::Missing);
@@ -159,6 +150,7 @@ impl Office {
             Some(descriptor) => pool.backend().import_chunk(descriptor.as_fd(), bytes, access),
             None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
         });
+        fault::point("post.chunk.came");
         match mapped {
             Ok(mapping) => {
                 mapping.drop_afterwards(Box::new(Unmapping { office: self.this.clone(), chunk, access }));

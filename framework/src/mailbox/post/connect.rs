@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::link::{BadHalf, Link};
 use super::{Office, Slot};
 use crate::clock::ClockPage;
+use crate::fault;
 use crate::ids::ProcessId;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
 
@@ -58,6 +59,7 @@ impl Office {
     }
 
     fn send_half(&self, link: &Link) -> Result<(), std::io::Error> {
+        fault::point("post.link.begin");
         let descriptors = vec![
             self.domain.own_page().export_fd()?,
             self.mail.export()?,
@@ -65,7 +67,9 @@ impl Office {
             self.bell.try_clone()?.into(),
         ];
         let route = ToNode::Route { to: link.peer, letter: Letter::Link };
-        self.port.send(route, descriptors).map_err(std::io::Error::other)
+        let sent = self.port.send(route, descriptors).map_err(std::io::Error::other);
+        fault::point("post.link.sent");
+        sent
     }
 
     /// Takes what the node sends. Any thread; never blocks.
@@ -114,9 +118,11 @@ impl Office {
         let [clock, mail, memory, bell] =
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
         let Some(link) = self.link(from) else { return Ok(()) };
+        fault::point("post.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
         self.domain.add_peer(from, ClockPage::open(clock)?);
         link.connect(mail, memory, bell)?;
+        fault::point("post.link.connected");
         let route = ToNode::Route { to: from, letter: Letter::LinkAck };
         if self.port.send(route, Vec::new()).is_err() {
             link.break_off();
@@ -136,6 +142,7 @@ impl Office {
     /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes, and the node
     /// hears of it. For the reader, when it has [given the link up](Self::give_up).
     pub(super) fn part_with(&self, link: &Link) {
+        fault::point("post.drained");
         self.links.remove(link);
         self.loosen_chunks();
         self.say_drained(link.peer);

@@ -18,6 +18,7 @@ use super::link::{AWAY, Inbound, Link};
 use super::{Office, entry};
 use crate::clock::Ticket;
 use crate::device::Access;
+use crate::fault;
 use crate::ids::ProcessId;
 use crate::lease::{Lease, Returns};
 use crate::message::codec::{self, DecodeError};
@@ -77,6 +78,7 @@ impl Office {
             }
         }
         if any {
+            fault::point("post.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
             inbound.data.publish_head();
             link.ring(false);
@@ -86,6 +88,7 @@ impl Office {
 
     /// False when the frame has to wait.
     fn take_frame(&self, link: &Arc<Link>, inbound: &mut Inbound, bytes: &[u8], end: u64) -> bool {
+        fault::point("post.take.frame");
         let frame = match Frame::parse(bytes) {
             Ok(frame) => frame,
             Err(error) => {
@@ -242,7 +245,9 @@ impl Office {
         if owner == link.peer {
             link.held.fetch_add(1, Ordering::Relaxed);
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_gone(owner)) {
+            fault::point("post.forward.hold");
             self.post_hold(&owners, id);
+            fault::point("post.forward.held");
             owners.held.fetch_add(1, Ordering::Relaxed);
         }
         let office = self.arc().ok_or("the post office is closing")?;

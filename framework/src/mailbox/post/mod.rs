@@ -22,6 +22,8 @@ mod pages;
 mod reader;
 mod returns;
 mod traced;
+#[cfg(any(test, feature = "testing"))]
+mod usage;
 mod waiting;
 mod watching;
 
@@ -95,6 +97,9 @@ pub struct Office {
     /// Whether a shutdown of the node has begun.
     stopping: watch::Sender<bool>,
     stopped: AtomicBool,
+    /// Its process is to be taken for dead: nothing that it does is seen any more.
+    #[cfg(any(test, feature = "testing"))]
+    abandoned: AtomicBool,
     /// Whether the process is about to end, and its actors with a policy for that live on elsewhere.
     leaving: AtomicBool,
 }
@@ -120,6 +125,8 @@ pub(crate) struct Counters {
     pub(crate) rejected: AtomicU64,
     pub(crate) dead_letters: AtomicU64,
     pub(crate) bytes_lent: AtomicU64,
+    pub(crate) bytes_fetched: AtomicU64,
+    pub(crate) bytes_staged: AtomicU64,
 }
 
 /// What a post office has counted since it opened.
@@ -135,6 +142,11 @@ pub struct OfficeStats {
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
+    /// Bytes of tensors that were copied to the device of the actor that got them, because it said so
+    /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
+    pub bytes_fetched: u64,
+    /// Of these, bytes that went through host memory because one GPU has no access to the other's memory.
+    pub bytes_staged: u64,
 }
 
 /// Why a post office could not open, or a device not be used.
@@ -177,7 +189,7 @@ impl Office {
         let domain = ClockDomain::new(me, ClockPage::create()?);
         let mail = pages::MailPage::create()?;
         let bell = EventFd::create()?;
-        Ok(Arc::new_cyclic(|this| Office {
+        let office = Arc::new_cyclic(|this| Office {
             me,
             this: Weak::clone(this),
             domain,
@@ -206,7 +218,12 @@ impl Office {
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
-        }))
+            #[cfg(any(test, feature = "testing"))]
+            abandoned: AtomicBool::new(false),
+        });
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::leaks::watch(Arc::downgrade(&office));
+        Ok(office)
     }
 
     /// The process that it serves.
@@ -254,6 +271,15 @@ impl Office {
         self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
     }
 
+    /// The devices whose memory this process has used.
+    pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.pools.read().iter().map(|pool| pool.device_id()).collect()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// What it has counted.
     pub fn stats(&self) -> OfficeStats {
         OfficeStats {
@@ -262,12 +288,9 @@ impl Office {
             rejected: self.counters.rejected.load(Ordering::Relaxed),
             dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
             bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
+            bytes_fetched: self.counters.bytes_fetched.load(Ordering::Relaxed),
+            bytes_staged: self.counters.bytes_staged.load(Ordering::Relaxed),
         }
-    }
-
-    /// Peers that there is a link to, open or not.
-    pub(crate) fn links_kept(&self) -> usize {
-        self.links.all().len()
     }
 
     /// What the process and its actors have done.

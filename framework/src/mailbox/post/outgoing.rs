@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::Office;
 use super::inbox::Refusal;
 use super::link::{AWAY, CLOSED, InFlight, Link, Outbound};
+use crate::fault;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
@@ -111,6 +112,7 @@ impl Office {
         envelope: &Envelope,
         encoded: &Encoded,
     ) -> Result<Claim, PostError> {
+        fault::point("post.send.claim");
         check_open(link)?;
         let body =
             if encoded.body.len() > MAX_INLINE_BODY { Some(self.body_lease(&encoded.body)?) } else { None };
@@ -143,6 +145,7 @@ impl Office {
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
     pub(crate) fn commit(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded) {
         let since = self.domain.tracer().begin();
+        fault::point("post.send.claimed");
         let link = Arc::clone(&claim.link);
         let Encoded { body, leases, tensors, mut parts } = encoded;
         let mut granted = SmallVec::new();
@@ -179,6 +182,7 @@ impl Office {
             .map(|(lease, _)| lease.clone())
             .collect();
         let waits = !kept.is_empty();
+        fault::point("post.send.granted");
         let written = {
             let mut guard = link.out.lock();
             guard.as_mut().and_then(|out| {
@@ -198,6 +202,7 @@ impl Office {
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(&link);
         }
+        fault::point("post.send.written");
         // After the frame is written: with these may go the last local lease, and its last uses into the book.
         drop(leases);
         if link.is_broken() {
@@ -298,6 +303,10 @@ impl Office {
 
     /// A message of the peer is done with.
     pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<u16>) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         if let Some(index) = asked {
             link.hand_back(index);
             self.credit_soon(link);

@@ -9,6 +9,7 @@ use super::entry::{self, Notice};
 use super::link::Link;
 use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
 use crate::lease::{LeaseId, Pool, Returns, Writers};
@@ -18,6 +19,7 @@ use crate::mailbox::ring::Entry;
 
 impl Returns for Office {
     fn release(&self, id: LeaseId, uses: &[Ticket]) {
+        fault::point("lease.release");
         let Some(link) = self.link(id.chunk.owner).filter(|link| !link.has_ended()) else {
             return; // The owner has ended: there is no book any more.
         };
@@ -64,6 +66,10 @@ impl Surroundings for Office {
 impl Office {
     /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
     pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         let mut returns = link.returns_out.lock();
         let Some(ring) = returns.as_mut() else { return };
         if let Err(error) = ring.push(notice) {
@@ -73,6 +79,7 @@ impl Office {
             return;
         }
         drop(returns);
+        fault::point("lease.released");
         self.publish_soon(link);
     }
 
@@ -80,6 +87,10 @@ impl Office {
     /// cursor is. Whoever else may be about to publish the ring is not waited for.
     pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
         self.post_notice(link, notice);
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         if let Some(ring) = link.returns_out.lock().as_mut() {
             ring.publish();
         }
@@ -131,6 +142,7 @@ impl Office {
                         let id = entry::lease_id(self.me, chunk, line, generation);
                         self.pool_of(id)?.release(id, link.peer, &uses).map_err(|error| error.to_string())?;
                         link.granted.fetch_sub(1, Ordering::Relaxed);
+                        fault::point("lease.taken");
                         link.released.fetch_add(1, Ordering::Relaxed);
                         Ok(())
                     }
@@ -232,10 +244,15 @@ impl Office {
 
     /// Makes everything committed on a link visible to the peer, and wakes it if it has to be.
     pub(super) fn publish(&self, link: &Link) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_abandoned() {
+            return;
+        }
         let frames = link.out.lock().as_mut().is_some_and(|out| out.ring.publish());
         if let Some(ring) = link.returns_out.lock().as_mut() {
             ring.publish();
         }
+        fault::point("post.send.published");
         // Though nothing may be new to see: what was published early has not rung yet.
         link.ring(frames);
     }

@@ -89,6 +89,8 @@ enum Command {
     Figures(Reply<Figures>),
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     KillWorker(WorkerId),
+    #[cfg(feature = "testing")]
+    Arm(WorkerId, crate::fault::Fault),
     Shutdown(Instant, Reply<ShutdownReport>),
     KillAll,
 }
@@ -242,6 +244,14 @@ impl Supervisor {
     pub fn kill_worker(&self, worker: WorkerId) {
         // After the node's end there is nothing left to kill.
         let _ = self.shared.push(Command::KillWorker(worker));
+    }
+
+    /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the worker
+    /// before, and by a worker that does not read its socket never. In the node itself, call `fault::arm`.
+    #[cfg(feature = "testing")]
+    pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
+        // After the node's end there is nothing left to go wrong.
+        let _ = self.shared.push(Command::Arm(worker, fault));
     }
 
     /// All workers, also those that have ended and whose slot is not used again yet.

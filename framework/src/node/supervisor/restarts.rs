@@ -548,6 +548,7 @@ pub(super) fn start_of(
         type_name,
         args: made_of.args.clone(),
         device: made_of.device,
+        receive_on: made_of.receive_on,
         own_thread: made_of.own_thread,
         life,
         restarts: policy.when(),

@@ -126,6 +126,12 @@ impl State {
                         worker.give_up("the node was asked to kill it".to_owned());
                     }
                 }
+                #[cfg(feature = "testing")]
+                Command::Arm(worker, fault) => {
+                    if let Some(worker) = self.worker_by_id(worker) {
+                        worker.send(&Down::Arm(fault), Vec::new());
+                    }
+                }
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
                 Command::KillAll => self.kill_all(Instant::now()),
             }

@@ -20,6 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use self::main_loop::Task;
 use self::uplink::Uplink;
+use crate::fault;
 use crate::mailbox::port::Port;
 use crate::node::control::{ControlError, Down, Up, decode, encode};
 use crate::node::files;
@@ -77,6 +78,9 @@ impl<R: Residence> Worker<R> {
 
         let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
         let port: Arc<dyn Port> = uplink.clone();
+        #[cfg(feature = "testing")]
+        fault::arm_from_environment(&identity.name);
+        fault::point("worker.open");
         let resident = residence.open(&identity, port).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
             let _ = uplink.send(&Up::OpenFailed { why: why.clone() }, Vec::new());
@@ -276,6 +280,11 @@ impl<R: Resident> Control<R> {
             }
             Down::Stopping => {
                 self.resident.stopping();
+                return Ok(());
+            }
+            #[cfg(feature = "testing")]
+            Down::Arm(fault) => {
+                fault::arm(fault);
                 return Ok(());
             }
             Down::Start(start) => Task::Start(Box::new(start)),

@@ -71,7 +71,7 @@ pub struct ProcessFigures {
 }
 
 /// One process with its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Named {
     /// The process.
     pub process: ProcessId,
@@ -82,7 +82,7 @@ pub struct Named {
 }
 
 /// One look at all processes of a node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
@@ -93,7 +93,7 @@ pub struct Figures {
 }
 
 /// What there is to say about one actor in a line.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Its process's name.
     pub process: String,

@@ -1,12 +1,12 @@
 //! A trace of a run: what every process did when, in one file that trace viewers open.
 //!
-//! Each process notes what happens in a [`ring`] of its own; the node maps all of them and writes the file
-//! ([`collect`], [`timeline`], [`chrome`]) when it ends or is asked to. Nothing is sent while the program runs.
+//! Each process notes what happens in a `ring` of its own; the node maps all of them and writes the file
+//! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs.
 //!
 //! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped, and what
 //! had begun and not ended lasts until the process's end. **On a crash of the node** there is no file.
 //!
-//! Where nothing is traced, each place that would note something costs one relaxed load and a branch ([`Tracer`]).
+//! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`).
 
 pub(crate) mod chrome;
 pub(crate) mod collect;

@@ -53,6 +53,13 @@ enum Part {
 /// When each part of a frame's way was first seen.
 type Parts = [Option<u64>; 3];
 
+/// An arrow, and what of it is not written yet.
+struct Arrow {
+    id: u64,
+    has_handler: bool,
+    left: Parts,
+}
+
 /// The rows of one process.
 #[derive(Default)]
 struct Rows {
@@ -75,13 +82,13 @@ pub(crate) fn events(processes: &[Process], now: u64) -> Vec<Event> {
         processes.iter().map(|process| (process.id, process.name.as_str())).collect();
     let known = Known { messages, names };
     let rows: Vec<Rows> = processes.iter().map(|process| rows(process, &known, now)).collect();
-    let flows = flows(&rows);
+    let mut flows = flows(&rows);
     let mut out = Vec::new();
     let mut next_tid = 1;
     for (index, (process, rows)) in processes.iter().zip(rows).enumerate() {
         // 0 is the idle process to some readers.
         let pid = index as u32 + 1;
-        write_process(process, pid, rows, &known, &flows, &mut next_tid, now, &mut out);
+        write_process(process, pid, rows, &known, &mut flows, &mut next_tid, now, &mut out);
     }
     // Stable, so that a slice stays before the arrow that begins in it at the same moment.
     out.sort_by_key(|(at, _)| *at);
@@ -202,7 +209,7 @@ fn clock_args(known: &Known<'_>, on: ProcessId, clock: u16, value: u64) -> Args 
 }
 
 /// The arrows that have a beginning and something to point to, with a number each.
-fn flows(rows: &[Rows]) -> HashMap<Ends, (u64, Parts)> {
+fn flows(rows: &[Rows]) -> HashMap<Ends, Arrow> {
     let mut flows: HashMap<Ends, Parts> = HashMap::new();
     let slices = rows.iter().flat_map(|rows| rows.slices.values()).flatten();
     for (at, (ends, part)) in slices.filter_map(|slice| Some((slice.at, slice.flow?))) {
@@ -212,14 +219,19 @@ fn flows(rows: &[Rows]) -> HashMap<Ends, (u64, Parts)> {
         .into_iter()
         .filter_map(|(ends, [send, deliver, handle])| {
             let send = send?;
-            let deliver = deliver.filter(|at| *at >= send);
-            let handle = handle.filter(|at| *at >= deliver.unwrap_or(send));
+            // At the same moment is not after it: in the file the end could then come before the beginning.
+            let deliver = deliver.filter(|at| *at > send);
+            let handle = handle.filter(|at| *at > deliver.unwrap_or(send));
             (deliver.is_some() || handle.is_some()).then_some((ends, [Some(send), deliver, handle]))
         })
         .collect();
     // In the order of time, so that the same records give the same file.
     whole.sort_by_key(|(ends, parts)| (parts[0], ends.from, ends.to, ends.end));
-    whole.into_iter().enumerate().map(|(index, (ends, parts))| (ends, (index as u64 + 1, parts))).collect()
+    let arrow = |(index, (ends, parts)): (usize, (Ends, Parts))| {
+        let has_handler = parts[Part::Handle as usize].is_some();
+        (ends, Arrow { id: index as u64 + 1, has_handler, left: parts })
+    };
+    whole.into_iter().enumerate().map(arrow).collect()
 }
 
 #[expect(clippy::too_many_arguments, reason = "the one place where everything known about a process meets")]
@@ -228,7 +240,7 @@ fn write_process(
     pid: u32,
     rows: Rows,
     known: &Known<'_>,
-    flows: &HashMap<Ends, (u64, Parts)>,
+    flows: &mut HashMap<Ends, Arrow>,
     next_tid: &mut u32,
     now: u64,
     out: &mut Vec<(u64, Event)>,
@@ -290,7 +302,7 @@ fn write_row(
     pid: u32,
     tid: u32,
     mut slices: Vec<Slice>,
-    flows: &HashMap<Ends, (u64, Parts)>,
+    flows: &mut HashMap<Ends, Arrow>,
     out: &mut Vec<(u64, Event)>,
 ) {
     slices.sort_by_key(|slice| (slice.at, std::cmp::Reverse(slice.took)));
@@ -305,17 +317,17 @@ fn write_row(
         around.push(end);
         out.push((at, Event::Slice { pid, tid, at, took: end - at, cat, name, args }));
         let Some((ends, part)) = flow else { continue };
-        let Some((id, parts)) = flows.get(&ends) else { continue };
-        // Only what was seen first: a second delivery of one frame is no part of its way.
-        if parts[part as usize] != Some(at) {
+        let Some(arrow) = flows.get_mut(&ends) else { continue };
+        // Once, and only what was seen first: a second delivery of one frame is no part of its way.
+        if arrow.left[part as usize].take_if(|first| *first == at).is_none() {
             continue;
         }
         let step = match part {
             Part::Send => Step::Begin,
-            Part::Deliver if parts[Part::Handle as usize].is_some() => Step::Middle,
+            Part::Deliver if arrow.has_handler => Step::Middle,
             Part::Deliver | Part::Handle => Step::End,
         };
-        out.push((at, Event::Flow { step, pid, tid, at, id: *id }));
+        out.push((at, Event::Flow { step, pid, tid, at, id: arrow.id }));
     }
 }
 
@@ -323,19 +335,23 @@ fn write_row(
 fn write_leases(
     me: ProcessId,
     pid: u32,
-    leases: Vec<(u32, u64, LeaseName, What)>,
+    mut leases: Vec<(u32, u64, LeaseName, What)>,
     known: &Known<'_>,
     end: u64,
     out: &mut Vec<(u64, Event)>,
 ) {
     const CAT: &str = "lease";
+    // With the row that it began on, and when it was last heard of.
     let mut open: HashMap<LeaseName, (u32, u64)> = HashMap::new();
+    // Threads note at the same time, so the ring's order is not always that of time, and that of the file is.
+    leases.sort_by_key(|(_, at, ..)| *at);
     for (tid, at, lease, what) in leases {
         let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.line, lease.generation);
         // What does not begin in the file has no place in it: its beginning was written over.
-        if !matches!(what, What::LeaseOpened { .. }) && open.get(&lease).is_none_or(|(_, since)| *since > at)
-        {
-            continue;
+        match open.get_mut(&lease) {
+            Some((_, last)) => *last = at,
+            None if matches!(what, What::LeaseOpened { .. }) => {}
+            None => continue,
         }
         let (step, name, args) = match what {
             What::LeaseOpened { bytes, .. } => {
@@ -359,9 +375,9 @@ fn write_leases(
     }
     let mut left: Vec<_> = open.into_iter().collect();
     left.sort_by_key(|(lease, (_, at))| (*at, lease.line, lease.generation));
-    for (lease, (tid, since)) in left {
+    for (lease, (tid, last)) in left {
         let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.line, lease.generation);
-        let (at, args) = (end.max(since), Args::default().text("ended", "no"));
+        let (at, args) = (end.max(last), Args::default().text("ended", "no"));
         out.push((at, Event::Async { step: Step::End, pid, tid, at, cat: CAT, name: CAT, id, args }));
     }
 }

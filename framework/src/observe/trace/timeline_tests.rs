@@ -1,5 +1,6 @@
 use super::*;
 use crate::ids::ActorId;
+use proptest::prelude::*;
 
 fn process(slot: u16, records: Vec<Record>) -> Process {
     let id = ProcessId::new(slot, 0).unwrap();
@@ -156,4 +157,54 @@ fn rows_have_numbers_of_their_own_in_the_whole_file() {
         })
         .collect();
     assert_eq!(tids, [(1, 1), (2, 2)]);
+}
+
+// WIRE-1: a process may note anything, in any order; what comes of it is a file that readers take.
+proptest! {
+    #[test]
+    fn whatever_the_records_say_the_events_are_well_formed(
+        noted in proptest::collection::vec(proptest::collection::vec(any_record(), 0..60), 1..4),
+        now in 0..200u64,
+    ) {
+        let processes: Vec<_> =
+            noted.into_iter().enumerate().map(|(index, records)| process(index as u16, records)).collect();
+        let events = events(&processes, now);
+        let mut around: HashMap<u32, Vec<u64>> = HashMap::new();
+        let (mut flows, mut lasting) = (HashMap::new(), HashMap::new());
+        for event in events {
+            match event {
+                Event::Slice { tid, at, took, .. } => {
+                    let around = around.entry(tid).or_default();
+                    while around.last().is_some_and(|end| *end <= at) {
+                        around.pop();
+                    }
+                    prop_assert!(took > 0 && around.last().is_none_or(|end| at + took <= *end));
+                    around.push(at + took);
+                }
+                Event::Flow { step, tid, at, id, .. } => {
+                    prop_assert!(around.get(&tid).is_some_and(|around| around.iter().any(|end| *end > at)));
+                    let before = flows.insert(id, (step, at));
+                    prop_assert_eq!(before.is_none(), step == Step::Begin);
+                    prop_assert!(before.is_none_or(|(before, then)| before != Step::End && then <= at));
+                }
+                Event::Async { step, id, .. } => match step {
+                    Step::Begin => prop_assert!(lasting.insert(id, ()).is_none()),
+                    Step::Middle => prop_assert!(lasting.contains_key(&id)),
+                    Step::End => prop_assert!(lasting.remove(&id).is_some()),
+                },
+                _ => {}
+            }
+        }
+        prop_assert!(flows.values().all(|(step, _)| *step == Step::End), "every arrow ends");
+        prop_assert!(lasting.is_empty(), "everything that began has ended");
+    }
+}
+
+/// Few different values, so that records meet.
+fn any_record() -> impl Strategy<Value = Record> {
+    let words = (1..=10u64, 0..=4u64, 0..50u64, prop_oneof![1 => Just(1 << 56 | 1), 1 => Just(2 << 56 | 1)]);
+    let rest = (0..3u64, 0..3u64, 0..3u64, 0..3u64, 0..60u64);
+    (words, rest).prop_filter_map("no record", |((kind, form, took, track), (a, b, c, d, at))| {
+        Record::from_words([kind | form << 8 | took << 16, at, track, a, b, c, d])
+    })
 }

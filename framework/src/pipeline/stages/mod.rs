@@ -1,11 +1,15 @@
 //! Stages that pipelines bring along, each an ordinary [`Stage`](super::Stage).
 
 mod apply;
+mod batch;
 mod identity;
 mod items;
 mod sink;
+mod zip;
 
 pub(super) use apply::{Applied, Apply, MakeApplied};
+pub(super) use batch::{AsMany, Batcher, Gathered, Unbatch, Windows};
 pub(super) use identity::Identity;
 pub(super) use items::{Items, Iterated, MakeIterated};
 pub(super) use sink::{AsSink, Nothing};
+pub(super) use zip::{KeyOf, Lift, Zip};

@@ -4,7 +4,7 @@
 //! the clones unwind, and the sender is told that there is no answer.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use actix::dev::OneshotSender;
 
@@ -17,7 +17,21 @@ struct Slot {
     answer: RefCell<Option<OneshotSender<()>>>,
 }
 
+/// An item that may be done with.
+pub(super) struct Faint(Weak<Slot>);
+
+impl Faint {
+    /// The item, if it is not done with.
+    pub(super) fn cargo(&self) -> Option<Cargo> {
+        self.0.upgrade().map(Cargo)
+    }
+}
+
 impl Cargo {
+    pub(super) fn faint(&self) -> Faint {
+        Faint(Rc::downgrade(&self.0))
+    }
+
     /// Whom to tell.
     pub(super) fn answer_to(&self, sender: Option<OneshotSender<()>>) {
         *self.0.answer.borrow_mut() = sender;

@@ -1,6 +1,6 @@
 //! What the actors around sources and stages share: what they were told, what they count, and their end.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) struct Part {
     pub(super) config: Config,
     pub(super) meter: Meter,
     pub(super) env: Env,
-    finished: RefCell<Option<Counts>>,
+    finished: Cell<bool>,
     changed: Notify,
     reporting: Cell<bool>,
 }
@@ -31,7 +31,7 @@ impl Part {
             config,
             meter,
             env: env.clone(),
-            finished: RefCell::new(None),
+            finished: Cell::new(false),
             changed: Notify::new(),
             reporting: Cell::new(false),
         })
@@ -59,20 +59,20 @@ impl Part {
     /// All is done and told.
     pub(super) async fn finish(&self) {
         while self.meter.traces() && self.tell_spans().await {}
-        *self.finished.borrow_mut() = Some(self.counts());
+        self.finished.set(true);
         self.changed.notify_waiters();
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        self.finished.borrow().is_some()
+        self.finished.get()
     }
 
-    /// Resolves to the last counts, when all is done.
+    /// Resolves to the counts, when all is done.
     pub(super) async fn finished(self: Rc<Self>) -> Counts {
         loop {
             let changed = self.changed.notified();
-            if let Some(counts) = self.finished.borrow().clone() {
-                return counts;
+            if self.is_finished() {
+                return self.counts();
             }
             changed.await;
         }

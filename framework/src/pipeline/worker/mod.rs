@@ -4,7 +4,7 @@
 //! it. It is done with the item, and answers, when they have *accepted* the results; until then no other item is taken
 //! (backpressure). Its own asks are answered later, and then it knows that nothing was lost on the way.
 //!
-//! **In a chain** (at-least-once delivery, and inside a loop) the answer is put off until all results were *handled*
+//! **In a chain** (at-least-once delivery, and each round of a loop) the answer is put off until all results were *handled*
 //! and answered, and so on to the sink: an answer then says that nothing of the item is under way any more.
 //!
 //! **The end.** A sender whose items were all answered sends an end. A stage that has one from each of its senders
@@ -21,6 +21,7 @@ pub(super) mod order;
 mod outlet;
 pub(super) mod pick;
 mod response;
+mod rounds;
 mod source;
 mod stage;
 mod window;

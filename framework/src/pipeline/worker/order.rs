@@ -73,6 +73,9 @@ mod tests {
 
     use super::*;
 
+    /// What a replica sends: a result, by item and index, or nothing.
+    type Sent = (Option<Order>, Option<(u64, usize)>);
+
     fn order(lane: u32, number: u64, last: bool) -> Option<Order> {
         Some(Order { lane, number, last })
     }
@@ -129,7 +132,7 @@ mod tests {
             picks in prop::collection::vec(0_usize..3, 0..400),
         ) {
             // Each item has some results, on some replica; each replica keeps its own order.
-            let mut replicas: [VecDeque<(Option<Order>, Option<(u64, usize)>)>; 3] = Default::default();
+            let mut replicas: [VecDeque<Sent>; 3] = Default::default();
             for (number, (replica, count)) in (0..).zip(&results) {
                 for index in 0..*count {
                     replicas[*replica].push_back((order(9, number, index + 1 == *count), Some((number, index))));

@@ -15,6 +15,7 @@ use super::meter::Counts;
 use super::order::Reorder;
 use super::outlet::Outlet;
 use super::response::{Handled, Settle};
+use super::rounds::Rounds;
 use crate::actor::{Env, Handles, RemoteActor};
 use crate::pipeline::dead::Dead;
 use crate::pipeline::item::{ItemId, Order, Parcel, Tag};
@@ -35,6 +36,8 @@ struct Core<S: Stage> {
     dead: Outlet<Dead<S::In>>,
     order: RefCell<Reorder<Came<S::In>>>,
     ends: RefCell<Ends>,
+    /// Where a loop begins.
+    rounds: Option<RefCell<Rounds>>,
 }
 
 /// Something in its place in the order.
@@ -65,6 +68,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
         let core = Rc::new(Core {
             results: Outlet::new(args.results, modes, &part.meter, env)?,
             dead: Outlet::new(args.dead, modes, &part.meter, env)?,
+            rounds: part.config.round.map(|depth| RefCell::new(Rounds::new(depth))),
             part,
             stage: RefCell::new(stage),
             order: RefCell::new(Reorder::new()),
@@ -82,6 +86,8 @@ impl<S: Stage> actix::Handler<Parcel<S::In>> for StageActor<S> {
     type Result = Handled;
 
     fn handle(&mut self, parcel: Parcel<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
+        // What came of earlier items is not to wait for this one, which may take long.
+        self.core.part.env.publish();
         let cargo = Cargo::default();
         let work = Rc::clone(&self.core).take(parcel, cargo.clone());
         Handled::begin(self, ctx, cargo, work)
@@ -152,8 +158,15 @@ impl<S: Stage> Core<S> {
             Parcel::Gap(order) => (Some(order), Came::Gap(order)),
             Parcel::End { lane } => return self.ended(vec![lane], Some(cargo)).await,
         };
-        if !self.part.config.restore {
-            return self.one(came).await;
+        // A later life does not know which numbers the earlier ones have passed on, so it passes on what comes.
+        let restores = self.part.config.restore && self.part.env.incarnation() == 0;
+        if !restores || self.ends.borrow().begun {
+            self.one(came).await;
+            if self.ends.borrow().begun {
+                // Sent again after the end, because the one that had it died; what it left is wanted now.
+                self.call(None, S::finish).await;
+            }
+            return;
         }
         let item = match came {
             Came::Item(tag, item, cargo) => Some(Came::Item(Tag { order: None, ..tag }, item, cargo)),
@@ -189,6 +202,10 @@ impl<S: Stage> Core<S> {
             part.meter.note(|counts| counts.skipped += 1);
             return self.nothing_of(tag.order).await;
         }
+        let cargo = match &self.rounds {
+            Some(rounds) => rounds.borrow_mut().begin(&mut tag, cargo),
+            None => cargo,
+        };
         let on_error = part.config.on_error;
         let (id, order) = (tag.id, tag.order);
         let mut item = Some(item);
@@ -197,7 +214,11 @@ impl<S: Stage> Core<S> {
             let last = attempt == on_error.retries();
             let copy = if last && !on_error.keeps() { None } else { item.clone() };
             let Some(given) = item.take() else { return };
-            let current = Current { tag: tag.clone(), cargo: cargo.clone(), chain: part.config.chain };
+            let current = Current {
+                tag: tag.clone(),
+                cargo: cargo.clone(),
+                holds: part.config.chain || part.config.holds,
+            };
             let mut out = Out::during(Some(current));
             let from = Instant::now();
             let result = self.stage.borrow_mut().process(given, &mut out);
@@ -284,8 +305,7 @@ impl<S: Stage> Core<S> {
         {
             let expected = &self.part.config.lanes;
             let mut ends = self.ends.borrow_mut();
-            if ends.begun || !lanes.iter().any(|lane| expected.contains(lane)) {
-                // From inside a loop, where the end comes back to its beginning.
+            if ends.begun {
                 return;
             }
             ends.lanes.extend(lanes);

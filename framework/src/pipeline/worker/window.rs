@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn nobody_gets_further_ahead_of_the_oldest_than_the_window() {
         let mut window = Window::default();
-        let mut send = |window: &mut Window| {
+        let send = |window: &mut Window| {
             let number = window.has_room(0, None, None, Some(3)).then(|| window.number());
             if number.is_some() {
                 window.sent(0);

@@ -123,5 +123,5 @@ fn check<T: Element>(
             strides: layout.strides().to_vec(),
         });
     }
-    super::host::same_device(device, gpu.device_id(), gpu.stream())
+    super::host::in_reach(device, gpu)
 }

@@ -30,6 +30,12 @@ impl Layout {
         Ok(span.start * dtype.size()..end)
     }
 
+    /// The same elements in memory that starts `elements` later; `None` where one of them lies before that.
+    pub(crate) fn moved_back(&self, elements: usize) -> Option<Self> {
+        let offset = self.offset.checked_sub(elements)?;
+        Some(Self::trusted(self.shape, self.strides, offset))
+    }
+
     /// Bytes of all elements, packed: what a contiguous copy needs.
     ///
     /// A layout with strides of zero can have many more bytes than its [`bytes_span`](Self::bytes_span), so a

@@ -4,7 +4,7 @@ use super::seal::seal;
 use super::{Claim, Gpu, Inner, TensorError, TensorMut, TensorPart};
 use crate::clock::Ticket;
 use crate::lease::LeaseId;
-use crate::tensor::host::same_device;
+use crate::tensor::host::in_reach;
 use crate::tensor::{DType, Layout};
 
 /// Why parts were not joined; they are given back unchanged, in the order in which they came.
@@ -94,7 +94,7 @@ impl TensorMut {
 /// Has `gpu`'s stream wait for whatever was done with any of the parts.
 fn put_behind(parts: &[TensorPart], gpu: &Gpu) -> Result<(), JoinReason> {
     if let Some(part) = parts.first() {
-        same_device(part.device(), gpu.device_id(), gpu.stream())?;
+        in_reach(part.device(), gpu)?;
     }
     let uses: Vec<Ticket> = parts.iter().flat_map(|part| part.inner().last_uses()).collect();
     gpu.stream().wait(uses).map_err(TensorError::from)?;

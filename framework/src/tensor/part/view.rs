@@ -13,7 +13,7 @@ use crate::clock::Waited;
 use crate::clock::stream::host_wait;
 use crate::device::ChunkMapping;
 use crate::ids::DeviceId;
-use crate::tensor::host::{elements_mut, same_device};
+use crate::tensor::host::{elements_mut, in_reach};
 use crate::tensor::kernel::{KernelArg, sealed};
 use crate::tensor::{DType, Element, Gpu, Layout, TensorError, TensorPart};
 
@@ -128,7 +128,7 @@ impl<T: Element> KernelArg for PartOut<'_, T> {
 
     fn bind(self, gpu: &Gpu) -> Result<BoundPart, TensorError> {
         self.0.check::<T>()?;
-        same_device(self.0.device(), gpu.device_id(), gpu.stream())?;
+        in_reach(self.0.device(), gpu)?;
         let address = self.0.write_on(gpu.stream())?;
         let (_, mapping) = self.0.lease().writable()?;
         Ok(BoundPart { address, layout: *self.0.layout(), mapping })

@@ -88,6 +88,7 @@ fn new_actor(type_name: &str, name: Option<&str>, args: Vec<u8>) -> NewActor {
         type_name: type_name.to_owned(),
         args,
         device: DeviceId::HOST,
+        receive_on: None,
         own_thread: false,
         capacity: 16,
     }

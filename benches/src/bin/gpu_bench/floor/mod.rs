@@ -101,6 +101,15 @@ pub(crate) fn answer(ordinal: Option<usize>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The rate of copies of 1 GiB from GPU `ordinal` to the next one that can reach it, in gigabytes a second.
+pub(crate) fn peer_copy(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
+    end_with_parent()?;
+    let from = ordinal.ok_or_else(|| anyhow::anyhow!("the host has no peers"))?;
+    let mut rates = raw::peer_copies(from, usize::from(from == 0), rounds)?;
+    println!("peer.copy {}", median(&mut rates));
+    Ok(())
+}
+
 /// Makes a context and nothing else, and says when it is there.
 pub(crate) fn context(ordinal: Option<usize>) -> anyhow::Result<()> {
     end_with_parent()?;

@@ -27,15 +27,46 @@ pub(super) struct Gpu {
 }
 
 /// Initialises the driver and makes the primary context of a GPU current.
-pub(super) fn context(ordinal: usize) -> anyhow::Result<()> {
+pub(super) fn context(ordinal: usize) -> anyhow::Result<sys::CUcontext> {
     result::init()?;
     let device = result::device::get(i32::try_from(ordinal)?)?;
     // SAFETY: the device is the driver's own handle, and the context is never released.
     unsafe {
         let context = result::primary_ctx::retain(device)?;
         result::ctx::set_current(context)?;
+        Ok(context)
     }
-    Ok(())
+}
+
+/// Rates in gigabytes a second of copies of 1 GiB from one GPU to another, on a stream of the second.
+pub(super) fn peer_copies(from: usize, to: usize, rounds: usize) -> anyhow::Result<Vec<f64>> {
+    const BYTES: usize = 1 << 30;
+    /// Copies on the stream at a time: what is measured is the link, not the launch.
+    const AT_ONCE: usize = 10;
+    let there = context(from)?;
+    // SAFETY: memory of the current context, never freed.
+    let source = unsafe { result::malloc_sync(BYTES)? };
+    let here = context(to)?;
+    let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+    // SAFETY: as above; the contexts live, and the flags have to be 0.
+    let target = unsafe {
+        sys::cuCtxEnablePeerAccess(there, 0).result()?;
+        result::malloc_sync(BYTES)?
+    };
+    let mut rates = Vec::new();
+    for round in 0..=rounds {
+        let start = std::time::Instant::now();
+        for _ in 0..AT_ONCE {
+            // SAFETY: both ranges have as many bytes, and only this stream uses them.
+            unsafe { sys::cuMemcpyPeerAsync(target, here, source, there, BYTES, stream).result()? };
+        }
+        // SAFETY: the stream is never destroyed.
+        unsafe { result::stream::synchronize(stream)? };
+        if round > 0 {
+            rates.push((AT_ONCE * BYTES) as f64 / start.elapsed().as_nanos() as f64);
+        }
+    }
+    Ok(rates)
 }
 
 impl Gpu {

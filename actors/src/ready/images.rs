@@ -1,0 +1,198 @@
+//! Photographs from files.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use tensorpost::prelude::*;
+
+use super::Named;
+use crate::image::{ImageError, decode};
+use crate::source::ImageFolder;
+
+/// How often the files come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Repeat {
+    /// Each file once.
+    Once,
+    /// So many images: the files over and over.
+    Images(u64),
+    /// The files over and over, until the pipeline is stopped.
+    Forever,
+}
+
+/// Which photographs an [`Images`] reads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ImagesArgs {
+    /// Where they are.
+    from: Place,
+    /// How often they come.
+    pub repeat: Repeat,
+    /// Leaves files out that cannot be decoded, and says so in the log, instead of failing.
+    pub skip_bad: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Place {
+    Folder(PathBuf),
+    Pattern(String),
+}
+
+impl ImagesArgs {
+    /// The photographs of a folder, once, see [`ImageFolder::open`].
+    pub fn folder(folder: impl Into<PathBuf>) -> Self {
+        ImagesArgs { from: Place::Folder(folder.into()), repeat: Repeat::Once, skip_bad: false }
+    }
+
+    /// The files that a pattern such as `photos/**/*.jpg` matches, once, see [`ImageFolder::matching`].
+    pub fn pattern(pattern: impl Into<String>) -> Self {
+        ImagesArgs { from: Place::Pattern(pattern.into()), repeat: Repeat::Once, skip_bad: false }
+    }
+
+    /// How often they come.
+    pub fn repeat(self, repeat: Repeat) -> Self {
+        ImagesArgs { repeat, ..self }
+    }
+
+    /// Leaves files out that cannot be decoded.
+    pub fn skip_bad(self) -> Self {
+        ImagesArgs { skip_bad: true, ..self }
+    }
+}
+
+/// Decodes photographs: bytes, `[height, width, 3]`, named after their files. Decoded on the host, on a GPU uploaded.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// use tensorpost_actors::ready::{Images, ImagesArgs, Repeat};
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// # let gpu = node.host()?;
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data");
+/// // In a pipeline: `.source::<Images>(args)`. To try it out:
+/// let args = ImagesArgs::pattern(format!("{folder}/c*.png")).repeat(Repeat::Images(4));
+/// let mut source = Images::new(args, &gpu)?;
+/// let mut names = Vec::new();
+/// while let Some(image) = source.next()? {
+///     names.push(image.label.to_string());
+/// }
+/// assert_eq!(names, ["00000-camera", "00001-chelsea", "00002-clock", "00003-camera"]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Images {
+    gpu: Gpu,
+    folder: ImageFolder,
+    next: u64,
+    /// `None`: for ever.
+    count: Option<u64>,
+    skip_bad: bool,
+    /// Files left out since the last one that was not: where all are bad, this ends.
+    bad: usize,
+}
+
+impl Images {
+    /// The source with the device of `gpu`.
+    ///
+    /// # Errors
+    /// There is no such folder, or no image.
+    pub fn new(args: ImagesArgs, gpu: &Gpu) -> anyhow::Result<Self> {
+        let folder = match args.from {
+            Place::Folder(folder) => ImageFolder::open(folder)?,
+            Place::Pattern(pattern) => ImageFolder::matching(&pattern)?,
+        };
+        let count = match args.repeat {
+            Repeat::Once => Some(folder.files().len() as u64),
+            Repeat::Images(count) => Some(count),
+            Repeat::Forever => None,
+        };
+        Ok(Images { gpu: gpu.clone(), folder, next: 0, count, skip_bad: args.skip_bad, bad: 0 })
+    }
+
+    fn read(&self, path: &Path) -> anyhow::Result<Result<Tensor, ImageError>> {
+        let image = match decode::EncodedImage::open(path) {
+            Ok(image) => image,
+            Err(error) => return Ok(Err(error)),
+        };
+        let size = image.size();
+        let shape = [size.height() as usize, size.width() as usize, 3];
+        let mut pixels = self.gpu.empty(DType::U8, &shape)?;
+        let decoded = match self.gpu.kind() {
+            DeviceKind::Host => image.decode_into(pixels.as_mut_slice::<u8>()?),
+            _ => {
+                let mut hwc = vec![0; size.rgb_len()];
+                let decoded = image.decode_into(&mut hwc);
+                self.gpu.upload(&mut pixels, &hwc)?;
+                decoded
+            }
+        };
+        Ok(decoded.map(|()| pixels.freeze()))
+    }
+}
+
+impl Source for Images {
+    type Args = ImagesArgs;
+    type Out = Named;
+
+    fn create(args: ImagesArgs, env: &Env) -> anyhow::Result<Self> {
+        Self::new(args, &env.gpu())
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<Named>> {
+        while self.count.is_none_or(|count| self.next < count) {
+            let id = self.next;
+            let path = self.folder.frame(id).clone();
+            let read = self.read(&path).with_context(|| format!("image {id}, {}", path.display()))?;
+            // Whoever skips an error of this stage goes on with the next file.
+            self.next += 1;
+            match read {
+                Ok(pixels) => {
+                    self.bad = 0;
+                    let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
+                    return Ok(Some(Named::new(id, name.unwrap_or_default(), pixels)));
+                }
+                Err(error) if self.skip_bad && self.bad + 1 < self.folder.files().len() => {
+                    self.bad += 1;
+                    eprintln!("image {id} is left out: {error}");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::item::tests::host;
+    use super::*;
+    use crate::image::{ImageSize, png};
+
+    #[test]
+    fn files_come_once_or_over_and_over_and_bad_ones_are_named_or_left_out() {
+        let (_node, gpu) = host();
+        let folder = tempfile::tempdir().expect("a folder");
+        let size = ImageSize::new(2, 1).expect("in bounds");
+        png::write_rgb8(folder.path().join("b.png"), &[1, 2, 3, 4, 5, 6], size).expect("written");
+        std::fs::write(folder.path().join("a.png"), "no picture").expect("written");
+
+        let mut images = Images::new(ImagesArgs::folder(folder.path()), &gpu).expect("a folder");
+        let error = images.next().expect_err("bad").to_string();
+        assert!(error.contains("a.png"), "{error}");
+        let image = images.next().expect("good").expect("one more");
+        assert_eq!(image.tensor.to_vec::<u8>().expect("bytes"), [1, 2, 3, 4, 5, 6]);
+        assert_eq!((image.tensor.shape(), image.label.to_string()), (&[1, 2, 3][..], "00001-b".to_owned()));
+        assert!(images.next().expect("the end").is_none());
+
+        let args = ImagesArgs::folder(folder.path()).repeat(Repeat::Forever).skip_bad();
+        let mut images = Images::new(args, &gpu).expect("a folder");
+        let mut id = || images.next().expect("good").expect("for ever").label.id;
+        assert_eq!([id(), id(), id()], [1, 3, 5]);
+
+        // All of them: an error, and no endless search.
+        std::fs::remove_file(folder.path().join("b.png")).expect("removed");
+        let args = ImagesArgs::folder(folder.path()).repeat(Repeat::Forever).skip_bad();
+        assert!(Images::new(args, &gpu).expect("a folder").next().is_err());
+    }
+}

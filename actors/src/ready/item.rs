@@ -1,0 +1,184 @@
+//! Items around one tensor, and how to take them apart.
+
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+use tensorpost::pipeline::{Gather, gather_tensors};
+use tensorpost::prelude::*;
+
+/// An item around one tensor. The rest of it, its label, goes along while stages replace the tensor.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// use tensorpost_actors::ready::Carrier;
+///
+/// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// struct Frame {
+///     camera: String,
+///     pixels: Tensor,
+/// }
+///
+/// impl Carrier for Frame {
+///     type Label = String;
+///
+///     fn apart(self) -> (String, Tensor) {
+///         (self.camera, self.pixels)
+///     }
+///
+///     fn whole(camera: String, pixels: Tensor) -> Self {
+///         Frame { camera, pixels }
+///     }
+/// }
+/// ```
+pub trait Carrier: Item {
+    /// All but the tensor.
+    type Label: Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + 'static;
+
+    /// The label and the tensor. Nothing else may keep a handle on the tensor's memory, or no stage can write into it.
+    fn apart(self) -> (Self::Label, Tensor);
+
+    /// An item of both.
+    fn whole(label: Self::Label, tensor: Tensor) -> Self;
+
+    /// The item with what `with` makes of its tensor.
+    ///
+    /// # Errors
+    /// What `with` returns.
+    fn with<E>(self, with: impl FnOnce(Tensor) -> Result<Tensor, E>) -> Result<Self, E> {
+        let (label, tensor) = self.apart();
+        Ok(Self::whole(label, with(tensor)?))
+    }
+}
+
+/// Number and name of an item. In text `00042-chelsea`: what its file is called.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Label {
+    /// Its number, counted from 0.
+    pub id: u64,
+    /// Its name, such as that of the file it came from, without folder and ending.
+    pub name: String,
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:05}-{}", self.id, self.name)
+    }
+}
+
+/// A tensor with a number and a name.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+pub struct Named {
+    /// Number and name.
+    pub label: Label,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+impl Named {
+    /// A tensor with this number and name.
+    pub fn new(id: u64, name: impl Into<String>, tensor: Tensor) -> Self {
+        Named { label: Label { id, name: name.into() }, tensor }
+    }
+}
+
+impl Carrier for Named {
+    type Label = Label;
+
+    fn apart(self) -> (Label, Tensor) {
+        (self.label, self.tensor)
+    }
+
+    fn whole(label: Label, tensor: Tensor) -> Self {
+        Named { label, tensor }
+    }
+}
+
+impl Gather for Named {
+    type Gathered = Stack<Label>;
+
+    fn gather(items: Vec<Named>, gpu: &Gpu) -> anyhow::Result<Stack<Label>> {
+        let tensor = gather_tensors(gpu, items.iter().map(|item| &item.tensor))?;
+        Ok(Stack { labels: Labels(items.into_iter().map(|item| item.label).collect()), tensor })
+    }
+}
+
+/// Several items in one: their tensors in one, along a new first axis, and their labels. What a [`Batcher`](super::Batcher)
+/// makes, and [`Flow::gather`](tensorpost::pipeline::Flow::gather) of [`Named`] items.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[serde(bound(serialize = "L: Serialize", deserialize = "L: DeserializeOwned"))]
+pub struct Stack<L> {
+    /// The labels, in order.
+    pub labels: Labels<L>,
+    /// The tensors: `[labels, ..]`.
+    pub tensor: Tensor,
+}
+
+/// The labels of a stack. In text the first and the last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(bound(serialize = "L: Serialize", deserialize = "L: DeserializeOwned"))]
+pub struct Labels<L>(pub Vec<L>);
+
+impl<L: fmt::Display> fmt::Display for Labels<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0[..] {
+            [] => f.write_str("nothing"),
+            [only] => write!(f, "{only}"),
+            [first, .., last] => write!(f, "{first}-to-{last}"),
+        }
+    }
+}
+
+impl<L> Carrier for Stack<L>
+where
+    L: Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + 'static,
+{
+    type Label = Labels<L>;
+
+    fn apart(self) -> (Labels<L>, Tensor) {
+        (self.labels, self.tensor)
+    }
+
+    fn whole(labels: Labels<L>, tensor: Tensor) -> Self {
+        Stack { labels, tensor }
+    }
+}
+
+/// The tensor to write into: itself where nobody else has it, a copy otherwise.
+pub(super) fn own(gpu: &Gpu, tensor: Tensor) -> Result<TensorMut, TensorError> {
+    tensor.into_mut(gpu).or_else(|shared| gpu.copy(&shared.tensor))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A node without workers and its host device.
+    pub(in crate::ready) fn host() -> (Node, Gpu) {
+        let node = Node::builder().start().expect("a node");
+        let gpu = node.host().expect("the host");
+        (node, gpu)
+    }
+
+    #[test]
+    fn labels_are_texts() {
+        let label = |id, name: &str| Label { id, name: name.to_owned() };
+        assert_eq!(label(42, "chelsea").to_string(), "00042-chelsea");
+        assert_eq!(
+            Labels(vec![label(1, "a"), label(2, "b"), label(3, "c")]).to_string(),
+            "00001-a-to-00003-c"
+        );
+        assert_eq!(Labels(vec![label(1, "a")]).to_string(), "00001-a");
+    }
+
+    #[test]
+    fn a_tensor_is_written_in_place_unless_it_is_shared() {
+        let (_node, gpu) = host();
+        let item = Named::new(0, "zeros", gpu.zeros(DType::F32, &[4]).expect("room").freeze());
+        let memory = item.tensor.lease().id();
+        let item = item.with(|tensor| own(&gpu, tensor).map(TensorMut::freeze)).expect("alone");
+        assert_eq!(item.tensor.lease().id(), memory);
+        let kept = item.tensor.clone();
+        let item = item.with(|tensor| own(&gpu, tensor).map(TensorMut::freeze)).expect("copied");
+        assert_ne!(item.tensor.lease().id(), kept.lease().id());
+    }
+}

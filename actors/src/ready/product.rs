@@ -1,0 +1,74 @@
+//! Matrix products.
+
+use std::marker::PhantomData;
+
+use tensorpost::prelude::*;
+
+use super::Carrier;
+use crate::matmul::Multiply;
+
+/// What a [`Product`] multiplies by.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProductArgs {
+    /// Rows and columns of all matrices.
+    pub size: usize,
+    /// The factor, row by row: `size * size` floats.
+    pub factor: Vec<f32>,
+}
+
+/// Multiplies the square matrix of each item, floats, by a factor from the left: cuBLAS on a GPU, a plain loop on the host.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// use tensorpost_actors::ready::{Named, Product, ProductArgs};
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// # let gpu = node.host()?;
+/// // In a pipeline: `.stage::<Product<Named>>(args)`. To try it out:
+/// let args = ProductArgs { size: 2, factor: vec![0.0, 1.0, 1.0, 0.0] }; // swaps the rows
+/// let mut stage = Product::<Named>::new(args, &gpu)?;
+/// let mut out = Out::new();
+/// stage.process(Named::new(0, "m", gpu.from_slice(&[2, 2], &[1.0_f32, 2.0, 3.0, 4.0])?.freeze()), &mut out)?;
+/// assert_eq!(out.take()[0].tensor.to_vec::<f32>()?, [3.0, 4.0, 1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Product<T> {
+    gpu: Gpu,
+    multiply: Multiply,
+    factor: Tensor,
+    types: PhantomData<fn(T) -> T>,
+}
+
+impl<T> Product<T> {
+    /// The stage on the stream of `gpu`.
+    ///
+    /// # Errors
+    /// A factor of another length; no cuBLAS on a GPU; no memory.
+    pub fn new(args: ProductArgs, gpu: &Gpu) -> anyhow::Result<Self> {
+        let ProductArgs { size, factor } = args;
+        let multiply = Multiply::new(gpu, size)?;
+        let factor = gpu.from_slice(&[size, size], &factor)?.freeze();
+        Ok(Product { gpu: gpu.clone(), multiply, factor, types: PhantomData })
+    }
+}
+
+impl<T: Carrier> Stage for Product<T> {
+    type Args = ProductArgs;
+    type In = T;
+    type Out = T;
+
+    fn create(args: ProductArgs, env: &Env) -> anyhow::Result<Self> {
+        Self::new(args, &env.gpu())
+    }
+
+    fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
+        out.emit(item.with(|matrix| -> anyhow::Result<Tensor> {
+            let matrix = self.gpu.contiguous(&matrix)?;
+            Ok(self.multiply.product(&self.gpu, &self.factor, &matrix)?)
+        })?);
+        Ok(())
+    }
+}

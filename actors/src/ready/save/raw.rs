@@ -1,0 +1,64 @@
+//! Items as plain bytes.
+
+use std::marker::PhantomData;
+use std::path::PathBuf;
+
+use tensorpost::prelude::*;
+
+use super::super::Carrier;
+use super::{Folder, write};
+
+/// Writes the elements of each item, in row-major order and the machine's byte order (little-endian on everything that runs
+/// CUDA), to a file of its own, whose name says dtype and shape: `00042-chelsea.f32-3x384x512.raw`.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// use tensorpost_actors::ready::{Named, SaveRaw};
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// # let gpu = node.host()?;
+/// # let folder = tempfile::tempdir()?;
+/// # let folder = folder.path().to_owned();
+/// // In a pipeline: `.sink::<SaveRaw<Named>>(folder)`. To try it out:
+/// let mut sink = SaveRaw::<Named>::new(folder.clone(), &gpu)?;
+/// sink.consume(Named::new(1, "pair", gpu.from_slice(&[1, 2], &[0x0102_u16, 0x0304])?.freeze()))?;
+/// assert_eq!(std::fs::read(folder.join("00001-pair.u16-1x2.raw"))?, [2, 1, 4, 3]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct SaveRaw<T> {
+    gpu: Gpu,
+    folder: Folder,
+    types: PhantomData<fn(T)>,
+}
+
+impl<T> SaveRaw<T> {
+    /// The sink with the device of `gpu`; the folder is made if it is not there.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub fn new(folder: PathBuf, gpu: &Gpu) -> anyhow::Result<Self> {
+        Ok(SaveRaw { gpu: gpu.clone(), folder: Folder::open(folder)?, types: PhantomData })
+    }
+}
+
+impl<T: Carrier> Sink for SaveRaw<T> {
+    type Args = PathBuf;
+    type In = T;
+
+    fn create(folder: PathBuf, env: &Env) -> anyhow::Result<Self> {
+        Self::new(folder, &env.gpu())
+    }
+
+    fn consume(&mut self, item: T) -> anyhow::Result<()> {
+        let (label, tensor) = item.apart();
+        let sides: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
+        let ending = match &sides[..] {
+            [] => format!("{}.raw", tensor.dtype()),
+            sides => format!("{}-{}.raw", tensor.dtype(), sides.join("x")),
+        };
+        write(&self.folder.path(&label, &ending), &[&self.gpu.download_bytes(&tensor)?])
+    }
+}

@@ -1,0 +1,270 @@
+//! A pool of workers: tasks in, results out, both bounded. What `multiprocessing.Pool` is used for, without a pipeline.
+//!
+//! **Order.** Tasks are begun in the order in which they were submitted; results come as they are done, each with its task's
+//! number. **Bounds.** At most [`queue`](TaskPoolSettings::queue) tasks wait, [`ahead`](TaskPoolSettings::ahead) are with
+//! each worker, and as many results wait as tasks; then submitting waits. **On an error** of a task, its result is that
+//! error, and its worker goes on. **On the death of a worker** the tasks that it had are results with an error; those that
+//! it had not taken yet go to others. With no worker left, every task is such a result. **On drop** tasks that wait are
+//! dropped; those that workers have are done, and their results dropped.
+
+mod driver;
+mod worker;
+
+pub use worker::{Assign, Job, Worker};
+
+use std::fmt;
+use std::thread;
+
+use tensorpost::node::ActorError;
+use tensorpost::prelude::*;
+use tokio::sync::mpsc;
+
+/// How large a [`TaskPool`] is.
+#[derive(Clone, Debug)]
+pub struct TaskPoolSettings {
+    /// Worker processes, at least 1.
+    pub workers: u32,
+    /// Where they compute.
+    pub device: Device,
+    /// Tasks that wait for a worker, at least 1.
+    pub queue: usize,
+    /// Tasks that are with one worker at a time, at least 1: with 2, it has the next at hand when it is done with one.
+    pub ahead: u32,
+}
+
+impl TaskPoolSettings {
+    /// So many workers on the host, 64 tasks that wait, 2 with each worker.
+    pub fn workers(workers: u32) -> Self {
+        TaskPoolSettings { workers, device: Device::host(), queue: 64, ahead: 2 }
+    }
+
+    /// The device that the workers compute on.
+    pub fn on(self, device: Device) -> Self {
+        TaskPoolSettings { device, ..self }
+    }
+}
+
+/// Why a task has no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TaskError {
+    /// The worker could not do it.
+    #[error("the task failed: {0}")]
+    Failed(String),
+    /// The worker ended while it had the task.
+    #[error("the task is lost: {0}")]
+    Lost(String),
+    /// The task could not be sent to any worker.
+    #[error("the task was sent to no worker: {0}")]
+    NotSent(String),
+}
+
+/// A pool that could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TaskPoolError {
+    /// A worker was not started.
+    #[error(transparent)]
+    Worker(#[from] ActorError),
+    /// The thread that hands tasks out was not started.
+    #[error("the thread of a task pool could not be started; are there too many?")]
+    Thread(#[source] std::io::Error),
+    /// A pool without workers, without room or with nothing ahead.
+    #[error(
+        "a task pool of {workers} workers, {ahead} tasks each and a queue of {queue}; each must be at least 1"
+    )]
+    Empty {
+        /// What was asked for.
+        workers: u32,
+        /// What was asked for.
+        ahead: u32,
+        /// What was asked for.
+        queue: usize,
+    },
+}
+
+/// Workers that do tasks of one kind. The node's builder has to know them: `.actor::<Worker<J>>()`.
+///
+/// ```standalone_crate
+/// use tensorpost::prelude::*;
+/// use tensorpost_actors::ready::{Job, TaskPool, TaskPoolSettings, Worker};
+///
+/// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// struct Numbers(Tensor);
+///
+/// struct Sum;
+///
+/// impl Job for Sum {
+///     type Args = ();
+///     type Task = Numbers;
+///     type Done = u64;
+///
+///     fn create((): (), _: &Env) -> anyhow::Result<Self> {
+///         Ok(Sum) // in the worker process
+///     }
+///
+///     fn run(&mut self, numbers: Numbers) -> anyhow::Result<u64> {
+///         Ok(numbers.0.to_vec::<u64>()?.iter().sum())
+///     }
+/// }
+///
+/// fn main() -> anyhow::Result<()> {
+///     let node = Node::builder().actor::<Worker<Sum>>().start()?;
+///     let mut pool = TaskPool::<Sum>::start(&node, (), TaskPoolSettings::workers(2))?;
+///     let gpu = node.host()?;
+///     let tasks = (0..100).filter_map(|n| gpu.from_slice(&[2], &[n, 2 * n]).ok()).map(|n| Numbers(n.freeze()));
+///     let mut total = 0;
+///     for (_number, result) in pool.map(tasks) {
+///         total += result?;
+///     }
+///     assert_eq!(total, 3 * 4950);
+///     Ok(())
+/// }
+/// ```
+pub struct TaskPool<J: Job> {
+    tasks: mpsc::Sender<(u64, J::Task)>,
+    results: mpsc::Receiver<Outcome<J>>,
+    /// The number of the next task.
+    next: u64,
+    /// Tasks whose results were not taken.
+    open: u64,
+}
+
+/// A task's number and its result.
+pub type Outcome<J> = (u64, Result<<J as Job>::Done, TaskError>);
+
+impl<J: Job> TaskPool<J> {
+    /// Starts the workers, each with a clone of `args`.
+    ///
+    /// # Errors
+    /// [`TaskPoolError`] says what could not be started.
+    pub fn start(node: &Node, args: J::Args, settings: TaskPoolSettings) -> Result<Self, TaskPoolError> {
+        let TaskPoolSettings { workers, device, queue, ahead } = settings;
+        if workers == 0 || ahead == 0 || queue == 0 {
+            return Err(TaskPoolError::Empty { workers, ahead, queue });
+        }
+        let mut addresses = Vec::new();
+        for _ in 0..workers {
+            let worker = node.spawn::<Worker<J>>(args.clone()).device(device.clone());
+            addresses.push(worker.mailbox(ahead).start()?.address());
+        }
+        let (submit, tasks) = mpsc::channel(queue);
+        // One for everything that is under way, so that workers never wait for whoever takes results as late as that.
+        let (done, results) = mpsc::channel(queue.saturating_add(workers as usize * ahead as usize));
+        let driven = thread::Builder::new().name("tp-tasks".into()).spawn(move || {
+            driver::drive::<J>(addresses, ahead, tasks, done);
+        });
+        driven.map_err(TaskPoolError::Thread)?;
+        Ok(TaskPool { tasks: submit, results, next: 0, open: 0 })
+    }
+
+    /// Hands a task in, and says its number; waits while too many wait. Somebody has to take results meanwhile, or this
+    /// waits for ever: [`map`](Self::map) does both, [`try_submit`](Self::try_submit) does not wait.
+    ///
+    /// # Errors
+    /// The pool has no worker left; the task is given back.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before it resolves, the task was not handed in, and is dropped.
+    pub async fn submit(&mut self, task: J::Task) -> Result<u64, J::Task> {
+        let number = self.next;
+        match self.tasks.send((number, task)).await {
+            Ok(()) => Ok(self.submitted()),
+            Err(refused) => Err(refused.0.1),
+        }
+    }
+
+    /// [`submit`](Self::submit) that does not wait.
+    ///
+    /// # Errors
+    /// Too many tasks wait, or the pool has no worker left; the task is given back.
+    pub fn try_submit(&mut self, task: J::Task) -> Result<u64, J::Task> {
+        match self.tasks.try_send((self.next, task)) {
+            Ok(()) => Ok(self.submitted()),
+            Err(refused) => Err(refused.into_inner().1),
+        }
+    }
+
+    fn submitted(&mut self) -> u64 {
+        self.open += 1;
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// The next result that is there; `None` once every task's was taken.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<Outcome<J>> {
+        if self.open == 0 {
+            return None;
+        }
+        let outcome = self.results.recv().await?;
+        self.open -= 1;
+        Some(outcome)
+    }
+
+    /// [`next`](Self::next) that blocks the thread. Not for async code, where it panics.
+    pub fn blocking_next(&mut self) -> Option<Outcome<J>> {
+        if self.open == 0 {
+            return None;
+        }
+        let outcome = self.results.blocking_recv()?;
+        self.open -= 1;
+        Some(outcome)
+    }
+
+    /// Tasks whose results were not taken yet.
+    pub fn open(&self) -> u64 {
+        self.open
+    }
+
+    /// Does all of `tasks`, which are taken as there is room, and gives their results as they come; those of tasks that were
+    /// submitted before are among them. For a thread that may block.
+    pub fn map<I>(&mut self, tasks: I) -> Map<'_, J, I::IntoIter>
+    where
+        I: IntoIterator<Item = J::Task>,
+    {
+        Map { pool: self, tasks: Some(tasks.into_iter()), waiting: None }
+    }
+}
+
+/// The iterator of [`TaskPool::map`].
+pub struct Map<'p, J: Job, I> {
+    pool: &'p mut TaskPool<J>,
+    tasks: Option<I>,
+    waiting: Option<J::Task>,
+}
+
+impl<J: Job, I: Iterator<Item = J::Task>> Iterator for Map<'_, J, I> {
+    type Item = Outcome<J>;
+
+    fn next(&mut self) -> Option<Outcome<J>> {
+        while let Some(task) = self.waiting.take().or_else(|| self.tasks.as_mut()?.next()) {
+            if let Err(task) = self.pool.try_submit(task) {
+                if self.pool.open == 0 {
+                    // Nothing is under way and there is still no room: there is no worker left.
+                    self.pool.next += 1;
+                    let why = "the pool has no worker left".to_owned();
+                    return Some((self.pool.next - 1, Err(TaskError::NotSent(why))));
+                }
+                self.waiting = Some(task);
+                return self.pool.blocking_next();
+            }
+        }
+        self.tasks = None;
+        self.pool.blocking_next()
+    }
+}
+
+impl<J: Job> fmt::Debug for TaskPool<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TaskPool({} tasks, of which {} are open)", self.next, self.open)
+    }
+}
+
+impl<J: Job, I> fmt::Debug for Map<'_, J, I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Map({:?})", self.pool)
+    }
+}

@@ -1,0 +1,181 @@
+//! State that everybody reads and one replaces: a trainer publishes the weights of a small network after each step, and
+//! evaluators in other processes run on the latest, whole and without holding anybody up.
+//!
+//! `--device cuda:0` keeps the weights on a GPU; the network itself is computed by candle on the CPU in either case.
+
+mod iris;
+mod network;
+
+use clap::Parser;
+use iris::Flowers;
+use network::{Network, Training, Weights};
+use tensorpost::node::Spawned;
+use tensorpost::prelude::*;
+use tensorpost::published::{Board, Latest, Publisher};
+
+const EVALUATORS: usize = 3;
+
+#[derive(Parser)]
+struct Options {
+    /// Device that the weights are on: `host`, `cuda:0`, …
+    #[arg(long, default_value = "host")]
+    device: Device,
+    /// Steps of the training, each of which is published
+    #[arg(long, default_value_t = 200)]
+    steps: u64,
+}
+
+/// "Train for so many steps." The reply is the last loss.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Result<f32, String>)]
+struct Train {
+    steps: u64,
+}
+
+struct Trainer {
+    gpu: Gpu,
+    weights: Publisher<Weights>,
+    learn: Flowers,
+}
+
+impl Actor for Trainer {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Trainer {
+    type Args = Publisher<Weights>;
+
+    fn create(weights: Publisher<Weights>, env: &Env) -> anyhow::Result<Self> {
+        Ok(Trainer { gpu: env.gpu(), weights, learn: iris::flowers()?.0 })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Train>();
+    }
+}
+
+impl Handler<Train> for Trainer {
+    type Result = ResponseFuture<Result<f32, String>>;
+
+    fn handle(&mut self, Train { steps }: Train, _: &mut Context<Self>) -> Self::Result {
+        let (gpu, publisher, learn) = (self.gpu.clone(), self.weights.clone(), self.learn.clone());
+        let train = async move {
+            let mut training = Training::new(&learn)?;
+            let mut loss = f32::NAN;
+            for _ in 0..steps {
+                loss = training.step()?;
+                // Resolves when the version can be read; who reads is not waited for.
+                publisher.publish(training.weights(&gpu)?).await?;
+            }
+            anyhow::Ok(loss)
+        };
+        Box::pin(async { train.await.map_err(|error| format!("{error:#}")) })
+    }
+}
+
+/// "Test every version that you have time for, up to this step."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Result<Report, String>)]
+struct Evaluate {
+    until: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Report {
+    versions: usize,
+    in_order: bool,
+    last: u64,
+    right_at_first: usize,
+    right_at_last: usize,
+}
+
+struct Evaluator {
+    gpu: Gpu,
+    weights: Latest<Weights>,
+    test: Flowers,
+}
+
+impl Actor for Evaluator {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Evaluator {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Evaluator { gpu: env.gpu(), weights: Latest::follow(env, "weights"), test: iris::flowers()?.1 })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Evaluate>();
+    }
+}
+
+impl Handler<Evaluate> for Evaluator {
+    type Result = ResponseFuture<Result<Report, String>>;
+
+    fn handle(&mut self, Evaluate { until }: Evaluate, _: &mut Context<Self>) -> Self::Result {
+        let (gpu, mut weights, test) = (self.gpu.clone(), self.weights.clone(), self.test.clone());
+        let evaluate = async move {
+            let (mut steps, mut right) = (Vec::new(), Vec::new());
+            while steps.last().is_none_or(|last| *last < until) {
+                weights.changed().await?;
+                // The newest, whatever was skipped; it stays as it is for as long as this handle lives.
+                let Some(version) = weights.latest() else { continue };
+                right.push(Network::of(&version.value, &gpu)?.right(&test)?);
+                steps.push(version.value.step);
+            }
+            anyhow::Ok(Report {
+                versions: steps.len(),
+                in_order: steps.is_sorted_by(|a, b| a < b),
+                last: steps.last().copied().unwrap_or(0),
+                right_at_first: right.first().copied().unwrap_or(0),
+                right_at_last: right.last().copied().unwrap_or(0),
+            })
+        };
+        Box::pin(async { evaluate.await.map_err(|error| format!("{error:#}")) })
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let node = Node::builder().actor::<Board<Weights>>().actor::<Trainer>().actor::<Evaluator>().start()?;
+    let Options { device, steps } = Options::parse();
+    let (learn, test) = iris::flowers()?;
+    println!("{} irises to learn from, {} to test with", learn.len(), test.len());
+
+    let board = node.spawn::<Board<Weights>>(()).name("weights").start()?;
+    let weights = Publisher::new(board.address());
+    let trainer = node.spawn::<Trainer>(weights).device(device.clone()).name("trainer").start()?;
+    let start = |number| {
+        node.spawn::<Evaluator>(()).device(device.clone()).name(format!("evaluator {number}")).start()
+    };
+    let evaluators = (0..EVALUATORS).map(start).collect::<Result<Vec<_>, _>>()?;
+
+    let (loss, reports) = node.block_on(async {
+        // Tasks, so that they are under way while the trainer is waited for.
+        let evaluate =
+            |evaluator: &Spawned<Evaluator>| tokio::spawn(evaluator.address().ask(Evaluate { until: steps }));
+        let evaluations: Vec<_> = evaluators.iter().map(evaluate).collect();
+        let loss = trainer.address().ask(Train { steps }).await?;
+        let mut reports = Vec::new();
+        for evaluation in evaluations {
+            reports.push(evaluation.await??.map_err(anyhow::Error::msg)?);
+        }
+        anyhow::Ok((loss.map_err(anyhow::Error::msg)?, reports))
+    })?;
+    println!("{steps} versions were published; the loss is below 0.1: {}", loss < 0.1);
+    for (number, report) in reports.into_iter().enumerate() {
+        println!(
+            "evaluator {number} came to version {}, in order: {}; it knows 28 of {} or more: {}",
+            report.last,
+            report.in_order,
+            test.len(),
+            report.right_at_last >= 28
+        );
+        eprintln!(
+            "it had time for {} versions: {} right at first, {} in the end",
+            report.versions, report.right_at_first, report.right_at_last
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,286 @@
+//! Copies from one device to another, for actors that want the tensors of their messages on a device of theirs.
+//!
+//! Where the device's streams reach the memory, a fetch is one allocation, a wait for the ready ticket and one copy, all on
+//! the receiving stream. Where they do not, the bytes pass through page-locked host memory, piece by piece: a stream of
+//! the device that the memory is on copies out, the receiving one copies in, and each waits for the other's clock. The host
+//! waits for neither (CLOCK-1), but for room on the streams where a tensor has hundreds of pieces (MBX-2).
+//!
+//! The source is noted as used on the stream that reads it, so its lease goes back when the copy has passed (CLOCK-2).
+//!
+//! On failure nothing was fetched: what was allocated goes back, and the sources are as they were.
+
+#![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use parking_lot::Mutex;
+use smallvec::smallvec;
+
+use crate::clock::Ticket;
+use crate::clock::stream::Stream;
+use crate::device::{Backend, ChunkMapping, DeviceError, Keep, STAGING_BYTES};
+use crate::ids::DeviceId;
+use crate::lease::{Lease, PoolError};
+use crate::limits::ALLOCATION_UNIT;
+use crate::message::scope::Outline;
+use crate::tensor::{DType, Gpu, TensorError, TensorMut};
+
+/// Pieces of one tensor that are on their way at a time.
+const PIECES: usize = 4;
+
+/// The streams that an actor's fetches need besides its own: one on each device that memory was staged from.
+#[derive(Debug, Default)]
+pub(super) struct Fetches {
+    streams: Mutex<Vec<(DeviceId, Stream)>>,
+}
+
+/// What a fetch has copied, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub(super) bytes: u64,
+    /// Of these, what went through host memory because one GPU cannot reach the other's.
+    pub(super) staged: u64,
+}
+
+/// Pairs of devices that this process's log has named.
+static NAMED: Mutex<Vec<(DeviceId, DeviceId)>> = Mutex::new(Vec::new());
+
+/// One lease of a message that is to be fetched, and what of it its tensors see.
+struct Wanted<'a> {
+    index: usize,
+    lease: &'a Lease,
+    ready: Option<Ticket>,
+    /// In bytes of the allocation, from a multiple of [`ALLOCATION_UNIT`], so that every layout stays aligned.
+    span: Range<u64>,
+}
+
+impl Wanted<'_> {
+    fn bytes(&self) -> u64 {
+        self.span.end - self.span.start
+    }
+}
+
+/// Leases of a message, with when their data is there.
+pub(super) type Leases = Vec<(Lease, Option<Ticket>)>;
+
+impl Fetches {
+    /// Replaces the leases of a message that `is_foreign` names by such on fresh memory of `gpu`, filled by its stream, and
+    /// moves the outlines accordingly. Pending, with `waker` noted, where the pool has no room now.
+    ///
+    /// # Errors
+    /// A pool that never has the room, a layout that leaves its lease, a device that refuses.
+    pub(super) fn fetch(
+        &self,
+        gpu: &Gpu,
+        leases: &mut Leases,
+        outlines: &mut [Outline],
+        is_foreign: impl Fn(DeviceId) -> bool,
+        backend_of: impl Fn(DeviceId) -> Result<Arc<dyn Backend>, DeviceError>,
+        waker: &Waker,
+    ) -> Poll<Result<Moved, TensorError>> {
+        let wanted = match wanted(leases, outlines, is_foreign) {
+            Ok(wanted) => wanted,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        let targets = match allocate(gpu, &wanted, waker) {
+            Poll::Ready(Ok(targets)) => targets,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Pending => return Poll::Pending,
+        };
+        let mut fetched = Vec::with_capacity(targets.len());
+        let mut moved = Moved::default();
+        for (wanted, mut target) in wanted.iter().zip(targets) {
+            match self.copy(gpu, wanted, &mut target, &backend_of) {
+                Ok(staged) => moved.staged += staged,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+            moved.bytes += wanted.bytes();
+            fetched.push((wanted.index, wanted.span.start, target.freeze()));
+        }
+        for (index, start, tensor) in fetched {
+            for outline in outlines.iter_mut().filter(|outline| usize::from(outline.lease) == index) {
+                let elements = start as usize / outline.dtype.size();
+                match outline.layout.moved_back(elements) {
+                    Some(layout) => outline.layout = layout,
+                    // The span was made of the layouts, so none starts before it.
+                    None => return Poll::Ready(Err(no_span())),
+                }
+            }
+            leases[index] = (tensor.lease().clone(), tensor.ready());
+        }
+        Poll::Ready(Ok(moved))
+    }
+
+    /// Returns how many bytes were staged for want of anything better.
+    fn copy(
+        &self,
+        gpu: &Gpu,
+        wanted: &Wanted<'_>,
+        target: &mut TensorMut,
+        backend_of: &impl Fn(DeviceId) -> Result<Arc<dyn Backend>, DeviceError>,
+    ) -> Result<u64, TensorError> {
+        let (lease, bytes) = (wanted.lease, wanted.bytes());
+        let to = target.write_on(gpu.stream())?;
+        let target_mapping = target.lease().writable()?.1;
+        let from = lease.address() + wanted.span.start;
+        let source_mapping = Arc::clone(lease.mapping());
+        let here = gpu.pool().backend();
+        if here.can_reach(lease.device()) {
+            // CLOCK-1, then CLOCK-2.
+            gpu.stream().wait(wanted.ready)?;
+            lease.used_on(gpu.stream());
+            let keep: Keep = smallvec![source_mapping, target_mapping];
+            // SAFETY: the span lies in the allocation, whose mapping is kept, and this device's streams reach it; the
+            // target has as many bytes, is kept, and nobody else's yet. Both are ordered with all other uses by the calls
+            // above.
+            unsafe { gpu.stream().backend().copy(to, from, bytes, keep)? };
+            return Ok(0);
+        }
+        let there = backend_of(lease.device())?;
+        let out = self.stream_on(&there, gpu.stream())?;
+        out.wait(wanted.ready)?;
+        lease.used_on(&out);
+        // Of the two, the one that is a GPU: its copies need page-locked memory.
+        let staging = if there.id() == DeviceId::HOST { here } else { &there };
+        // SAFETY: as above, for the stream that reads and the one that writes.
+        unsafe { stage((&out, from, source_mapping), (gpu.stream(), to, target_mapping), bytes, staging)? };
+        if there.id() == DeviceId::HOST || here.id() == DeviceId::HOST {
+            return Ok(0);
+        }
+        name(there.id(), here.id());
+        Ok(bytes)
+    }
+
+    fn stream_on(&self, device: &Arc<dyn Backend>, near: &Stream) -> Result<Stream, DeviceError> {
+        let mut streams = self.streams.lock();
+        if let Some((_, stream)) = streams.iter().find(|(known, _)| *known == device.id()) {
+            return Ok(stream.clone());
+        }
+        let stream = Stream::new_or_shared(device, near.domain())?;
+        streams.push((device.id(), stream.clone()));
+        Ok(stream)
+    }
+}
+
+/// That copies are so slow is nobody's wish: the log names the two devices, once.
+fn name(from: DeviceId, to: DeviceId) {
+    let mut named = NAMED.lock();
+    if !named.contains(&(from, to)) {
+        named.push((from, to));
+        drop(named);
+        tracing::warn!(
+            %from, %to,
+            "no peer access between two GPUs: tensors are copied through host memory; `bytes_staged` counts them"
+        );
+    }
+}
+
+/// What is to be fetched, each lease once.
+fn wanted<'a>(
+    leases: &'a Leases,
+    outlines: &[Outline],
+    is_foreign: impl Fn(DeviceId) -> bool,
+) -> Result<Vec<Wanted<'a>>, TensorError> {
+    let mut all = Vec::new();
+    for (index, (lease, ready)) in leases.iter().enumerate() {
+        if !is_foreign(lease.device()) {
+            continue;
+        }
+        let mut span: Option<Range<u64>> = None;
+        for outline in outlines.iter().filter(|outline| usize::from(outline.lease) == index) {
+            outline.layout.fits(outline.dtype, lease.bytes())?;
+            let bytes = outline.layout.bytes_span(outline.dtype)?;
+            let (start, end) = (bytes.start as u64, bytes.end as u64);
+            span = Some(span.map_or(start..end, |span| span.start.min(start)..span.end.max(end)));
+        }
+        let span = span.unwrap_or(0..0);
+        let start = span.start - span.start % ALLOCATION_UNIT;
+        all.push(Wanted { index, lease, ready: *ready, span: start..span.end });
+    }
+    Ok(all)
+}
+
+fn no_span() -> TensorError {
+    DeviceError::Refused { what: "a layout that starts before its own first byte".to_owned() }.into()
+}
+
+/// Memory for all of it or for none.
+fn allocate(gpu: &Gpu, wanted: &[Wanted<'_>], waker: &Waker) -> Poll<Result<Vec<TensorMut>, TensorError>> {
+    let mut targets = Vec::with_capacity(wanted.len());
+    for one in wanted {
+        match gpu.empty(DType::U8, &[one.bytes() as usize]) {
+            Ok(target) => targets.push(target),
+            Err(TensorError::Pool(PoolError::Full { .. })) => break,
+            Err(error) => return Poll::Ready(Err(error)),
+        }
+    }
+    if targets.len() == wanted.len() {
+        return Poll::Ready(Ok(targets));
+    }
+    // First this, so that it wakes others and not the one who waits here.
+    drop(targets);
+    match gpu.pool().poll_allocate(wanted.iter().map(Wanted::bytes).sum(), waker) {
+        Err(PoolError::Full { .. }) => Poll::Pending,
+        Err(error) => Poll::Ready(Err(error.into())),
+        Ok(_) => {
+            // It came in between: look again.
+            waker.wake_by_ref();
+            Poll::Pending
+        }
+    }
+}
+
+/// Copies through host memory, from one stream's device to the other's.
+///
+/// # Safety
+/// As for [`StreamBackend::copy`](crate::device::StreamBackend::copy): of the source for the first stream, and of the
+/// destination for the second.
+unsafe fn stage(
+    (out, from, source): (&Stream, u64, Arc<ChunkMapping>),
+    (into, to, target): (&Stream, u64, Arc<ChunkMapping>),
+    bytes: u64,
+    staging: &Arc<dyn Backend>,
+) -> Result<(), DeviceError> {
+    let mut blocks: Vec<(Arc<ChunkMapping>, Option<Ticket>)> = Vec::new();
+    let mut at = 0;
+    for piece in 0.. {
+        let length = (bytes - at).min(STAGING_BYTES);
+        if length == 0 {
+            break;
+        }
+        if blocks.len() < PIECES {
+            blocks.push((staging.staging(length)?, None));
+        }
+        let (block, emptied) = &mut blocks[piece % PIECES];
+        // The block's last piece has been copied in before the next one is copied out.
+        out.wait(emptied.take())?;
+        // SAFETY: a piece of the source, by the caller's contract; the block has room for it, is kept, and is this
+        // function's alone, in the order of the two streams' waits.
+        unsafe {
+            out.backend().copy(
+                block.addr(),
+                from + at,
+                length,
+                smallvec![Arc::clone(&source), Arc::clone(block)],
+            )?
+        };
+        into.wait(out.ticket())?;
+        // SAFETY: as above, for the destination.
+        unsafe {
+            into.backend().copy(
+                to + at,
+                block.addr(),
+                length,
+                smallvec![Arc::clone(&target), Arc::clone(block)],
+            )?
+        };
+        *emptied = into.ticket();
+        at += length;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! Where the tensors of an actor's messages have to be before its handlers see them.
+//!
+//! An actor may ask for a device ([`Spawn::receive_on`](crate::node::Spawn::receive_on)): what lies elsewhere is copied
+//! there. And an actor on a GPU never gets memory of a GPU that its own cannot reach: that is copied too, through host
+//! memory, and the log says so.
+//!
+//! It happens when the message's turn has come, so that only one message of an actor at a time has memory for it, and one
+//! that finds the pool full waits in front of the others. The message is written down and read again with other tensors,
+//! as if it had come from another process once more.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
+
+use smallvec::SmallVec;
+
+use super::fetch::{Fetches, Leases};
+use crate::clock::Ticket;
+use crate::device::DeviceKind;
+use crate::ids::DeviceId;
+use crate::mailbox::post::Office;
+use crate::message::{GpuMessage, codec};
+use crate::tensor::{Gpu, Tensor, TensorError};
+
+/// See the module.
+pub(super) struct Receive {
+    gpu: Gpu,
+    /// Whether everything has to be on the device, not only what it cannot reach otherwise.
+    all: bool,
+    office: Weak<Office>,
+    fetches: Fetches,
+}
+
+/// A message whose tensors were fetched, and what its receiver's stream has to wait for.
+pub(super) struct Fetched<M> {
+    pub(super) message: M,
+    pub(super) tickets: SmallVec<[Ticket; 2]>,
+}
+
+impl Receive {
+    /// For an actor that works with `own` and wants its tensors on the device `wanted`, if it said so.
+    ///
+    /// # Errors
+    /// The device cannot be used, or the process has no clock left.
+    pub(super) fn new(
+        own: &Gpu,
+        wanted: Option<DeviceId>,
+        office: &Arc<Office>,
+    ) -> Result<Self, TensorError> {
+        let gpu = match wanted {
+            Some(device) if device != own.device_id() => {
+                Gpu::new(office.pool_for(device)?, Arc::clone(office.domain()))?
+            }
+            _ => own.clone(),
+        };
+        let (all, office) = (wanted.is_some(), Arc::downgrade(office));
+        Ok(Receive { gpu, all, office, fetches: Fetches::default() })
+    }
+
+    fn is_foreign(&self, device: DeviceId) -> bool {
+        let here = self.gpu.pool().backend();
+        if device == here.id() {
+            return false;
+        }
+        self.all || (device != DeviceId::HOST && here.kind() == DeviceKind::Cuda && !here.can_reach(device))
+    }
+
+    /// Whether one of these tensors is not where it has to be.
+    pub(super) fn concerns(&self, tensors: &[Tensor]) -> bool {
+        tensors.iter().any(|tensor| self.is_foreign(tensor.device()))
+    }
+
+    /// Whether a message that came as a value may have such a tensor: nobody has looked for its tensors.
+    pub(super) fn may_concern(&self) -> bool {
+        self.all
+            || (self.gpu.kind() == DeviceKind::Cuda
+                && self.office.upgrade().is_some_and(|office| {
+                    office.devices_in_use().into_iter().any(|device| self.is_foreign(device))
+                }))
+    }
+
+    /// The message with its tensors where they have to be; `None` where they are. Pending, with `waker` noted, while there
+    /// is no memory for them.
+    ///
+    /// # Errors
+    /// Why that is not possible, for whoever sent it.
+    pub(super) fn fetch<M: GpuMessage>(
+        &self,
+        message: &M,
+        waker: &Waker,
+    ) -> Poll<Result<Option<Fetched<M>>, String>> {
+        let Some(office) = self.office.upgrade() else { return Poll::Ready(Ok(None)) };
+        let encoded = match codec::encode(message, Vec::new()) {
+            Ok(encoded) => encoded,
+            Err(error) => return Poll::Ready(Err(error.to_string())),
+        };
+        let codec::Encoded { body, leases, mut tensors, parts } = encoded;
+        if !leases.iter().any(|(lease, _)| self.is_foreign(lease.device())) {
+            return Poll::Ready(Ok(None));
+        }
+        if let Some(part) = parts.first() {
+            // ONE-WRITER: the whole is others' to write, so a part of it is nowhere else.
+            let reaches = self.gpu.pool().backend().can_reach(part.lease().device());
+            let why =
+                || format!("a part of a tensor on {} cannot be moved, or reached", part.lease().device());
+            return Poll::Ready(if reaches || self.all { Ok(None) } else { Err(why()) });
+        }
+        let mut leases: Leases = leases;
+        let backend_of = |device| office.pool_for(device).map(|pool| Arc::clone(pool.backend()));
+        let is_foreign = |device| self.is_foreign(device);
+        match self.fetches.fetch(&self.gpu, &mut leases, &mut tensors, is_foreign, backend_of, waker) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.to_string())),
+            Poll::Ready(Ok(moved)) => {
+                office.counters().bytes_fetched.fetch_add(moved.bytes, Ordering::Relaxed);
+                office.counters().bytes_staged.fetch_add(moved.staged, Ordering::Relaxed);
+            }
+        }
+        let tickets = leases.iter().filter_map(|(_, ready)| *ready).collect();
+        let read = codec::tensors(&leases, &tensors).and_then(|tensors| {
+            // As in a delivery: the tensors are the only ones on their leases.
+            drop(leases);
+            codec::decode::<M>(&body, tensors, Some(office))
+        });
+        Poll::Ready(read.map(|message| Some(Fetched { message, tickets })).map_err(|error| error.to_string()))
+    }
+}

@@ -1,0 +1,50 @@
+//! Sleeps that end when they are due.
+//!
+//! The kernel may put the end of a thread's sleep off by the thread's timer slack, 50 us unless it says otherwise, to wake
+//! several threads at once.
+
+use std::num::NonZeroU64;
+
+use rustix::thread::{current_timer_slack, set_current_timer_slack};
+
+/// The slack of a thread that is in a hurry, in nanoseconds; 0 would mean the usual one.
+const LEAST: NonZeroU64 = NonZeroU64::MIN;
+
+/// While this is there, sleeps of this thread end within a microsecond or so of their time; afterwards as before. Where
+/// the system refuses, nothing changes.
+#[derive(Debug)]
+pub struct Punctual {
+    before: Option<NonZeroU64>,
+}
+
+impl Punctual {
+    /// For this thread.
+    pub fn begin() -> Self {
+        let before = current_timer_slack().ok().and_then(NonZeroU64::new);
+        let set = before.is_some() && set_current_timer_slack(Some(LEAST)).is_ok();
+        Punctual { before: before.filter(|_| set) }
+    }
+}
+
+impl Drop for Punctual {
+    fn drop(&mut self) {
+        if self.before.is_some() {
+            // It was allowed a moment ago.
+            let _ = set_current_timer_slack(self.before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slack_is_set_and_set_back() {
+        let before = current_timer_slack().unwrap();
+        let punctual = Punctual::begin();
+        assert_eq!(current_timer_slack().unwrap(), 1);
+        drop(punctual);
+        assert_eq!(current_timer_slack().unwrap(), before);
+    }
+}

@@ -1,0 +1,78 @@
+//! Flows of several items in one, and of two flows in one.
+
+use std::hash::Hash;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::closures;
+use super::flow::{After, Flow, closure_name, hash};
+use super::item::Item;
+use super::many::{Batch, Either, Gather, Many, Pair};
+use super::stages::{AsMany, Batcher, Gathered, KeyOf, Lift, Unbatch, Windows, Zip};
+
+impl<T: Item, At> Flow<T, At> {
+    /// So many items as one message; the last batch may be smaller. In the worker of the stage before.
+    pub fn batch(self, batch: Batch) -> Flow<Many<T>, After<T>> {
+        let flow = self.helper::<Batcher<T, AsMany>>("batch", batch);
+        flow.batch_bound(batch)
+    }
+
+    /// So many items as one whose tensors are gathered, on the device of the stage (see
+    /// [`on`](Flow::on), the host unless said otherwise). In the worker of the stage before.
+    pub fn gather(self, batch: Batch) -> Flow<T::Gathered, After<T>>
+    where
+        T: Gather,
+    {
+        let flow = self.helper::<Batcher<T, Gathered>>("gather", batch);
+        flow.batch_bound(batch)
+    }
+
+    /// Each item together with the `count - 1` before it; the first of these comes with item `count`.
+    pub fn window(self, count: u32) -> Flow<Many<T>, After<T>> {
+        let flow = self.helper::<Windows<T>>("window", count);
+        flow.batch_bound(Batch::of(count))
+    }
+
+    /// Pairs of items that have the same id: those that come from the same item of a source, such as the two branches of a
+    /// [`broadcast`](Flow::broadcast). Those that find no partner before the end are dropped.
+    ///
+    /// An item waits for its partner here, in memory without a bound of its own: as far as one flow gets ahead of the
+    /// other.
+    pub fn zip<B: Item, X>(self, other: Flow<B, X>) -> Flow<Pair<T, B>, After<Either<T, B>>> {
+        self.pair(other, None)
+    }
+
+    /// Pairs of items with the same key; of several with one key, the first with the first. As [`zip`](Self::zip)
+    /// otherwise.
+    pub fn join<B: Item, X, K: Hash>(
+        self,
+        other: Flow<B, X>,
+        left: impl Fn(&T) -> K + Send + Sync + 'static,
+        right: impl Fn(&B) -> K + Send + Sync + 'static,
+    ) -> Flow<Pair<T, B>, After<Either<T, B>>> {
+        let name = closure_name(self.draft());
+        let key = move |item: &Either<T, B>| match item {
+            Either::Left(item) => hash(&left(item)),
+            Either::Right(item) => hash(&right(item)),
+        };
+        closures::keep::<KeyOf<T, B>>(&name, Arc::new(key));
+        self.pair(other, Some(name))
+    }
+
+    fn pair<B: Item, X>(
+        self,
+        other: Flow<B, X>,
+        key: Option<String>,
+    ) -> Flow<Pair<T, B>, After<Either<T, B>>> {
+        let left = self.helper::<Lift<T, B, true>>("left", PhantomData);
+        let right = other.helper::<Lift<T, B, false>>("right", PhantomData);
+        left.merge(right).own_helper::<Zip<T, B>>("zip", key)
+    }
+}
+
+impl<T: Item, At> Flow<Many<T>, At> {
+    /// The items of batches, one by one, known by their own ids again. In the worker of the stage before.
+    pub fn unbatch(self) -> Flow<T, After<Many<T>>> {
+        self.helper::<Unbatch<T>>("unbatch", PhantomData)
+    }
+}

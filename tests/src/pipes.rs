@@ -1,0 +1,276 @@
+//! Parts of pipelines to test with: a source that counts, a stage that does as it is told, a sink that writes down what it
+//! got.
+
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tensorpost::pipeline::{Gather, Progress, Snapshot, gather_tensors};
+use tensorpost::prelude::*;
+
+use crate::gate::Door;
+use crate::wait::numbers;
+
+/// An item.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+pub struct Numbered {
+    /// Which it is.
+    pub number: u64,
+    /// Its number in every element, where there is one.
+    pub tensor: Option<Tensor>,
+}
+
+/// Several, with their tensors as one.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+pub struct Rows {
+    /// Which they are.
+    pub numbers: Vec<u64>,
+    /// A row for each.
+    #[tensor(dtype = u32, shape = [_, 4])]
+    pub rows: Tensor,
+}
+
+impl Gather for Numbered {
+    type Gathered = Rows;
+
+    fn gather(items: Vec<Numbered>, gpu: &Gpu) -> anyhow::Result<Rows> {
+        let rows = gather_tensors(gpu, items.iter().filter_map(|item| item.tensor.as_ref()))?;
+        Ok(Rows { numbers: items.iter().map(|item| item.number).collect(), rows })
+    }
+}
+
+/// A source of the numbers from 0 on.
+pub struct Count {
+    gpu: Gpu,
+    args: CountArgs,
+    next: u64,
+}
+
+/// What it makes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CountArgs {
+    /// How many; for ever without.
+    pub count: Option<u64>,
+    /// Elements of the tensor in each item.
+    pub elements: usize,
+    /// Numbers at which it returns an error once.
+    pub fails: Vec<u64>,
+}
+
+impl CountArgs {
+    /// So many, with a small tensor each.
+    pub fn to(count: u64) -> Self {
+        CountArgs { count: Some(count), elements: 4, fails: Vec::new() }
+    }
+
+    /// Until it is stopped.
+    pub fn endless() -> Self {
+        CountArgs { count: None, ..CountArgs::to(0) }
+    }
+}
+
+impl Source for Count {
+    type Args = CountArgs;
+    type Out = Numbered;
+
+    fn create(args: CountArgs, env: &Env) -> anyhow::Result<Self> {
+        Ok(Count { gpu: env.gpu(), args, next: 0 })
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<Numbered>> {
+        let number = self.next;
+        if self.args.count.is_some_and(|count| number >= count) {
+            return Ok(None);
+        }
+        if let Some(at) = self.args.fails.iter().position(|fails| *fails == number) {
+            self.args.fails.remove(at);
+            anyhow::bail!("no {number} yet");
+        }
+        self.next += 1;
+        let elements = self.args.elements;
+        let tensor = (elements > 0).then(|| numbers(&self.gpu, number as u32, elements));
+        Ok(Some(Numbered { number, tensor }))
+    }
+}
+
+/// A stage that does as it is told.
+pub struct Obey {
+    orders: Orders,
+    tried: HashMap<u64, u32>,
+    held: Vec<Numbered>,
+}
+
+/// What it is told, by number.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Orders {
+    /// Numbers on which it fails, and how often.
+    pub fails: HashMap<u64, u32>,
+    /// A number on which its process dies.
+    pub dies: Option<u64>,
+    /// A number on which its process dies, unless the file was there before: it makes it.
+    pub dies_once: Option<(u64, PathBuf)>,
+    /// A number on which it panics.
+    pub panics: Option<u64>,
+    /// A number at which it stands at a door.
+    pub door: Option<(u64, Door)>,
+    /// Whether it takes its time, more or less by number.
+    pub dawdles: bool,
+    /// Keeps all until the end, and then gives them from the last to the first.
+    pub reverses: bool,
+    /// Gives each so often; once without.
+    pub copies: Option<u64>,
+}
+
+impl Stage for Obey {
+    type Args = Orders;
+    type In = Numbered;
+    type Out = Numbered;
+
+    fn create(orders: Orders, _: &Env) -> anyhow::Result<Self> {
+        Ok(Obey { orders, tried: HashMap::new(), held: Vec::new() })
+    }
+
+    fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        let number = item.number;
+        let tried = self.tried.entry(number).or_default();
+        *tried += 1;
+        if self.orders.dies == Some(number) {
+            std::process::abort();
+        }
+        die_once(&self.orders.dies_once, number);
+        assert!(self.orders.panics != Some(number), "told to panic on {number}");
+        if let Some((at, door)) = &self.orders.door
+            && *at == number
+        {
+            door.pass()?;
+        }
+        if self.orders.dawdles {
+            // Some take 40 times as long as others.
+            spin(Duration::from_micros(5 + 195 * u64::from(number.is_multiple_of(7))));
+        }
+        if *tried <= self.orders.fails.get(&number).copied().unwrap_or(0) {
+            out.emit(item);
+            anyhow::bail!("told to fail on {number}, attempt {tried}");
+        }
+        if self.orders.reverses {
+            self.held.push(item);
+            return Ok(());
+        }
+        for _ in 0..self.orders.copies.map_or(1, |copies| number % (copies + 1)) {
+            out.emit(item.clone());
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        self.held.drain(..).rev().for_each(|item| out.emit(item));
+        Ok(())
+    }
+}
+
+/// Works for a while.
+pub fn spin(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// A sink that writes the numbers of what it got into a file, a line each, and checks the tensors.
+pub struct WriteDown {
+    args: WriteDownArgs,
+    lines: String,
+}
+
+/// Where to.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct WriteDownArgs {
+    /// The file, written at the end.
+    pub file: PathBuf,
+    /// Written with each item instead.
+    pub at_once: bool,
+    /// A number at which it stands at a door.
+    pub door: Option<(u64, Door)>,
+    /// A number on which its process dies, unless the file was there before: it makes it.
+    pub dies_once: Option<(u64, PathBuf)>,
+}
+
+impl WriteDownArgs {
+    /// Into this file.
+    pub fn to(file: impl AsRef<Path>) -> Self {
+        WriteDownArgs { file: file.as_ref().to_owned(), ..WriteDownArgs::default() }
+    }
+}
+
+impl Sink for WriteDown {
+    type Args = WriteDownArgs;
+    type In = Numbered;
+
+    fn create(args: WriteDownArgs, _: &Env) -> anyhow::Result<Self> {
+        Ok(WriteDown { args, lines: String::new() })
+    }
+
+    fn consume(&mut self, item: Numbered) -> anyhow::Result<()> {
+        if let Some(tensor) = &item.tensor {
+            let expected: Vec<_> = (item.number as u32..).take(tensor.len()).collect();
+            anyhow::ensure!(tensor.to_vec::<u32>()? == expected, "the tensor of {} is another", item.number);
+        }
+        if let Some((at, door)) = &self.args.door
+            && *at == item.number
+        {
+            door.pass()?;
+        }
+        die_once(&self.args.dies_once, item.number);
+        self.lines += &format!("{}\n", item.number);
+        if self.args.at_once { self.write() } else { Ok(()) }
+    }
+
+    fn finish(&mut self) -> anyhow::Result<()> {
+        self.write()
+    }
+}
+
+impl WriteDown {
+    fn write(&mut self) -> anyhow::Result<()> {
+        let mut file = OpenOptions::new().create(true).append(true).open(&self.args.file)?;
+        Ok(file.write_all(std::mem::take(&mut self.lines).as_bytes())?)
+    }
+}
+
+fn die_once(at: &Option<(u64, PathBuf)>, number: u64) {
+    if let Some((at, mark)) = at
+        && *at == number
+        && OpenOptions::new().write(true).create_new(true).open(mark).is_ok()
+    {
+        std::process::abort();
+    }
+}
+
+/// What [`WriteDown`] wrote.
+pub fn written(file: impl AsRef<Path>) -> Vec<u64> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.lines().map(|line| line.parse().expect("a number")).collect()
+}
+
+/// [`written`], sorted.
+pub fn written_sorted(file: impl AsRef<Path>) -> Vec<u64> {
+    let mut numbers = written(file);
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Has a pipeline tell how far it is, and returns how many items a stage has had.
+pub fn watch(pipeline: Pipeline) -> (Pipeline, impl Fn(&str) -> u64) {
+    let seen: Arc<Mutex<HashMap<String, u64>>> = Arc::default();
+    let told = Arc::clone(&seen);
+    let tell = move |snapshot: &Snapshot| {
+        let items = snapshot.stages.iter().map(|stage| (stage.stage.clone(), stage.items));
+        *told.lock() = items.collect();
+    };
+    let pipeline = pipeline.progress(Progress::to(tell)).progress_every(Duration::from_millis(10));
+    (pipeline, move |stage| seen.lock().get(stage).copied().unwrap_or(0))
+}
