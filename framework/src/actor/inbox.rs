@@ -175,7 +175,7 @@ impl<A: RemoteActor> ActorInbox<A> {
                 }
             }
         }
-        letter.open(actor, ctx, &self.stream).map_or(Opened::Done, Opened::Goes)
+        letter.open(actor, ctx, &self.stream, &self.office).map_or(Opened::Done, Opened::Goes)
     }
 }
 

@@ -12,6 +12,7 @@ use super::mps;
 use super::mps::{Mps, Sharing};
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::{Node, files, worker};
+use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::trace::{self, Collector, TraceRing};
@@ -149,7 +150,9 @@ impl<R: Residence> NodeBuilder<R> {
             gpu_budget: self.gpu_budget,
             trace: trace.as_ref().map(|trace| trace.records()),
         };
-        let resident = self.residence.open(&identity, shared.clone()).map_err(NodeError::Open)?;
+        let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
+        let board = Arc::clone(&pages.board);
+        let resident = self.residence.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
         if let Some(trace) = &trace {
             resident.trace(TraceRing(trace.own().map_err(NodeError::System)?));
         }
@@ -165,6 +168,7 @@ impl<R: Residence> NodeBuilder<R> {
             worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
+            board,
             trace: trace.clone(),
             hang_limit: self.hang_limit,
             gpus_are_shared: mps.is_some(),

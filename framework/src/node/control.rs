@@ -56,7 +56,7 @@ pub(crate) enum Up {
 /// From the node to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// The worker belongs to this node.
+    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's board.
     Welcome { identity: Identity, log_filter: String },
     /// The worker does not, and should say why and exit.
     Refused { why: String },

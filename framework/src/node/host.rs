@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::{FromNode, Place, Port};
@@ -90,11 +91,16 @@ pub trait Residence: Sized + Send + Sync + 'static {
     /// worker with another one.
     fn fingerprint(&self) -> u64;
 
-    /// Opens this process: called once, before anything is sent to it.
+    /// Opens this process: called once, before anything is sent to it. `pages` are those that the node made for it.
     ///
     /// # Errors
     /// Why the process cannot take part, as text for the person who started the node.
-    fn open(&self, identity: &Identity, port: Arc<dyn Port>) -> Result<Arc<Self::Resident>, String>;
+    fn open(
+        &self,
+        identity: &Identity,
+        port: Arc<dyn Port>,
+        pages: ProcessPages,
+    ) -> Result<Arc<Self::Resident>, String>;
 
     /// Makes the stage of a worker: called once, on the worker's main thread, inside its actix `System`.
     ///

@@ -9,6 +9,7 @@ use super::host::{Activity, Identity, Notices, Residence, Resident, Stage, Start
 use futures_util::FutureExt;
 
 use crate::actor::{Ended, Program, Start, WorkerStage};
+use crate::clock::ProcessPages;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::lease::PoolOptions;
@@ -110,8 +111,13 @@ impl Residence for Program {
         Program::fingerprint(self)
     }
 
-    fn open(&self, identity: &Identity, port: Arc<dyn Port>) -> Result<Arc<Office>, String> {
-        let office = Office::open(identity.process, port).map_err(|error| error.to_string())?;
+    fn open(
+        &self,
+        identity: &Identity,
+        port: Arc<dyn Port>,
+        pages: ProcessPages,
+    ) -> Result<Arc<Office>, String> {
+        let office = Office::open(identity.process, port, pages).map_err(|error| error.to_string())?;
         if let Some(bytes) = identity.gpu_budget {
             office.set_gpu_budget(bytes);
         }

@@ -113,10 +113,13 @@ impl State {
             trace: self.settings.trace.as_ref().map(|trace| trace.records()),
         };
         let log_filter = self.settings.worker_log.clone();
-        worker.send(&Down::Welcome { identity, log_filter }, Vec::new());
         let process = worker.process;
-        self.broker.joined(process);
-        let mut told = Vec::new();
+        match self.broker.deaths.descriptors(process) {
+            Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
+            Err(error) => return worker.give_up(format!("its clock page could not be handed over: {error}")),
+        }
+        // What died before it came, before anything else (DEATH-3).
+        let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
         self.broker.brief(process, &mut told);
         self.deliver(told);
     }

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::clock::taint::Board;
 use crate::ids::ActorId;
 use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
 use crate::node::group::Supervision;
@@ -64,6 +65,8 @@ pub(crate) struct Settings {
     pub(crate) worker_log: String,
     pub(crate) host_budget: u64,
     pub(crate) gpu_budget: Option<u64>,
+    /// The board that the node's own process was opened with.
+    pub(crate) board: Arc<Board>,
     /// Where the processes' traces come together, if there is one.
     pub(crate) trace: Option<Arc<Collector>>,
     /// Whether the workers on one GPU share one fate.

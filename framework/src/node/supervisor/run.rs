@@ -60,8 +60,8 @@ impl State {
         resident: Arc<dyn Resident>,
         journal: Journal,
     ) -> Self {
-        let mut broker = Broker::default();
-        broker.joined(ProcessId::NODE);
+        let mut broker = Broker::with_board(Arc::clone(&settings.board));
+        let _nothing_yet = broker.joined(ProcessId::NODE);
         State {
             settings,
             shared,
@@ -169,7 +169,10 @@ impl State {
         let life = self.slots[slot].next_life;
         let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
         let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
-        let launched = self.settings.program.launch(self.settings.environment.as_ref())?;
+        // The clock page before its process: the node has to have it when that dies (DEATH-1).
+        self.broker.deaths.prepare(process)?;
+        let launched = self.settings.program.launch(self.settings.environment.as_ref());
+        let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         let slot = &mut self.slots[slot];
         slot.next_life += 1;
         slot.worker = Some(Worker::new(id, process, name, launched, stage));
@@ -238,8 +241,28 @@ impl State {
         }
     }
 
+    /// Goes on without those who have not marked in time what follows from a death (DEATH-1).
+    fn tick_deaths(&mut self, now: Instant) {
+        if self.broker.deaths.next_tick().is_none_or(|at| now < at) {
+            return;
+        }
+        let mut told = Vec::new();
+        for process in self.broker.deaths.tick(now, &mut told) {
+            let worker = self.slots.get(process.slot()).and_then(|slot| slot.worker.as_ref());
+            let name = worker.map(|worker| worker.name.clone());
+            let text = format!(
+                "{process} `{}` has not said in time what a death left it without; is it stopped? What it had not \
+                 done by now is not believed before it has",
+                name.as_deref().unwrap_or("node")
+            );
+            self.journal.node(Severity::Warn, name.as_ref(), text);
+        }
+        self.deliver(told);
+    }
+
     fn check_deadlines(&mut self) {
         let now = Instant::now();
+        self.tick_deaths(now);
         let time = self.settings.start_deadline;
         for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
             let doing = match worker.stage {
@@ -277,6 +300,7 @@ impl State {
             .chain(self.next_restart())
             .chain(self.askings.next_event())
             .chain(self.hangs.next_event())
+            .chain(self.broker.deaths.next_tick())
             .min()
     }
 
