@@ -68,6 +68,15 @@ pub const MAX_PACKET: usize = 64 << 10;
 /// Most descriptors that one packet on a control socket carries. The kernel takes up to 253.
 pub const MAX_PACKET_FDS: usize = 16;
 
+/// Processes that died, of which is remembered how far their clocks had come. About 300 bytes each, in every process.
+pub const MAX_CERTIFICATES: usize = 1 << 12;
+
+/// Ranges of one clock's values that are known to be tainted, before the oldest are merged.
+pub const MAX_TAINT_RANGES: usize = 16;
+
+/// Pages of dead processes that a process keeps mapped, for waits that have just been made.
+pub const MAX_DEAD_PAGES: usize = 64;
+
 /// Bytes of a pool's first chunk; later ones grow.
 pub const CHUNK_BYTES: u64 = 64 << 20;
 

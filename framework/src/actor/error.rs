@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::ids::ProcessId;
 use crate::lease::PoolError;
 use crate::mailbox::lives::{Departed, EndReason};
 use crate::mailbox::post::AskFailure;
@@ -47,6 +48,9 @@ pub enum SendFailure {
     /// The message cannot be encoded.
     #[error("the message cannot be sent: {0}")]
     Encode(#[from] EncodeError),
+    /// A tensor in it depends on work that a process had not done when it died (DEATH-3).
+    #[error("a tensor in it depends on work that {0} had not done when it died; make it again")]
+    Tainted(ProcessId),
     /// There is no host memory for a large body now.
     #[error("there is no room for the message's body: {0}")]
     Body(PoolError),

@@ -3,7 +3,7 @@
 
 use std::any::type_name;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
 use actix::dev::MessageResponse;
@@ -13,13 +13,16 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::RemoteActor;
+use super::dead_letter::DeadLetter;
 use super::receive::Receive;
-use crate::clock::Ticket;
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
+use crate::clock::{ClockDomain, ClockError, Ticket};
+use crate::device::DeviceError;
+use crate::ids::ProcessId;
 use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
 use crate::mailbox::post::{AskFailure, Office};
-use crate::message::{GpuMessage, codec, message_key};
+use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::trace::FrameId;
 
 /// The list that [`RemoteActor::handles`] fills.
@@ -45,6 +48,7 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
+        office: &Weak<Office>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
     /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
@@ -224,8 +228,13 @@ impl<R: serde::Serialize> Done<R> {
             Done::Remote(receipt) => receipt.reply(reply),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
+                    let tainted = taint_in(receipt.office.domain(), &reply);
+                    let reply = match tainted {
+                        Some(by) => Err(AskFailure::Refused(Refusal::Tainted(by))),
+                        None => Ok(reply),
+                    };
                     // Whoever asked may have given up.
-                    let _ = answer.send(Ok(reply));
+                    let _ = answer.send(reply);
                 }
             }
         }
@@ -241,6 +250,40 @@ impl<R: serde::Serialize> Done<R> {
             }
         }
     }
+
+    fn sender(&self) -> ProcessId {
+        match self {
+            Done::Remote(receipt) => receipt.sender(),
+            Done::Local(receipt) => receipt.office.process(),
+        }
+    }
+}
+
+/// The process whose death took the data of a tensor in `value`, if any did.
+fn taint_in<T: serde::Serialize>(domain: &ClockDomain, value: &T) -> Option<ProcessId> {
+    // The look is only worth its price where anything is tainted at all.
+    domain.has_taint().then(|| scope::taint_in(value))?.map(|tainted| tainted.by)
+}
+
+impl<M: GpuMessage> Parcel<M> {
+    /// The process whose death took the data of one of the tensors, if any did (DEATH-3).
+    pub(super) fn taint(&self, domain: &ClockDomain) -> Option<ProcessId> {
+        match &self.done {
+            // The frame has a ticket for each tensor whose data was not there when it was sent.
+            Done::Remote(_) => self.tickets.iter().find_map(|ticket| domain.tainted_by(ticket)),
+            Done::Local(_) => taint_in(domain, &self.message),
+        }
+    }
+
+    /// There is no handler's call for it: tells whoever asked, and counts it.
+    pub(super) fn refuse_tainted(self, by: ProcessId, office: Option<Arc<Office>>) -> (M, ProcessId) {
+        let sender = self.done.sender();
+        self.done.refuse(Refusal::Tainted(by));
+        if let Some(office) = office {
+            office.dead_letter();
+        }
+        (self.message, sender)
+    }
 }
 
 impl<A, M> Letter<A> for Parcel<M>
@@ -253,11 +296,24 @@ where
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
+        office: &Weak<Office>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
-        let Parcel { message, tickets, done } = *self;
         // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
         // stream, is waited for when it is used.
-        let waited = if tickets.is_empty() { Ok(()) } else { stream.wait(tickets) };
+        let waited = stream.begin(&self.tickets);
+        let tainted = match &waited {
+            Err(DeviceError::Clock(ClockError::Tainted(tainted))) => Some(tainted.by),
+            // Known now that was not when it was sent.
+            Ok(()) if matches!(self.done, Done::Local(_)) => self.taint(stream.domain()),
+            _ => None,
+        };
+        if let Some(by) = tainted {
+            // DEATH-3: it is never handed to a handler as if it were good.
+            let (message, sender) = self.refuse_tainted(by, office.upgrade());
+            actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
+            return None;
+        }
+        let Parcel { message, tickets: _, done } = *self;
         if let Err(error) = waited {
             tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
             done.refuse(Refusal::Undelivered(error.to_string()));
@@ -289,6 +345,10 @@ where
     }
 
     fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
+        if receive.domain().is_some_and(|domain| self.taint(&domain).is_some()) {
+            // There is nothing to fetch: it becomes a dead letter when it is opened.
+            return Poll::Ready(Ok(()));
+        }
         match receive.fetch(&self.message, waker) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Ok(None)) => {}

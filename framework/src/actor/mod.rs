@@ -7,6 +7,7 @@
 
 mod address;
 mod asking;
+mod dead_letter;
 mod error;
 mod fetch;
 mod handles;
@@ -25,6 +26,7 @@ use serde::de::DeserializeOwned;
 pub use address::{Address, LookupError, RegisterError};
 pub(crate) use address::{lookup, register};
 pub use asking::Ask;
+pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::Program;
@@ -101,6 +103,13 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
 
     /// Lists the messages that the actor takes from addresses.
     fn handles(on: &mut Handles<Self>);
+
+    /// A message came for which no handler is called: the data of a tensor in it was lost with a process. Whoever asked
+    /// has been told. Unless the actor does something about it, it is logged and dropped.
+    fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut Context<Self>) {
+        let _ = ctx;
+        tracing::warn!(message = letter.name(), sender = %letter.sender(), reason = %letter.reason(), "a dead letter");
+    }
 }
 
 /// Where an actor runs: its device, its name, its way to other actors.

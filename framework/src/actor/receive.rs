@@ -15,7 +15,7 @@ use std::task::{Poll, Waker};
 use smallvec::SmallVec;
 
 use super::fetch::{Fetches, Leases};
-use crate::clock::Ticket;
+use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceKind;
 use crate::ids::DeviceId;
 use crate::mailbox::post::Office;
@@ -55,6 +55,11 @@ impl Receive {
         };
         let (all, office) = (wanted.is_some(), Arc::downgrade(office));
         Ok(Receive { gpu, all, office, fetches: Fetches::default() })
+    }
+
+    /// What the process knows of clocks.
+    pub(super) fn domain(&self) -> Option<Arc<ClockDomain>> {
+        self.office.upgrade().map(|office| Arc::clone(office.domain()))
     }
 
     fn is_foreign(&self, device: DeviceId) -> bool {

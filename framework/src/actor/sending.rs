@@ -131,6 +131,7 @@ fn failure(office: &Office, actor: ActorId, error: PostError) -> SendFailure {
         PostError::Restarting => SendFailure::Restarting,
         PostError::Gone(process) => SendFailure::Gone(office.departed(process, actor)),
         PostError::Body { error, .. } => SendFailure::Body(error),
+        PostError::Tainted(by) => SendFailure::Tainted(by),
         PostError::Tensor(error) => SendFailure::Tensor(error),
     }
 }

@@ -14,7 +14,7 @@ use super::{Address, Env};
 use crate::ids::ActorId;
 use crate::limits::WATCH_EVENTS;
 use crate::mailbox::lives::{EndReason, Lifecycle};
-use crate::mailbox::post::{Office, Watcher};
+use crate::mailbox::post::{Office, Tell, Watcher};
 use crate::message::GpuMessage;
 
 /// What happens to one actor, for the program that started the node: see [`Node::watch`](crate::node::Node::watch).
@@ -85,7 +85,7 @@ impl Watch {
     }
 }
 
-fn pass_on(to: broadcast::Sender<Lifecycle>) -> Box<dyn Fn(&Lifecycle, bool) -> bool + Send + Sync> {
+fn pass_on(to: broadcast::Sender<Lifecycle>) -> Tell {
     // An error: nobody is left to take it.
     Box::new(move |event, _| to.send(event.clone()).is_ok())
 }

@@ -18,9 +18,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
+use super::asleep::{Asleep, Waiting};
 use super::handshake::{self, Advancer, Sleeper};
 use super::late::LateWriter;
+use super::marking::Knowledge;
 use super::own::OwnStreams;
+use super::taint::Board;
 use super::{ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
@@ -58,8 +61,10 @@ pub struct ClockDomain {
     own_streams: OwnStreams,
     late_writer: Arc<LateWriter>,
     tracer: Tracer,
+    asleep: Asleep,
     #[cfg(any(test, feature = "testing"))]
     frozen: AtomicBool,
+    knowledge: Knowledge,
 }
 
 #[derive(Debug)]
@@ -96,8 +101,13 @@ pub struct OwnClock {
 }
 
 impl ClockDomain {
-    /// The clocks of process `own`, whose page this process writes; no peers yet.
+    /// The clocks of process `own`, whose page this process writes; no peers yet. There is nobody to tell it of deaths.
     pub fn new(own: ProcessId, page: Arc<ClockPage>) -> Arc<Self> {
+        Self::with_board(own, page, None)
+    }
+
+    /// As [`new`](Self::new), in a node that says on `board` what everybody must know of deaths.
+    pub fn with_board(own: ProcessId, page: Arc<ClockPage>, board: Option<Arc<Board>>) -> Arc<Self> {
         let free = if MAX_STREAMS == 64 { u64::MAX } else { (1 << MAX_STREAMS) - 1 };
         let by_slot = std::iter::repeat_with(SmallVec::new).take(MAX_PROCESSES).collect();
         Arc::new(ClockDomain {
@@ -109,9 +119,15 @@ impl ClockDomain {
             own_streams: OwnStreams::default(),
             late_writer: Arc::default(),
             tracer: Tracer::default(),
+            asleep: Asleep::default(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
+            knowledge: Knowledge::new(board),
         })
+    }
+
+    pub(super) fn knowledge(&self) -> &Knowledge {
+        &self.knowledge
     }
 
     /// The process this is.
@@ -191,10 +207,15 @@ impl ClockDomain {
         })
     }
 
-    /// Whether a ticket's clock has passed its value. Never blocks.
+    /// Whether a ticket's clock has passed its value, or was released. Never blocks. It orders work; whether there is
+    /// data is another question: see [`standing`](Self::standing).
     pub fn passed(&self, ticket: &Ticket) -> Result<bool, UnknownClock> {
-        let clock = self.value_of(ticket.process, ticket.slot).ok_or(UnknownClock(*ticket))?;
-        Ok(passed(clock, ticket.value))
+        match self.value_of(ticket.process, ticket.slot) {
+            Some(clock) => Ok(passed(clock, ticket.value)),
+            // The dead keep nobody waiting whose page is not even here.
+            None if self.knows_end_of(ticket) => Ok(true),
+            None => Err(UnknownClock(*ticket)),
+        }
     }
 
     /// Whether `clock` is one of this domain's own process.
@@ -245,8 +266,17 @@ impl ClockDomain {
     /// # Errors
     /// [`UnknownClock`] at once where the clock is not known here.
     pub fn wait(&self, ticket: &Ticket, deadline: Option<Deadline>) -> Result<Waited, ClockError> {
-        let page = self.page_of(ticket.process).ok_or(UnknownClock(*ticket))?;
-        self.wait_on(&page, ticket, deadline)
+        match self.page_of(ticket.process) {
+            Some(page) => self.wait_on(&page, ticket, deadline),
+            None if self.knows_end_of(ticket) => Ok(Waited::Passed),
+            None => Err(UnknownClock(*ticket).into()),
+        }
+    }
+
+    /// The threads of this process that sleep until a clock passes a value, with what that clock shows now.
+    pub(crate) fn asleep(&self) -> Vec<(Waiting, u64)> {
+        let now = |ticket: &Ticket| self.value_of(ticket.process, ticket.slot).unwrap_or(0);
+        self.asleep.all().into_iter().map(|sleeper| (sleeper.clone(), now(&sleeper.ticket))).collect()
     }
 
     /// As [`wait`](Self::wait), on a page looked up earlier: it works after the peer was removed, too.
@@ -262,6 +292,7 @@ impl ClockDomain {
             return Ok(Waited::Passed);
         }
         let count = self.own_page.waiting_on(ticket.process.slot()).ok_or(ClockError::NotWriter)?;
+        let _noted = self.asleep.note(ticket);
         handshake::wait(&Sleep { page, ticket, deadline, count, since: Instant::now() })
     }
 }

@@ -6,20 +6,25 @@
 //!
 //! When a process dies, the node, and only then, writes that process's clocks: it reads their last values (the
 //! death certificate) with [`ClockPage::values`], and after every process has marked what depends on the missing
-//! ones (DEATH-3) it calls [`ClockPage::release_all`], so that no wait lasts for ever (DEATH-1). A released clock
-//! has passed every value anyone can ask for; [`is_released`] tells it apart.
+//! ones (DEATH-3, see [`taint`]) it calls [`ClockPage::release_all`], so that no wait lasts for ever (DEATH-1). A
+//! released clock has passed every value anyone can ask for; [`is_released`] tells it apart. From then on "passed"
+//! proves nothing by itself: what may be read is what [`ClockDomain::standing`] calls ready.
 //!
 //! A wait that is given up (deadline, dropped caller) leaves nothing behind.
 
+mod asleep;
 mod domain;
 mod handshake;
 mod late;
+mod marking;
 mod own;
 mod page;
 pub mod stream;
+pub mod taint;
 pub(crate) mod turn;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -29,6 +34,26 @@ pub use domain::{ClockDomain, OwnClock, Waited};
 pub use page::{BadClockPage, ClockPage};
 
 use crate::ids::ProcessId;
+use taint::Board;
+
+/// The pages that the node gives a process.
+#[derive(Clone, Debug)]
+pub struct ProcessPages {
+    /// Its clocks. The node keeps a writable mapping of a worker's, to release it after its death (DEATH-1).
+    pub clocks: Arc<ClockPage>,
+    /// What everybody must know of deaths.
+    pub board: Arc<Board>,
+}
+
+impl ProcessPages {
+    /// Those of the node's own process, whose clocks nobody needs to release, and whose board is that of all.
+    ///
+    /// # Errors
+    /// No memory or descriptor is left.
+    pub fn of_the_node() -> io::Result<Self> {
+        Ok(ProcessPages { clocks: ClockPage::create()?, board: Board::create()? })
+    }
+}
 
 /// When to stop waiting.
 pub type Deadline = Instant;
@@ -85,6 +110,9 @@ pub enum ClockError {
     /// See [`UnknownClock`].
     #[error(transparent)]
     Unknown(#[from] UnknownClock),
+    /// See [`Tainted`](taint::Tainted).
+    #[error(transparent)]
+    Tainted(#[from] taint::Tainted),
     /// Every clock of this process is in use.
     #[error("all {} clocks of this process are in use; drop a stream first", crate::limits::MAX_STREAMS)]
     Exhausted,

@@ -5,6 +5,11 @@
 //!
 //! CLOCK-1 is upheld in [`Stream::wait`]: it is called for the ready ticket of a tensor before every use of the tensor
 //! on the stream, and enqueues a wait unless the host can see that the clock has passed or the stream waits already.
+//!
+//! DEATH-3: what is waited for is noted in the stream's log *before* the wait is submitted, and also where no wait is
+//! needed because a higher value of that clock is waited for already. A death can then be traced through the stream
+//! (see [`taint`](super::taint)). Waits that only order work ([`Stream::wait_in_order`]) are not noted: who waits for
+//! the last use of memory before writing it anew does not depend on what was in it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +19,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::taint::{Standing, StreamLog, Tainted};
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::fault;
@@ -34,6 +40,7 @@ struct Inner {
     kind: DeviceKind,
     device: DeviceId,
     slot: u16,
+    log: Arc<StreamLog>,
     /// How often it was given out to somebody who asked for a stream and could get none of its own.
     sharers: AtomicUsize,
     state: Mutex<State>,
@@ -52,6 +59,8 @@ struct State {
     late: bool,
     /// Per clock the highest value this stream waits for already.
     waited: HashMap<(ProcessId, u16), u64>,
+    /// The turn in which the first ticket was given out since the stream was marked; the inner `None`: outside of any.
+    marked_in: Option<Option<u64>>,
 }
 
 impl std::fmt::Debug for Stream {
@@ -88,7 +97,8 @@ impl Stream {
     pub fn new(device: &Arc<dyn Backend>, domain: &Arc<ClockDomain>) -> Result<Self, DeviceError> {
         let clock = domain.allocate_slot()?;
         let slot = clock.slot();
-        let written = clock.value();
+        let log = domain.log(slot);
+        let written = log.leave_range(clock.value());
         let backend = device.create_stream(clock, Arc::clone(domain))?;
         let stream = Stream(Arc::new(Inner {
             backend,
@@ -97,8 +107,15 @@ impl Stream {
             kind: device.kind(),
             device: device.id(),
             slot,
+            log,
             sharers: AtomicUsize::new(0),
-            state: Mutex::new(State { written, owed: false, late: false, waited: HashMap::new() }),
+            state: Mutex::new(State {
+                written,
+                owed: false,
+                late: false,
+                waited: HashMap::new(),
+                marked_in: None,
+            }),
             waits: AtomicU64::new(0),
             failure: Mutex::new(None),
         }));
@@ -156,10 +173,14 @@ impl Stream {
         WeakStream(Arc::downgrade(&self.0))
     }
 
-    /// Stands for everything enqueued so far; `None` when all of it has run already.
+    /// Stands for everything enqueued so far; `None` when all of it has run already, and to an end.
     pub fn ticket(&self) -> Option<Ticket> {
         let value = {
             let mut state = self.0.state.lock();
+            if self.0.log.is_marked() {
+                self.leave_range_if_new(&mut state);
+                state.marked_in.get_or_insert_with(turn::current);
+            }
             state.owed = true;
             state.written + 1
         };
@@ -168,8 +189,30 @@ impl Stream {
             self.flush_to(value);
         }
         let ticket = Ticket { process: self.0.process, slot: self.0.slot, value };
-        let now = self.0.domain.own_page().load(self.0.slot);
-        (!now.is_some_and(|now| passed(now, value))).then_some(ticket)
+        (!matches!(self.0.domain.standing(&ticket), Ok(Standing::Ready))).then_some(ticket)
+    }
+
+    /// The ticket that work enqueued now will have at the earliest; nobody is promised anything.
+    pub(crate) fn next_ticket(&self) -> Ticket {
+        Ticket { process: self.0.process, slot: self.0.slot, value: self.0.log.next() }
+    }
+
+    /// A marked stream goes on behind the marked range once no use can be left that was checked before the marking and
+    /// is still to be enqueued: when it has given out a ticket since, and is used in another turn than that (outside of
+    /// turns: at the next use). A handler's stream does so earlier, in [`begin`](Self::begin).
+    fn leave_range_if_new(&self, state: &mut State) {
+        let turn = turn::current();
+        if state.marked_in.is_some_and(|marked_in| turn.is_none() || marked_in != turn) {
+            self.leave_range(state);
+        }
+    }
+
+    fn leave_range(&self, state: &mut State) {
+        if state.owed {
+            self.write(state);
+        }
+        state.written = self.0.log.leave_range(state.written);
+        state.marked_in = None;
     }
 
     /// Enqueues the clock write for every ticket given out so far.
@@ -210,9 +253,7 @@ impl Stream {
     }
 
     fn write_now(&self, state: &mut State) {
-        state.late = false;
-        state.written += 1;
-        state.owed = false;
+        self.next_value(state);
         fault::point("stream.advance");
         let advance = [StreamOp::Advance(state.written)];
         let Err(error) = self.0.backend.submit(&advance) else { return };
@@ -224,11 +265,25 @@ impl Stream {
         }
     }
 
+    fn next_value(&self, state: &mut State) {
+        state.late = false;
+        state.written += 1;
+        state.owed = false;
+        self.0.log.set_written(state.written);
+    }
+
     /// Notes what went wrong in a call that cannot return it.
     #[cfg(feature = "cuda")]
     pub(crate) fn fail(&self, error: &dyn std::error::Error) {
         tracing::error!(clock = self.0.slot, %error, "work was put on a stream that may run too early");
         *self.0.failure.lock() = Some(error.to_string());
+    }
+
+    /// Marks what the stream is given from now on as depending on the death of `by`; see
+    /// [`ClockDomain::mark_now`](super::ClockDomain).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn mark_now(&self, by: ProcessId) {
+        self.0.domain.mark_now(self.0.slot, by);
     }
 
     /// A wait is put on the stream: the host has not seen the clock pass.
@@ -243,65 +298,147 @@ impl Stream {
         (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
     }
 
-    /// Makes later work on this stream wait for all `tickets`, in one batch. The host does not wait.
+    /// Makes later work on this stream wait for the data that all `tickets` stand for, in one batch. The host does not
+    /// wait.
     ///
     /// # Errors
-    /// The clock of a ticket is not known to this process, or the device refuses.
+    /// The data of a ticket will never be there ([`Tainted`]), its clock is not known to this process, or the device
+    /// refuses.
     pub fn wait(&self, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
-        if let Some(message) = self.0.failure.lock().take() {
-            return Err(DeviceError::Stream { slot: self.0.slot, message });
+        self.wait_as(Why::Data, tickets)
+    }
+
+    /// As [`wait`](Self::wait), at the beginning of a handler that works on this stream: no use of an earlier one is
+    /// still to be enqueued. What the stream owes for earlier work does not wait for the tickets.
+    pub(crate) fn begin(&self, tickets: &[Ticket]) -> Result<(), DeviceError> {
+        if self.0.log.is_marked() {
+            self.leave_range(&mut self.0.state.lock());
         }
-        let tickets: SmallVec<[Ticket; 8]> = tickets.into_iter().collect();
+        if tickets.is_empty() { Ok(()) } else { self.wait_as(Why::Handler, tickets.iter().copied()) }
+    }
+
+    /// Makes later work on this stream come after everything that `tickets` stand for, whether or not that had a
+    /// result: for the reuse of memory (CLOCK-2).
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait), taint excepted.
+    pub(crate) fn wait_in_order(&self, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
+        self.wait_as(Why::Order, tickets)
+    }
+
+    fn wait_as(&self, why: Why, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
+        let this = &*self.0;
+        if let Some(message) = this.failure.lock().take() {
+            return Err(DeviceError::Stream { slot: this.slot, message });
+        }
         #[cfg(feature = "testing")]
         if SKIP_WAITS.load(std::sync::atomic::Ordering::Relaxed) {
             return Ok(());
         }
-        // Before this stream's state is locked: two streams that wait for each other must not meet in their locks.
-        for ticket in
-            tickets.iter().filter(|ticket| ticket.process == self.0.process && ticket.slot != self.0.slot)
-        {
-            self.0.domain.own_streams().flush(ticket.slot, ticket.value);
+        if this.log.is_marked() {
+            self.leave_range_if_new(&mut this.state.lock());
         }
-        let mut ops: SmallVec<[StreamOp; 8]> = SmallVec::new();
-        if !tickets.is_empty() {
-            self.0.backend.make_room()?;
-        }
-        let mut state = self.0.state.lock();
+        let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
         for ticket in tickets {
-            if ticket.process == self.0.process && ticket.slot == self.0.slot {
-                continue; // in order already
-            }
-            let key = (ticket.process, ticket.slot);
-            if state.waited.get(&key).is_some_and(|value| passed(*value, ticket.value)) {
-                continue;
-            }
-            match self.0.domain.passed(&ticket) {
-                Ok(true) => {}
-                Ok(false) => {
-                    self.note_wait(ticket);
-                    ops.push(StreamOp::Wait(ticket));
+            let own = ticket.process == this.process && ticket.slot == this.slot;
+            let standing = this.domain.standing(&ticket).map_err(ClockError::from)?;
+            match (why, standing) {
+                (Why::Data | Why::Handler, Standing::Tainted(by)) => {
+                    return Err(ClockError::from(Tainted { ticket, by }).into());
                 }
-                Err(error) => return Err(ClockError::from(error).into()),
+                (_, Standing::Ready) => {}
+                _ if own => {} // in order already
+                _ => open.push(ticket),
             }
-            state.waited.insert(key, ticket.value);
+        }
+        if open.is_empty() {
+            return Ok(());
+        }
+        // Before this stream's state is locked: two streams that wait for each other must not meet in their locks.
+        for ticket in open.iter().filter(|ticket| ticket.process == this.process) {
+            this.domain.own_streams().flush(ticket.slot, ticket.value);
+        }
+        this.backend.make_room()?;
+        let mut state = this.state.lock();
+        let mut ops: SmallVec<[StreamOp; 8]> = SmallVec::new();
+        for ticket in &open {
+            let waits = state.waited.get(&(ticket.process, ticket.slot));
+            let known = waits.is_some_and(|value| passed(*value, ticket.value));
+            if !known && !this.domain.passed(ticket).map_err(ClockError::from)? {
+                self.note_wait(*ticket);
+                ops.push(StreamOp::Wait(*ticket));
+            }
         }
         if state.waited.len() > MOST_WAITED {
             // Processes come and go: what has passed needs no remembering.
             state.waited.retain(|(process, slot), value| {
                 let ticket = Ticket { process: *process, slot: *slot, value: *value };
-                matches!(self.0.domain.passed(&ticket), Ok(false))
+                matches!(this.domain.passed(&ticket), Ok(false))
             });
         }
+        // What is owed does not wait for the tickets of a handler that was not called yet, and what this stream waits
+        // for may itself wait for a write that is late. In the middle of a handler, what is about to be enqueued may
+        // have been noted under the value that is owed, so that value counts as behind the wait.
+        let mut position = state.written + 1;
+        let writes = !ops.is_empty() && (state.late || (why == Why::Handler && state.owed));
+        let advance = writes.then(|| {
+            self.next_value(&mut state);
+            StreamOp::Advance(state.written)
+        });
+        if why == Why::Handler {
+            position = state.written + 1;
+        }
+        let noted = if why == Why::Order {
+            Ok(())
+        } else {
+            let is_over = |ticket: &Ticket| matches!(this.domain.standing(ticket), Ok(Standing::Ready));
+            this.log.push(position, &open, |ticket| this.domain.tainted_by(ticket), is_over)
+        };
+        if noted.is_err() {
+            ops.clear();
+        }
+        if let Some(advance) = advance {
+            ops.insert(0, advance);
+        }
         if ops.is_empty() {
+            noted.map_err(tainted)?;
             return Ok(());
         }
         fault::point("stream.wait");
-        if state.late {
-            // What this stream waits for may itself wait for the write that is owed.
-            self.write_now(&mut state);
+        if let Err(error) = this.backend.submit(&ops) {
+            if let Some(advance) = advance {
+                // It may only have reported a failure of earlier work; the write is owed all the same, as in `write`.
+                if let Err(error) = this.backend.submit(&[advance]) {
+                    tracing::error!(clock = this.slot, %error, "a clock write could not be enqueued");
+                }
+            }
+            return Err(error);
         }
-        self.0.backend.submit(&ops)
+        for op in &ops {
+            if let StreamOp::Wait(ticket) = op {
+                let value = state.waited.entry((ticket.process, ticket.slot)).or_insert(ticket.value);
+                if !passed(*value, ticket.value) {
+                    *value = ticket.value;
+                }
+            }
+        }
+        noted.map_err(tainted)
     }
+}
+
+/// What a wait is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// The data, to be used.
+    Data,
+    /// The same, before a handler is called.
+    Handler,
+    /// The end of the work.
+    Order,
+}
+
+fn tainted((ticket, by): (Ticket, ProcessId)) -> DeviceError {
+    ClockError::from(Tainted { ticket, by }).into()
 }
 
 /// Blocks the calling thread until `ticket` has passed, after it made sure that the write it stands for is enqueued.
@@ -313,7 +450,7 @@ pub(crate) fn host_wait(
     if ticket.process == domain.own() {
         domain.own_streams().flush(ticket.slot, ticket.value);
     }
-    domain.wait(&ticket, deadline)
+    domain.wait_for_data(&ticket, deadline)
 }
 
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 //! it ends when the guard drops, on a panic too, so that nothing that was put off is ever forgotten. Turns do not nest;
 //! an inner one is part of the outer one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -28,6 +28,8 @@ struct Open {
 
 thread_local! {
     static TURN: RefCell<Option<Open>> = const { RefCell::new(None) };
+    /// How many turns this thread has opened.
+    static TURNS: Cell<u64> = const { Cell::new(0) };
 }
 
 /// An open turn on this thread.
@@ -55,6 +57,7 @@ impl Turn {
             let outermost = turn.is_none();
             if outermost {
                 *turn = Some(Open::default());
+                TURNS.set(TURNS.get() + 1);
             }
             outermost
         });
@@ -100,6 +103,11 @@ pub(crate) fn settle() {
 #[cfg(feature = "cuda")]
 pub(crate) fn current_stream() -> Option<Stream> {
     TURN.with_borrow(|turn| turn.as_ref().and_then(|open| open.current.clone()))
+}
+
+/// Tells the turn that is open on this thread from earlier ones; `None` where none is open.
+pub(super) fn current() -> Option<u64> {
+    TURN.with_borrow(Option::is_some).then(|| TURNS.get())
 }
 
 /// Puts the clock write of `stream` off to the end of the turn; false when no turn is open.

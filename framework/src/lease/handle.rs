@@ -16,6 +16,7 @@ use super::book::Uses;
 use super::pool::Pool;
 use super::writers::Writers;
 use crate::clock::stream::Stream;
+use crate::clock::taint::Tainted;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::ids::{DeviceId, ProcessId};
@@ -60,12 +61,21 @@ struct Inner {
     in_parts: AtomicBool,
     /// Tensors of this process that stand on this lease. Frames on their way and release queues are not counted.
     handles: AtomicUsize,
-    /// Streams of this process that used the memory.
-    users: Mutex<SmallVec<[Stream; 1]>>,
+    users: Mutex<Users>,
     /// The stream that the memory was taken for or delivered to: where a kernel is thought to run that names no other.
     home: OnceLock<Stream>,
 }
 
+/// What this process did with the memory.
+#[derive(Default)]
+struct Users {
+    /// Streams that used it.
+    streams: SmallVec<[Stream; 1]>,
+    /// The stream that wrote it last, and the clock value that stands for that at the earliest. It shows whether memory
+    /// that never left its stream, an accumulator for example, depends on what a dead process had not done (DEATH-3):
+    /// where it does, every further use is refused, so this stays what it is.
+    written: Option<Ticket>,
+}
 /// No stream of this process used the memory.
 #[derive(Debug)]
 pub(crate) struct NoStream;
@@ -136,7 +146,7 @@ impl Lease {
             sole: AtomicBool::new(sole),
             in_parts: AtomicBool::new(false),
             handles: AtomicUsize::new(0),
-            users: Mutex::new(SmallVec::new()),
+            users: Mutex::default(),
             home: OnceLock::new(),
         }))
     }
@@ -321,10 +331,24 @@ impl Lease {
 
     /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used again.
     pub(crate) fn used_on(&self, stream: &Stream) {
+        self.0.users.lock().add(stream);
+    }
+
+    /// As [`used_on`](Self::used_on), for work that writes.
+    pub(crate) fn written_on(&self, stream: &Stream) {
         let mut users = self.0.users.lock();
-        if !users.contains(stream) {
-            users.push(stream.clone());
+        users.add(stream);
+        users.written = Some(stream.next_ticket());
+    }
+
+    /// Whether what this process has written here depends on the death of a process, and on whose: the ticket to refuse
+    /// it by.
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        if !self.0.domain.has_taint() {
+            return None;
         }
+        let ticket = self.0.users.lock().written?;
+        self.0.domain.tainted_by(&ticket).map(|by| Tainted { ticket, by })
     }
 
     /// Says which stream the memory belongs to; the first to say so is right.
@@ -340,7 +364,21 @@ impl Lease {
 
     /// Streams of this process that used the memory.
     pub(crate) fn users(&self) -> SmallVec<[Stream; 1]> {
-        self.0.users.lock().clone()
+        self.0.users.lock().streams.clone()
+    }
+
+    /// Whether `stream` was the last of this process to write the memory.
+    pub(crate) fn was_written_by(&self, stream: &Stream) -> bool {
+        self.0.users.lock().written.is_some_and(|ticket| ticket.slot == stream.next_ticket().slot)
+    }
+
+    /// As [`taint`](Self::taint), for data that is there at a ticket.
+    pub(crate) fn taint_at(&self, ready: Option<Ticket>) -> Option<Tainted> {
+        if !self.0.domain.has_taint() {
+            return None;
+        }
+        let by = |ticket| self.0.domain.tainted_by(&ticket).map(|by| Tainted { ticket, by });
+        ready.and_then(by).or_else(|| self.taint())
     }
 
     /// Puts the first stream that used the memory behind `tickets`; false when no stream did.
@@ -359,7 +397,11 @@ impl Lease {
         }
         let users = self.users();
         let first = users.first().ok_or(NoStream)?;
-        join(first, tickets);
+        if let Err(error) = first.wait(tickets.iter().copied()) {
+            tracing::error!(%error, "what was done with a tensor cannot be waited for");
+            // What is tainted stays it.
+            return Ok(tickets.into_iter().find(|ticket| self.0.domain.tainted_by(ticket).is_some()));
+        }
         Ok(first.ticket())
     }
 
@@ -368,16 +410,32 @@ impl Lease {
     pub(crate) fn joined_ticket(&self) -> Option<Ticket> {
         let users = self.users();
         let (first, rest) = users.split_first()?;
-        if !rest.is_empty() {
-            join(first, rest.iter().filter_map(Stream::ticket));
+        for other in rest {
+            let Some(ticket) = other.ticket() else { continue };
+            if !self.was_written_by(other) {
+                join(first, [ticket]);
+            } else if let Err(error) = first.wait([ticket]) {
+                tracing::error!(%error, "what another stream wrote cannot be waited for");
+                return Some(ticket);
+            }
         }
-        first.ticket()
+        let ticket = first.ticket();
+        // What was written in vain stays that, however far its stream has come since.
+        self.taint().map(|tainted| tainted.ticket).or(ticket)
+    }
+}
+
+impl Users {
+    fn add(&mut self, stream: &Stream) {
+        if !self.streams.contains(stream) {
+            self.streams.push(stream.clone());
+        }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let users = std::mem::take(self.users.get_mut());
+        let users = std::mem::take(&mut self.users.get_mut().streams);
         let mut uses: Uses = users.iter().filter_map(Stream::ticket).collect();
         match &self.origin {
             Origin::Own(pool) => pool.release_local(self.id, &uses),
@@ -393,7 +451,7 @@ impl Drop for Inner {
 }
 
 fn join(first: &Stream, tickets: impl IntoIterator<Item = Ticket>) {
-    if let Err(error) = first.wait(tickets) {
+    if let Err(error) = first.wait_in_order(tickets) {
         // The device is lost to this process, and with it everything that its streams still had to do.
         tracing::error!(%error, "streams that used a tensor could not be joined");
     }

@@ -582,6 +582,7 @@ fn name(id: LeaseId) -> LeaseName {
     LeaseName { chunk: id.chunk.index, line: id.line, generation: id.generation }
 }
 
+/// Whether a use is over. One that came to nothing is, too (DEATH-1).
 fn has_passed(domain: &ClockDomain, ticket: &Ticket) -> bool {
     // The clock of a process that this one no longer knows: it was released when that process ended.
     domain.passed(ticket).unwrap_or(true)

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::taint::{News, TaintRange};
 use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use crate::mailbox::lives::{Lifecycle, Obituary, Whereabouts};
@@ -55,6 +56,13 @@ pub enum ToNode {
     Drained {
         /// The process that ended.
         process: ProcessId,
+    },
+    /// What a round of [`FromNode::Taint`] has led to is marked (DEATH-3).
+    Tainted {
+        /// The round.
+        round: u64,
+        /// Ranges of this process's own clocks that are tainted now and were not before.
+        ranges: Vec<TaintRange>,
     },
     /// Where does this actor live now? Answered by [`FromNode::Actor`].
     WantActor {
@@ -161,6 +169,14 @@ pub enum FromNode {
         ticket: u64,
         /// The actor under that name, and its place.
         found: Option<(ActorId, Place)>,
+    },
+    /// What is to be known about deaths before anything that depends on the dead is released (DEATH-3). Answered by
+    /// [`ToNode::Tainted`]. A process that joins is told everything, before any other message.
+    Taint(News),
+    /// The clocks of a process that died were released (DEATH-1).
+    Settled {
+        /// Which.
+        process: ProcessId,
     },
     /// A process ended. What it had posted is still to be read; then the node is told ([`ToNode::Drained`]).
     Gone {

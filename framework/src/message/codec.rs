@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::nesting::{self, NestingError};
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
+use crate::clock::taint::Tainted;
 use crate::fault;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
@@ -27,6 +28,14 @@ pub struct Encoded {
     pub tensors: Vec<Outline>,
     /// Its parts of split tensors.
     pub(crate) parts: Vec<Arc<Inner>>,
+}
+
+impl Encoded {
+    /// Why the data of one of the tensors will never be there, if that is known.
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        let tensors = self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready));
+        tensors.or_else(|| self.parts.iter().find_map(|part| part.taint()))
+    }
 }
 
 /// Why a value could not be encoded. Nothing was sent.

@@ -12,6 +12,7 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use crate::clock::Ticket;
+use crate::clock::taint::Tainted;
 use crate::lease::Lease;
 use crate::limits::MAX_TENSORS;
 use crate::tensor::part::Inner;
@@ -103,6 +104,17 @@ pub fn encoding<E>(encode: impl FnOnce() -> Result<(), E>) -> Result<Outgoing, E
     }
 }
 
+/// Why the data of a tensor somewhere in `value` will never be there, if there is such a tensor. Serialises the value
+/// into nothing, so call it only where something is tainted at all.
+pub(crate) fn taint_in<T: Serialize>(value: &T) -> Option<Tainted> {
+    let looked = encoding(|| {
+        let mut nowhere = rmp_serde::Serializer::new(std::io::sink()).with_struct_map();
+        value.serialize(&mut nowhere)
+    });
+    // What cannot be serialised cannot be told; it cannot have come from another process either.
+    looked.ok()?.taint()
+}
+
 /// Runs `decode` in a scope that lends the tensors of `incoming`.
 pub fn decoding<R>(incoming: Incoming, decode: impl FnOnce() -> R) -> R {
     let _guard = Guard::open(Scope::Decoding(incoming));
@@ -133,6 +145,11 @@ impl Serialize for Tensor {
 }
 
 impl Outgoing {
+    fn taint(&self) -> Option<Tainted> {
+        let tensors = self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready));
+        tensors.or_else(|| self.parts.iter().find_map(|part| part.taint()))
+    }
+
     fn add(&mut self, tensor: &Tensor) -> Result<u32, String> {
         self.outline(tensor.lease(), tensor.ready(), tensor.dtype(), *tensor.layout())
     }

@@ -6,12 +6,16 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
 
+use crate::clock::taint::{Board, TaintRange};
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::mailbox::lives::{EndReason, Lifecycle, Obituary};
 use crate::mailbox::port::{FromNode, Letter, ToNode};
 use crate::node::burials::Burials;
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
+use crate::node::deaths::Deaths;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::registry::{NameError, Registry, check_name};
@@ -55,6 +59,14 @@ pub(crate) enum Complaint {
     TooManyQuestions,
     #[error("it answered ping {0}, which it was not sent")]
     NotPinged(u64),
+    #[error("it reported {0:?} as tainted, which cannot be its own")]
+    ForgedTaint(TaintRange),
+    #[error("it reported more tainted ranges than its streams can have; the rest is not believed")]
+    TooMuchTaint,
+    #[error(
+        "a descriptor of its clock page could not be made ({0}); raise the limit of open files (ulimit -n)"
+    )]
+    NoClocks(#[source] std::io::Error),
 }
 
 /// The answer to a [`ToNode::Register`] that was wrong in itself: no actor has this id, they begin at 1.
@@ -65,6 +77,7 @@ pub(crate) const NO_ACTOR: ActorId = ActorId(0);
 pub(crate) struct Broker {
     pub(crate) roster: Roster,
     pub(crate) registry: Registry,
+    pub(crate) deaths: Deaths,
     chunks: Chunks,
     questions: Questions,
     burials: Burials,
@@ -74,10 +87,16 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    /// From now on `process` may ask and be written to.
-    pub(crate) fn joined(&mut self, process: ProcessId) {
+    /// The broker of a node that says on `board` what everybody must know of deaths.
+    pub(crate) fn with_board(board: Arc<Board>) -> Self {
+        Broker { deaths: Deaths::with_board(board), ..Broker::default() }
+    }
+
+    /// From now on `process` may ask and be written to. What it must be told first, if there is anything.
+    pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
         self.lives.insert(process.slot(), process.incarnation());
+        self.deaths.joined(process)
     }
 
     /// `obituary.process` has ended: everybody else is told why, and that some of its actors come back. These keep their
@@ -142,6 +161,7 @@ impl Broker {
     /// hold a lease in them (LEASE-4).
     pub(crate) fn left(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
         if !self.roster.lives(process) {
+            self.deaths.forget(process);
             return;
         }
         let dead = self.roster.leave(process);
@@ -149,6 +169,8 @@ impl Broker {
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
         out.extend(unanswered.iter().map(no_chunk));
+        // Before the news of the death: who gives the dead up knows by then how far its clocks had come (DEATH-3).
+        self.deaths.died(process, Instant::now(), out);
         // The node itself hears it first: it settles the affairs of the dead (DEATH-1).
         let mut living: Vec<_> = self.roster.living().collect();
         living.sort();
@@ -229,6 +251,11 @@ impl Broker {
                     return Err(Complaint::ToItself);
                 }
                 if self.roster.lives(to) {
+                    let mut descriptors = descriptors;
+                    if let (Letter::Link, Some(clocks)) = (&letter, self.deaths.clocks(from)) {
+                        // WIRE-1: the page that the node can release, whichever the process would rather show.
+                        descriptors[0] = clocks.map_err(Complaint::NoClocks)?;
+                    }
                     out.push(Delivery { to, message: FromNode::Letter { from, letter }, descriptors });
                     return Ok(());
                 }
@@ -278,6 +305,10 @@ impl Broker {
                     self.bury(&[process], out);
                 }
                 expect(&descriptors, "the word that a ring is drained", 0)
+            }
+            ToNode::Tainted { round, ranges } => {
+                self.deaths.answered(from, round, &ranges, Instant::now(), out)?;
+                expect(&descriptors, "the word that a round is marked", 0)
             }
             ToNode::WantActor { actor } => {
                 answer(FromNode::Actor { actor, at: self.roster.whereabouts(actor) });

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::handshake::THIS_PROGRAM;
+use super::hang::OnHang;
 use super::host::{Identity, Residence, Resident};
 use super::limits::START_DEADLINE;
 use super::mps;
 use super::mps::{Mps, Sharing};
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::{Node, files, worker};
+use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::trace::{self, Collector, TraceRing};
@@ -24,6 +26,7 @@ pub struct NodeBuilder<R: Residence> {
     host_budget: u64,
     gpu_budget: Option<u64>,
     sharing: Sharing,
+    hang_limit: Option<(Duration, OnHang)>,
     trace: Option<PathBuf>,
     trace_records: usize,
 }
@@ -39,6 +42,7 @@ impl<R: Residence> NodeBuilder<R> {
             host_budget: DEFAULT_HOST_BUDGET,
             gpu_budget: None,
             sharing: Sharing::default(),
+            hang_limit: None,
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
         }
@@ -80,6 +84,18 @@ impl<R: Residence> NodeBuilder<R> {
     /// How workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
+        self
+    }
+
+    /// Looks for what stands still: a worker whose process does not answer, an actor that has accepted messages and is done
+    /// with none, a wait for a clock that does not move. What has lasted for longer than `limit` is in the log and in
+    /// [`Node::report`], with who waits for what and who should have moved; with [`OnHang::Restart`] the worker that should
+    /// have is killed, with [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
+    ///
+    /// Nothing is looked for unless this is said. A handler that takes its time is told from one that hangs by `limit`
+    /// alone, and so is one whose result waits for something rare, so let it be longer than either may last; at least 10 ms.
+    pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
+        self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
         self
     }
 
@@ -134,7 +150,9 @@ impl<R: Residence> NodeBuilder<R> {
             gpu_budget: self.gpu_budget,
             trace: trace.as_ref().map(|trace| trace.records()),
         };
-        let resident = self.residence.open(&identity, shared.clone()).map_err(NodeError::Open)?;
+        let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
+        let board = Arc::clone(&pages.board);
+        let resident = self.residence.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
         if let Some(trace) = &trace {
             resident.trace(TraceRing(trace.own().map_err(NodeError::System)?));
         }
@@ -150,7 +168,9 @@ impl<R: Residence> NodeBuilder<R> {
             worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
+            board,
             trace: trace.clone(),
+            hang_limit: self.hang_limit,
             gpus_are_shared: mps.is_some(),
             environment: mps
                 .as_ref()

@@ -11,12 +11,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
 use crate::observe::figures::ProcessFigures;
+use crate::observe::sight::Sight;
 use crate::observe::trace::TraceRing;
 
 /// What a process tells about the tensor messages between itself and others, so that a shutdown can wait until none
@@ -49,6 +51,11 @@ pub trait Resident: Send + Sync + 'static {
     /// What the process and its actors have done.
     fn figures(&self) -> ProcessFigures {
         ProcessFigures::default()
+    }
+
+    /// What stands still in the process, if anything does. Asked on a thread that runs no actor.
+    fn sight(&self) -> Sight {
+        Sight::default()
     }
 
     /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
@@ -84,11 +91,16 @@ pub trait Residence: Sized + Send + Sync + 'static {
     /// worker with another one.
     fn fingerprint(&self) -> u64;
 
-    /// Opens this process: called once, before anything is sent to it.
+    /// Opens this process: called once, before anything is sent to it. `pages` are those that the node made for it.
     ///
     /// # Errors
     /// Why the process cannot take part, as text for the person who started the node.
-    fn open(&self, identity: &Identity, port: Arc<dyn Port>) -> Result<Arc<Self::Resident>, String>;
+    fn open(
+        &self,
+        identity: &Identity,
+        port: Arc<dyn Port>,
+        pages: ProcessPages,
+    ) -> Result<Arc<Self::Resident>, String>;
 
     /// Makes the stage of a worker: called once, on the worker's main thread, inside its actix `System`.
     ///

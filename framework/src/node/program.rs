@@ -9,6 +9,7 @@ use super::host::{Activity, Identity, Notices, Residence, Resident, Stage, Start
 use futures_util::FutureExt;
 
 use crate::actor::{Ended, Program, Start, WorkerStage};
+use crate::clock::ProcessPages;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::lease::PoolOptions;
@@ -16,6 +17,7 @@ use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::mailbox::port::{FromNode, Port};
 use crate::mailbox::post::Office;
 use crate::observe::figures::ProcessFigures;
+use crate::observe::sight::Sight;
 use crate::observe::trace::TraceRing;
 
 /// The status of a worker that cannot be reached any more: that of a main thread that panicked.
@@ -36,6 +38,10 @@ impl Resident for Office {
 
     fn figures(&self) -> ProcessFigures {
         Office::figures(self)
+    }
+
+    fn sight(&self) -> Sight {
+        Office::sight(self)
     }
 
     fn trace(&self, ring: TraceRing) {
@@ -105,8 +111,13 @@ impl Residence for Program {
         Program::fingerprint(self)
     }
 
-    fn open(&self, identity: &Identity, port: Arc<dyn Port>) -> Result<Arc<Office>, String> {
-        let office = Office::open(identity.process, port).map_err(|error| error.to_string())?;
+    fn open(
+        &self,
+        identity: &Identity,
+        port: Arc<dyn Port>,
+        pages: ProcessPages,
+    ) -> Result<Arc<Office>, String> {
+        let office = Office::open(identity.process, port, pages).map_err(|error| error.to_string())?;
         if let Some(bytes) = identity.gpu_budget {
             office.set_gpu_budget(bytes);
         }

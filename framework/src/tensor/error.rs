@@ -3,7 +3,9 @@
 use super::dtype::DType;
 use super::layout::LayoutError;
 use crate::clock::ClockError;
+use crate::clock::taint::Tainted;
 use crate::device::DeviceError;
+use crate::ids::ProcessId;
 use crate::lease::PoolError;
 
 /// Why a tensor could not be made or used. Nothing was changed.
@@ -65,13 +67,46 @@ pub enum TensorError {
     /// There was no memory.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// The data depends on work that a process had not done when it died: it will never be there (DEATH-3). Nothing
+    /// was read and nothing enqueued.
+    #[error(
+        "the tensor's data was lost with {by}: it depends on work that {by} had not done when it died; make it again"
+    )]
+    Tainted {
+        /// The process that died.
+        by: ProcessId,
+    },
     /// The device refused.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     /// The data will not come.
     #[error(transparent)]
-    Clock(#[from] ClockError),
+    Clock(ClockError),
     /// The deadline came before the data.
     #[error("the data was not there by the deadline; wait longer, or look at what its writer does")]
     TimedOut,
+}
+
+impl From<Tainted> for TensorError {
+    fn from(Tainted { by, .. }: Tainted) -> Self {
+        TensorError::Tainted { by }
+    }
+}
+
+impl From<ClockError> for TensorError {
+    fn from(error: ClockError) -> Self {
+        match error {
+            ClockError::Tainted(tainted) => tainted.into(),
+            error => TensorError::Clock(error),
+        }
+    }
+}
+
+impl From<DeviceError> for TensorError {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Clock(error @ ClockError::Tainted(_)) => error.into(),
+            error => TensorError::Device(error),
+        }
+    }
 }

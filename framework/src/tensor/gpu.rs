@@ -105,7 +105,7 @@ impl Gpu {
     fn adopt(&self, allocation: Allocation, dtype: DType, layout: Layout) -> Result<TensorMut, TensorError> {
         if !allocation.after.is_empty() {
             // CLOCK-2: whoever had the memory before may still be using it; this stream goes behind them.
-            self.stream.wait(allocation.after)?;
+            self.stream.wait_in_order(allocation.after)?;
             allocation.lease.used_on(&self.stream);
         }
         allocation.lease.set_home(&self.stream);
@@ -160,6 +160,8 @@ impl Gpu {
         // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
         // has put the stream behind the data's writer.
         unsafe { self.stream.backend().download(&mut bytes, address)? };
+        // DEATH-3: the stream may have waited for something that was never written, and been released.
+        tensor.wait(None)?;
         if !T::validate(&bytes) {
             return Err(TensorError::NotBool);
         }

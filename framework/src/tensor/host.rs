@@ -82,6 +82,9 @@ pub(super) unsafe fn elements_mut<'a, T: Element>(
 }
 
 fn wait_for(lease: &Lease, ticket: Option<Ticket>, deadline: Option<Instant>) -> Result<(), TensorError> {
+    if let Some(tainted) = lease.taint() {
+        return Err(tainted.into());
+    }
     match ticket {
         Some(ticket) => match host_wait(lease.domain(), ticket, deadline)? {
             Waited::Passed => Ok(()),
@@ -95,7 +98,7 @@ impl Tensor {
     /// Blocks until the data is there.
     ///
     /// # Errors
-    /// The process that was to write it is unknown or gone, or the deadline came first.
+    /// [`TensorError::Tainted`] where it will never be, or the deadline came first.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), TensorError> {
         wait_for(&self.lease, self.ready, deadline)
     }
@@ -157,7 +160,7 @@ impl TensorMut {
     /// Blocks until all work with the memory that was put on streams is done.
     ///
     /// # Errors
-    /// The process that was to write it is unknown or gone, or the deadline came first.
+    /// [`TensorError::Tainted`] where that work came to nothing, or the deadline came first.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), TensorError> {
         wait_for(self.lease(), self.last_write(), deadline)
     }

@@ -210,8 +210,9 @@ impl Gpu {
     /// ```
     ///
     /// # Errors
-    /// An argument of another dtype, not packed, or not on this device; a stream that is not the host's. A closure that
-    /// panics is reported by the next call on the stream.
+    /// An argument of another dtype, not packed, or not on this device; one that is lost with a process; a stream that
+    /// is not the host's. A closure that panics is reported by the next call on the stream. One that depends on data
+    /// that turns out to be lost with a process is not run.
     pub fn run<A, F>(&self, args: A, kernel: F) -> Result<(), TensorError>
     where
         A: KernelArgs,
@@ -222,8 +223,14 @@ impl Gpu {
         };
         let bounds = args.bind(self)?;
         let keep = A::mappings(&bounds);
+        let (work, domain) = (self.stream().next_ticket(), Arc::clone(self.stream().domain()));
         stream.run(
             move || {
+                // DEATH-3: what it would read was never written. Whoever waits for this work knows already.
+                if let Some(by) = domain.tainted_by(&work) {
+                    tracing::warn!(%by, "a host kernel was not run: what it depends on was lost with a process");
+                    return;
+                }
                 // SAFETY: this runs on the stream, in its order, after `bind`.
                 match unsafe { A::views(&bounds) } {
                     Ok(views) => kernel(views),

@@ -37,8 +37,23 @@ pub use part::{JoinError, SplitError, TensorPart};
 
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
-use crate::ids::DeviceId;
+use crate::clock::taint::{Standing, Tainted};
+use crate::ids::{DeviceId, ProcessId};
 use crate::lease::Lease;
+
+/// Whether a tensor's data is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorStatus {
+    /// It is.
+    Ready,
+    /// It is on its way.
+    Pending,
+    /// It depends on work that a process had not done when it died, and will never be there. Every use is an error.
+    Tainted {
+        /// The process that died.
+        by: ProcessId,
+    },
+}
 
 /// A read-only tensor. Clones, slices and views share one lease on the memory.
 ///
@@ -206,12 +221,37 @@ impl Tensor {
         TensorMut::from_tensor(self, gpu)
     }
 
+    /// Whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready` nor `Tainted`
+    /// changes any more, except that a process which was stopped while another died is believed again when it goes on.
+    pub fn status(&self) -> TensorStatus {
+        if let Some(Tainted { by, .. }) = self.taint() {
+            return TensorStatus::Tainted { by };
+        }
+        match self.ready.map(|ticket| self.lease.domain().standing(&ticket)) {
+            None | Some(Ok(Standing::Ready)) => TensorStatus::Ready,
+            Some(Ok(Standing::Tainted(by))) => TensorStatus::Tainted { by },
+            // Of an unknown clock nothing will come; whoever waits for it is told.
+            Some(Ok(Standing::Pending) | Err(_)) => TensorStatus::Pending,
+        }
+    }
+
+    /// Why the data will never be there, if that is known.
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        self.lease.taint_at(self.ready)
+    }
+
     /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for that work.
     /// Returns the address of the first element of the *allocation*; the layout's offset is not added.
     ///
+    /// Enqueue the work before anything else is done with the stream.
+    ///
     /// # Errors
-    /// The clock of the process that wrote the data is unknown, or the device refuses.
+    /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), an unknown clock of its writer, a refusal
+    /// of the device.
     pub fn read_on(&self, stream: &Stream) -> Result<u64, TensorError> {
+        if let Some(tainted) = self.lease.taint() {
+            return Err(tainted.into());
+        }
         // CLOCK-1.
         stream.wait(self.ready)?;
         self.lease.used_on(stream);

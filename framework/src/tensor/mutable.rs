@@ -2,9 +2,12 @@
 
 use std::fmt;
 
-use super::{DType, Gpu, Layout, Tensor, TensorError};
+use smallvec::SmallVec;
+
+use super::{DType, Gpu, Layout, Tensor, TensorError, TensorStatus};
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
+use crate::clock::taint::Standing;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
 
@@ -105,10 +108,14 @@ impl TensorMut {
         if !tensor.lease.is_sole() {
             return Err(NotSoleReason::HeldElsewhere);
         }
+        if let Some(tainted) = tensor.lease.taint() {
+            return Err(TensorError::from(tainted).into());
+        }
         let (address, _) = tensor.lease.writable().map_err(TensorError::from)?;
         // What readers in other processes still do with the memory comes before what is written now (CLOCK-2).
         let uses = tensor.lease.recorded_uses();
-        gpu.stream().wait(uses.into_iter().chain(tensor.ready)).map_err(TensorError::from)?;
+        gpu.stream().wait_in_order(uses).map_err(TensorError::from)?;
+        gpu.stream().wait(tensor.ready).map_err(TensorError::from)?;
         tensor.lease.used_on(gpu.stream());
         Ok(address)
     }
@@ -169,23 +176,51 @@ impl TensorMut {
     /// Stands for everything that was done with the memory so far.
     pub(super) fn last_write(&self) -> Option<Ticket> {
         // A stream that used the memory has waited for `ready` before it did.
-        if self.lease.users().is_empty() { self.ready } else { self.lease.joined_ticket() }
+        if self.lease.users().is_empty() { self.ready } else { self.lease.joined_ticket().or(self.tainted()) }
     }
 
     /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the memory's reuse wait
     /// for that work. Returns the writable address of the first element of the *allocation*; the layout's offset is not
     /// added.
     ///
+    /// Enqueue the work before anything else is done with the stream.
+    ///
     /// # Errors
-    /// The device refuses, or the memory cannot be mapped writable.
+    /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done when it died
+    /// (make another tensor then), a refusal of the device, memory that cannot be mapped writable.
     pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+        if let Some(tainted) = self.lease.taint() {
+            return Err(tainted.into());
+        }
         let (address, _mapping) = self.lease.writable()?;
-        let others = self.lease.users();
-        stream.wait(
-            others.iter().filter(|other| *other != stream).filter_map(Stream::ticket).chain(self.ready),
-        )?;
-        self.lease.used_on(stream);
+        let mut data: SmallVec<[Ticket; 2]> = self.ready.into_iter().collect();
+        let mut order: SmallVec<[Ticket; 2]> = SmallVec::new();
+        for other in self.lease.users().iter().filter(|other| *other != stream) {
+            let tickets = if self.lease.was_written_by(other) { &mut data } else { &mut order };
+            tickets.extend(other.ticket());
+        }
+        stream.wait_in_order(order)?;
+        stream.wait(data)?;
+        self.lease.written_on(stream);
         Ok(address)
+    }
+
+    /// Whether the data is there, on its way, or lost with a process. Never blocks.
+    pub fn status(&self) -> TensorStatus {
+        let domain = self.lease.domain();
+        let ready = self.ready.and_then(|ticket| domain.tainted_by(&ticket));
+        if let Some(by) = ready.or_else(|| self.lease.taint().map(|tainted| tainted.by)) {
+            return TensorStatus::Tainted { by };
+        }
+        let uses = self.lease.users();
+        let tickets = uses.iter().filter_map(Stream::ticket).chain(self.ready);
+        let is_ready = |ticket: Ticket| matches!(domain.standing(&ticket), Ok(Standing::Ready));
+        if tickets.into_iter().all(is_ready) { TensorStatus::Ready } else { TensorStatus::Pending }
+    }
+
+    fn tainted(&self) -> Option<Ticket> {
+        let ready = self.ready?;
+        self.lease.domain().tainted_by(&ready).map(|_| ready)
     }
 }
 

@@ -94,7 +94,8 @@ impl Cluster {
         let hub = Hub::start();
         let members = (0..n).map(|index| {
             let process = ProcessId::new(1 + index as u16, 0).expect("a test has few processes");
-            let office = Office::open(process, hub.port(process)).expect("a post office opens");
+            let office =
+                Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
             hub.joined(&office);
             let backend: Arc<dyn Backend> = device();
             let pool = office.pool(&backend, options);
@@ -241,6 +242,24 @@ impl Cluster {
     pub fn end(&self, i: usize) {
         *self.members[i].ended.lock() = true;
         self.hub.ended(self.process(i));
+        self.hub.settle();
+    }
+
+    /// What the node sends to process `i` waits, as in the control socket of a process that is stopped. The test should
+    /// not poll it either.
+    pub fn stop(&self, i: usize) {
+        self.hub.stops(self.process(i));
+    }
+
+    /// Process `i` takes what the node has sent it meanwhile.
+    pub fn go_on(&self, i: usize) {
+        self.hub.goes_on(self.process(i));
+        self.hub.settle();
+    }
+
+    /// The node waits no longer for those who have not said yet what follows from a death.
+    pub fn overdue(&self) {
+        self.hub.overdue();
         self.hub.settle();
     }
 

@@ -6,13 +6,17 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::clock::taint::Board;
+use crate::clock::{ClockPage, ProcessPages};
 use crate::ids::{ChunkId, ProcessId};
 use crate::mailbox::port::{Port, PortClosed, ToNode};
 use crate::mailbox::post::Office;
-use crate::node::broker::Broker;
+use crate::node::broker::{Broker, Delivery};
+use crate::node::taint::PATIENCE;
 
 /// What a process said: a message to the node, the answer to a ping, or its end.
 enum Said {
@@ -20,6 +24,8 @@ enum Said {
     /// Everything that it had said before a ping has been handled.
     Pong(u64),
     Ended,
+    /// The time for the answers of those who have not answered is up.
+    Overdue,
 }
 
 type Line = Sender<(ProcessId, Said)>;
@@ -27,6 +33,7 @@ type Line = Sender<(ProcessId, Said)>;
 /// The node, as far as its processes can tell.
 pub(super) struct Hub {
     line: Mutex<Option<Line>>,
+    broker: Mutex<Broker>,
     state: Mutex<State>,
     traffic: Mutex<Traffic>,
     idle: Condvar,
@@ -44,6 +51,8 @@ struct State {
     offices: HashMap<ProcessId, Weak<Office>>,
     /// Questions for these chunks get no answer.
     withheld: HashSet<ChunkId>,
+    /// What waits for processes that are stopped.
+    stopped: HashMap<ProcessId, Vec<Delivery>>,
     /// Nothing is heard of them any more.
     ended: HashSet<ProcessId>,
     /// What the broker had to complain about.
@@ -55,8 +64,10 @@ struct State {
 impl Hub {
     pub(super) fn start() -> Arc<Self> {
         let (line, said) = channel();
+        let board = Board::create().expect("a test has memory");
         let hub = Arc::new(Hub {
             line: Mutex::new(Some(line)),
+            broker: Mutex::new(Broker::with_board(board)),
             state: Mutex::default(),
             traffic: Mutex::default(),
             idle: Condvar::new(),
@@ -74,8 +85,55 @@ impl Hub {
         Arc::new(HubPort { hub: Arc::downgrade(self), process })
     }
 
+    /// The pages that the node makes for a process.
+    pub(super) fn pages(&self, process: ProcessId) -> ProcessPages {
+        let mut broker = self.broker.lock();
+        broker.deaths.prepare(process).expect("a test has memory");
+        let descriptors = broker.deaths.descriptors(process).expect("a test has descriptors");
+        let [clocks, board] = <[OwnedFd; 2]>::try_from(descriptors).expect("two pages");
+        ProcessPages {
+            clocks: ClockPage::adopt(clocks).expect("just prepared"),
+            board: Board::open(board).expect("a board"),
+        }
+    }
+
     pub(super) fn joined(&self, office: &Arc<Office>) {
         self.state.lock().offices.insert(office.process(), Arc::downgrade(office));
+        let first = self.broker.lock().joined(office.process());
+        if let Some(Delivery { message, descriptors, .. }) = first {
+            office.from_node(message, descriptors);
+        }
+    }
+
+    /// What the node sends to `process` waits until it [goes on](Self::goes_on).
+    pub(super) fn stops(&self, process: ProcessId) {
+        self.state.lock().stopped.entry(process).or_default();
+    }
+
+    pub(super) fn goes_on(&self, process: ProcessId) {
+        let waiting = self.state.lock().stopped.remove(&process);
+        for delivery in waiting.into_iter().flatten() {
+            self.deliver(delivery);
+        }
+    }
+
+    /// The node waits no longer for those who have not said what follows from a death.
+    pub(super) fn overdue(&self) {
+        let _ = self.say(ProcessId::NODE, Said::Overdue);
+    }
+
+    fn deliver(&self, delivery: Delivery) {
+        let office = {
+            let mut state = self.state.lock();
+            if let Some(waiting) = state.stopped.get_mut(&delivery.to) {
+                waiting.push(delivery);
+                return;
+            }
+            state.offices.get(&delivery.to).and_then(Weak::upgrade)
+        };
+        if let Some(office) = office {
+            office.from_node(delivery.message, delivery.descriptors);
+        }
     }
 
     /// `process` has ended: everybody else is told.
@@ -125,15 +183,16 @@ impl Hub {
         }
     }
 
-    fn handle(&self, broker: &mut Broker, from: ProcessId, said: Said) {
+    fn handle(&self, from: ProcessId, said: Said) {
         let mut deliveries = Vec::new();
+        let mut guard = self.broker.lock();
+        let broker = &mut *guard;
         match said {
             Said::Ended => {
                 self.state.lock().offices.remove(&from);
                 broker.left(from, &mut deliveries);
             }
             Said::Message(message, descriptors) => {
-                broker_knows(broker, &self.state.lock());
                 if let ToNode::WantChunk { chunk, .. } = &message
                     && self.state.lock().withheld.contains(chunk)
                 {
@@ -147,35 +206,27 @@ impl Hub {
                 // Refused where it has ended meanwhile.
                 let _ = broker.pong(from, number, &mut deliveries);
             }
-        }
-        self.state.lock().chunks = broker.chunks_kept();
-        for delivery in deliveries {
-            let office = self.state.lock().offices.get(&delivery.to).and_then(Weak::upgrade);
-            if let Some(office) = office {
-                office.from_node(delivery.message, delivery.descriptors);
+            Said::Overdue => {
+                broker.deaths.tick(Instant::now() + PATIENCE, &mut deliveries);
             }
         }
-        for ping in broker.take_pings() {
+        self.state.lock().chunks = broker.chunks_kept();
+        let pings = broker.take_pings();
+        drop(guard);
+        for delivery in deliveries {
+            self.deliver(delivery);
+        }
+        for ping in pings {
             // Behind what the process has said so far, as on its socket. Refused only when the hub is closing.
             let _ = self.say(ping.to, Said::Pong(ping.number));
         }
     }
 }
 
-/// Tells the broker of processes that came since the last message.
-fn broker_knows(broker: &mut Broker, state: &State) {
-    for process in state.offices.keys() {
-        if !broker.roster.lives(*process) {
-            broker.joined(*process);
-        }
-    }
-}
-
 fn run(hub: &Weak<Hub>, said: &Receiver<(ProcessId, Said)>) {
-    let mut broker = Broker::default();
     while let Ok((from, said)) = said.recv() {
         let Some(hub) = hub.upgrade() else { return };
-        hub.handle(&mut broker, from, said);
+        hub.handle(from, said);
         hub.handled();
     }
 }

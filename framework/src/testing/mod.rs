@@ -10,6 +10,11 @@ pub use crate::fault;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod cluster;
+/// The node's part in a death, as bookkeeping: for the model of the protocol (`tests/death_model.rs`).
+#[cfg(any(test, feature = "testing"))]
+pub mod deaths {
+    pub use crate::node::taint::{Act, PATIENCE, Rounds};
+}
 #[cfg(any(test, feature = "testing"))]
 pub mod forge;
 #[cfg(any(test, feature = "testing"))]

@@ -62,7 +62,8 @@ impl<M: GpuMessage> Channel<M> {
         (Arc::new(inbox), Channel { letters, office, index, ended: Some(ended) })
     }
 
-    /// The next message. Taking it hands its sender's credit back; an ask is answered that there is no reply.
+    /// The next message. Taking it hands its sender's credit back; an ask is answered that there is no reply. A message
+    /// with a tensor that was lost with a process is logged and left out.
     ///
     /// # Errors
     /// The node has shut down.
@@ -70,7 +71,12 @@ impl<M: GpuMessage> Channel<M> {
     /// # Cancel safety
     /// Dropping the future loses no message.
     pub async fn recv(&mut self) -> Result<M, ChannelError> {
-        self.letters.recv().await.map(|parcel| parcel.message).ok_or(ChannelError)
+        loop {
+            let parcel = self.letters.recv().await.ok_or(ChannelError)?;
+            if let Some(message) = self.open(parcel) {
+                return Ok(message);
+            }
+        }
     }
 
     /// [`recv`](Self::recv) that blocks the thread.
@@ -81,12 +87,34 @@ impl<M: GpuMessage> Channel<M> {
     /// # Panics
     /// Inside an async runtime.
     pub fn blocking_recv(&mut self) -> Result<M, ChannelError> {
-        self.letters.blocking_recv().map(|parcel| parcel.message).ok_or(ChannelError)
+        loop {
+            let parcel = self.letters.blocking_recv().ok_or(ChannelError)?;
+            if let Some(message) = self.open(parcel) {
+                return Ok(message);
+            }
+        }
     }
 
     /// The next message if there is one.
     pub fn try_recv(&mut self) -> Option<M> {
-        self.letters.try_recv().ok().map(|parcel| parcel.message)
+        loop {
+            let parcel = self.letters.try_recv().ok()?;
+            if let Some(message) = self.open(parcel) {
+                return Some(message);
+            }
+        }
+    }
+
+    /// The message, unless a tensor in it was lost with a process: then it is logged and counted, and nobody gets it
+    /// (DEATH-3).
+    fn open(&self, parcel: handles::Parcel<M>) -> Option<M> {
+        let office = self.office.upgrade();
+        let tainted = office.as_ref().and_then(|office| parcel.taint(office.domain()));
+        let Some(by) = tainted else { return Some(parcel.message) };
+        let (message, sender) = parcel.refuse_tainted(by, office);
+        tracing::warn!(message = M::NAME, %sender, %by, "a dead letter: a tensor in it was lost with a process");
+        drop(message);
+        None
     }
 }
 

@@ -42,6 +42,9 @@ fn refusal_text(refusal: &Refusal) -> String {
         Refusal::Undelivered(why) => format!("the message was not delivered: {why}"),
         Refusal::NoReply => "the handler ended without a reply: it panicked, or the actor stopped".into(),
         Refusal::BadReply(why) => format!("the reply could not be sent: {why}"),
+        Refusal::Tainted(by) => {
+            format!("a tensor in it, or in the reply, depends on work that {by} had not done when it died")
+        }
     }
 }
 

@@ -99,6 +99,14 @@ impl Office {
             FromNode::Lifecycle(event) => self.lifecycle(&event),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
+            FromNode::Taint(news) => {
+                let ranges = self.domain.learn(&news);
+                let answer = ToNode::Tainted { round: news.round, ranges };
+                if self.port.send(answer, Vec::new()).is_err() {
+                    tracing::debug!("the node has ended before it heard what is tainted");
+                }
+            }
+            FromNode::Settled { process } => self.domain.settled(process),
             FromNode::Gone { process } => self.process_gone(process),
             FromNode::Nobody { process } => {
                 self.gone.note_nobody(process);

@@ -13,6 +13,7 @@ use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::EndReason;
 use crate::message::codec;
 use crate::observe::figures::ActorFigures;
+use crate::observe::sight::ActorSight;
 use crate::observe::trace::FrameId;
 use crate::tensor::Tensor;
 
@@ -41,6 +42,11 @@ pub trait Inbox: Send + Sync + 'static {
 
     /// Has the actor fail, for a reason that lies elsewhere. What it is doing is finished first.
     fn fail(&self, _reason: EndReason) {}
+
+    /// Whether, and how, the actor goes on; `None` for a mailbox without an actor.
+    fn sight(&self) -> Option<ActorSight> {
+        None
+    }
 
     /// What the actor has done; `None` for a mailbox without an actor.
     fn figures(&self) -> Option<ActorFigures> {
@@ -184,6 +190,8 @@ pub enum Refusal {
     NoReply,
     /// The reply could not be encoded, for this reason.
     BadReply(String),
+    /// A tensor of the message, or of the reply, depends on work that this process had not done when it died (DEATH-3).
+    Tainted(ProcessId),
 }
 
 /// Ties a delivered message to its sender: dropping it hands the sender's credit back and, where a reply was asked for
@@ -232,10 +240,15 @@ impl Receipt {
         let Some(correlation) = self.correlation.take() else { return };
         let asked = self.credit.take();
         match codec::encode(&reply, Vec::new()) {
-            Ok(encoded) => {
-                drop(reply);
-                self.office.reply(&self.link, correlation, encoded, asked);
-            }
+            Ok(encoded) => match encoded.taint() {
+                Some(tainted) => {
+                    self.office.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);
+                }
+                None => {
+                    drop(reply);
+                    self.office.reply(&self.link, correlation, encoded, asked);
+                }
+            },
             Err(error) => {
                 self.office.refuse(&self.link, correlation, &Refusal::BadReply(error.to_string()), asked);
             }

@@ -140,6 +140,8 @@ impl Office {
             let owner = entry.id.chunk.owner;
             if let Some(ready) = entry.ready
                 && self.domain.page_of(ready.process).is_none()
+                // Its certificate says whether the data is there.
+                && !self.domain.knows_end_of(&ready)
             {
                 match self.link(ready.process) {
                     Some(link) if !link.is_open() => look = Look::Wait,
@@ -351,7 +353,11 @@ impl Office {
     fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
         // Nobody may wait any more: then the tensors drop here, and their leases go back.
         if let Some(answer) = self.take_ask(correlation, link.peer) {
-            answer(reply);
+            // DEATH-3: not even as the data of a reply.
+            answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
+                Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),
+                None => Ok(parts),
+            }));
         }
     }
 

@@ -44,17 +44,18 @@ pub(crate) use link::Link;
 pub(crate) use outgoing::{Claim, NotNow};
 pub(crate) use outgoing::{Envelope, PostError};
 pub(crate) use waiting::{PlaceInQueue, Queue};
-pub(crate) use watching::Watcher;
+pub(crate) use watching::{Tell, Watcher};
 
 use super::port::Port;
 use crate::clock::turn::TurnEnd;
-use crate::clock::{ClockDomain, ClockPage};
+use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
-use crate::os::EventFd;
+use crate::observe::sight::{Sight, WaitSight};
+use crate::os::{EventFd, monotonic_ns};
 use crate::tensor::Gpu;
 use inbox::Inbox;
 
@@ -137,7 +138,7 @@ pub struct OfficeStats {
     pub received: u64,
     /// Frames and notices refused because they were malformed or forged (WIRE-1).
     pub rejected: u64,
-    /// Messages that no actor took.
+    /// Messages that no actor took, or that no handler was given because a tensor in them was lost with a process.
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
@@ -180,12 +181,13 @@ impl Office {
         let _ = self.gpu_budget.set(bytes);
     }
 
-    /// Opens the post office of process `me`, whose way to the node is `port`.
+    /// Opens the post office of process `me`, whose way to the node is `port`, with the pages that the node gave it.
     ///
     /// # Errors
     /// The operating system gives no memory or descriptors.
-    pub fn open(me: ProcessId, port: Arc<dyn Port>) -> Result<Arc<Self>, OfficeError> {
-        let domain = ClockDomain::new(me, ClockPage::create()?);
+    pub fn open(me: ProcessId, port: Arc<dyn Port>, pages: ProcessPages) -> Result<Arc<Self>, OfficeError> {
+        let ProcessPages { clocks, board } = pages;
+        let domain = ClockDomain::with_board(me, clocks, Some(board));
         let mail = pages::MailPage::create()?;
         let bell = EventFd::create()?;
         let office = Arc::new_cyclic(|this| Office {
@@ -319,6 +321,25 @@ impl Office {
         figures
     }
 
+    /// What stands still here, if anything does. Waits for nobody.
+    pub(crate) fn sight(&self) -> Sight {
+        let now = monotonic_ns();
+        let inboxes = self.inboxes.read().clone();
+        let actors = inboxes.iter().filter_map(|slot| match slot {
+            Slot::Taken(inbox) => inbox.sight(),
+            Slot::Free | Slot::Withdrawn { .. } => None,
+        });
+        let waits = self.domain.asleep().into_iter().map(|(sleeper, shows)| WaitSight {
+            thread: sleeper.thread,
+            on: sleeper.ticket.process,
+            clock: sleeper.ticket.slot,
+            value: sleeper.ticket.value,
+            now: shows,
+            waited: now.saturating_sub(sleeper.since),
+        });
+        Sight { actors: actors.collect(), waits: waits.collect() }
+    }
+
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0 || self.open_links().iter().any(|link| link.is_busy())
@@ -406,6 +427,11 @@ impl Office {
     /// Counts a message that a local sender handed over, until it is done with.
     pub(crate) fn opened(&self) {
         self.open.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Counts a message that no handler gets.
+    pub(crate) fn dead_letter(&self) {
+        self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The counterpart of [`opened`](Self::opened).

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::Office;
 use super::inbox::Refusal;
 use super::link::{AWAY, CLOSED, InFlight, Link, Outbound};
+use crate::clock::taint::Standing;
 use crate::fault;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::lease::book::Uses;
@@ -62,6 +63,8 @@ pub(crate) enum PostError {
     Gone(ProcessId),
     #[error("its body of {bytes} bytes needs host memory: {error}")]
     Body { bytes: usize, error: PoolError },
+    #[error("a tensor in it depends on work that {0} had not done when it died")]
+    Tainted(ProcessId),
     #[error(transparent)]
     Tensor(#[from] TensorError),
 }
@@ -114,6 +117,10 @@ impl Office {
     ) -> Result<Claim, PostError> {
         fault::point("post.send.claim");
         check_open(link)?;
+        // A reply was looked at when it was given; it is looked at once more where it arrives.
+        if let Some(tainted) = encoded.taint().filter(|_| wants_credit(envelope.kind)) {
+            return Err(PostError::Tainted(tainted.by));
+        }
         let body =
             if encoded.body.len() > MAX_INLINE_BODY { Some(self.body_lease(&encoded.body)?) } else { None };
         let inline = if body.is_some() { 0 } else { encoded.body.len() };
@@ -230,11 +237,13 @@ impl Office {
             let mut uses = lease.recorded_uses();
             uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(true));
             sole = uses.is_empty() || lease.join_uses(uses);
-            if !lease.users().is_empty() {
+            // What is tainted stays it, whoever is joined.
+            let tainted = ready.is_some_and(|ticket| self.domain.tainted_by(&ticket).is_some());
+            if !lease.users().is_empty() && !tainted {
                 ready = lease.joined_ticket();
             }
         }
-        let ready = ready.filter(|ticket| !self.domain.passed(ticket).unwrap_or(false));
+        let ready = ready.filter(|ticket| !matches!(self.domain.standing(ticket), Ok(Standing::Ready)));
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole, in_parts: false }
     }
 
@@ -249,7 +258,7 @@ impl Office {
     ) -> LeaseEntry {
         let id = lease.id();
         let _ = grant(link, lease, granted);
-        uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(false));
+        uses.retain(|ticket| !matches!(self.domain.standing(ticket), Ok(Standing::Ready)));
         // All that was done with these parts, here and before: the next writer waits for it (CLOCK-1).
         let (ready, in_parts) = match lease.one_of(uses) {
             Ok(ready) => (ready, given),

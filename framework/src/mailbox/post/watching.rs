@@ -13,13 +13,15 @@ use crate::ids::ActorId;
 use crate::mailbox::lives::Lifecycle;
 use crate::mailbox::port::ToNode;
 
+/// Takes an event, and says whether it wants more. `true`: it was so before the watching began. Called on the thread that
+/// the node's messages come on; must not wait.
+pub(crate) type Tell = Box<dyn Fn(&Lifecycle, bool) -> bool + Send + Sync>;
+
 /// Somebody who watches.
 pub(crate) struct Watcher {
     /// Of two watchers of one actor with the same name, the later one replaces the earlier.
     pub(crate) name: Option<(&'static str, ActorId)>,
-    /// Takes an event, and says whether it wants more. `true`: it was so before the watching began. Called on the thread
-    /// that the node's messages come on; must not wait.
-    pub(crate) tell: Box<dyn Fn(&Lifecycle, bool) -> bool + Send + Sync>,
+    pub(crate) tell: Tell,
 }
 
 /// All watchers of a process.

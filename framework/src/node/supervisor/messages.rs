@@ -72,6 +72,7 @@ impl State {
             (Up::Figures { round, figures: answer }, Stage::Running) => {
                 self.figures(process, Some(round), figures::check(answer));
             }
+            (Up::Sight { round, sight }, Stage::Running) => self.sight(process, round, sight),
             (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
             (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
             // What was on its way when the node gave it up.
@@ -112,10 +113,13 @@ impl State {
             trace: self.settings.trace.as_ref().map(|trace| trace.records()),
         };
         let log_filter = self.settings.worker_log.clone();
-        worker.send(&Down::Welcome { identity, log_filter }, Vec::new());
         let process = worker.process;
-        self.broker.joined(process);
-        let mut told = Vec::new();
+        match self.broker.deaths.descriptors(process) {
+            Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
+            Err(error) => return worker.give_up(format!("its clock page could not be handed over: {error}")),
+        }
+        // What died before it came, before anything else (DEATH-3).
+        let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
         self.broker.brief(process, &mut told);
         self.deliver(told);
     }
@@ -180,6 +184,7 @@ fn name_of(message: &Up) -> &'static str {
         Up::Activity { .. } => "its activity",
         Up::Trace => "where its trace is",
         Up::Figures { .. } => "its figures",
+        Up::Sight { .. } => "what stands still in it",
         Up::Pong { .. } => "the answer to a ping",
         Up::ActorsStopped => "that its actors have stopped",
         Up::Log(_) | Up::LogsDropped { .. } => "a log event",

@@ -21,6 +21,7 @@ use crate::observe::log::Severity;
 
 use super::error::{because, exit_text};
 use super::figures::Askings;
+use super::hangs::Hangs;
 use super::record::{Asker, Stage, Worker, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
@@ -47,6 +48,7 @@ pub(super) struct State {
     pub(super) deaths: bool,
     pub(super) restarts: Restarts,
     pub(super) askings: Askings,
+    pub(super) hangs: Hangs,
     last_worker: u64,
     pub(super) dirty: bool,
 }
@@ -58,8 +60,8 @@ impl State {
         resident: Arc<dyn Resident>,
         journal: Journal,
     ) -> Self {
-        let mut broker = Broker::default();
-        broker.joined(ProcessId::NODE);
+        let mut broker = Broker::with_board(Arc::clone(&settings.board));
+        let _nothing_yet = broker.joined(ProcessId::NODE);
         State {
             settings,
             shared,
@@ -71,6 +73,7 @@ impl State {
             deaths: false,
             restarts: Restarts::default(),
             askings: Askings::default(),
+            hangs: Hangs::default(),
             last_worker: 0,
             dirty: false,
         }
@@ -83,6 +86,7 @@ impl State {
             self.check_deadlines();
             self.restart_due();
             self.answer_figures();
+            self.look_for_hangs();
             if self.advance_stopping() {
                 break;
             }
@@ -115,7 +119,7 @@ impl State {
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Figures(reply) => self.ask_figures(reply),
                 Command::Report(reply) => {
-                    let _ = reply.try_send(self.restarts.report());
+                    let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
                 }
                 Command::KillWorker(worker) => {
                     if let Some(worker) = self.worker_by_id(worker) {
@@ -165,7 +169,10 @@ impl State {
         let life = self.slots[slot].next_life;
         let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
         let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
-        let launched = self.settings.program.launch(self.settings.environment.as_ref())?;
+        // The clock page before its process: the node has to have it when that dies (DEATH-1).
+        self.broker.deaths.prepare(process)?;
+        let launched = self.settings.program.launch(self.settings.environment.as_ref());
+        let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         let slot = &mut self.slots[slot];
         slot.next_life += 1;
         slot.worker = Some(Worker::new(id, process, name, launched, stage));
@@ -234,8 +241,28 @@ impl State {
         }
     }
 
+    /// Goes on without those who have not marked in time what follows from a death (DEATH-1).
+    fn tick_deaths(&mut self, now: Instant) {
+        if self.broker.deaths.next_tick().is_none_or(|at| now < at) {
+            return;
+        }
+        let mut told = Vec::new();
+        for process in self.broker.deaths.tick(now, &mut told) {
+            let worker = self.slots.get(process.slot()).and_then(|slot| slot.worker.as_ref());
+            let name = worker.map(|worker| worker.name.clone());
+            let text = format!(
+                "{process} `{}` has not said in time what a death left it without; is it stopped? What it had not \
+                 done by now is not believed before it has",
+                name.as_deref().unwrap_or("node")
+            );
+            self.journal.node(Severity::Warn, name.as_ref(), text);
+        }
+        self.deliver(told);
+    }
+
     fn check_deadlines(&mut self) {
         let now = Instant::now();
+        self.tick_deaths(now);
         let time = self.settings.start_deadline;
         for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
             let doing = match worker.stage {
@@ -268,7 +295,13 @@ impl State {
             let retry = wait::retry_after(worker.outgoing.flushed()).map(|after| Instant::now() + after);
             [start, worker.kill_at, retry].into_iter().flatten().min()
         });
-        workers.chain(stopping).chain(self.next_restart()).chain(self.askings.next_event()).min()
+        workers
+            .chain(stopping)
+            .chain(self.next_restart())
+            .chain(self.askings.next_event())
+            .chain(self.hangs.next_event())
+            .chain(self.broker.deaths.next_tick())
+            .min()
     }
 
     /// Waits for the next event and serves every worker that has one.
@@ -357,6 +390,7 @@ impl State {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
         self.figures(worker.process, None, None);
+        self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Ended { exit, why: worker.why.clone() };

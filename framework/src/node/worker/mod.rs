@@ -20,6 +20,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use self::main_loop::Task;
 use self::uplink::Uplink;
+use crate::clock::taint::Board;
+use crate::clock::{ClockPage, ProcessPages};
 use crate::fault;
 use crate::mailbox::port::Port;
 use crate::node::control::{ControlError, Down, Up, decode, encode};
@@ -69,7 +71,7 @@ struct Worker<R: Residence> {
 impl<R: Residence> Worker<R> {
     fn start(residence: &R, socket: Arc<Seqpacket>) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
-        let (identity, log_filter) = handshake(residence.fingerprint(), &socket, &mut receiving)?;
+        let (identity, log_filter, pages) = handshake(residence.fingerprint(), &socket, &mut receiving)?;
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
@@ -81,7 +83,7 @@ impl<R: Residence> Worker<R> {
         #[cfg(feature = "testing")]
         fault::arm_from_environment(&identity.name);
         fault::point("worker.open");
-        let resident = residence.open(&identity, port).map_err(|why| {
+        let resident = residence.open(&identity, port, pages).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
             let _ = uplink.send(&Up::OpenFailed { why: why.clone() }, Vec::new());
             uplink.drain();
@@ -147,12 +149,12 @@ fn end_with_the_device(uplink: &Arc<Uplink>) {
     let _ = uplink;
 }
 
-/// Says hello and waits for the answer: who we are, and what to log.
+/// Says hello and waits for the answer: who we are, what to log, and the pages that the node has made for us.
 fn handshake(
     fingerprint: u64,
     socket: &Arc<Seqpacket>,
     receiving: &mut Receiving,
-) -> Result<(Identity, String), String> {
+) -> Result<(Identity, String, ProcessPages), String> {
     let build = Build::of_this_process(fingerprint).map_err(|error| {
         format!("this worker's own program cannot be looked at: {error}; is /proc mounted?")
     })?;
@@ -161,9 +163,11 @@ fn handshake(
     Outgoing::new(socket.clone()).send(&hello, Vec::new()).map_err(|error| error.to_string())?;
     loop {
         match receiving.next().map_err(|error| error.to_string())? {
-            Incoming::Message(bytes, _) => {
+            Incoming::Message(bytes, descriptors) => {
                 return match decode(&bytes).map_err(|error| error.to_string())? {
-                    Down::Welcome { identity, log_filter } => Ok((identity, log_filter)),
+                    Down::Welcome { identity, log_filter } => {
+                        Ok((identity, log_filter, adopt_pages(descriptors)?))
+                    }
                     Down::Refused { why } => Err(format!("the node refused this worker: {why}")),
                     _ => Err("the node did not answer the greeting".to_owned()),
                 };
@@ -175,6 +179,15 @@ fn handshake(
             Incoming::Closed => end_at_once(),
         }
     }
+}
+
+fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<ProcessPages, String> {
+    let count = descriptors.len();
+    let [clocks, board] = <[OwnedFd; 2]>::try_from(descriptors)
+        .map_err(|_| format!("the node's welcome came with {count} descriptors instead of 2"))?;
+    let clocks = ClockPage::adopt(clocks).map_err(|error| format!("this process's clock page: {error}"))?;
+    let board = Board::open(board).map_err(|error| format!("the node's board: {error}"))?;
+    Ok(ProcessPages { clocks, board })
 }
 
 /// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
@@ -268,6 +281,10 @@ impl<R: Resident> Control<R> {
             Down::Figures { round } => {
                 let _ =
                     self.uplink.send(&Up::Figures { round, figures: self.resident.figures() }, Vec::new());
+                return Ok(());
+            }
+            Down::Look { round } => {
+                let _ = self.uplink.send(&Up::Sight { round, sight: self.resident.sight() }, Vec::new());
                 return Ok(());
             }
             Down::Ping { number } => {

@@ -7,7 +7,7 @@ use cudarc::driver::{LaunchArgs, PushKernelArg};
 use super::{CudaView, CudaViewMut};
 use crate::clock::stream::Stream;
 use crate::clock::turn;
-use crate::tensor::{Tensor, TensorMut, TensorPart};
+use crate::tensor::{Tensor, TensorError, TensorMut, TensorPart};
 
 /// The stream that a launch is on: the running handler's, or the one that the tensor belongs to.
 fn launch_stream(home: Option<Stream>) -> Option<Stream> {
@@ -20,6 +20,20 @@ fn launch_stream(home: Option<Stream>) -> Option<Stream> {
     stream
 }
 
+/// A kernel is about to use what it must not, and the launch cannot be refused.
+#[cold]
+fn refused(stream: &Stream, error: &TensorError) {
+    match error {
+        // Its memory is there, its data is not: what the kernel makes of it is tainted too (DEATH-3), which is an error
+        // for whoever reads or sends it.
+        TensorError::Tainted { by } => {
+            tracing::error!(%error, "a kernel was given a tensor whose data is lost; what it writes is lost too");
+            stream.mark_now(*by);
+        }
+        error => stream.fail(error),
+    }
+}
+
 // SAFETY: the argument is the address of the tensor's first element, a `u64` in the tensor, which the builder borrows
 // for as long as it may be launched; a kernel parameter of pointer type has that representation.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Tensor> for LaunchArgs<'a> {
@@ -28,7 +42,7 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Tensor> for LaunchArgs<'a> {
         if let Some(stream) = launch_stream(tensor.lease().home())
             && let Err(error) = tensor.read_on(&stream)
         {
-            stream.fail(&error);
+            refused(&stream, &error);
         }
         self.arg(tensor.first_element())
     }
@@ -41,7 +55,7 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut TensorMut> for LaunchArgs<'a> {
         if let Some(stream) = launch_stream(tensor.lease().home())
             && let Err(error) = tensor.write_on(&stream)
         {
-            stream.fail(&error);
+            refused(&stream, &error);
         }
         self.arg(tensor.first_element())
     }

@@ -82,7 +82,7 @@ impl TensorMut {
             return Err(JoinError { parts, why: JoinReason::Nothing });
         };
         // One lease stays. Those of the other parts go back to the owner as they drop (LEASE-2).
-        lease.used_on(gpu.stream());
+        lease.written_on(gpu.stream());
         lease.set_home(gpu.stream());
         let (lease, address, dtype, whole) = (lease.clone(), *address, *dtype, *whole);
         drop(parts);

@@ -60,6 +60,7 @@ pub use split::{SplitError, SplitReason};
 use super::{DType, Gpu, Layout, Tensor, TensorError, TensorMut};
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
+use crate::clock::taint::Tainted;
 use crate::device::DeviceError;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
@@ -91,6 +92,8 @@ pub(crate) struct Inner {
     ready: Option<Ticket>,
     /// Streams of this process that used this part; those that used others of the lease do not matter to it.
     users: Mutex<SmallVec<[Stream; 1]>>,
+    /// The value that stands for the last of that at the earliest, see `Lease::taint`.
+    written: Mutex<Option<Ticket>>,
     /// Of the allocation, where its mapping is writable.
     address: u64,
     /// Of the first element, to write.
@@ -174,6 +177,7 @@ impl TensorPart {
             token,
             ready,
             users,
+            written: Mutex::default(),
             address,
             first_element,
         }))
@@ -250,8 +254,12 @@ impl TensorPart {
     /// *allocation*; the layout's offset is not added. Elements between those of the part are others'.
     ///
     /// # Errors
-    /// The device refuses, or the clock of the process that had the part before is unknown.
+    /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of the device, an
+    /// unknown clock of the process that had the part before.
     pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+        if let Some(tainted) = self.0.taint() {
+            return Err(tainted.into());
+        }
         let others = self.0.users.lock().clone();
         // CLOCK-1 for what came with the part, CLOCK-2 for this process's other streams.
         let others = others.iter().filter(|other| *other != stream).filter_map(Stream::ticket);
@@ -260,6 +268,7 @@ impl TensorPart {
         if !users.contains(stream) {
             users.push(stream.clone());
         }
+        *self.0.written.lock() = Some(stream.next_ticket());
         // The lease too: the memory's reuse waits for that work.
         self.0.lease.used_on(stream);
         Ok(self.0.address)
@@ -273,12 +282,27 @@ impl TensorPart {
 impl Inner {
     /// What stands for everything that was done with this part so far.
     pub(crate) fn last_uses(&self) -> Uses {
+        if let Some(tainted) = self.taint() {
+            // However far the streams have come since.
+            return std::iter::once(tainted.ticket).collect();
+        }
         let users = self.users.lock().clone();
         if users.is_empty() {
             return self.ready.into_iter().collect();
         }
         // A stream that used the part has waited for `ready` before it did.
         users.iter().filter_map(Stream::ticket).collect()
+    }
+
+    /// Why what was done with it is worth nothing, if that is known (DEATH-3).
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        let domain = self.lease.domain();
+        if !domain.has_taint() {
+            return None;
+        }
+        let written = *self.written.lock();
+        let tainted = |ticket| domain.tainted_by(&ticket).map(|by| Tainted { ticket, by });
+        self.ready.into_iter().chain(written).find_map(tainted)
     }
 
     /// Whether the message that it is in was the only one to have it: its value has been dropped, and nobody kept it.

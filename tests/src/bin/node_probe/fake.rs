@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use tensorpost::clock::ProcessPages;
 use tensorpost::device::Access;
 use tensorpost::ids::{ChunkId, DeviceId, ProcessId};
 use tensorpost::mailbox::port::{FromNode, Letter, Port, ToNode};
@@ -33,7 +34,7 @@ impl Residence for Fake {
         hasher.finish()
     }
 
-    fn open(&self, identity: &Identity, port: Arc<dyn Port>) -> Result<Arc<Office>, String> {
+    fn open(&self, identity: &Identity, port: Arc<dyn Port>, _: ProcessPages) -> Result<Arc<Office>, String> {
         if identity.name == "cannot-open" {
             return Err("no GPU 7 here".to_owned());
         }
@@ -82,6 +83,9 @@ impl Resident for Office {
             self.waiting.fetch_add(1, Ordering::SeqCst);
             self.received.fetch_add(1, Ordering::SeqCst);
             let _ = self.to_stage.send(from);
+        }
+        if let FromNode::Taint(news) = &message {
+            let _ = self.port.send(ToNode::Tainted { round: news.round, ranges: Vec::new() }, Vec::new());
         }
         self.from_node.lock().push(message);
         self.changed.notify_all();

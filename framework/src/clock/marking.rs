@@ -1,0 +1,209 @@
+//! What a process knows of deaths, and how it marks what follows from them in its own streams (DEATH-3).
+//!
+//! Locks, in the order in which they nest: a stream's state, its log, the table. The thread that marks takes no
+//! stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking is to end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use super::taint::{Board, News, Standing, StreamLog, Table, TaintRange, Tainted};
+use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
+use crate::ids::ProcessId;
+use crate::limits::{MAX_DEAD_PAGES, MAX_STREAMS};
+
+/// How long a host thread waits for its own process to learn what the node has told everybody. It takes as long as
+/// the process's control thread needs to be scheduled.
+const CATCH_UP: Duration = Duration::from_secs(5);
+
+/// Part of a [`ClockDomain`].
+#[derive(Debug)]
+pub(super) struct Knowledge {
+    /// `None` outside of a node: nobody dies there.
+    board: Option<Arc<Board>>,
+    table: RwLock<Table>,
+    /// Whether the table has anything: the one look that uses cost while nobody has died.
+    any: AtomicBool,
+    /// The round up to which this process has learnt and marked.
+    round: AtomicU64,
+    learnt: (Mutex<()>, Condvar),
+    /// By clock of this process.
+    logs: Box<[Arc<StreamLog>]>,
+    /// The dead whose pages are still here, the oldest first.
+    dead_pages: Mutex<Vec<ProcessId>>,
+}
+
+impl Knowledge {
+    pub(super) fn new(board: Option<Arc<Board>>) -> Self {
+        Knowledge {
+            board,
+            table: RwLock::default(),
+            any: AtomicBool::new(false),
+            round: AtomicU64::new(0),
+            learnt: Default::default(),
+            logs: std::iter::repeat_with(Arc::default).take(MAX_STREAMS).collect(),
+            dead_pages: Mutex::default(),
+        }
+    }
+
+    /// Whether this process knows what everybody must know by now.
+    #[inline]
+    fn is_current(&self) -> bool {
+        let Some(board) = &self.board else { return true };
+        // Acquire: what was learnt up to that round is seen by the look at the table that follows.
+        self.round.load(Ordering::Acquire) >= board.round()
+    }
+
+    #[inline]
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    fn of(&self, ticket: &Ticket) -> Option<ProcessId> {
+        if self.any() { self.table.read().of(ticket) } else { None }
+    }
+
+    fn add(&self, range: &TaintRange) -> bool {
+        let added = self.table.write().add(range);
+        self.any.store(true, Ordering::Release);
+        added
+    }
+}
+
+impl ClockDomain {
+    /// What can be said of a ticket. Never blocks.
+    ///
+    /// # Errors
+    /// Its clock is not known here.
+    pub fn standing(&self, ticket: &Ticket) -> Result<Standing, UnknownClock> {
+        // In this order: see `taint`, "Why passed is not enough".
+        let passed = self.passed(ticket)?;
+        let current = self.knowledge().is_current();
+        Ok(match self.knowledge().of(ticket) {
+            Some(by) => Standing::Tainted(by),
+            None if passed && current => Standing::Ready,
+            None => Standing::Pending,
+        })
+    }
+
+    /// The process whose death tainted a ticket, as far as this process knows now.
+    pub fn tainted_by(&self, ticket: &Ticket) -> Option<ProcessId> {
+        self.knowledge().of(ticket)
+    }
+
+    /// Whether anything at all is tainted.
+    #[inline]
+    pub(crate) fn has_taint(&self) -> bool {
+        self.knowledge().any()
+    }
+
+    /// Waits, on this thread, until the data that a ticket stands for is there.
+    ///
+    /// # Errors
+    /// It will never be ([`Tainted`]), or its clock is not known here.
+    pub(crate) fn wait_for_data(
+        &self,
+        ticket: &Ticket,
+        deadline: Option<Deadline>,
+    ) -> Result<Waited, ClockError> {
+        loop {
+            if let Some(by) = self.tainted_by(ticket) {
+                return Err(Tainted { ticket: *ticket, by }.into());
+            }
+            if self.wait(ticket, deadline)? == Waited::TimedOut || !self.catch_up(deadline) {
+                return Ok(Waited::TimedOut);
+            }
+            if self.standing(ticket)? == Standing::Ready {
+                return Ok(Waited::Passed);
+            }
+        }
+    }
+
+    /// Waits until this process knows what everybody must know; false where that takes too long.
+    fn catch_up(&self, deadline: Option<Deadline>) -> bool {
+        let knowledge = self.knowledge();
+        if knowledge.is_current() {
+            return true;
+        }
+        let until = Instant::now() + CATCH_UP;
+        let until = deadline.map_or(until, |deadline| deadline.min(until));
+        let mut learnt = knowledge.learnt.0.lock();
+        while !knowledge.is_current() {
+            if knowledge.learnt.1.wait_until(&mut learnt, until).timed_out() {
+                return knowledge.is_current();
+            }
+        }
+        true
+    }
+
+    /// Takes in what the node says, marks what follows from it, and returns the ranges of this process's own values
+    /// that are tainted now and were not before. On the control thread; waits for no stream and no actor.
+    pub fn learn(&self, news: &News) -> Vec<TaintRange> {
+        let knowledge = self.knowledge();
+        let mut news = news.clone();
+        // Others do not believe it until it has answered. It knows better itself: what is lost of its own is in ranges,
+        // and they stay. What it does meanwhile will be believed.
+        news.suspects.retain(|(suspect, _)| suspect.process != self.own());
+        if knowledge.table.write().learn(&news) || !news.is_empty() {
+            knowledge.any.store(true, Ordering::Release);
+        }
+        let mut ranges = Vec::new();
+        // Streams of this process wait for each other: until nothing changes.
+        loop {
+            let before = ranges.len();
+            for (slot, log) in knowledge.logs.iter().enumerate() {
+                let tainted =
+                    |process, slot, from, to| knowledge.table.read().any_of(process, slot, from, to);
+                let Some((from, to, by)) = log.mark(tainted) else { continue };
+                let range = TaintRange { process: self.own(), slot: slot as u16, from, to, by };
+                knowledge.add(&range);
+                ranges.push(range);
+            }
+            if ranges.len() == before {
+                break;
+            }
+        }
+        // Only now: who finds this process current has to find its own ranges too.
+        knowledge.round.fetch_max(news.round, Ordering::AcqRel);
+        let _learnt = knowledge.learnt.0.lock();
+        knowledge.learnt.1.notify_all();
+        ranges
+    }
+
+    /// The clocks of a process that died were released. Its page is kept for a while, for waits that are being made.
+    pub(crate) fn settled(&self, process: ProcessId) {
+        let forget = {
+            let mut dead = self.knowledge().dead_pages.lock();
+            if self.page_of(process).is_some() && !dead.contains(&process) {
+                dead.push(process);
+            }
+            (dead.len() > MAX_DEAD_PAGES).then(|| dead.remove(0))
+        };
+        if let Some(process) = forget {
+            self.remove_peer(process);
+        }
+    }
+
+    /// Whether the process of a ticket is known to have died.
+    pub(crate) fn knows_end_of(&self, ticket: &Ticket) -> bool {
+        let knowledge = self.knowledge();
+        knowledge.any() && knowledge.table.read().last_of(ticket.process, ticket.slot).is_some()
+    }
+
+    /// The log of this process's clock `slot`.
+    pub(super) fn log(&self, slot: u16) -> Arc<StreamLog> {
+        let logs = &self.knowledge().logs;
+        logs.get(usize::from(slot)).map_or_else(Arc::default, Arc::clone)
+    }
+
+    /// Marks everything that a stream is given from here on, until it may go on behind the range: it was given work on
+    /// tainted data in a way that could not be refused. Who asks this process for its tensors is told; nobody else can
+    /// have a ticket of that work yet.
+    #[cfg(feature = "cuda")]
+    pub(super) fn mark_now(&self, slot: u16, by: ProcessId) {
+        let (from, to) = self.log(slot).mark_now();
+        self.knowledge().add(&TaintRange { process: self.own(), slot, from, to, by });
+    }
+}

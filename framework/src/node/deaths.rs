@@ -1,0 +1,187 @@
+//! What the node has in hand for the death of a process: the clock pages that it prepared, the board, and the rounds.
+//!
+//! A worker's page is made here before the worker is, and kept mapped writable, for one purpose: to release its clocks
+//! after its death, when everybody has marked what depends on them (DEATH-1, DEATH-3). While the process lives, nothing
+//! is written to it (ONE-WRITER).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::broker::{Complaint, Delivery};
+use super::taint::{Act, Rounds};
+use crate::clock::taint::{Board, News, TaintRange};
+use crate::clock::{ClockPage, is_released};
+use crate::ids::ProcessId;
+use crate::limits::MAX_STREAMS;
+use crate::mailbox::port::FromNode;
+
+/// How often, and for how long, the pages of the dead are looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const LOOKS: u32 = 10;
+
+/// Most ranges that one process can report between two releases: some for each of its streams. More is a lie that would
+/// keep the dead from ever being released (WIRE-1).
+const MAX_REPORTED: usize = 8 * MAX_STREAMS;
+
+#[derive(Default)]
+pub(crate) struct Deaths {
+    rounds: Rounds,
+    /// `None` where only the bookkeeping is wanted.
+    board: Option<Arc<Board>>,
+    /// Of workers that live, or whose clocks are still to be released.
+    pages: HashMap<ProcessId, Arc<ClockPage>>,
+    released: Vec<Released>,
+    /// Ranges reported since the last release.
+    reported: HashMap<ProcessId, usize>,
+}
+
+struct Released {
+    page: Arc<ClockPage>,
+    look_at: Instant,
+    looks: u32,
+}
+
+impl Deaths {
+    pub(crate) fn with_board(board: Arc<Board>) -> Self {
+        Deaths { board: Some(board), ..Deaths::default() }
+    }
+
+    /// Makes the clock page of a process that is about to start.
+    pub(crate) fn prepare(&mut self, process: ProcessId) -> io::Result<()> {
+        self.pages.insert(process, ClockPage::prepare()?);
+        Ok(())
+    }
+
+    /// A process was not started after all.
+    pub(crate) fn forget(&mut self, process: ProcessId) {
+        self.pages.remove(&process);
+    }
+
+    /// The descriptors that a process gets: its clock page, to adopt, and the board.
+    pub(crate) fn descriptors(&self, process: ProcessId) -> io::Result<Vec<OwnedFd>> {
+        let page = self.pages.get(&process).ok_or(io::ErrorKind::NotFound)?;
+        let board = self.board.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        Ok(vec![page.writable_fd()?.try_clone_to_owned()?, board.export()?])
+    }
+
+    /// A read-only descriptor of a process's clock page: the one that can be released. `None` where none was prepared.
+    pub(crate) fn clocks(&self, process: ProcessId) -> Option<io::Result<OwnedFd>> {
+        let page = self.pages.get(&process)?;
+        // Its process has mapped it before it could write a letter.
+        Some(page.seal().and_then(|()| page.export_fd()))
+    }
+
+    /// What a process that joins must be told before anything else.
+    pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
+        self.rounds.joined(process).map(|news| tell(process, news))
+    }
+
+    pub(crate) fn died(&mut self, process: ProcessId, now: Instant, out: &mut Vec<Delivery>) {
+        let values = self.values(process);
+        let mut acts = Vec::new();
+        self.rounds.died(process, &values, now, &mut acts);
+        self.carry_out(acts, now, out);
+    }
+
+    pub(crate) fn answered(
+        &mut self,
+        by: ProcessId,
+        round: u64,
+        ranges: &[TaintRange],
+        now: Instant,
+        out: &mut Vec<Delivery>,
+    ) -> Result<(), Complaint> {
+        let forged = |range: &&TaintRange| {
+            range.process != by || usize::from(range.slot) >= MAX_STREAMS || range.from > range.to
+        };
+        let mut complaint = ranges.iter().find(forged).map(|range| Complaint::ForgedTaint(*range));
+        let reported = self.reported.entry(by).or_default();
+        *reported += ranges.len();
+        if *reported > MAX_REPORTED {
+            complaint = Some(Complaint::TooMuchTaint);
+        }
+        let mut acts = Vec::new();
+        // Others do not wait for a liar.
+        let ranges = if complaint.is_some() { &[] } else { ranges };
+        self.rounds.answered(by, round, ranges, now, &mut acts);
+        self.carry_out(acts, now, out);
+        complaint.map_or(Ok(()), Err)
+    }
+
+    /// When to call [`tick`](Self::tick).
+    pub(crate) fn next_tick(&self) -> Option<Instant> {
+        let looks = self.released.iter().map(|released| released.look_at);
+        looks.chain(self.rounds.deadline()).min()
+    }
+
+    /// Does what is due; returns those who have not answered in time.
+    pub(crate) fn tick(&mut self, now: Instant, out: &mut Vec<Delivery>) -> Vec<ProcessId> {
+        self.look_again(now);
+        let mut acts = Vec::new();
+        let pages = &self.pages;
+        let values = |process| pages.get(&process).map_or_else(Vec::new, |page| page.values().to_vec());
+        let late = self.rounds.overdue(now, values, &mut acts);
+        self.carry_out(acts, now, out);
+        late
+    }
+
+    /// Under MPS the server may still carry out what a client that died had put on the device, a clock write too, which
+    /// would undo the release of that clock.
+    fn look_again(&mut self, now: Instant) {
+        self.released.retain_mut(|released| {
+            if released.look_at > now {
+                return true;
+            }
+            if released.page.values().iter().any(|value| !is_released(*value)) {
+                release(&released.page);
+            }
+            released.look_at = now + LOOK_AGAIN;
+            released.looks += 1;
+            released.looks < LOOKS
+        });
+    }
+
+    fn values(&self, process: ProcessId) -> Vec<u64> {
+        self.pages.get(&process).map_or_else(Vec::new, |page| page.values().to_vec())
+    }
+
+    fn carry_out(&mut self, acts: Vec<Act>, now: Instant, out: &mut Vec<Delivery>) {
+        for act in acts {
+            match act {
+                Act::Tell(to, news) => out.push(tell(to, news)),
+                Act::Release { round, dead } => {
+                    self.reported.clear();
+                    // In this order: who sees the effect of the release has to see that it must know of it.
+                    if let Some(board) = &self.board {
+                        board.raise(round);
+                    }
+                    for process in dead {
+                        if let Some(page) = self.pages.remove(&process) {
+                            release(&page);
+                            self.released.push(Released { page, look_at: now + LOOK_AGAIN, looks: 0 });
+                        }
+                        out.extend(self.rounds.living().map(|to| Delivery {
+                            to,
+                            message: FromNode::Settled { process },
+                            descriptors: Vec::new(),
+                        }));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn tell(to: ProcessId, news: News) -> Delivery {
+    Delivery { to, message: FromNode::Taint(news), descriptors: Vec::new() }
+}
+
+fn release(page: &ClockPage) {
+    if let Err(error) = page.release_all() {
+        // A page that this process prepared is writable here, and waking is a system call that only bad addresses fail.
+        tracing::error!(%error, "the clocks of a process that died could not be released");
+    }
+}

@@ -1,0 +1,171 @@
+//! The node's part in a death: who has to know what before anybody is released (DEATH-1, DEATH-3).
+//!
+//! It goes in rounds. In each, everybody alive is told what is new (certificates of the dead, ranges that others have
+//! marked) and answers with the ranges of its own that follow. What was answered is told in the next round; a round
+//! that brought nothing new is the last, and then the clocks of the dead are released. Deaths that happen meanwhile
+//! join in: nobody is released before all is known. Who dies itself has nothing more to answer: its own certificate
+//! covers what it had not marked, because marked values cannot have passed before the release.
+//!
+//! A process that does not answer in time may be stopped, and must not keep the others waiting. Whatever it had not
+//! done by then counts as tainted until it has answered the last round it was told of; it is *late*. It does not
+//! believe its clocks before that either: it sees on the board that it is behind ([`Board`](crate::clock::taint::Board)).
+//!
+//! Nothing here touches a socket, a page or a clock: it is bookkeeping, and the model in `tests` runs it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use crate::clock::taint::{Certificate, News, Table, TaintRange};
+use crate::ids::ProcessId;
+
+/// How long a process may take to answer a round.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What the rounds come to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// Tell this process.
+    Tell(ProcessId, News),
+    /// Raise the board to this round, then release the clocks of these dead, then tell everybody.
+    Release {
+        /// The round.
+        round: u64,
+        /// The dead.
+        dead: Vec<ProcessId>,
+    },
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Rounds {
+    /// What everybody was told.
+    table: Table,
+    living: BTreeSet<ProcessId>,
+    round: u64,
+    /// Who has not answered the round that is on.
+    waiting: BTreeSet<ProcessId>,
+    deadline: Option<Instant>,
+    /// The dead whose clocks are not released yet.
+    dead: Vec<ProcessId>,
+    /// For the next round.
+    next: News,
+    /// Those who did not answer in time, with the last round that they were told of.
+    late: BTreeMap<ProcessId, u64>,
+    /// Whose death a suspicion is put down to.
+    last_dead: Option<ProcessId>,
+}
+
+impl Rounds {
+    /// A process has joined. What it must know before anything else, if there is anything.
+    pub fn joined(&mut self, process: ProcessId) -> Option<News> {
+        self.living.insert(process);
+        let news = self.table.everything();
+        // It has done nothing yet, so the round that is on does not wait for it.
+        (!news.is_empty()).then_some(news)
+    }
+
+    /// A process has died; `values` are the last ones of its clocks.
+    pub fn died(&mut self, process: ProcessId, values: &[u64], now: Instant, acts: &mut Vec<Act>) {
+        self.living.remove(&process);
+        let certificate = match self.table.suspected(process) {
+            // What it did since it was suspected may have followed a release that it did not know of.
+            Some(suspected) => Certificate { process, last: suspected.to_vec() },
+            None => Certificate::new(process, values),
+        };
+        self.late.remove(&process);
+        self.dead.push(process);
+        self.last_dead = Some(process);
+        self.next.deaths.push(certificate);
+        self.waiting.remove(&process);
+        if self.waiting.is_empty() {
+            self.go_on(now, acts);
+        }
+    }
+
+    /// Everybody who joined and has not died.
+    pub fn living(&self) -> impl Iterator<Item = ProcessId> {
+        self.living.iter().copied()
+    }
+
+    /// A process has taken a round in, and these ranges of its own followed.
+    pub fn answered(
+        &mut self,
+        by: ProcessId,
+        round: u64,
+        ranges: &[TaintRange],
+        now: Instant,
+        acts: &mut Vec<Act>,
+    ) {
+        if !self.living.contains(&by) {
+            return;
+        }
+        self.next.ranges.extend(ranges);
+        if self.late.get(&by).is_some_and(|last| round >= *last) {
+            self.late.remove(&by);
+            self.next.cleared.push(by);
+        }
+        if round == self.round {
+            self.waiting.remove(&by);
+        }
+        if self.waiting.is_empty() {
+            self.go_on(now, acts);
+        }
+    }
+
+    /// When to call [`overdue`](Self::overdue).
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// The time for the round is up: it goes on without those who have not answered. `values` are their clocks as they
+    /// stand now.
+    pub fn overdue(
+        &mut self,
+        now: Instant,
+        values: impl Fn(ProcessId) -> Vec<u64>,
+        acts: &mut Vec<Act>,
+    ) -> Vec<ProcessId> {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return Vec::new();
+        }
+        let late: Vec<_> = std::mem::take(&mut self.waiting).into_iter().collect();
+        for process in &late {
+            let by = self.last_dead.unwrap_or(*process);
+            self.next.suspects.push((Certificate::new(*process, &values(*process)), by));
+            self.late.insert(*process, self.round);
+        }
+        self.go_on(now, acts);
+        late
+    }
+
+    /// Nobody is waited for: the next round, or the end.
+    fn go_on(&mut self, now: Instant, acts: &mut Vec<Act>) {
+        while self.waiting.is_empty() {
+            self.deadline = None;
+            if self.next.is_empty() {
+                if !self.dead.is_empty() {
+                    let dead = std::mem::take(&mut self.dead);
+                    acts.push(Act::Release { round: self.round, dead });
+                }
+                return;
+            }
+            self.round += 1;
+            let mut news = std::mem::take(&mut self.next);
+            news.round = self.round;
+            self.table.learn(&news);
+            for process in &self.living {
+                acts.push(Act::Tell(*process, news.clone()));
+                match self.late.get_mut(process) {
+                    Some(last) => *last = self.round,
+                    None => {
+                        self.waiting.insert(*process);
+                    }
+                }
+            }
+            self.deadline = (!self.waiting.is_empty()).then(|| now + PATIENCE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
