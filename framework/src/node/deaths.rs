@@ -79,6 +79,11 @@ impl Deaths {
         self.rounds.joined(process).map(|news| tell(process, news))
     }
 
+    /// A process that joined begins to work.
+    pub(crate) fn ready(&mut self, process: ProcessId) {
+        self.rounds.ready(process);
+    }
+
     pub(crate) fn died(&mut self, process: ProcessId, now: Instant, out: &mut Vec<Delivery>) {
         let values = self.values(process);
         let mut acts = Vec::new();

@@ -59,6 +59,7 @@ impl State {
     ) -> Self {
         let mut broker = Broker::with_board(Arc::clone(&settings.board));
         let _nothing_yet = broker.joined(ProcessId::NODE);
+        broker.deaths.ready(ProcessId::NODE);
         State {
             settings,
             shared,
