@@ -86,6 +86,9 @@ pub const LARGEST_SHARED_CHUNK: u64 = 1 << 30;
 /// Alignment and unit, in bytes, of every tensor in a chunk.
 pub const ALLOCATION_UNIT: u64 = 512;
 
+/// Events of a watched actor that wait for whoever watches it; of more, the oldest are dropped and counted.
+pub const WATCH_EVENTS: usize = 256;
+
 /// Bytes a host pool may take, unless the node says otherwise.
 pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 

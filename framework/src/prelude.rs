@@ -8,10 +8,10 @@ pub use tensorpost_derive::GpuMessage;
 
 pub use crate::Node;
 pub use crate::actor::{
-    Address, AskError, Channel, DeadLetter, Env, Handles, RemoteActor, SendError, SendFailure,
+    Address, AskError, Channel, DeadLetter, Env, Handles, Lifecycle, RemoteActor, SendError, SendFailure,
 };
 pub use crate::device::{Device, DeviceKind};
 pub use crate::message::GpuMessage;
-pub use crate::node::{Restart, Sharing};
+pub use crate::node::{Restart, Sharing, Strategy};
 pub use crate::pipeline::{Flow, Item, OnError, Out, Pipeline, Sink, Source, Stage};
 pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut, TensorPart, TensorStatus};

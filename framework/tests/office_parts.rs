@@ -265,6 +265,43 @@ fn a_part_waits_for_its_own_writers_only() {
     open.send(()).expect("it waits");
 }
 
+/// Parts that different streams write, in one message: on the wire they have one lease, and one ticket for all.
+#[test]
+fn parts_in_one_message_wait_for_the_writers_of_each() {
+    let cluster = Cluster::new(3);
+    let [_, (to_b, at_b), (to_c, at_c)] = inboxes(&cluster);
+    let mut parts = matrix(&cluster, 2, 3).split_evenly(1, 3).expect("columns");
+    let slow = [(); 2].map(|()| {
+        let (open, gate) = channel::<()>();
+        let gpu = cluster.gpu(0).with_new_stream().expect("a stream");
+        (gpu, open, gate)
+    });
+    let opens = slow.map(|(gpu, open, gate)| {
+        let mut part = parts.remove(0);
+        gpu.run((part.of_mut::<f32>(),), move |(mut part,)| {
+            gate.recv().expect("the test lives");
+            part.fill(-1.0);
+        })
+        .expect("a host stream");
+        parts.push(part);
+        open
+    });
+    cluster.send(0, &to_b, parts);
+    cluster.settle();
+    // One of the three is used on the way, and waits for the others' writers too, because the lease has one ticket.
+    let mut received = at_b.take_one().message;
+    add(&mut received[0], cluster.gpu(1), 10.0);
+    cluster.send(1, &to_c, received);
+    cluster.settle();
+    let parts = at_c.take_one().message;
+    let whole = TensorMut::join(parts, cluster.gpu(2)).expect("all three").freeze();
+    for open in opens {
+        std::thread::yield_now();
+        open.send(()).expect("it waits");
+    }
+    assert_eq!(whole.to_vec::<f32>().expect("data"), [-1.0, -1.0, 12.0, -1.0, -1.0, 15.0]);
+}
+
 /// LEASE-4: a part goes with its process, the join says which, and the memory comes back.
 #[test]
 fn a_part_that_dies_with_its_process_is_missing_and_the_memory_returns() {

@@ -17,7 +17,7 @@ mkdir -p "$folder/examples" "$folder/tests"
 
 # Apart, so that the hooks of the feature `testing` are not in what is measured.
 cargo build --release -p tensorpost-benches --bin gpu_bench
-cargo build --release -p tensorpost-examples --bins
+cargo build --release -p tensorpost-examples --bins --features candle
 cp "$release/gpu_bench" "$folder/"
 for source in examples/src/bin/*; do
     name="$(basename "$source" .rs)"

@@ -111,6 +111,8 @@ pub struct Orders {
     pub fails: HashMap<u64, u32>,
     /// A number on which its process dies.
     pub dies: Option<u64>,
+    /// A number on which its process dies, unless the file was there before: it makes it.
+    pub dies_once: Option<(u64, PathBuf)>,
     /// A number on which it panics.
     pub panics: Option<u64>,
     /// A number at which it stands at a door.
@@ -139,6 +141,7 @@ impl Stage for Obey {
         if self.orders.dies == Some(number) {
             std::process::abort();
         }
+        die_once(&self.orders.dies_once, number);
         assert!(self.orders.panics != Some(number), "told to panic on {number}");
         if let Some((at, door)) = &self.orders.door
             && *at == number
@@ -188,6 +191,8 @@ pub struct WriteDown {
 pub struct WriteDownArgs {
     /// The file, written at the end.
     pub file: PathBuf,
+    /// Written with each item instead.
+    pub at_once: bool,
     /// A number at which it stands at a door.
     pub door: Option<(u64, Door)>,
     /// A number on which its process dies, unless the file was there before: it makes it.
@@ -219,19 +224,29 @@ impl Sink for WriteDown {
         {
             door.pass()?;
         }
-        if let Some((at, mark)) = &self.args.dies_once
-            && *at == item.number
-            && OpenOptions::new().write(true).create_new(true).open(mark).is_ok()
-        {
-            std::process::abort();
-        }
+        die_once(&self.args.dies_once, item.number);
         self.lines += &format!("{}\n", item.number);
-        Ok(())
+        if self.args.at_once { self.write() } else { Ok(()) }
     }
 
     fn finish(&mut self) -> anyhow::Result<()> {
+        self.write()
+    }
+}
+
+impl WriteDown {
+    fn write(&mut self) -> anyhow::Result<()> {
         let mut file = OpenOptions::new().create(true).append(true).open(&self.args.file)?;
-        Ok(file.write_all(self.lines.as_bytes())?)
+        Ok(file.write_all(std::mem::take(&mut self.lines).as_bytes())?)
+    }
+}
+
+fn die_once(at: &Option<(u64, PathBuf)>, number: u64) {
+    if let Some((at, mark)) = at
+        && *at == number
+        && OpenOptions::new().write(true).create_new(true).open(mark).is_ok()
+    {
+        std::process::abort();
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a pipeline does about errors and deaths, and which mistakes it finds before it starts.
 
 use tempfile::TempDir;
+use tensorpost::node::Restart;
 use tensorpost::pipeline::{ItemId, Mistake, PipelineError};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -166,15 +167,65 @@ fn at_least_once_sends_again_what_a_dead_replica_had(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let (file, mark) = (folder.path().join("out"), folder.path().join("mark"));
     let flow = Pipeline::new("again").source::<Count>(CountArgs::to(500)).stage::<Obey>(Orders::default());
-    let sink = WriteDownArgs { dies_once: Some((100, mark)), ..WriteDownArgs::to(&file) };
+    let sink = WriteDownArgs { dies_once: Some((100, mark)), at_once: true, ..WriteDownArgs::to(&file) };
     let end = flow.sink::<WriteDown>(sink).replicas(2);
     let report = node.run_pipeline(&end.pipeline().at_least_once(64)).unwrap().wait().unwrap();
     assert_eq!((report.deaths.len(), report.lost_count), (1, 0), "{report}");
-    assert!(report.stages.iter().map(|stage| stage.resent).sum::<u64>() >= 1, "{report}");
-    // What the dead one had written in its memory went with it; what it had not acknowledged came again.
-    let survived = written_sorted(&file);
-    assert!(survived.contains(&100) && survived.contains(&499), "{survived:?}");
-    assert!(survived.len() >= 300, "{survived:?}");
+    assert!(report.stage("Obey").unwrap().resent >= 1, "{report}");
+    assert_eq!(distinct(&file), without(500, &[]));
+}
+
+fn distinct(file: &std::path::Path) -> Vec<u64> {
+    let mut numbers = written_sorted(file);
+    numbers.dedup();
+    numbers
+}
+
+/// DEATH-2: it comes back and goes on with what comes then; what it had is named.
+fn a_stage_that_is_restarted_goes_on_and_its_losses_are_named(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    for replicas in [1, 3] {
+        let [file, mark] = ["out", "mark"].map(|name| folder.path().join(format!("{name} {replicas}")));
+        let orders = Orders { dies_once: Some((50, mark)), ..Orders::default() };
+        let flow = Pipeline::new("restarts").source::<Count>(CountArgs::to(400)).stage::<Obey>(orders);
+        let flow = flow.replicas(replicas).ordered().restart(Restart::on_failure(2));
+        let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+        let report = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
+        assert!(
+            matches!(&report.deaths[..], [death] if death.restarted && death.stage == "Obey"),
+            "{report}"
+        );
+        let lost: Vec<_> = report.lost.iter().map(|lost| lost.id.number).collect();
+        assert!(lost.contains(&50), "{report}");
+        assert_eq!(distinct(&file), without(400, &lost));
+        assert!(written(&file).is_sorted(), "{:?}", written(&file));
+    }
+}
+
+fn at_least_once_with_restarts_loses_nothing(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let [file, mark, other] = ["out", "mark", "other"].map(|name| folder.path().join(name));
+    let orders = Orders { dies_once: Some((50, mark)), ..Orders::default() };
+    let flow = Pipeline::new("both").source::<Count>(CountArgs::to(300)).stage::<Obey>(orders);
+    let flow = flow.restart(Restart::on_failure(2));
+    let sink = WriteDownArgs { dies_once: Some((299, other)), at_once: true, ..WriteDownArgs::to(&file) };
+    let end = flow.sink::<WriteDown>(sink).restart(Restart::on_failure(2));
+    let report = node.run_pipeline(&end.pipeline().at_least_once(32)).unwrap().wait().unwrap();
+    assert_eq!((report.deaths.len(), report.lost_count), (2, 0), "{report}");
+    assert_eq!(distinct(&file), without(300, &[]));
+}
+
+fn restarts_that_are_used_up_fail_the_pipeline(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let orders = Orders { dies: Some(5), ..Orders::default() };
+    let flow = Pipeline::new("used up").source::<Count>(CountArgs::endless()).stage::<Obey>(orders);
+    let flow = flow.restart(Restart::on_failure(1));
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
+    // The item that kills is sent again, and kills again.
+    let error = node.run_pipeline(&end.pipeline().at_least_once(8)).unwrap().wait().unwrap_err();
+    let PipelineError::Died { stage, report, .. } = &error else { panic!("{error}") };
+    assert_eq!((stage.as_str(), report.deaths.len()), ("Obey", 2), "{report}");
+    assert!(report.lost.iter().any(|lost| lost.id == id(5)), "{report}");
 }
 
 /// An item counts as under way until the sink is done with it, however many stages are in between.
@@ -187,7 +238,7 @@ fn at_least_once_bounds_what_is_not_acknowledged(builder: Builder) {
     let (pipeline, items) = watch(end.pipeline().at_least_once(5));
     let running = node.run_pipeline(&pipeline).unwrap();
     let held = gate.arrival();
-    until("the source is held up", || (items("Count"), items("Obey"), items("WriteDown")) == (5, 5, 1));
+    until("the source is held up", || (items("Count"), items("Obey")) == (5, 5));
     held.open();
     let report = running.wait().unwrap();
     assert_eq!(written(&file), without(100, &[]));
@@ -249,6 +300,9 @@ fn main() {
             a_source_can_fail_and_go_on,
             a_death_fails_the_pipeline_and_names_what_was_lost,
             at_least_once_sends_again_what_a_dead_replica_had,
+            a_stage_that_is_restarted_goes_on_and_its_losses_are_named,
+            at_least_once_with_restarts_loses_nothing,
+            restarts_that_are_used_up_fail_the_pipeline,
             at_least_once_bounds_what_is_not_acknowledged,
             mistakes_are_found_before_a_process_starts,
         ],

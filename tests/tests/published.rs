@@ -303,6 +303,39 @@ fn readers_find_the_board_again_when_it_is_another(builder: Builder) {
     scene.until_has(&reader, 11, 101);
 }
 
+/// The same addresses, and other processes behind them.
+fn a_board_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
+    let node = builder.start().unwrap();
+    let policy = Restart::on_failure(3);
+    let board = node.spawn::<Board<Weights>>(()).name("weights").restart(policy).start().unwrap();
+    let trainer = node.spawn::<Trainer>(Publisher::new(board.address())).restart(policy).start().unwrap();
+    let reader = node.spawn::<Reader>(()).start().unwrap();
+    let has = |step: u64, above: u64| {
+        let mut number = 0;
+        until("the version is there", || match ask(&node, &reader.address(), Have) {
+            Some((found, have)) if have == step => {
+                number = found;
+                true
+            }
+            _ => false,
+        });
+        assert!(number > above, "{number} is not above {above}");
+        number
+    };
+    assert_eq!(ask(&node, &trainer.address(), Train(0..5)), [1, 2, 3, 4, 5]);
+    let number = has(4, 4);
+    node.supervisor().kill_worker(trainer.worker());
+    // Waits for the next life of the trainer, unless the node has not seen the end of this one yet.
+    until("it trains again", || node.block_on(trainer.address().ask(Train(10..12))).is_ok());
+    let number = has(11, number);
+    node.supervisor().kill_worker(board.worker());
+    until("the board is restarted", || {
+        node.workers().iter().any(|worker| worker.worker == board.worker() && worker.restarts > 0)
+    });
+    until("it publishes again", || node.block_on(trainer.address().ask(Train(20..21))).is_ok());
+    has(20, number);
+}
+
 /// A question that waits does not hold up a shutdown.
 fn a_node_with_readers_shuts_down_at_once(builder: Builder) {
     let scene = Scene::new(builder);
@@ -327,6 +360,7 @@ fn main() {
             a_reader_that_dies_is_dropped,
             readers_keep_the_last_version_of_a_publisher_that_died,
             readers_find_the_board_again_when_it_is_another,
+            a_board_and_a_publisher_that_are_restarted_go_on,
             a_node_with_readers_shuts_down_at_once,
         ],
     );

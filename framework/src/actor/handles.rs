@@ -2,6 +2,7 @@
 //! process, into a letter; from a letter into a handler's call.
 
 use std::any::type_name;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
@@ -146,9 +147,10 @@ where
     let Delivery { body, tensors, tickets, receipt, .. } = delivery;
     let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Office>::clone(office);
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
-    let checked = decoded.and_then(|message| match message.check() {
-        Ok(()) => Ok(message),
-        Err(error) => Err(error.to_string()),
+    let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
+        Ok(Ok(())) => Ok(message),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(panic) => Err(format!("checking it panicked: {}", codec::panic_text(panic.as_ref()))),
     });
     match checked {
         Ok(message) => Ok(Box::new(Parcel { message, tickets, done: Done::Remote(receipt) })),

@@ -12,20 +12,20 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::handles::Handles;
-use super::inbox::{ActorInbox, Close, InboxTask, Running, panic_text};
+use super::inbox::{ActorInbox, Close, InboxTask, Running};
 use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
 use crate::fault;
 use crate::ids::{ActorId, DeviceId};
-use crate::mailbox::lives::RestartWhen;
+use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::message::codec;
 use crate::tensor::Gpu;
 
 /// Called once when an actor has ended, with the reason if it was a failure.
-pub(crate) type Ended = Box<dyn FnOnce(Option<String>) + Send>;
+pub(crate) type Ended = Box<dyn FnOnce(Option<EndReason>) + Send>;
 
 /// The actor types of a program; the same in the node and in every worker.
 #[derive(Clone, Debug, Default)]
@@ -115,7 +115,7 @@ fn start<A: RemoteActor>(
             return Ok(Hosted(hosted));
         }
         Ok(Err(error)) => format!("{error:#}"),
-        Err(panic) => format!("`create` panicked: {}", panic_text(panic.as_ref())),
+        Err(panic) => format!("`create` panicked: {}", codec::panic_text(panic.as_ref())),
     };
     env.office.withdraw(env.place.index);
     Err(why)

@@ -7,7 +7,6 @@
 //! **On a handler's panic** the actor ends, its letters are refused, the process goes on. **On stop** the same, after the
 //! letters that are there when a graceful stop is asked for.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -29,10 +28,11 @@ use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::Turn;
 use crate::ids::ActorId;
-use crate::mailbox::lives::RestartWhen;
+use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
+use crate::message::codec;
 use crate::observe::figures::{ActorFigures, Meter};
 use crate::observe::trace::{Of, Tracer};
 
@@ -65,6 +65,8 @@ struct Letters<A: RemoteActor> {
     waker: Option<Waker>,
     /// Stop when empty, and say so once the actor is gone.
     closing: Option<Vec<oneshot::Sender<()>>>,
+    /// Fail, for a reason that lies elsewhere.
+    failing: Option<EndReason>,
     closed: bool,
 }
 
@@ -108,6 +110,7 @@ impl<A: RemoteActor> ActorInbox<A> {
                 letters: VecDeque::new(),
                 waker: None,
                 closing: None,
+                failing: None,
                 closed: false,
             }),
         })
@@ -226,6 +229,17 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         &self.local
     }
 
+    fn fail(&self, reason: EndReason) {
+        let waker = {
+            let mut queue = self.queue.lock();
+            queue.failing.get_or_insert(reason);
+            queue.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
     fn figures(&self) -> Option<ActorFigures> {
         let handler = self.meter.histogram();
         let (busy, longest) = self.meter.total_and_longest();
@@ -249,7 +263,7 @@ pub(super) struct InboxTask<A: RemoteActor> {
     inbox: Arc<ActorInbox<A>>,
     /// Handlers whose results have not resolved.
     pending: FuturesUnordered<LocalBoxFuture<'static, ()>>,
-    failure: Option<String>,
+    failure: Option<EndReason>,
     ended: Option<Ended>,
 }
 
@@ -300,8 +314,9 @@ impl<A: RemoteActor> InboxTask<A> {
                     return false;
                 }
                 Err(panic) => {
-                    self.failure =
-                        Some(format!("its handler of {name} panicked: {}", panic_text(panic.as_ref())));
+                    let text =
+                        format!("its handler of {name} panicked: {}", codec::panic_text(panic.as_ref()));
+                    self.failure = Some(EndReason::HandlerPanic(text));
                     ctx.terminate();
                     return false;
                 }
@@ -325,7 +340,16 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
         ctx: &mut Context<A>,
         task: &mut std::task::Context<'_>,
     ) -> Poll<()> {
-        self.inbox.queue.lock().waker = Some(task.waker().clone());
+        {
+            let mut queue = self.inbox.queue.lock();
+            queue.waker = Some(task.waker().clone());
+            if let Some(reason) = queue.failing.take() {
+                drop(queue);
+                self.failure = Some(reason);
+                ctx.terminate();
+                return Poll::Ready(());
+            }
+        }
         self.poll_pending(task);
         if self.handle_some(actor, ctx, task.waker()) {
             task.waker().wake_by_ref();
@@ -348,11 +372,12 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
 
 impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
-        let failure =
-            self.failure.take().or_else(|| std::thread::panicking().then(|| "it panicked".to_owned()));
-        let away = self.comes_back(failure.is_some());
+        let panicked = || std::thread::panicking().then(|| EndReason::HandlerPanic("it panicked".to_owned()));
+        let failure = self.failure.take().or_else(panicked);
         let ActorInbox { actor, place, .. } = *self.inbox;
         let office = self.inbox.office.upgrade();
+        let leaving = office.as_ref().is_some_and(|office| office.is_leaving());
+        let away = self.comes_back(failure.is_some() || leaving);
         if let Some(office) = office.as_ref().filter(|_| away) {
             office.goes_away(actor, place);
         }
@@ -376,10 +401,4 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             ended(failure);
         }
     }
-}
-
-/// What a panic said.
-pub(super) fn panic_text(panic: &(dyn Any + std::marker::Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("something that is no text")
 }

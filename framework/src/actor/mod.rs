@@ -15,6 +15,7 @@ mod host;
 mod inbox;
 mod receive;
 mod sending;
+mod watching;
 
 use std::sync::Arc;
 
@@ -32,9 +33,10 @@ pub use host::Program;
 pub(crate) use host::{Ended, Start, WorkerStage, takes};
 pub use inbox::{Channel, ChannelError};
 pub use sending::Send;
+pub use watching::Watch;
 
 use crate::ids::ActorId;
-pub use crate::mailbox::lives::{Departed, EndReason};
+pub use crate::mailbox::lives::{Departed, EndReason, Lifecycle};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{Office, OfficeStats};
 use crate::message::GpuMessage;

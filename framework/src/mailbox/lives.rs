@@ -1,13 +1,16 @@
 //! What processes are told of the lives of others: why one ended, and whether it comes back.
 //!
 //! An actor keeps its id for good; its place is of one life. The node says who ended *before* it says that the process is
-//! gone, so whoever sees a broken link knows already what becomes of the actors behind it (DEATH-2).
+//! gone, so whoever sees a broken link knows already what becomes of the actors behind it (DEATH-2). [`Lifecycle`] is what
+//! those are told who watch one actor.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
+
+use tensorpost_derive::GpuMessage;
 
 use super::port::Place;
 use crate::ids::{ActorId, ProcessId};
@@ -30,6 +33,13 @@ pub enum EndReason {
     KilledByNode(String),
     /// It stood still for longer than the node's limit; this is what it waited for.
     Hung(String),
+    /// An actor that it is linked to went down, as this says.
+    Linked(String),
+    /// Others of its group failed, or of its GPU under [`Sharing::Mps`](crate::node::Sharing::Mps), as this says; they share
+    /// one fate.
+    Group(String),
+    /// It ended before anybody asked, too long ago for the node to remember why.
+    Forgotten,
     /// It stopped because it, or the node's program, wanted to.
     Normal,
 }
@@ -51,7 +61,82 @@ impl fmt::Display for EndReason {
             EndReason::GpuFault(text) => f.write_str(text),
             EndReason::KilledByNode(why) => write!(f, "the node ended it: {why}"),
             EndReason::Hung(what) => write!(f, "it hung: {what}"),
+            EndReason::Linked(what) => write!(f, "what it is linked to went down: {what}"),
+            EndReason::Group(what) => write!(f, "it shares the fate of others: {what}"),
+            EndReason::Forgotten => f.write_str("it ended some time ago"),
             EndReason::Normal => f.write_str("it stopped"),
+        }
+    }
+}
+
+/// What happens to an actor that somebody watches. Each end of a life is one event, and each later life too. The actor is
+/// told by its id, which [`Address::actor`](crate::actor::Address::actor) has; it is the same in all its lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+#[non_exhaustive]
+pub enum Lifecycle {
+    /// A life of it has ended.
+    Down {
+        /// The actor.
+        actor: ActorId,
+        /// Why.
+        reason: EndReason,
+        /// Whether another life follows. If not, this was the last event.
+        will_restart: bool,
+    },
+    /// It takes messages again, in another life.
+    Up {
+        /// The actor.
+        actor: ActorId,
+        /// The life: 0 was the first.
+        incarnation: u32,
+    },
+    /// A life of it has ended, and its restarts are used up. This was the last event.
+    GaveUp {
+        /// The actor.
+        actor: ActorId,
+        /// Why that life ended.
+        reason: EndReason,
+    },
+}
+
+impl Lifecycle {
+    /// Whose event it is.
+    pub fn actor(&self) -> ActorId {
+        match self {
+            Lifecycle::Down { actor, .. } | Lifecycle::Up { actor, .. } | Lifecycle::GaveUp { actor, .. } => {
+                *actor
+            }
+        }
+    }
+
+    /// Whether no other event of this actor can follow.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Lifecycle::Down { will_restart: false, .. } | Lifecycle::GaveUp { .. })
+    }
+
+    /// Why a life ended that was not meant to.
+    pub fn failure(&self) -> Option<&EndReason> {
+        match self {
+            Lifecycle::Down { reason, .. } | Lifecycle::GaveUp { reason, .. } => {
+                Some(reason).filter(|reason| reason.is_failure())
+            }
+            Lifecycle::Up { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Lifecycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lifecycle::Down { actor, reason, will_restart: true } => {
+                write!(f, "{actor} went down and is restarted: {reason}")
+            }
+            Lifecycle::Down { actor, reason, will_restart: false } => write!(f, "{actor} ended: {reason}"),
+            Lifecycle::Up { actor, incarnation } => write!(f, "{actor} is up, in life {incarnation}"),
+            Lifecycle::GaveUp { actor, reason } => {
+                write!(f, "{actor} ended, and its restarts are used up: {reason}")
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::taint::{News, TaintRange};
 use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
-use crate::mailbox::lives::{Obituary, Whereabouts};
+use crate::mailbox::lives::{Lifecycle, Obituary, Whereabouts};
 
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -66,6 +66,18 @@ pub enum ToNode {
     },
     /// Where does this actor live now? Answered by [`FromNode::Actor`].
     WantActor {
+        /// The actor.
+        actor: ActorId,
+    },
+    /// Tell this process what happens to an actor from now on; answered by [`FromNode::Watching`].
+    Watch {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The actor.
+        actor: ActorId,
+    },
+    /// Nobody in this process watches this actor any more.
+    Unwatch {
         /// The actor.
         actor: ActorId,
     },
@@ -134,6 +146,16 @@ pub enum FromNode {
     },
     /// Why a process ended, and what becomes of its actors. Comes before its [`Gone`](FromNode::Gone).
     Obituary(Obituary),
+    /// The answer to [`ToNode::Watch`]. Each [`Lifecycle`](FromNode::Lifecycle) of the actor that comes after it happened
+    /// after it.
+    Watching {
+        /// From the request.
+        ticket: u64,
+        /// How it went down, if it is not up.
+        down: Option<Lifecycle>,
+    },
+    /// Something has happened to an actor that this process watches.
+    Lifecycle(Lifecycle),
     /// The answer to [`ToNode::Register`]: whether the name was free.
     Registered {
         /// From the request.

@@ -1,6 +1,7 @@
 //! From a value to the parts of a frame and back.
 
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -63,6 +64,9 @@ pub enum DecodeError {
     /// Serde refused.
     #[error("its body is not what the type needs: {0}")]
     Deserialise(#[from] rmp_serde::decode::Error),
+    /// A `Deserialize` of the type panicked. The process goes on.
+    #[error("reading it panicked: {0}")]
+    Panicked(String),
     /// A tensor that leaves its allocation.
     #[error("tensor {index}: {error}")]
     Layout {
@@ -125,9 +129,20 @@ pub fn decode<T: DeserializeOwned>(
     tensors: Vec<Tensor>,
     context: Option<Arc<dyn Any + Send + Sync>>,
 ) -> Result<T, DecodeError> {
-    fault::point("wire.decode");
     nesting::check(body)?;
-    let decoded = scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?));
-    fault::point("wire.decoded");
-    decoded
+    // What the type does with the bytes is the user's. It runs on the reader's thread, which all actors need.
+    let read = AssertUnwindSafe(|| {
+        fault::point("wire.decode");
+        let decoded = scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?));
+        fault::point("wire.decoded");
+        decoded
+    });
+    catch_unwind(read)
+        .unwrap_or_else(|panic| Err(DecodeError::Panicked(panic_text(panic.as_ref()).to_owned())))
+}
+
+/// What somebody panicked with, as far as it is text.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("something that is no text")
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::clock::taint::{Board, TaintRange};
 use crate::ids::{ActorId, ChunkId, ProcessId};
-use crate::mailbox::lives::{EndReason, Obituary};
+use crate::mailbox::lives::{EndReason, Lifecycle, Obituary};
 use crate::mailbox::port::{FromNode, Letter, ToNode};
 use crate::node::burials::Burials;
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
@@ -20,6 +20,7 @@ use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::registry::{NameError, Registry, check_name};
 use crate::node::roster::Roster;
+use crate::node::watches::Watches;
 
 /// A message on its way to a process, with its descriptors.
 #[derive(Debug)]
@@ -80,6 +81,7 @@ pub(crate) struct Broker {
     chunks: Chunks,
     questions: Questions,
     burials: Burials,
+    watches: Watches,
     // The last life of each slot: what is not above it was a process once.
     lives: HashMap<usize, u32>,
 }
@@ -120,6 +122,15 @@ impl Broker {
         self.registry.forget(|named| named == actor);
     }
 
+    /// Tells all who watch an actor what has happened to it.
+    pub(crate) fn tell(&mut self, event: &Lifecycle, out: &mut Vec<Delivery>) {
+        out.extend(self.watches.note(event).into_iter().map(|to| Delivery {
+            to,
+            message: FromNode::Lifecycle(event.clone()),
+            descriptors: Vec::new(),
+        }));
+    }
+
     /// Tells a process that has just joined where those are that are not where they were started: addresses of them may be
     /// as old as the actors.
     pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
@@ -154,6 +165,7 @@ impl Broker {
             return;
         }
         let dead = self.roster.leave(process);
+        self.watches.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
         out.extend(unanswered.iter().map(no_chunk));
@@ -301,6 +313,16 @@ impl Broker {
             ToNode::WantActor { actor } => {
                 answer(FromNode::Actor { actor, at: self.roster.whereabouts(actor) });
                 expect(&descriptors, "a question for an actor", 0)
+            }
+            ToNode::Watch { ticket, actor } => {
+                let exists = self.roster.actor(actor).is_some();
+                let down = self.watches.watch(from, actor, exists);
+                answer(FromNode::Watching { ticket, down });
+                expect(&descriptors, "a request to watch", 0)
+            }
+            ToNode::Unwatch { actor } => {
+                self.watches.unwatch(from, actor);
+                expect(&descriptors, "the end of a watch", 0)
             }
             ToNode::Register { ticket, name, actor } => {
                 let (result, complaint) = self.register(name, actor);

@@ -155,6 +155,7 @@ impl<R: Residence> NodeBuilder<R> {
             gpu_budget: self.gpu_budget,
             board,
             trace: trace.clone(),
+            gpus_are_shared: mps.is_some(),
             environment: mps
                 .as_ref()
                 .map(|mps| mps.environment())

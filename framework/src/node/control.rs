@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ActorId;
+use crate::mailbox::lives::EndReason;
 use crate::mailbox::port::{FromNode, ToNode};
 use crate::node::handshake::Build;
 use crate::node::host::{Activity, Identity, StartActor};
@@ -14,7 +15,7 @@ use crate::observe::figures::ProcessFigures;
 use crate::observe::log::LogRecord;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,7 +33,7 @@ pub(crate) enum Up {
     /// The answer to [`Down::Start`].
     Started { actor: ActorId, result: Result<(), String> },
     /// An actor ended.
-    ActorStopped { actor: ActorId, why: Option<String> },
+    ActorStopped { actor: ActorId, why: Option<EndReason> },
     /// The answer to [`Down::Probe`].
     Activity { round: u64, activity: Activity },
     /// The memory that the worker notes its trace in. Descriptors: one, to map it read-only.
@@ -73,8 +74,8 @@ pub(crate) enum Down {
     Arm(crate::fault::Fault),
     /// Stop every actor.
     StopActors,
-    /// Exit with status 0.
-    Exit,
+    /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped for good.
+    Exit { comes_back: bool },
 }
 
 /// Why a control message was not understood or could not be sent.

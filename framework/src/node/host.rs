@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId, ProcessId};
-use crate::mailbox::lives::RestartWhen;
+use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
@@ -54,6 +54,12 @@ pub trait Resident: Send + Sync + 'static {
 
     /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
     fn trace(&self, _ring: TraceRing) {}
+
+    /// Of a worker: its process is about to end, and its actors with a restart policy for failures live on elsewhere.
+    fn leaving(&self) {}
+
+    /// Of the node's own process: there will be no more messages from the node.
+    fn node_ended(&self) {}
 
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
     fn stopping(&self) {}
@@ -172,6 +178,10 @@ impl Notices {
     /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address leads
     /// nowhere. Not needed for actors that [`Stage::stop_actors`] stopped.
     pub fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
+        self.actor_ended(actor, why.map(EndReason::HandlerPanic));
+    }
+
+    pub(crate) fn actor_ended(&self, actor: ActorId, why: Option<EndReason>) {
         self.uplink.actor_stopped(actor, why);
     }
 }

@@ -15,6 +15,7 @@ mod chunks;
 pub(crate) mod control;
 mod deaths;
 mod files;
+mod group;
 mod handshake;
 pub mod host;
 mod journal;
@@ -24,6 +25,7 @@ mod mps;
 mod program;
 mod questions;
 mod registry;
+mod report;
 mod restart;
 mod roster;
 pub mod shutdown;
@@ -32,6 +34,7 @@ mod spawn;
 pub mod supervisor;
 pub(crate) mod taint;
 mod wait;
+mod watches;
 mod worker;
 
 use std::path::Path;
@@ -42,13 +45,15 @@ use crate::observe::figures::{Figures, export};
 use crate::observe::progress::{Progress, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 
-pub use crate::mailbox::lives::EndReason;
+pub use crate::mailbox::lives::{EndReason, Lifecycle};
 
 pub use self::builder::NodeBuilder;
+pub use self::group::{Group, Strategy, Supervision};
 pub use self::handshake::{Build, BuildMismatch};
 pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
+pub use self::report::NodeReport;
 pub use self::restart::Restart;
 pub use self::roster::PlaceError;
 pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
@@ -134,6 +139,24 @@ impl<R: Residence> Node<R> {
             export(&figures);
             Some(Shown::from(&figures))
         })
+    }
+
+    /// What has gone wrong so far: all workers, how often each was restarted, and why.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::Node::builder().start()?;
+    /// for worker in node.report()?.restarts {
+    ///     println!("{}: restarted {} times; {:?}", worker.name, worker.restarts, worker.ends);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it then.
+    pub fn report(&self) -> Result<NodeReport, Closed> {
+        Ok(NodeReport { restarts: self.supervisor.restarts()?, workers: self.workers() })
     }
 
     /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is

@@ -2,9 +2,12 @@
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use super::host::{Activity, Identity, Notices, Residence, Resident, Stage, StartActor};
+use futures_util::FutureExt;
+
 use crate::actor::{Ended, Program, Start, WorkerStage};
 use crate::clock::ProcessPages;
 use crate::device::Backend;
@@ -15,6 +18,9 @@ use crate::mailbox::port::{FromNode, Port};
 use crate::mailbox::post::Office;
 use crate::observe::figures::ProcessFigures;
 use crate::observe::trace::TraceRing;
+
+/// The status of a worker that cannot be reached any more: that of a main thread that panicked.
+const EXIT_DEAF: i32 = 101;
 
 impl Resident for Office {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
@@ -40,6 +46,14 @@ impl Resident for Office {
     fn stopping(&self) {
         self.begin_stopping();
     }
+
+    fn leaving(&self) {
+        self.begin_leaving();
+    }
+
+    fn node_ended(&self) {
+        self.end_watching();
+    }
 }
 
 /// Whether a sender of this process waits for room in a mailbox of this process.
@@ -63,7 +77,7 @@ impl Stage for WorkerStageWithNotices {
             restarts,
         } = start;
         let notices = self.notices.clone();
-        let ended: Ended = Box::new(move |why| notices.actor_stopped(actor, why));
+        let ended: Ended = Box::new(move |why| notices.actor_ended(actor, why));
         let start =
             Start { actor, place, name, type_name, args, device, receive_on, own_thread, life, restarts };
         self.stage.start(start, ended).await
@@ -115,8 +129,14 @@ impl Residence for Program {
         // On the thread that the actors run on: a message then costs no switch.
         let reader = Arc::clone(&office);
         actix::spawn(async move {
-            if let Err(error) = reader.run().await {
-                tracing::error!(%error, "the reader stopped; no more messages reach this process");
+            match AssertUnwindSafe(Arc::clone(&reader).run()).catch_unwind().await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!(%error, "the reader failed, and with it this worker"),
+                Err(_) => tracing::error!("the reader panicked, and with it this worker"),
+            }
+            if !reader.is_stopped() {
+                // Deaf, it would hang, and everybody who sends to it.
+                std::process::exit(EXIT_DEAF);
             }
         });
         Ok(WorkerStageWithNotices { stage: WorkerStage::new(self.clone(), office), notices })

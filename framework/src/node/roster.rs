@@ -81,6 +81,12 @@ impl Roster {
         self.actors.values().filter(|a| a.place.process == process).count()
     }
 
+    /// Those of its actors that have taken messages there.
+    pub(crate) fn started_in(&self, process: ProcessId) -> Vec<ActorId> {
+        let there = |entry: &ActorEntry| entry.place.process == process && entry.started && !entry.away;
+        self.actors.iter().filter(|(_, entry)| there(entry)).map(|(actor, _)| *actor).collect()
+    }
+
     /// Makes an id and a place for a new actor of `process`.
     pub(crate) fn reserve(
         &mut self,

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use actix::Handler;
 
+use super::group::{Group, Strategy, Supervision};
 use super::host::NewActor;
 use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
-    Address, Channel, LookupError, Program, RegisterError, RemoteActor, lookup, register, takes,
+    Address, Channel, LookupError, Program, RegisterError, RemoteActor, Watch, lookup, register, takes,
 };
 use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};
@@ -72,7 +73,7 @@ impl Node<Program> {
             receive_on: None,
             mailbox: DEFAULT_MAILBOX,
             own_thread: false,
-            restart: Restart::never(),
+            how: Supervision::default(),
         }
     }
 
@@ -99,6 +100,54 @@ impl Node<Program> {
             tracing::error!(%error, "the node gave a place that the post office does not have");
         }
         Ok((Address::new(Arc::clone(office), actor, place, true), channel))
+    }
+
+    /// A group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have the same.
+    ///
+    /// ```no_run
+    /// # use tensorpost::prelude::*;
+    /// # struct Shard;
+    /// # impl Actor for Shard { type Context = Context<Self>; }
+    /// # impl RemoteActor for Shard {
+    /// #     type Args = u32;
+    /// #     fn create(_: u32, _: &Env) -> anyhow::Result<Self> { Ok(Shard) }
+    /// #     fn handles(_: &mut Handles<Self>) {}
+    /// # }
+    /// # fn main() -> anyhow::Result<()> {
+    /// let node = Node::builder().actor::<Shard>().start()?;
+    /// // Shards of one model make no sense without each other: when one fails, all begin again.
+    /// let shards = node.group("shards", Strategy::OneForAll);
+    /// for number in 0..4 {
+    ///     node.spawn::<Shard>(number).group(&shards).restart(Restart::on_failure(3)).start()?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn group(&self, name: &str, strategy: Strategy) -> Group {
+        Group::new(name, strategy)
+    }
+
+    /// What happens to the actor behind `address` from now on: when a life of it ends, when the next one takes messages,
+    /// when its supervisor gives up. If it is down at this moment, that is the first event.
+    ///
+    /// ```
+    /// use tensorpost::prelude::*;
+    ///
+    /// #[derive(Serialize, Deserialize, GpuMessage)]
+    /// struct Done;
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// let node = Node::builder().start()?;
+    /// let (address, channel) = node.channel::<Done>()?;
+    /// let mut watch = node.watch(&address);
+    /// drop(channel);
+    /// assert!(matches!(watch.blocking_recv(), Some(Lifecycle::Down { will_restart: false, .. })));
+    /// assert_eq!(watch.blocking_recv(), None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch<M: GpuMessage>(&self, address: &Address<M>) -> Watch {
+        Watch::begin(self.resident(), address.actor())
     }
 
     /// The actor that was started or registered under `name`. Blocks until the node's supervisor answers.
@@ -196,7 +245,7 @@ pub struct Spawn<'n, A: RemoteActor> {
     receive_on: Option<DeviceId>,
     mailbox: u32,
     own_thread: bool,
-    restart: Restart,
+    how: Supervision,
 }
 
 impl<A: RemoteActor> Spawn<'_, A> {
@@ -246,7 +295,13 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// under the same identity, so its addresses stay valid and its names stay its own (DEATH-2); what it knew and what
     /// was in its mailbox is lost. The first start is not repeated: [`start`](Self::start) reports it.
     pub fn restart(mut self, policy: Restart) -> Self {
-        self.restart = policy;
+        self.how.restart = policy;
+        self
+    }
+
+    /// Puts it into a group, which says what the failure of one means for the others.
+    pub fn group(mut self, group: &Group) -> Self {
+        self.how.group = Some(group.clone());
         self
     }
 
@@ -280,7 +335,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
-        let (actor, place) = self.node.supervisor().start_supervised(worker, new, self.restart)?;
+        let (actor, place) = self.node.supervisor().start_supervised(worker, new, self.how)?;
         let office = Arc::clone(self.node.resident());
         Ok(Spawned { office, actor, place, worker, kind: PhantomData })
     }

@@ -22,7 +22,9 @@ use super::report::{Death, Report};
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
-use crate::actor::{AskError, Channel};
+use crate::actor::{Ask, AskError, Channel};
+use crate::mailbox::post::AskFailure;
+use crate::node::Restart;
 
 /// What the program says to a running pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,8 @@ struct Conductor {
     members: Vec<Member>,
     counts: Vec<Option<Counts>>,
     latest: HashMap<(u16, u16), Counts>,
+    /// What earlier lives told of themselves.
+    past: Vec<Counts>,
     deaths: Vec<Death>,
     /// The first death that nobody makes up for.
     fatal_death: Option<Death>,
@@ -70,6 +74,7 @@ pub(super) async fn conduct(
     let mut conductor = Conductor {
         counts: vec![None; members.len()],
         latest: HashMap::new(),
+        past: Vec::new(),
         deaths: Vec::new(),
         fatal_death: None,
         failure: None,
@@ -86,8 +91,7 @@ pub(super) async fn conduct(
         for (index, member) in
             conductor.members.iter().enumerate().filter(|(_, member)| member.source == sources)
         {
-            let ask = member.run.ask(Run);
-            runs.push(async move { (index, ask.await) });
+            runs.push(run(index, member.run.ask(Run)));
         }
     }
     let mut ticks = tokio::time::interval(settings.every.max(Duration::from_millis(10)));
@@ -98,7 +102,11 @@ pub(super) async fn conduct(
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
                 Ok(counts) => conductor.counts[index] = Some(counts),
-                Err(error) => conductor.died(index, &error).await,
+                Err(error) => {
+                    if conductor.died(index, &error).await {
+                        runs.push(run(index, conductor.members[index].run.ask(Run)));
+                    }
+                }
             },
             Ok(event) = events.recv() => conductor.event(event).await,
             Some(command) = commands.recv() => conductor.command(command).await,
@@ -123,6 +131,11 @@ pub(super) async fn conduct(
         trace.write(path, &conductor.plan)?;
     }
     conductor.outcome()
+}
+
+/// A member's answer, with the member.
+async fn run(index: usize, ask: Ask<Run>) -> (usize, Result<Counts, AskError<Run>>) {
+    (index, ask.await)
 }
 
 /// Ctrl-C and `SIGTERM`.
@@ -150,7 +163,7 @@ impl Conductor {
             let latest = || self.latest.get(&(member.stage as u16, member.replica)).cloned();
             counts.clone().or_else(latest)
         });
-        last.collect()
+        last.chain(self.past.iter().cloned()).collect()
     }
 
     async fn event(&mut self, event: Event) {
@@ -187,7 +200,8 @@ impl Conductor {
         }
     }
 
-    async fn died(&mut self, index: usize, error: &AskError<Run>) {
+    /// Notes a death; true if the actor comes back.
+    async fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
         let member = &self.members[index];
         let stage = self.plan.stages[member.stage].name.clone();
         let why = match error {
@@ -197,13 +211,26 @@ impl Conductor {
         };
         tracing::warn!(target: "tensorpost::pipeline", stage, replica = member.replica, why, "a stage died");
         let (of, replica) = (member.stage, member.replica);
-        let dead =
-            |replica: u16| self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica);
+        let dead = |replica: u16| {
+            self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
+        };
         let mut others = self.members.iter().filter(|other| other.stage == of && other.replica != replica);
         // Those who sent to it send again, to another; a source has nobody who would.
         let replaced =
             self.plan.at_least_once.is_some() && !member.source && others.any(|other| !dead(other.replica));
-        let death = Death { stage, replica, why };
+        // Where nobody knows yet, the next ask is not sent if there is no next life.
+        let comes_back = match error {
+            AskError::NoReply(AskFailure::Gone(departed)) => departed.restarts,
+            AskError::NoReply(_) => true,
+            AskError::NotSent(_) | AskError::TimedOut => false,
+        };
+        let restarts = comes_back && self.plan.restart(of) != Restart::never();
+        let death = Death { stage, replica, why, restarted: restarts };
+        if restarts {
+            self.past.extend(self.latest.remove(&(of as u16, replica)));
+            self.deaths.push(death);
+            return true;
+        }
         self.deaths.push(death.clone());
         if !replaced {
             self.fatal_death.get_or_insert(death);
@@ -224,6 +251,7 @@ impl Conductor {
                 let _ = member.control.send(Control::Gone(lanes.clone())).await;
             }
         }
+        false
     }
 
     /// After a death some had more to do when they had answered already: what was sent again.
@@ -259,7 +287,7 @@ impl Conductor {
             return Err(PipelineError::Killed { report });
         }
         // A death first: what fails after it, fails because of it.
-        if let Some(Death { stage, replica, why }) = self.fatal_death {
+        if let Some(Death { stage, replica, why, .. }) = self.fatal_death {
             return Err(PipelineError::Died { stage, replica, why, report });
         }
         match self.failure.or(fatal) {

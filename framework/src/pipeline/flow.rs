@@ -19,6 +19,7 @@ use super::work::{SourceWork, StageWork, Work};
 use super::worker::args::Select;
 use super::worker::pick::NumberOf;
 use crate::actor::Env;
+use crate::node::Restart;
 
 /// What is being written down; the pipeline and all its flows share it.
 pub(super) struct Draft {
@@ -454,6 +455,14 @@ impl<T, I: Item> Flow<T, After<I>> {
         let name = closure_name(&self.draft);
         closures::keep::<NumberOf<I>>(&name, Arc::new(move |item| hash(&key(item))));
         self.tune(|stage| stage.select = Select::By(name))
+    }
+
+    /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and goes on with
+    /// what comes then. Items that it had are lost, and named in the report, unless delivery is
+    /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy the pipeline
+    /// fails. Stages in the same worker come back together.
+    pub fn restart(self, policy: Restart) -> Self {
+        self.tune(|stage| stage.restart = Some(policy))
     }
 
     /// Every replica takes every item.

@@ -12,7 +12,7 @@ use super::work::{Door, Site, Started, Way, WayTo, Work};
 use super::worker::args::{Config, Control, Event, Run};
 use crate::Node;
 use crate::actor::{Address, Channel};
-use crate::node::{ActorError, StartError, WorkerId};
+use crate::node::{ActorError, Restart, StartError, WorkerId};
 
 /// A replica that runs.
 pub(super) struct Member {
@@ -42,7 +42,7 @@ pub(super) fn launch(
         let mut replicas = Vec::new();
         for replica in 0..plan.stages[stage].replicas as u16 {
             let worker =
-                workers[&(home(plan, stage), if plan.stages[stage].beside.is_some() { 0 } else { replica })];
+                workers[&(plan.home(stage), if plan.stages[stage].beside.is_some() { 0 } else { replica })];
             let site = site(node, plan, settings, (stage, replica), worker, &events, &started)?;
             let replica_started = Draft::work(works, plan, stage)
                 .start(site)
@@ -60,19 +60,6 @@ pub(super) fn launch(
         started.insert(stage, replicas);
     }
     Ok((members, news))
-}
-
-/// The stage in whose workers a stage runs.
-fn home(plan: &Plan, stage: usize) -> usize {
-    let mut home = stage;
-    // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of certainty.
-    for _ in 0..plan.stages.len() {
-        match plan.stages[home].beside {
-            Some(beside) => home = beside,
-            None => break,
-        }
-    }
-    home
 }
 
 fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
@@ -135,6 +122,7 @@ fn site<'s>(
         restore: plan.restores_order(stage),
         chain: here.depth > 0 || plan.at_least_once.is_some(),
         round: here.window.map(|_| here.depth.saturating_sub(1)),
+        holds: plan.holds(stage),
         resend: plan.at_least_once.is_some(),
         trace: settings.trace.is_some(),
         every: (!settings.progress.is_off()).then_some(settings.every.as_millis() as u64),
@@ -147,6 +135,7 @@ fn site<'s>(
         device,
         mailbox: plan.mailbox(stage),
         own_thread: here.own_thread,
+        restart: plan.restart(stage),
         name: looked_up.then(|| name_of(plan, stage, replica)),
         config,
         results: way(plan, stage, replica, RESULTS, started),
@@ -201,12 +190,13 @@ fn way<'s>(
             index: edge.to as u16,
             lane: lane(index, replica),
             select: to.select.clone(),
-            number: plan.loses_order(edge.to),
+            number: plan.loses_order(edge.to).then(|| plan.ahead(edge.to)),
             window: to.window.filter(|_| !edge.feedback).or(plan.at_least_once.filter(|_| source)),
             max_bytes: to.max_bytes,
             depth: to.depth,
             feedback: edge.feedback,
-            drain: to.window.is_some() && !edge.feedback,
+            restarts: plan.restart(edge.to) != Restart::never(),
+            settle_first: plan.settles_first(stage, &edge),
             to: doors,
         }
     });

@@ -6,7 +6,7 @@ use crate::limits::MAX_MAILBOX;
 /// against jitter. More would only keep more memory in use.
 pub const DEFAULT_MAILBOX: u32 = 8;
 
-/// How far the receivers of numbered items may get ahead of the oldest one, in items: more would wait for it, unbounded.
+/// How far replicas whose order is restored may get ahead of the oldest item, at most: so many wait for it.
 pub const ORDER_WINDOW: u32 = 256;
 
 /// Items of one source replica that may be unacknowledged under at-least-once delivery, unless the pipeline says

@@ -35,7 +35,7 @@ pub(super) struct Current {
     pub(super) tag: Tag,
     pub(super) cargo: Cargo,
     /// Whether a held item is not done with for its sender either.
-    pub(super) chain: bool,
+    pub(super) holds: bool,
 }
 
 /// A result on its way.
@@ -103,8 +103,8 @@ impl<T> Out<T> {
     /// Keeps the item that the stage is called with: it is not done with when the call returns.
     pub fn hold(&mut self) -> Held {
         let (tag, cargo) = self.here();
-        let chain = self.current.as_ref().is_some_and(|current| current.chain);
-        Held { tag, cargo: cargo.filter(|_| chain).into_iter().collect() }
+        let holds = self.current.as_ref().is_some_and(|current| current.holds);
+        Held { tag, cargo: cargo.filter(|_| holds).into_iter().collect() }
     }
 
     /// Which item the stage is called with; `None` where it is called for another reason.

@@ -8,6 +8,7 @@ use super::on_error::OnError;
 use super::place::On;
 use super::worker::args::Select;
 use crate::limits::MAX_MAILBOX;
+use crate::node::Restart;
 
 /// A pipeline.
 #[derive(Clone)]
@@ -50,6 +51,7 @@ pub(super) struct StagePlan {
     pub(super) max_bytes: Option<u64>,
     /// Items on their way from one sender that it is not done with.
     pub(super) window: Option<u32>,
+    pub(super) restart: Option<Restart>,
     /// Items that it keeps before it makes one of them.
     pub(super) keeps: Option<u32>,
     /// Whether it makes one of fewer when it has waited long enough.
@@ -108,6 +110,7 @@ impl StagePlan {
             ordered: false,
             max_bytes: None,
             window: None,
+            restart: None,
             keeps: None,
             times_out: false,
             on_error: OnError::Fail,
@@ -182,6 +185,22 @@ impl Plan {
         self.edges_to(stage).any(|(_, edge)| edge.from.output == RESULTS && self.loses_order(edge.from.stage))
     }
 
+    /// The stages whose replicas lose an order that this stage restores, with the number of actors that send to each.
+    fn numberers(&self, stage: usize) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let from = self.edges_to(stage).filter(|(_, edge)| edge.from.output == RESULTS);
+        let from = from.map(|(_, edge)| edge.from.stage).filter(|from| self.loses_order(*from));
+        from.map(|from| {
+            (from, self.edges_to(from).map(|(_, edge)| self.stages[edge.from.stage].replicas).sum())
+        })
+    }
+
+    /// How far ahead of its oldest item that is not answered a sender to an ordered stage may be: enough to keep all
+    /// replicas at work.
+    pub(super) fn ahead(&self, stage: usize) -> u32 {
+        let busy = (self.mailbox(stage).saturating_add(2)).saturating_mul(self.stages[stage].replicas);
+        busy.min(ORDER_WINDOW)
+    }
+
     /// Puts a stage that restores the order behind replicas, wherever no single stage does. To be called once, before
     /// the plan is used.
     pub(super) fn complete(mut self) -> Self {
@@ -216,10 +235,47 @@ impl Plan {
         self
     }
 
+    /// The stage in whose workers a stage runs.
+    pub(super) fn home(&self, stage: usize) -> usize {
+        let mut home = stage;
+        // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of certainty.
+        for _ in 0..self.stages.len() {
+            match self.stages[home].beside {
+                Some(beside) => home = beside,
+                None => break,
+            }
+        }
+        home
+    }
+
+    /// What becomes of the stage when its process ends: those in one worker come back together. A source never does, for
+    /// it would begin anew.
+    pub(super) fn restart(&self, stage: usize) -> Restart {
+        let home = self.home(stage);
+        let mut together = (0..self.stages.len()).filter(|other| self.home(*other) == home);
+        let policy = together.find_map(|other| self.stages[other].restart);
+        policy.filter(|_| self.stages[stage].kind != Kind::Source).unwrap_or_default()
+    }
+
+    /// Whether an item that the stage keeps is not done with for its sender: then it is known by id what was lost with it.
+    pub(super) fn holds(&self, stage: usize) -> bool {
+        self.stages[stage].keeps.is_some()
+    }
+
+    /// Whether the end goes along an edge after all answers. It cannot where the receiver answers only after the end, and
+    /// must where the answers mean that nothing is left in a loop.
+    pub(super) fn settles_first(&self, stage: usize, edge: &Edge) -> bool {
+        let into_loop = self.stages[edge.to].window.is_some() && !edge.feedback;
+        let chain = self.stages[stage].depth > 0 || self.at_least_once.is_some();
+        into_loop || !(chain || self.holds(edge.to))
+    }
+
     /// Items that one sending process may have waiting for a stage.
     pub(super) fn mailbox(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
+        // Those that are kept have no place for others.
+        mailbox = mailbox.saturating_add(plan.keeps.unwrap_or(0));
         if let Some(unanswered) = self.at_least_once {
             // An item keeps its place until it is acknowledged, so there has to be one for each.
             mailbox = mailbox.max(unanswered.saturating_add(2));
@@ -227,10 +283,11 @@ impl Plan {
         if plan.depth > 0 || self.at_least_once.is_some() {
             let windows = self.stages.iter().filter_map(|stage| stage.window);
             mailbox = mailbox.max(windows.max().unwrap_or(0).saturating_mul(2).saturating_add(2));
-            if self.restores_order(stage) {
-                mailbox = mailbox.max(ORDER_WINDOW + 2);
-            }
         }
+        // What comes too early keeps its place until its turn has come; what is late must never wait for such a place.
+        let early: u32 =
+            self.numberers(stage).map(|(stage, lanes)| self.ahead(stage).saturating_mul(lanes)).sum();
+        mailbox = mailbox.max(early.saturating_add(u32::from(early > 0) * 2));
         mailbox.min(MAX_MAILBOX)
     }
 

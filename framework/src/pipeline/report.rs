@@ -75,6 +75,8 @@ pub struct Death {
     pub replica: u16,
     /// What is known.
     pub why: String,
+    /// Whether it was started again. Of what its earlier life did, the report has what that told as progress.
+    pub restarted: bool,
 }
 
 impl Report {
@@ -170,7 +172,8 @@ impl fmt::Display for Report {
         let end = if self.cancelled { "cancelled after" } else { "took" };
         writeln!(f, "{} {end} {:.3} s", self.pipeline, self.seconds)?;
         for death in &self.deaths {
-            writeln!(f, "died: {} (replica {}): {}", death.stage, death.replica, death.why)?;
+            let then = if death.restarted { "died and was restarted" } else { "died" };
+            writeln!(f, "{then}: {} (replica {}): {}", death.stage, death.replica, death.why)?;
         }
         for failure in self.failures.iter().take(10) {
             let id = failure.id.map_or_else(String::new, |id| format!(" on {id}"));

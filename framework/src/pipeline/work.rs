@@ -14,7 +14,7 @@ use super::worker::{SourceActor, StageActor};
 use crate::Node;
 use crate::actor::{Address, Program, RemoteActor};
 use crate::device::Device;
-use crate::node::{ActorError, NodeBuilder, WorkerId};
+use crate::node::{ActorError, NodeBuilder, Restart, WorkerId};
 
 /// What is to be done for a stage, whatever its types are.
 pub(super) trait Work {
@@ -35,6 +35,7 @@ pub(super) struct Site<'s> {
     pub(super) device: Device,
     pub(super) mailbox: u32,
     pub(super) own_thread: bool,
+    pub(super) restart: Restart,
     /// For those that find it by name.
     pub(super) name: Option<String>,
     pub(super) config: Config,
@@ -54,12 +55,13 @@ pub(super) struct WayTo<'s> {
     pub(super) index: u16,
     pub(super) lane: u32,
     pub(super) select: Select,
-    pub(super) number: bool,
+    pub(super) number: Option<u32>,
     pub(super) window: Option<u32>,
     pub(super) max_bytes: Option<u64>,
     pub(super) depth: usize,
+    pub(super) restarts: bool,
+    pub(super) settle_first: bool,
     pub(super) feedback: bool,
-    pub(super) drain: bool,
     pub(super) to: Vec<Door<'s>>,
 }
 
@@ -135,6 +137,7 @@ fn spawn<A: RemoteActor>(site: &Site<'_>, args: A::Args) -> Result<crate::node::
     if let Some(name) = &site.name {
         spawn = spawn.name(name);
     }
+    spawn = spawn.restart(site.restart);
     if site.own_thread {
         spawn = spawn.own_thread();
     }
@@ -158,7 +161,8 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         max_bytes: to.max_bytes,
         depth: to.depth,
         feedback: to.feedback,
-        drain: to.drain,
+        restarts: to.restarts,
+        settle_first: to.settle_first,
     };
     OutletArgs { select: way.select.clone(), branches: way.branches.iter().map(branch).collect() }
 }

@@ -30,9 +30,14 @@ use images::{
 
 mod ready;
 use ready::ready_made_stages_agree_with_the_host;
+mod parts;
+use parts::{
+    a_packed_part_is_a_view, several_workers_write_columns_of_one_tensor,
+    several_workers_write_columns_of_one_tensor_under_mps,
+};
 
 fn program(builder: Builder) -> Builder {
-    receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>()))
+    parts::program(receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>())))
 }
 
 /// Has the workers count the GPUs from the other end: what a device is, must not depend on its number.
@@ -76,6 +81,9 @@ fn main() {
         a_kernel_of_the_users_is_a_stage,
         ready_made_stages_agree_with_the_host,
         what_does_not_fit_is_refused,
+        several_workers_write_columns_of_one_tensor,
+        several_workers_write_columns_of_one_tensor_under_mps,
+        a_packed_part_is_a_view,
     ];
     harness::run(program, cases)
 }

@@ -95,6 +95,8 @@ impl Office {
             FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
             FromNode::Actor { actor, at } => self.actor_is(actor, at),
             FromNode::Obituary(obituary) => self.mourn(obituary),
+            FromNode::Watching { ticket, down } => self.watching_began(ticket, down.as_ref()),
+            FromNode::Lifecycle(event) => self.lifecycle(&event),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
             FromNode::Taint(news) => {

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::{Link, Office, Queue};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
+use crate::mailbox::lives::EndReason;
 use crate::message::codec;
 use crate::observe::figures::ActorFigures;
 use crate::observe::trace::FrameId;
@@ -37,6 +38,9 @@ pub trait Inbox: Send + Sync + 'static {
 
     /// The credits of this process itself.
     fn local(&self) -> &Arc<LocalCredits>;
+
+    /// Has the actor fail, for a reason that lies elsewhere. What it is doing is finished first.
+    fn fail(&self, _reason: EndReason) {}
 
     /// What the actor has done; `None` for a mailbox without an actor.
     fn figures(&self) -> Option<ActorFigures> {

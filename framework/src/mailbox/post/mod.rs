@@ -5,7 +5,7 @@
 //!
 //! Read in this order: `pages` and `entry` (the forms), `link` (one peer), `connect` (how a link is made),
 //! `outgoing` (frames out), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
-//! loop), `waiting` (queues of senders), [`inbox`] (what it delivers to).
+//! loop), `waiting` (queues of senders), `watching`, [`inbox`] (what it delivers to).
 
 pub mod asks;
 mod chunks;
@@ -25,6 +25,7 @@ mod traced;
 #[cfg(any(test, feature = "testing"))]
 mod usage;
 mod waiting;
+mod watching;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -43,6 +44,7 @@ pub(crate) use link::Link;
 pub(crate) use outgoing::{Claim, NotNow};
 pub(crate) use outgoing::{Envelope, PostError};
 pub(crate) use waiting::{PlaceInQueue, Queue};
+pub(crate) use watching::{Tell, Watcher};
 
 use super::port::Port;
 use crate::clock::turn::TurnEnd;
@@ -82,6 +84,7 @@ pub struct Office {
     asks: DashMap<u64, asks::Pending>,
     next_correlation: AtomicU64,
     directory: directory::Directory,
+    watching: watching::Watching,
     gpu_budget: OnceLock<u64>,
     /// Where large bodies are written.
     scratch: OnceLock<Gpu>,
@@ -96,6 +99,8 @@ pub struct Office {
     /// Its process is to be taken for dead: nothing that it does is seen any more.
     #[cfg(any(test, feature = "testing"))]
     abandoned: AtomicBool,
+    /// Whether the process is about to end, and its actors with a policy for that live on elsewhere.
+    leaving: AtomicBool,
 }
 
 /// A place for an actor.
@@ -204,6 +209,7 @@ impl Office {
             asks: DashMap::new(),
             next_correlation: AtomicU64::new(1),
             directory: directory::Directory::default(),
+            watching: watching::Watching::default(),
             gpu_budget: OnceLock::new(),
             scratch: OnceLock::new(),
             counters: Counters::default(),
@@ -211,6 +217,7 @@ impl Office {
             notices: AtomicU64::new(0),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             #[cfg(any(test, feature = "testing"))]
             abandoned: AtomicBool::new(false),
         });
@@ -321,6 +328,15 @@ impl Office {
     /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
     pub(crate) fn begin_stopping(&self) {
         self.stopping.send_replace(true);
+    }
+
+    /// The process is about to end, and its actors that come back after failures live on elsewhere.
+    pub(crate) fn begin_leaving(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// Resolves when a shutdown of the node has begun, at once if that was before.

@@ -130,6 +130,11 @@ impl Office {
         Ok(())
     }
 
+    /// Whether [`stop`](Self::stop) was called.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
     /// Ends [`run`](Self::run).
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);

@@ -1,12 +1,12 @@
 //! Starting actors, and forgetting them.
 
 use crate::ids::{ActorId, ProcessId};
-use crate::mailbox::lives::{EndReason, RestartWhen};
+use crate::mailbox::lives::{EndReason, Lifecycle, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::node::control::{ControlError, Down, encode};
+use crate::node::group::Supervision;
 use crate::node::host::NewActor;
 use crate::node::registry::check_name;
-use crate::node::restart::Restart;
 use crate::observe::log::Severity;
 
 use super::error::Closed;
@@ -22,7 +22,7 @@ impl State {
         &mut self,
         id: WorkerId,
         new: NewActor,
-        policy: Restart,
+        how: Supervision,
         reply: Reply<Started>,
     ) {
         let found =
@@ -31,7 +31,7 @@ impl State {
             let _ = reply.try_send(Err(self.no_such_worker(id, new.type_name)));
             return;
         };
-        if let Err(error) = self.try_start(index, new, policy, &reply) {
+        if let Err(error) = self.try_start(index, new, how, &reply) {
             let _ = reply.try_send(Err(error));
         }
     }
@@ -40,7 +40,7 @@ impl State {
         &mut self,
         index: usize,
         new: NewActor,
-        policy: Restart,
+        how: Supervision,
         reply: &Reply<Started>,
     ) -> Result<(), StartError> {
         if self.stopping.is_some() {
@@ -57,14 +57,15 @@ impl State {
         }
         let (actor, place) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
         let type_name = new.type_name.clone();
-        let start = start_of(actor, place, &new, 0, policy);
+        let start = start_of(actor, place, &new, 0, how.restart);
         // Encoded once to see whether it fits: a worker is not killed for what its node asked.
         let start = Down::Start(start);
         if let Err(ControlError::TooLarge(_) | ControlError::Encode(_)) = encode(&start) {
             self.broker.actor_ended(actor);
             return Err(StartError::TooLarge { type_name });
         }
-        let first = Some(First { made_of: new, policy, reply: reply.clone() });
+        worker.uses(new.device);
+        let first = Some(First { made_of: new, how, reply: reply.clone() });
         worker.pending.insert(actor, Pending { place, type_name, ended: None, first });
         worker.send(&start, Vec::new());
         self.dirty = true;
@@ -111,10 +112,10 @@ impl State {
         let (id, name) = (worker.id, worker.name.to_string());
         self.dirty = true;
         match (first, result) {
-            (Some(First { made_of, policy, reply }), Ok(())) => {
+            (Some(First { made_of, how, reply }), Ok(())) => {
                 self.broker.roster.started(actor);
-                if policy.when() != RestartWhen::Never {
-                    self.supervise(actor, id, made_of, policy);
+                if how.restart.when() != RestartWhen::Never || how.group.is_some() {
+                    self.supervise(actor, id, made_of, how);
                 }
                 let _ = reply.try_send(Ok((actor, place)));
             }
@@ -133,7 +134,7 @@ impl State {
     }
 
     /// The worker says that an actor has ended.
-    pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<String>) {
+    pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         if let Some(pending) = worker.pending.get_mut(&actor) {
             pending.ended = Some(why);
@@ -151,11 +152,24 @@ impl State {
             let text = format!("{actor} `{}` in worker `{}` ended: {why}", entry.name, worker.name);
             self.journal.node(Severity::Error, Some(&worker.name), text);
         }
-        let reason = why.map_or(EndReason::Normal, EndReason::HandlerPanic);
-        if !self.actor_failed(index, actor, reason) {
-            self.broker.actor_ended(actor);
+        let reason = match why {
+            None => EndReason::Normal,
+            Some(reason @ (EndReason::HandlerPanic(_) | EndReason::Linked(_))) => reason,
+            // WIRE-1: of other ends an actor cannot tell.
+            Some(other) => EndReason::HandlerPanic(other.to_string()),
+        };
+        if !self.actor_failed(index, actor, reason.clone()) {
+            self.actor_ended(actor, reason);
         }
         self.dirty = true;
+    }
+
+    /// An actor has ended for good, and had no policy against that.
+    pub(super) fn actor_ended(&mut self, actor: ActorId, reason: EndReason) {
+        self.broker.actor_ended(actor);
+        let mut told = Vec::new();
+        self.broker.tell(&Lifecycle::Down { actor, reason, will_restart: false }, &mut told);
+        self.deliver(told);
     }
 }
 

@@ -12,6 +12,7 @@
 mod actors;
 mod error;
 mod figures;
+mod groups;
 mod launch;
 mod messages;
 mod record;
@@ -32,6 +33,7 @@ use parking_lot::Mutex;
 use crate::clock::taint::Board;
 use crate::ids::ActorId;
 use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
+use crate::node::group::Supervision;
 use crate::node::host::{NewActor, Resident};
 use crate::node::journal::Journal;
 use crate::node::restart::Restart;
@@ -65,6 +67,8 @@ pub(crate) struct Settings {
     pub(crate) board: Arc<Board>,
     /// Where the processes' traces come together, if there is one.
     pub(crate) trace: Option<Arc<Collector>>,
+    /// Whether the workers on one GPU share one fate.
+    pub(crate) gpus_are_shared: bool,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
@@ -77,11 +81,12 @@ enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
     Spawn(String, Reply<Result<WorkerId, SpawnError>>),
-    Start(WorkerId, NewActor, Restart, Reply<Result<(ActorId, Place), StartError>>),
+    Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Place), StartError>>),
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Place), StartError>>),
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Figures(Reply<Figures>),
+    Report(Reply<Vec<RestartReport>>),
     KillWorker(WorkerId),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
@@ -188,9 +193,10 @@ impl Supervisor {
         &self,
         worker: WorkerId,
         actor: NewActor,
-        policy: Restart,
+        how: impl Into<Supervision>,
     ) -> Result<(ActorId, Place), StartError> {
-        self.shared.ask(|reply| Command::Start(worker, actor, policy, reply))?
+        let how = how.into();
+        self.shared.ask(|reply| Command::Start(worker, actor, how, reply))?
     }
 
     /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
@@ -223,6 +229,14 @@ impl Supervisor {
     /// [`Closed::Ended`] when the node has shut down.
     pub fn figures(&self) -> Result<Figures, Closed> {
         self.shared.ask(Command::Figures)
+    }
+
+    /// What has ended so far although it had a restart policy, by worker.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down; its report has it then.
+    pub fn restarts(&self) -> Result<Vec<RestartReport>, Closed> {
+        self.shared.ask(Command::Report)
     }
 
     /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.

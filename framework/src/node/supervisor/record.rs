@@ -1,23 +1,24 @@
 //! What the supervisor knows about one worker.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::ids::{ActorId, ProcessId};
+use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::mailbox::lives::EndReason;
 use crate::mailbox::port::Place;
 use crate::node::control::{Down, encode};
+use crate::node::group::Supervision;
 use crate::node::host::NewActor;
 use crate::node::limits::END_GRACE;
 use crate::node::line::{LineError, Outgoing, Receiving};
-use crate::node::restart::Restart;
 use crate::node::shutdown::Phase;
 use crate::os::{PidFd, Seqpacket};
 
+use super::groups::Condemned;
 use super::launch::Launched;
 use super::{Reply, SpawnError, StartError, WorkerId};
 
@@ -103,7 +104,7 @@ pub(super) struct Pending {
     pub(super) place: Place,
     pub(super) type_name: String,
     /// It ended before the worker said that it had started; inside, why.
-    pub(super) ended: Option<Option<String>>,
+    pub(super) ended: Option<Option<EndReason>>,
     /// Set for its first life.
     pub(super) first: Option<First>,
 }
@@ -111,7 +112,7 @@ pub(super) struct Pending {
 /// What is kept of an actor until it has started for the first time.
 pub(super) struct First {
     pub(super) made_of: NewActor,
-    pub(super) policy: Restart,
+    pub(super) how: Supervision,
     pub(super) reply: Reply<Result<(ActorId, Place), StartError>>,
 }
 
@@ -142,6 +143,10 @@ pub(super) struct Worker {
     pub(super) why: Option<String>,
     /// Why it ends, where its exit status does not say it.
     pub(super) cause: Option<EndReason>,
+    /// Others have failed, and it ends with them.
+    pub(super) condemned: Option<Condemned>,
+    /// The GPUs that its actors were started on.
+    pub(super) gpus: HashSet<DeviceId>,
 }
 
 impl Worker {
@@ -175,6 +180,15 @@ impl Worker {
             killed: None,
             why: None,
             cause: None,
+            condemned: None,
+            gpus: HashSet::new(),
+        }
+    }
+
+    /// An actor on this device is started in it.
+    pub(super) fn uses(&mut self, device: DeviceId) {
+        if device != DeviceId::HOST {
+            self.gpus.insert(device);
         }
     }
 
@@ -222,7 +236,7 @@ impl Worker {
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
         self.stage = Stage::Ending;
-        self.send(&Down::Exit, Vec::new());
+        self.send(&Down::Exit { comes_back: true }, Vec::new());
         self.end_soon(Instant::now());
     }
 

@@ -6,23 +6,26 @@
 //! leave behind a lock that is held, a stream that waits, or a context of the driver that is lost, and nothing of that
 //! reaches the next life.
 //!
-//! One for one: nothing else is touched. Everything is counted and timed here, on the supervisor's own loop.
+//! Nothing else is touched, unless it shares the fate of what ended (`groups`). Everything is counted and timed here, on
+//! the supervisor's own loop.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_PROCESSES;
-use crate::mailbox::lives::{EndReason, Obituary};
+use crate::mailbox::lives::{EndReason, Lifecycle, Obituary};
 use crate::mailbox::port::Place;
 use crate::node::broker::Delivery;
 use crate::node::control::Down;
+use crate::node::group::{Group, Supervision};
 use crate::node::host::{NewActor, StartActor};
 use crate::node::limits::MAX_ENDS;
 use crate::node::restart::{Budget, Restart, Verdict};
 use crate::observe::log::Severity;
 
+use super::groups::Condemned;
 use super::record::{Asker, Pending, Stage, Worker, WorkerState};
 use super::run::{Slot, State};
 use super::{RestartReport, WorkerId};
@@ -37,6 +40,9 @@ pub(super) struct Charge {
     /// What it is made of, each time.
     made_of: NewActor,
     budget: Budget,
+    group: Option<Group>,
+    /// Its group was given up: the end of its present life is final.
+    doomed: bool,
     /// The number of its present or last life.
     life: u32,
 }
@@ -48,6 +54,8 @@ struct Between {
     /// Where it was; it goes there again, if it can.
     slot: usize,
     at: Instant,
+    /// Ended together with others, which it waits for.
+    round: Option<u64>,
     /// How its last life ended.
     ended: WorkerState,
 }
@@ -73,14 +81,15 @@ pub(super) struct Restarts {
     between: Vec<Between>,
     away: Vec<Away>,
     histories: HashMap<WorkerId, History>,
+    pub(super) last_round: u64,
 }
 
 /// What becomes of the actors of a worker that ended.
 #[derive(Default)]
-struct Fates {
-    restarting: Vec<ActorId>,
-    gave_up: Vec<ActorId>,
-    delay: Duration,
+pub(super) struct Fates {
+    pub(super) restarting: Vec<ActorId>,
+    pub(super) gave_up: Vec<ActorId>,
+    pub(super) delay: Duration,
 }
 
 impl Restarts {
@@ -93,11 +102,26 @@ impl Restarts {
     }
 
     /// Which of a worker's actors come back after it ended for `reason`, and when.
-    fn fates(&mut self, worker: WorkerId, reason: &EndReason, now: Instant) -> Fates {
+    fn fates(
+        &mut self,
+        worker: WorkerId,
+        reason: &EndReason,
+        condemned: Option<Condemned>,
+        now: Instant,
+    ) -> Fates {
         let mut fates = Fates::default();
         for actor in self.of(worker) {
             let Some(charge) = self.charges.get_mut(&actor) else { continue };
-            match charge.budget.spend(reason, now) {
+            let verdict = match condemned {
+                _ if charge.doomed => Verdict::UsedUp,
+                // For what others did, nothing is counted.
+                Some(condemned) if charge.budget.policy().when().after(true) => {
+                    Verdict::Restart(condemned.at.saturating_duration_since(now))
+                }
+                Some(_) => Verdict::Final,
+                None => charge.budget.spend(reason, now),
+            };
+            match verdict {
                 Verdict::Restart(delay) => {
                     fates.delay = fates.delay.max(delay);
                     fates.restarting.push(actor);
@@ -108,10 +132,67 @@ impl Restarts {
                 }
             }
         }
-        for actor in &fates.gave_up {
-            self.charges.remove(actor);
-        }
         fates
+    }
+
+    /// The groups that restart as one because of this end, and those that are given up.
+    pub(super) fn groups_hit(&self, fates: &Fates, reason: &EndReason) -> (Vec<Group>, Vec<Group>) {
+        let of = |actors: &[ActorId]| {
+            let mut groups: Vec<Group> = Vec::new();
+            for actor in actors {
+                let group = self.charges.get(actor).and_then(|charge| charge.group.as_ref());
+                if let Some(group) = group.filter(|group| group.is_one() && !groups.contains(group)) {
+                    groups.push(group.clone());
+                }
+            }
+            groups
+        };
+        if !reason.is_failure() {
+            return (Vec::new(), Vec::new());
+        }
+        let given_up = of(&fates.gave_up);
+        let mut hit = of(&fates.restarting);
+        hit.extend(given_up.iter().filter(|group| !hit.contains(group)).cloned().collect::<Vec<_>>());
+        (hit, given_up)
+    }
+
+    /// The groups that restart as one in which these workers have actors.
+    pub(super) fn groups_of(&self, workers: &HashSet<WorkerId>) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        let charges = self.charges.values().filter(|charge| workers.contains(&charge.worker));
+        for group in charges.filter_map(|charge| charge.group.as_ref()).filter(|group| group.is_one()) {
+            if !groups.contains(group) {
+                groups.push(group.clone());
+            }
+        }
+        groups
+    }
+
+    /// The workers in which these groups have actors.
+    pub(super) fn workers_in(&self, groups: &[Group]) -> Vec<WorkerId> {
+        let is_in = |charge: &&Charge| charge.group.as_ref().is_some_and(|group| groups.contains(group));
+        self.charges.values().filter(is_in).map(|charge| charge.worker).collect()
+    }
+
+    pub(super) fn members(&self, group: &Group) -> Vec<(ActorId, WorkerId)> {
+        let members = self.charges.iter().filter(|(actor, _)| self.is_in(**actor, group));
+        members.map(|(actor, charge)| (*actor, charge.worker)).collect()
+    }
+
+    pub(super) fn is_in(&self, actor: ActorId, group: &Group) -> bool {
+        self.charges.get(&actor).is_some_and(|charge| charge.group.as_ref() == Some(group))
+    }
+
+    /// The end of its present life is final.
+    pub(super) fn doom(&mut self, actor: ActorId) {
+        if let Some(charge) = self.charges.get_mut(&actor) {
+            charge.doomed = true;
+        }
+    }
+
+    /// It does not come back.
+    pub(super) fn forget(&mut self, actor: ActorId) {
+        self.charges.remove(&actor);
     }
 
     fn note_end(&mut self, worker: WorkerId, name: &str, reason: &EndReason, restarts: bool) {
@@ -161,8 +242,15 @@ impl Restarts {
 
 impl State {
     /// From now on `actor` comes back when it ends.
-    pub(super) fn supervise(&mut self, actor: ActorId, worker: WorkerId, made_of: NewActor, policy: Restart) {
-        let charge = Charge { worker, made_of, budget: Budget::new(policy), life: 0 };
+    pub(super) fn supervise(
+        &mut self,
+        actor: ActorId,
+        worker: WorkerId,
+        made_of: NewActor,
+        how: Supervision,
+    ) {
+        let Supervision { restart, group } = how;
+        let charge = Charge { worker, made_of, budget: Budget::new(restart), group, doomed: false, life: 0 };
         self.restarts.charges.insert(actor, charge);
     }
 
@@ -177,11 +265,15 @@ impl State {
         told: &mut Vec<Delivery>,
     ) -> bool {
         let now = Instant::now();
-        let fates = if self.stopping.is_some() {
-            Fates::default()
-        } else {
-            self.restarts.fates(worker.id, reason, now)
-        };
+        let mut round = worker.condemned.map(|condemned| condemned.round);
+        let mut fates = Fates::default();
+        if self.stopping.is_none() {
+            fates = self.restarts.fates(worker.id, reason, worker.condemned, now);
+            if round.is_none() {
+                round = self.share_fate(worker, reason, &mut fates, now, told);
+            }
+        }
+        fates.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
         self.restarts.away.retain(|away| away.worker != worker.id);
         let roster = &self.broker.roster;
         let place = |actor: &ActorId| Some((*actor, roster.actor(*actor)?.place));
@@ -192,7 +284,9 @@ impl State {
             restarting: fates.restarting.iter().filter_map(place).collect(),
             gave_up: fates.gave_up.clone(),
         };
+        let mut events = self.events_of(worker.process, reason, &fates);
         self.broker.mourn(obituary, told);
+        events.drain(..).for_each(|event| self.broker.tell(&event, told));
         let comes_back = !fates.restarting.is_empty();
         if comes_back || !fates.gave_up.is_empty() {
             self.restarts.note_end(worker.id, &worker.name, reason, comes_back);
@@ -209,9 +303,39 @@ impl State {
             let text = format!("worker `{}` is restarted in {:?}: {reason}", worker.name, fates.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
             let (worker, name, at) = (worker.id, worker.name.clone(), now + fates.delay);
-            self.restarts.between.push(Between { worker, name, slot: index, at, ended });
+            self.restarts.between.push(Between { worker, name, slot: index, at, round, ended });
         }
         comes_back
+    }
+
+    /// What those are told who watch the actors of a process that ended.
+    fn events_of(&self, process: ProcessId, reason: &EndReason, fates: &Fates) -> Vec<Lifecycle> {
+        let mut actors = self.broker.roster.started_in(process);
+        // Of one that was between two lives in a process that went on, the end of the last one was told.
+        actors.extend(fates.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
+        actors.sort();
+        let event = |actor| {
+            if fates.gave_up.contains(&actor) {
+                return Lifecycle::GaveUp { actor, reason: reason.clone() };
+            }
+            let will_restart = fates.restarting.contains(&actor);
+            Lifecycle::Down { actor, reason: reason.clone(), will_restart }
+        };
+        actors.into_iter().map(event).collect()
+    }
+
+    /// A worker that was to come back has no actor left that does.
+    pub(super) fn stay_ended(&mut self, id: WorkerId) {
+        if !self.restarts.of(id).is_empty() {
+            return;
+        }
+        let Some(at) = self.restarts.between.iter().position(|between| between.worker == id) else { return };
+        let Between { ended, .. } = self.restarts.between.swap_remove(at);
+        let last = self.slots.iter_mut().filter_map(|slot| slot.last.as_mut()).find(|last| last.worker == id);
+        if let Some(last) = last {
+            last.state = ended;
+        }
+        self.dirty = true;
     }
 
     /// A supervised actor of a worker that goes on has ended; false if it is not supervised, or the end is final.
@@ -222,8 +346,10 @@ impl State {
             self.restarts.charges.remove(&actor);
             return false;
         }
-        if self.broker.roster.actors_of(worker.process) <= 1 && worker.pending.is_empty() {
-            // Alone: the process ends with it, and what follows is decided when it has.
+        let alone = self.broker.roster.actors_of(worker.process) <= 1 && worker.pending.is_empty();
+        let group = charge.group.as_ref().is_some_and(Group::is_one) && reason.is_failure();
+        if alone || group || charge.doomed {
+            // Alone, or in a group that restarts as one: the process ends with it, and what follows is decided when it has.
             worker.retire(reason);
             self.dirty = true;
             return true;
@@ -233,18 +359,21 @@ impl State {
         let (id, name) = (worker.id, worker.name.clone());
         self.restarts.note_end(id, &name, &reason, matches!(verdict, Verdict::Restart(_)));
         let mut told = Vec::new();
-        if let Verdict::Restart(delay) = verdict {
+        let event = if let Verdict::Restart(delay) = verdict {
             self.broker.roster.detach(actor);
             self.restarts.away.push(Away { actor, worker: id, at: now + delay });
             let text = format!("{actor} in worker `{name}` is restarted in {delay:?}: {reason}");
             self.journal.node(Severity::Warn, Some(&name), text);
+            Lifecycle::Down { actor, reason, will_restart: true }
         } else {
             let text = format!("{actor} in worker `{name}` ended, its restarts are used up: {reason}");
             self.journal.node(Severity::Error, Some(&name), text);
             self.restarts.charges.remove(&actor);
-            self.broker.given_up(actor, reason);
-        }
+            self.broker.given_up(actor, reason.clone());
+            Lifecycle::GaveUp { actor, reason }
+        };
         self.broker.announce(actor, &mut told);
+        self.broker.tell(&event, &mut told);
         self.deliver(told);
         self.dirty = true;
         true
@@ -286,7 +415,7 @@ impl State {
     /// The slot for the next life of a worker, if it is time for it: the same as before, once everybody has read what the
     /// last life had posted; another where somebody does not read.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
-        if next.at > now {
+        if next.at > now || self.is_ending(next.round) {
             return None;
         }
         let free = |slot: usize| {
@@ -325,16 +454,18 @@ impl State {
         if let Err(source) = self.launch(slot, next.worker, &next.name, stage) {
             // The system may have room for it later; the budget and the backoff are as for a death.
             let reason = EndReason::CreateFailed(format!("its process could not be started: {source}"));
-            let fates = self.restarts.fates(next.worker, &reason, Instant::now());
+            let fates = self.restarts.fates(next.worker, &reason, None, Instant::now());
             self.restarts.note_end(next.worker, &next.name, &reason, !fates.restarting.is_empty());
             let mut told = Vec::new();
             for actor in fates.gave_up {
+                self.restarts.forget(actor);
                 self.broker.given_up(actor, reason.clone());
                 self.broker.announce(actor, &mut told);
+                self.broker.tell(&Lifecycle::GaveUp { actor, reason: reason.clone() }, &mut told);
             }
             self.deliver(told);
             if !fates.restarting.is_empty() {
-                let at = Instant::now() + fates.delay;
+                let at = Instant::now() + fates.delay; // its companions, if any, have all ended
                 self.restarts.between.push(Between { at, slot, ..next });
             }
         }
@@ -363,6 +494,7 @@ impl State {
             }
         };
         charge.life += 1;
+        worker.uses(charge.made_of.device);
         let start = start_of(actor, place, &charge.made_of, charge.life, charge.budget.policy());
         let type_name = start.type_name.clone();
         worker.pending.insert(actor, Pending { place, type_name, ended: None, first: None });
@@ -375,6 +507,10 @@ impl State {
         self.broker.roster.started(actor);
         let mut told = Vec::new();
         self.broker.announce(actor, &mut told);
+        // Behind the news of where it is: whoever hears of it can write to it.
+        if let Some(charge) = self.restarts.charges.get(&actor) {
+            self.broker.tell(&Lifecycle::Up { actor, incarnation: charge.life }, &mut told);
+        }
         self.deliver(told);
     }
 
@@ -387,8 +523,9 @@ impl State {
         for actor in charges.into_keys() {
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
                 let reason = EndReason::KilledByNode("the node shuts down".to_owned());
-                self.broker.given_up(actor, reason);
+                self.broker.given_up(actor, reason.clone());
                 self.broker.announce(actor, &mut told);
+                self.broker.tell(&Lifecycle::GaveUp { actor, reason }, &mut told);
             }
         }
         self.deliver(told);

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
+use crate::mailbox::lives::EndReason;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::host::Resident;
@@ -109,13 +110,14 @@ impl State {
                 }
                 Command::Pong(number) => self.pong(ProcessId::NODE, number),
                 Command::Spawn(name, reply) => self.spawn(&name, reply),
-                Command::Start(worker, actor, policy, reply) => {
-                    self.start_actor(worker, actor, policy, reply)
-                }
+                Command::Start(worker, actor, how, reply) => self.start_actor(worker, actor, how, reply),
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
-                Command::ActorEnded(actor) => self.broker.actor_ended(actor),
+                Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Figures(reply) => self.ask_figures(reply),
+                Command::Report(reply) => {
+                    let _ = reply.try_send(self.restarts.report());
+                }
                 Command::KillWorker(worker) => {
                     if let Some(worker) = self.worker_by_id(worker) {
                         worker.give_up("the node was asked to kill it".to_owned());
@@ -447,6 +449,7 @@ impl State {
     fn finish(mut self) {
         self.dirty = true;
         self.publish();
+        self.resident.node_ended();
         let State { settings, shared, journal, stopping, restarts, .. } = self;
         if let Some(trace) = settings.trace {
             match trace.write_to(trace.path()) {

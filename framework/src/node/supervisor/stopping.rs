@@ -129,7 +129,7 @@ impl State {
         }
         for worker in self.workers().filter(|worker| worker.is_running()) {
             worker.told_to_exit = true;
-            worker.send(&Down::Exit, Vec::new());
+            worker.send(&Down::Exit { comes_back: false }, Vec::new());
         }
         if let Some(stopping) = &mut self.stopping {
             stopping.phase = Phase::Exiting;

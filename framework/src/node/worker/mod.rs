@@ -298,7 +298,12 @@ impl<R: Resident> Control<R> {
             }
             Down::Start(start) => Task::Start(Box::new(start)),
             Down::StopActors => Task::StopActors,
-            Down::Exit => Task::Exit,
+            Down::Exit { comes_back } => {
+                if comes_back {
+                    self.resident.leaving();
+                }
+                Task::Exit
+            }
             Down::Welcome { .. } | Down::Refused { .. } => return Err(ControlEnd::Unexpected),
         };
         self.to_main.try_send(task).map_err(|_| ControlEnd::Busy)

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ActorId;
+use crate::mailbox::lives::EndReason;
 use crate::mailbox::port::{Port, PortClosed, ToNode};
 use crate::node::control::{Up, encode};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_QUEUED_BYTES, MAX_QUEUED_LOGS, cut};
@@ -48,8 +49,12 @@ impl Uplink {
         }
     }
 
-    pub(crate) fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
-        let why = why.map(|why| cut(why, MAX_FAILURE_TEXT));
+    pub(crate) fn actor_stopped(&self, actor: ActorId, why: Option<EndReason>) {
+        let why = why.map(|why| match why {
+            EndReason::HandlerPanic(text) => EndReason::HandlerPanic(cut(text, MAX_FAILURE_TEXT)),
+            EndReason::Linked(text) => EndReason::Linked(cut(text, MAX_FAILURE_TEXT)),
+            other => other,
+        });
         // When the node is gone, so is this process in a moment.
         let _ = self.send(&Up::ActorStopped { actor, why }, Vec::new());
     }

@@ -26,6 +26,8 @@ pub(in crate::pipeline) struct Config {
     pub(in crate::pipeline) restore: bool,
     /// Whether an item is answered only when everything that came of it was.
     pub(in crate::pipeline) chain: bool,
+    /// Whether items that the stage holds are not answered, although it is in no chain.
+    pub(in crate::pipeline) holds: bool,
     /// Where a loop begins: in how many others.
     pub(in crate::pipeline) round: Option<usize>,
     /// Whether what was lost is sent again, to a replica that is left.
@@ -67,18 +69,20 @@ pub(in crate::pipeline) struct BranchArgs<T: Item> {
     pub(in crate::pipeline) lane: u32,
     pub(in crate::pipeline) to: Vec<Receiver<T>>,
     pub(in crate::pipeline) select: Select,
-    /// Whether items get numbers, so that the order can be restored.
-    pub(in crate::pipeline) number: bool,
+    /// Items get numbers, so that the order can be restored, and none is so far ahead of the oldest that is unanswered.
+    pub(in crate::pipeline) number: Option<u32>,
     /// Items that may be unanswered.
     pub(in crate::pipeline) window: Option<u32>,
     /// Bytes that may be unanswered.
     pub(in crate::pipeline) max_bytes: Option<u64>,
     /// In how many loops the receiver is.
     pub(in crate::pipeline) depth: usize,
+    /// Whether replicas that died are started again.
+    pub(in crate::pipeline) restarts: bool,
+    /// Whether the end waits until everything was answered.
+    pub(in crate::pipeline) settle_first: bool,
     /// Whether it leads back to the beginning of a loop.
     pub(in crate::pipeline) feedback: bool,
-    /// Whether it leads into a loop, from outside.
-    pub(in crate::pipeline) drain: bool,
 }
 
 /// A replica.

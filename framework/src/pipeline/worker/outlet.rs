@@ -16,7 +16,6 @@ use crate::actor::{Address, Ask, AskError, Env, SendFailure};
 use crate::message::codec;
 use crate::pipeline::closures::UnknownClosure;
 use crate::pipeline::item::{Item, Order, Parcel, Tag};
-use crate::pipeline::limits::ORDER_WINDOW;
 use crate::pipeline::out::Emitted;
 
 /// A way out.
@@ -32,14 +31,14 @@ struct Branch<T: Item> {
     lane: u32,
     pick: Pick<T>,
     to: Vec<To<T>>,
-    number: bool,
+    number: Option<u32>,
     max_items: Option<u32>,
     max_bytes: Option<u64>,
     /// In how many loops the receiver is.
     depth: usize,
     feedback: bool,
-    /// Whether it leads into a loop, from outside.
-    drain: bool,
+    restarts: bool,
+    settle_first: bool,
     /// See [`Config`](super::args::Config).
     chain: bool,
     resend: bool,
@@ -101,7 +100,8 @@ impl<T: Item> Outlet<T> {
                 max_bytes: args.max_bytes,
                 depth: args.depth,
                 feedback: args.feedback,
-                drain: args.drain,
+                restarts: args.restarts,
+                settle_first: args.settle_first,
                 chain,
                 resend,
                 window: RefCell::default(),
@@ -143,11 +143,9 @@ impl<T: Item> Outlet<T> {
 
     /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
     ///
-    /// The end comes after all answers where it can: then nothing is lost after it. In a chain it comes before them,
-    /// because a receiver may keep items until it knows that no more come. Only into a loop it never does: what was
-    /// answered has left the loop, and its stages may end.
+    /// The end comes after all answers where it can: then nothing is lost after it.
     pub(super) async fn end(&self) {
-        for branch in self.branches.iter().filter(|branch| !branch.chain || branch.drain) {
+        for branch in self.branches.iter().filter(|branch| branch.settle_first) {
             branch.idle().await;
         }
         // The beginning of a loop ends before the rest of it.
@@ -180,7 +178,7 @@ impl<T: Item> Branch<T> {
         // What leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
         self.room(bytes).await;
-        if self.number {
+        if self.number.is_some() {
             let number = self.window.borrow_mut().number();
             tag.order = Some(Order { lane: self.lane, number, last: true });
         }
@@ -205,9 +203,8 @@ impl<T: Item> Branch<T> {
 
     /// Waits until one more with so many bytes may go.
     async fn room(&self, bytes: u64) {
-        let ahead = self.number.then_some(ORDER_WINDOW);
         loop {
-            if self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, ahead) {
+            if self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number) {
                 return;
             }
             self.changed.notified().await;
@@ -252,7 +249,7 @@ impl<T: Item> Branch<T> {
                     return Ok(());
                 }
                 Err(error) => {
-                    let why = error.to_string();
+                    let why = why(&error);
                     let AskError::NotSent(error) = error else {
                         self.lost(&tag, &why).await;
                         return Ok(());
@@ -288,7 +285,8 @@ impl<T: Item> Branch<T> {
             self.answered(to, bytes);
             return;
         };
-        self.to[to].gone.set(true);
+        // One that comes back takes it when it is there.
+        self.to[to].gone.set(!self.restarts);
         let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
         if let (Some(Choice::One(other)), Some(copy)) = (other, copy) {
             self.meter.note(|counts| counts.resent += 1);
@@ -299,7 +297,7 @@ impl<T: Item> Branch<T> {
                 return;
             }
         }
-        self.lost(&tag, &error.to_string()).await;
+        self.lost(&tag, &why(&error)).await;
         self.answered(to, bytes);
     }
 
@@ -318,7 +316,7 @@ impl<T: Item> Branch<T> {
 
     async fn lost(self: &Rc<Self>, tag: &Tag, why: &str) {
         self.meter.lost(&self.stage, tag.ids(), why);
-        if self.number
+        if self.number.is_some()
             && let Some(order) = tag.order
         {
             // Whoever restores the order must not wait for it. Any replica can pass that on.
@@ -339,6 +337,11 @@ impl<T: Item> Branch<T> {
     /// Sends something that is no item; whoever is gone need not know it.
     async fn tell_one(self: &Rc<Self>, at: usize, parcel: Parcel<T>) {
         let Ok(address) = self.address(at).await else { return };
+        // To say again to the next life; gaps are of no use to that.
+        let again = match parcel {
+            Parcel::End { lane } if self.restarts => Some(lane),
+            _ => None,
+        };
         let mut ask = address.ask(parcel);
         if ask.accepted().await.is_err() {
             self.to[at].gone.set(true);
@@ -347,7 +350,11 @@ impl<T: Item> Branch<T> {
         self.begin(at, 0);
         let branch = Rc::clone(self);
         actix::spawn(async move {
-            if ask.await.is_err() {
+            let mut answer = ask.await;
+            while let (Err(AskError::NoReply(_)), Some(lane)) = (&answer, again) {
+                answer = address.ask(Parcel::End { lane }).await;
+            }
+            if answer.is_err() && !branch.restarts {
                 branch.to[at].gone.set(true);
             }
             branch.answered(at, 0);
@@ -365,7 +372,7 @@ impl<T: Item> Branch<T> {
 
     /// Nobody needs to wait for this number any more, if it has one from here.
     fn settle(&self, tag: &Tag) {
-        if self.number
+        if self.number.is_some()
             && let Some(order) = tag.order
         {
             self.window.borrow_mut().settle(order.number);
@@ -401,7 +408,16 @@ impl<T: Item> Branch<T> {
 
 /// Whether the receiver will take nothing any more.
 fn is_gone(reason: &SendFailure) -> bool {
-    matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor)
+    matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor | SendFailure::GaveUp(_))
+}
+
+/// Why an item was not answered, without the type that it had on the way.
+fn why<T: Item>(error: &AskError<Parcel<T>>) -> String {
+    match error {
+        AskError::NotSent(error) => error.reason.to_string(),
+        AskError::NoReply(failure) => failure.to_string(),
+        AskError::TimedOut => "it was not answered in time".to_owned(),
+    }
 }
 
 /// Bytes that an item keeps in use: its tensors', and those of its body.

@@ -158,7 +158,9 @@ impl<S: Stage> Core<S> {
             Parcel::Gap(order) => (Some(order), Came::Gap(order)),
             Parcel::End { lane } => return self.ended(vec![lane], Some(cargo)).await,
         };
-        if !self.part.config.restore || self.ends.borrow().begun {
+        // A later life does not know which numbers the earlier ones have passed on, so it passes on what comes.
+        let restores = self.part.config.restore && self.part.env.incarnation() == 0;
+        if !restores || self.ends.borrow().begun {
             self.one(came).await;
             if self.ends.borrow().begun {
                 // Sent again after the end, because the one that had it died; what it left is wanted now.
@@ -212,7 +214,11 @@ impl<S: Stage> Core<S> {
             let last = attempt == on_error.retries();
             let copy = if last && !on_error.keeps() { None } else { item.clone() };
             let Some(given) = item.take() else { return };
-            let current = Current { tag: tag.clone(), cargo: cargo.clone(), chain: part.config.chain };
+            let current = Current {
+                tag: tag.clone(),
+                cargo: cargo.clone(),
+                holds: part.config.chain || part.config.holds,
+            };
             let mut out = Out::during(Some(current));
             let from = Instant::now();
             let result = self.stage.borrow_mut().process(given, &mut out);

@@ -19,7 +19,7 @@
 //! whole anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is
 //! handed over. A second part over the same elements is refused where the first one is (no two writers in one
 //! process), and a part that is not of the split is found when it is joined: each carries a token that only its holders
-//! know, and all together have to give the seal that each one names ([`seal`]).
+//! know, and all together have to give the seal that each one names.
 //!
 //! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its parts are gone
 //! in the same way (LEASE-4): the join says which are missing, and the memory comes back when the others drop.

@@ -1,0 +1,80 @@
+//! Groups: actors of which it is said what the end of one means for the others.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::restart::Restart;
+
+/// What the failure of one actor means for the others in its [`Group`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// Nothing: each has its own policy and its own fate.
+    #[default]
+    OneForOne,
+    /// When one fails and its policy would bring it back, all end and begin their next lives together, those with a policy
+    /// for failures at least. When its restarts are used up, all are given up.
+    OneForAll,
+}
+
+/// Actors with a common [`Strategy`]; made by [`Node::group`](super::Node::group). Cheap to clone.
+///
+/// What restarts is the process: of a group that fails, each worker with one of its actors ends, and with it whatever else
+/// lives there.
+#[derive(Clone)]
+pub struct Group {
+    id: u64,
+    name: Arc<str>,
+    strategy: Strategy,
+}
+
+impl Group {
+    pub(crate) fn new(name: &str, strategy: Strategy) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Group { id: NEXT.fetch_add(1, Ordering::Relaxed), name: name.into(), strategy }
+    }
+
+    /// Its name, for logs and reports.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it does.
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    /// Whether all share one fate.
+    pub(crate) fn is_one(&self) -> bool {
+        self.strategy == Strategy::OneForAll
+    }
+}
+
+impl PartialEq for Group {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Group {}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Group({:?}, {:?})", self.name, self.strategy)
+    }
+}
+
+/// How an actor is supervised.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Supervision {
+    /// When it is started anew.
+    pub restart: Restart,
+    /// With whom it shares its fate.
+    pub group: Option<Group>,
+}
+
+impl From<Restart> for Supervision {
+    fn from(restart: Restart) -> Self {
+        Supervision { restart, group: None }
+    }
+}

@@ -1,0 +1,150 @@
+//! One fate for several workers: those of a group that restarts as one, and under MPS those on one GPU.
+//!
+//! When a worker fails, everybody who shares its fate is found first, also by way of others: a worker may be in several
+//! groups. They are ended as one *round*. The end of a worker in a round costs no restart of anybody's budget and begins
+//! no round of its own, whatever it says itself meanwhile: under MPS each client reports the fault of one. No worker of a
+//! round begins its next life before the last of them has ended, because under MPS only then a new client gets a GPU that
+//! works, and because actors that belong together should not meet in different lives.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use crate::mailbox::lives::{EndReason, Lifecycle};
+use crate::node::broker::Delivery;
+use crate::node::group::Group;
+
+use super::WorkerId;
+use super::record::{Stage, Worker};
+use super::restarts::Fates;
+use super::run::State;
+
+/// What a worker is ended for that others have failed with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Condemned {
+    pub(super) round: u64,
+    /// When the next lives begin, if all have ended by then.
+    pub(super) at: Instant,
+}
+
+impl State {
+    /// `worker` has failed, for `reason`, and this is what becomes of its actors: ends those who share its fate. Returns
+    /// the round, if there are any.
+    pub(super) fn share_fate(
+        &mut self,
+        worker: &Worker,
+        reason: &EndReason,
+        fates: &mut Fates,
+        now: Instant,
+        told: &mut Vec<Delivery>,
+    ) -> Option<u64> {
+        let lost_gpu = self.settings.gpus_are_shared && loses_gpu(reason);
+        let (mut ones, given_up) = self.restarts.groups_hit(fates, reason);
+        // Without the dead one itself: what its end means is known.
+        let mut workers = HashSet::new();
+        loop {
+            let before = (ones.len(), workers.len());
+            let members = self.restarts.workers_in(&ones).into_iter();
+            workers.extend(members.filter(|id| *id != worker.id && self.is_there(*id)));
+            let further = self.restarts.groups_of(&workers).into_iter();
+            let further: Vec<_> = further.filter(|group| !ones.contains(group)).collect();
+            ones.extend(further);
+            if lost_gpu {
+                let on_gpus = self.on_the_gpus_of(worker, &workers);
+                workers.extend(on_gpus);
+            }
+            if before == (ones.len(), workers.len()) {
+                break;
+            }
+        }
+        self.give_up_groups(&given_up, worker.id, reason, fates, told);
+        if workers.is_empty() {
+            return None;
+        }
+        self.restarts.last_round += 1;
+        let condemned = Condemned { round: self.restarts.last_round, at: now + fates.delay };
+        let text = format!("worker `{}` failed: {reason}", worker.name);
+        for id in workers {
+            if let Some(companion) = self.worker_by_id(id) {
+                companion.condemn(condemned, &text, lost_gpu);
+            }
+        }
+        self.dirty = true;
+        Some(condemned.round)
+    }
+
+    /// The workers on any GPU of the dead one, or of those that are killed with it.
+    fn on_the_gpus_of(&self, dead: &Worker, workers: &HashSet<WorkerId>) -> Vec<WorkerId> {
+        let living = || self.slots.iter().filter_map(|slot| slot.worker.as_ref());
+        let mut gpus = dead.gpus.clone();
+        gpus.extend(living().filter(|worker| workers.contains(&worker.id)).flat_map(|worker| &worker.gpus));
+        living().filter(|worker| !worker.gpus.is_disjoint(&gpus)).map(|worker| worker.id).collect()
+    }
+
+    fn is_there(&self, id: WorkerId) -> bool {
+        self.slots.iter().any(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id))
+    }
+
+    /// The restarts of one in each of these groups are used up: none of their actors comes back.
+    fn give_up_groups(
+        &mut self,
+        groups: &[Group],
+        dead: WorkerId,
+        reason: &EndReason,
+        fates: &mut Fates,
+        told: &mut Vec<Delivery>,
+    ) {
+        for group in groups {
+            let here: Vec<_> =
+                fates.restarting.extract_if(.., |actor| self.restarts.is_in(*actor, group)).collect();
+            here.iter().for_each(|actor| self.restarts.forget(*actor));
+            fates.gave_up.extend(here);
+            for (actor, worker) in self.restarts.members(group) {
+                if worker == dead || self.worker_by_id(worker).is_some() {
+                    self.restarts.doom(actor);
+                    continue;
+                }
+                // It is between two lives, and there is nobody to end.
+                self.restarts.forget(actor);
+                let reason = EndReason::Group(format!("its group `{}` was given up: {reason}", group.name()));
+                self.broker.given_up(actor, reason.clone());
+                self.broker.announce(actor, told);
+                self.broker.tell(&Lifecycle::GaveUp { actor, reason }, told);
+                self.stay_ended(worker);
+            }
+        }
+    }
+
+    /// Whether a worker of this round has still to end.
+    pub(super) fn is_ending(&self, round: Option<u64>) -> bool {
+        let living = || self.slots.iter().filter_map(|slot| slot.worker.as_ref());
+        round.is_some_and(|round| {
+            living().any(|worker| worker.condemned.is_some_and(|condemned| condemned.round == round))
+        })
+    }
+}
+
+/// Whether an end like this may have come in the middle of a kernel.
+fn loses_gpu(reason: &EndReason) -> bool {
+    matches!(
+        reason,
+        EndReason::Signal(_) | EndReason::GpuFault(_) | EndReason::KilledByNode(_) | EndReason::Hung(_)
+    )
+}
+
+impl Worker {
+    /// Ends it with the others of a round; killed at once where the GPU is lost to it anyway.
+    fn condemn(&mut self, condemned: Condemned, text: &str, at_once: bool) {
+        // A worker that is ending by itself belongs to the round too: for the same failure, or at the same time.
+        if self.condemned.is_some() || self.told_to_exit {
+            return;
+        }
+        self.condemned = Some(condemned);
+        if at_once {
+            self.cause.get_or_insert_with(|| EndReason::Group(text.to_owned()));
+            self.why.get_or_insert_with(|| text.to_owned());
+            self.kill();
+        } else if !matches!(self.stage, Stage::Ending) {
+            self.retire(EndReason::Group(text.to_owned()));
+        }
+    }
+}

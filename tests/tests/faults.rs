@@ -1,0 +1,275 @@
+//! A worker is killed at every point at which the framework can be killed, and stopped, and panics; the others serve on,
+//! and nothing is left behind (LEASE-1 to LEASE-4, DEATH-2).
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tensorpost::fault::{Action, Fault, POINTS};
+use tensorpost::node::{Spawned, WorkerState};
+use tensorpost::prelude::*;
+use tensorpost::testing::{Usage, leaks};
+use tensorpost_tests::cases;
+use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
+use tensorpost_tests::wait::{ask, deliver, until, until_free};
+
+/// A tensor on its way over a relay and the one that is to die to a holder.
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Pass {
+    tensor: Tensor,
+    route: Vec<Address<Pass>>,
+    to: Address<Hold>,
+}
+
+/// Passes tensors on, with a copy of its own.
+struct Relay {
+    gpu: Gpu,
+}
+
+impl Actor for Relay {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Relay {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Relay { gpu: env.gpu() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Pass>();
+    }
+}
+
+impl Handler<Pass> for Relay {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, Pass { tensor, mut route, to }: Pass, _: &mut Context<Self>) -> Self::Result {
+        // Either may be gone by now, which is what this is about.
+        if !route.is_empty() {
+            let next = route.remove(0);
+            let sent = next.send(Pass { tensor, route, to }).timeout(Duration::from_secs(5));
+            return Box::pin(async move { drop(sent.await) });
+        }
+        let copied = self.gpu.empty(DType::U32, tensor.shape()).and_then(|mut copy| {
+            let add = |(from, to): (&[u32], &mut [u32])| {
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = from + 1)
+            };
+            self.gpu.run((tensor.of::<u32>(), copy.of_mut::<u32>()), add)?;
+            Ok(copy.freeze())
+        });
+        let Ok(copy) = copied else { return Box::pin(async {}) };
+        let sent = to.send(Hold { label: 0, tensors: vec![tensor, copy], door: None });
+        Box::pin(async move { drop(sent.timeout(Duration::from_secs(5)).await) })
+    }
+}
+
+struct Scene {
+    node: Node,
+    gpu: Gpu,
+    relay: Spawned<Relay>,
+    sink: Spawned<Holder>,
+}
+
+impl Scene {
+    fn new(builder: Builder) -> Self {
+        let node = builder.worker_log("off").start().unwrap();
+        let relay = node.spawn::<Relay>(()).name("relay").start().unwrap();
+        let sink = node.spawn::<Holder>(()).name("sink").start().unwrap();
+        Scene { gpu: node.host().unwrap(), node, relay, sink }
+    }
+
+    fn victim(&self) -> Spawned<Relay> {
+        self.node.spawn::<Relay>(()).name("victim").start().unwrap()
+    }
+
+    /// A tensor that is there a little later, so that streams wait for it.
+    fn slow(&self) -> Tensor {
+        let mut tensor = self.gpu.zeros(DType::U32, &[100]).expect("room");
+        let write = |(to,): (&mut [u32],)| {
+            std::thread::sleep(Duration::from_millis(1));
+            to.fill(7);
+        };
+        self.gpu.run((tensor.of_mut::<u32>(),), write).expect("a stream of its own");
+        tensor.freeze()
+    }
+
+    /// Sends tensors over the relay and `victim` to `to` until `done`.
+    fn drive(&self, victim: &Spawned<Relay>, to: &Address<Hold>, done: impl FnMut() -> bool) -> bool {
+        self.drive_for(Duration::from_secs(20), victim, to, done)
+    }
+
+    fn drive_for(
+        &self,
+        time: Duration,
+        victim: &Spawned<Relay>,
+        to: &Address<Hold>,
+        mut done: impl FnMut() -> bool,
+    ) -> bool {
+        let deadline = Instant::now() + time;
+        while !done() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            let route = vec![victim.address()];
+            let pass = Pass { tensor: self.slow(), route, to: to.clone() };
+            deliver(&self.node, &self.relay.address(), pass);
+        }
+        true
+    }
+
+    fn state(&self, worker: &Spawned<Relay>) -> Option<WorkerState> {
+        self.node.supervisor().worker(worker.worker()).map(|status| status.state)
+    }
+
+    fn has_ended(&self, worker: &Spawned<Relay>) -> bool {
+        matches!(self.state(worker), Some(WorkerState::Ended { .. }))
+    }
+
+    /// The sink lets go meanwhile: what it drops goes back to the one that is to die.
+    fn lets_go_until_it_has_ended(&self, worker: &Spawned<Relay>) -> bool {
+        ask(&self.node, &self.sink.address(), LetGo);
+        self.has_ended(worker)
+    }
+
+    /// The survivors have let go of everything, and serve.
+    fn check(&self, after: &str) {
+        let (node, sink) = (&self.node, self.sink.address::<Check>());
+        until(&format!("everything is let go after {after}"), || {
+            ask(node, &self.sink.address(), LetGo);
+            ask(node, &sink, Check).allocations == 0 && self.gpu.pool().stats().allocations == 0
+        });
+        until_free(node);
+        assert_eq!(node.stats().rejected, 0, "{after}");
+    }
+}
+
+/// Points that a worker passes before a message can tell it to die there: see `node_process`.
+const AT_THE_START: [&str; 2] = ["worker.open", "worker.create"];
+
+fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
+    let scene = Scene::new(builder);
+    let node = &scene.node;
+    let mut before = None;
+    for (point, _) in POINTS.iter().filter(|(point, _)| !AT_THE_START.contains(point)) {
+        for nth in [1, 3] {
+            let bystander = node.spawn::<Holder>(()).name("bystander").start().unwrap();
+            let victim = scene.victim();
+            if *point == "post.drained" {
+                // What the victim is to read to the end: it has to know it before.
+                let known = || ask(node, &bystander.address(), LetGo).len() > 1;
+                assert!(scene.drive(&victim, &bystander.address(), known), "the bystander is known");
+                if nth > 1 {
+                    continue; // It reads one to the end.
+                }
+            }
+            node.supervisor().arm(victim.worker(), Fault::new(*point, Action::Kill).at(nth));
+            node.supervisor().kill_worker(bystander.worker());
+            let died =
+                scene.drive(&victim, &scene.sink.address(), || scene.lets_go_until_it_has_ended(&victim));
+            assert!(died || nth > 1, "no worker passes {point}");
+            node.supervisor().kill_worker(victim.worker());
+            node.supervisor().await_end(victim.worker());
+            scene.check(point);
+            // What the first round made stays: the pool's chunk, the links of those who live.
+            let before = before.get_or_insert_with(|| settled(&scene));
+            let mut grown = before.growth(&leaks());
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !grown.is_empty() && Instant::now() < deadline {
+                // The last of the dead goes when everybody has read what they had posted.
+                ask(node, &scene.sink.address(), LetGo);
+                grown = before.growth(&leaks());
+            }
+            assert_eq!(grown, Vec::<String>::new(), "{point}, passage {nth}");
+        }
+    }
+}
+
+/// What the node uses when nothing is left to do after a death.
+fn settled(scene: &Scene) -> Usage {
+    let mut last = leaks();
+    loop {
+        ask(&scene.node, &scene.sink.address(), LetGo);
+        let now = leaks();
+        if last.growth(&now).is_empty() && now.growth(&last).is_empty() {
+            return now;
+        }
+        last = now;
+    }
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+}
+
+fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Builder) {
+    let scene = Scene::new(builder);
+    let node = &scene.node;
+    let victim = scene.victim();
+    let pid = node.supervisor().worker(victim.worker()).unwrap().pid;
+    for point in ["post.send.granted", "post.send.written", "post.send.published"] {
+        node.supervisor().arm(victim.worker(), Fault::new(point, Action::Stop));
+        assert!(scene.drive(&victim, &scene.sink.address(), || is_stopped(pid)), "{point}");
+        // The others do without it.
+        let tensor = scene.slow();
+        assert_eq!(ask(node, &scene.sink.address(), Hold::with(1, tensor)), 1, "{point}");
+        assert_eq!(ask(node, &scene.sink.address(), LetGo), [1]);
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::CONT).unwrap();
+        until("what was on its way arrives", || !ask(node, &scene.sink.address(), LetGo).is_empty());
+        scene.check(point);
+    }
+    assert!(!scene.has_ended(&victim));
+}
+
+fn a_panic_while_reading_a_message_costs_that_message(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    scene.node.supervisor().arm(victim.worker(), Fault::new("wire.decoded", Action::Panic).at(2));
+    let mut arrived = 0;
+    assert!(scene.drive(&victim, &scene.sink.address(), || {
+        arrived += ask(&scene.node, &scene.sink.address(), LetGo).len();
+        arrived > 10
+    }));
+    scene.check("a panic while decoding");
+    assert!(!scene.has_ended(&victim));
+}
+
+// A worker that nobody can reach would hang, and everybody who sends to it.
+fn a_panic_of_the_reader_ends_the_worker(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    scene.node.supervisor().arm(victim.worker(), Fault::new("post.take.frame", Action::Panic).at(2));
+    assert!(scene.drive(&victim, &scene.sink.address(), || scene.lets_go_until_it_has_ended(&victim)));
+    scene.check("a panic of the reader");
+}
+
+fn a_delay_is_no_end(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    let delay = Action::Delay(Duration::from_millis(30));
+    scene.node.supervisor().arm(victim.worker(), Fault::new("post.take.frame", delay));
+    let begin = Instant::now();
+    let mut arrived = 0;
+    assert!(scene.drive(&victim, &scene.sink.address(), || {
+        arrived += ask(&scene.node, &scene.sink.address(), LetGo).len();
+        arrived > 10
+    }));
+    scene.check("a delay");
+    assert!(!scene.has_ended(&victim) && begin.elapsed() > Duration::from_millis(30));
+}
+
+fn main() {
+    harness::run_one_by_one(
+        |builder| builder.actor::<Relay>().actor::<Holder>(),
+        cases![
+            a_kill_at_any_point_costs_the_killed_alone,
+            a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was,
+            a_panic_while_reading_a_message_costs_that_message,
+            a_panic_of_the_reader_ends_the_worker,
+            a_delay_is_no_end,
+        ],
+        harness::DEADLINE * 2,
+    )
+}
