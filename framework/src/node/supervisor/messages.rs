@@ -42,6 +42,7 @@ impl State {
             }
             (Up::Hello { build, pid }, Stage::Greeting { .. }) => self.hello(index, &build, pid),
             (Up::Ready, Stage::Opening { .. }) => {
+                self.broker.deaths.ready(process);
                 let stage = std::mem::replace(&mut worker.stage, Stage::Running);
                 self.dirty = true;
                 if let Stage::Opening { asker, .. } = stage {

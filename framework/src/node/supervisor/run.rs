@@ -62,6 +62,7 @@ impl State {
     ) -> Self {
         let mut broker = Broker::with_board(Arc::clone(&settings.board));
         let _nothing_yet = broker.joined(ProcessId::NODE);
+        broker.deaths.ready(ProcessId::NODE);
         State {
             settings,
             shared,
