@@ -153,6 +153,7 @@ impl Model {
         let mut node = Rounds::default();
         let processes = (0..self.scenario.processes).map(|process| {
             node.joined(name(process));
+            node.ready(name(process));
             Process {
                 alive: true,
                 noticed: false,

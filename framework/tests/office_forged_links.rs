@@ -50,6 +50,8 @@ fn clocks() -> OwnedFd {
 /// Sends these as the liar's half of a link to B, and looks that B gives the liar up and serves C.
 fn refused(what: &str, descriptors: Vec<OwnedFd>) {
     let (cluster, to, inbox) = scene();
+    // It does not send its honest half when it hears of the link.
+    cluster.stop(LIAR);
     let letter = FromNode::Letter { from: cluster.process(LIAR), letter: Letter::Link };
     cluster.office(B).from_node(letter, descriptors);
     cluster.settle();
@@ -86,6 +88,7 @@ fn descriptors_of_something_else_are_refused() {
 #[test]
 fn a_half_with_nothing_wrong_is_taken() {
     let (cluster, _, _) = scene();
+    cluster.stop(LIAR);
     let bell = EventFd::create().expect("descriptors").into();
     let letter = FromNode::Letter { from: cluster.process(LIAR), letter: Letter::Link };
     cluster.office(B).from_node(letter, vec![clocks(), sealed(8 << 20), sealed(8 << 20), bell]);

@@ -22,6 +22,10 @@ use crate::mailbox::port::FromNode;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 10;
 
+/// Most pages that are looked at again: each is a descriptor and a mapping of the node (MBX-2). Those of the last deaths
+/// are the ones that a straggler may still write to.
+const MAX_RELEASED: usize = 4;
+
 /// Most ranges that one process can report between two releases: some for each of its streams. More is a lie that would
 /// keep the dead from ever being released (WIRE-1).
 const MAX_REPORTED: usize = 8 * MAX_STREAMS;
@@ -77,6 +81,11 @@ impl Deaths {
     /// What a process that joins must be told before anything else.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.rounds.joined(process).map(|news| tell(process, news))
+    }
+
+    /// A process that joined begins to work.
+    pub(crate) fn ready(&mut self, process: ProcessId) {
+        self.rounds.ready(process);
     }
 
     pub(crate) fn died(&mut self, process: ProcessId, now: Instant, out: &mut Vec<Delivery>) {
@@ -161,6 +170,9 @@ impl Deaths {
                     for process in dead {
                         if let Some(page) = self.pages.remove(&process) {
                             release(&page);
+                            if self.released.len() >= MAX_RELEASED {
+                                self.released.remove(0);
+                            }
                             self.released.push(Released { page, look_at: now + LOOK_AGAIN, looks: 0 });
                         }
                         out.extend(self.rounds.living().map(|to| Delivery {

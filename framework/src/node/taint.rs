@@ -41,6 +41,8 @@ pub struct Rounds {
     /// What everybody was told.
     table: Table,
     living: BTreeSet<ProcessId>,
+    /// Those of them that have done nothing yet. They are told, and not waited for: opening a device takes longer.
+    opening: BTreeSet<ProcessId>,
     round: u64,
     /// Who has not answered the round that is on.
     waiting: BTreeSet<ProcessId>,
@@ -56,17 +58,25 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// A process has joined. What it must know before anything else, if there is anything.
+    /// A process has joined. What it must know before anything else, if there is anything. No round waits for it before
+    /// it is [ready](Self::ready).
     pub fn joined(&mut self, process: ProcessId) -> Option<News> {
         self.living.insert(process);
+        self.opening.insert(process);
         let news = self.table.everything();
-        // It has done nothing yet, so the round that is on does not wait for it.
         (!news.is_empty()).then_some(news)
+    }
+
+    /// A process that joined begins to work. Whatever it was told by now it takes in before it has a link to anybody,
+    /// because that comes the same way.
+    pub fn ready(&mut self, process: ProcessId) {
+        self.opening.remove(&process);
     }
 
     /// A process has died; `values` are the last ones of its clocks.
     pub fn died(&mut self, process: ProcessId, values: &[u64], now: Instant, acts: &mut Vec<Act>) {
         self.living.remove(&process);
+        self.opening.remove(&process);
         let certificate = match self.table.suspected(process) {
             // What it did since it was suspected may have followed a release that it did not know of.
             Some(suspected) => Certificate { process, last: suspected.to_vec() },
@@ -157,6 +167,7 @@ impl Rounds {
                 acts.push(Act::Tell(*process, news.clone()));
                 match self.late.get_mut(process) {
                     Some(last) => *last = self.round,
+                    None if self.opening.contains(process) => {}
                     None => {
                         self.waiting.insert(*process);
                     }

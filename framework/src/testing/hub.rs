@@ -99,7 +99,12 @@ impl Hub {
 
     pub(super) fn joined(&self, office: &Arc<Office>) {
         self.state.lock().offices.insert(office.process(), Arc::downgrade(office));
-        let first = self.broker.lock().joined(office.process());
+        let first = {
+            let mut broker = self.broker.lock();
+            let first = broker.joined(office.process());
+            broker.deaths.ready(office.process());
+            first
+        };
         if let Some(Delivery { message, descriptors, .. }) = first {
             office.from_node(message, descriptors);
         }

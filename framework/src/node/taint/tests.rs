@@ -19,6 +19,7 @@ impl Node {
         let mut rounds = Rounds::default();
         for slot in living {
             assert_eq!(rounds.joined(process(*slot)), None);
+            rounds.ready(process(*slot));
         }
         Node { rounds, acts: Vec::new(), now: Instant::now() }
     }
@@ -60,6 +61,19 @@ fn the_dead_are_released_when_a_round_brings_nothing_new() {
     assert_eq!(node.look(), (vec![], vec![9]));
     let news = node.rounds.joined(process(3)).expect("a joiner is told everything");
     assert_eq!((news.deaths.len(), news.ranges, news.round), (1, vec![range(1, 7)], 2));
+}
+
+#[test]
+fn who_is_still_opening_is_told_and_not_waited_for() {
+    let mut node = Node::with(&[1, 9]);
+    node.rounds.joined(process(2));
+    node.died(9, &[5]);
+    assert_eq!(node.look().0, [(1, 1), (2, 1)]);
+    node.answered(1, 1, &[]);
+    assert_eq!(node.look().1, [9]);
+    node.rounds.ready(process(2));
+    node.died(1, &[]);
+    assert_eq!(node.look(), (vec![(2, 2)], vec![]));
 }
 
 #[test]
