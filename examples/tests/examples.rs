@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::tempdir;
 
 const README: &str = include_str!("../README.md");
@@ -60,6 +61,7 @@ examples! {
     addresses "07-addresses",
     one_worker "08-one-worker",
     scatter_gather "11-scatter-gather",
+    a_pipeline "13-pipeline",
 }
 
 #[cfg(feature = "candle")]
@@ -232,4 +234,29 @@ fn ctrl_c_lets_what_is_under_way_finish() {
         text.contains(&format!("checked: all {} frames are equal", pictures(out.path()).len())),
         "{text}"
     );
+}
+
+/// As from a terminal: the signal goes to the workers too, and they finish what is under way.
+#[test]
+fn ctrl_c_lets_a_pipeline_finish_what_is_under_way() {
+    let out = tempdir().expect("a folder");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_13-pipeline"))
+        .args(["--images", "1000000", "--progress", "--report", "--out"])
+        .arg(out.path())
+        .process_group(0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut told = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let busy = told.by_ref().map_while(Result::ok).any(|line| !line.contains("SavePng 0 "));
+    assert!(busy, "it ended before it wrote an image");
+    kill_process_group(Pid::from_child(&child), Signal::INT).expect("signalled");
+    // Or its workers could not say more than the pipe holds.
+    told.for_each(drop);
+    let output = child.wait_with_output().expect("it ends");
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("edges cancelled after"), "{said}");
+    let written = pictures(out.path()).len();
+    assert!(said.ends_with(&format!("{written} images of edges written\n")), "{written}: {said}");
 }

@@ -12,6 +12,6 @@ pub use crate::actor::{
 };
 pub use crate::device::{Device, DeviceKind};
 pub use crate::message::GpuMessage;
-pub use crate::node::{Restart, Sharing, Strategy};
+pub use crate::node::{OnHang, Restart, Sharing, Strategy};
 pub use crate::pipeline::{Flow, Item, OnError, Out, Pipeline, Sink, Source, Stage};
 pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut, TensorPart, TensorStatus};

@@ -6,6 +6,7 @@
 //! [`harness::DEADLINE`] fails by name, so nothing hangs.
 
 pub mod chrome;
+pub mod faults;
 pub mod gate;
 pub mod harness;
 pub mod holder;

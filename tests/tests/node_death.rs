@@ -172,12 +172,9 @@ impl Running {
 
     /// Waits until the balls fly.
     fn traffic(&mut self) {
-        while !self
-            .line("news ")
-            .split(' ')
-            .next_back()
-            .is_some_and(|hops| hops.parse::<u64>().unwrap() >= 400)
-        {}
+        while self.line("news ").split(' ').next_back().is_none_or(|hops| hops.parse::<u64>().unwrap() < 400)
+        {
+        }
     }
 
     /// Kills the node, and waits for those.

@@ -113,7 +113,7 @@ impl Handler<Have> for Reader {
 
 /// "Publish these steps."
 #[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = Vec<u64>)]
+#[gpu_message(reply = Result<Vec<u64>, String>)]
 struct Train(std::ops::Range<u64>);
 
 struct Trainer {
@@ -138,16 +138,17 @@ impl RemoteActor for Trainer {
 }
 
 impl Handler<Train> for Trainer {
-    type Result = ResponseFuture<Vec<u64>>;
+    type Result = ResponseFuture<Result<Vec<u64>, String>>;
 
     fn handle(&mut self, train: Train, _: &mut Context<Self>) -> Self::Result {
         let (gpu, publisher) = (self.gpu.clone(), self.weights.clone());
         Box::pin(async move {
             let mut numbers = Vec::new();
             for step in train.0 {
-                numbers.push(publisher.publish(weights(&gpu, step)).await.expect("the board is there"));
+                let published = publisher.publish(weights(&gpu, step)).await;
+                numbers.push(published.map_err(|error| error.to_string())?);
             }
-            numbers
+            Ok(numbers)
         })
     }
 }
@@ -271,7 +272,7 @@ fn readers_keep_the_last_version_of_a_publisher_that_died(builder: Builder) {
     let trainer = || scene.node.spawn::<Trainer>(scene.publisher.clone()).start().unwrap();
     let reader = scene.reader();
     let first = trainer();
-    assert_eq!(ask(&scene.node, &first.address(), Train(10..13)), [1, 2, 3]);
+    assert_eq!(ask(&scene.node, &first.address(), Train(10..13)), Ok(vec![1, 2, 3]));
     scene.until_has(&reader, 3, 12);
     scene.node.supervisor().kill_worker(first.worker());
     until("the node knows", || scene.node.block_on(first.address().ask(Train(0..0))).is_err());
@@ -280,7 +281,7 @@ fn readers_keep_the_last_version_of_a_publisher_that_died(builder: Builder) {
     let late = scene.reader();
     scene.until_has(&late, 3, 12);
     let second = trainer();
-    assert_eq!(ask(&scene.node, &second.address(), Train(20..22)), [4, 5]);
+    assert_eq!(ask(&scene.node, &second.address(), Train(20..22)), Ok(vec![4, 5]));
     scene.until_has(&reader, 5, 21);
     scene.until_has(&late, 5, 21);
 }
@@ -322,17 +323,17 @@ fn a_board_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
         assert!(number > above, "{number} is not above {above}");
         number
     };
-    assert_eq!(ask(&node, &trainer.address(), Train(0..5)), [1, 2, 3, 4, 5]);
+    assert_eq!(ask(&node, &trainer.address(), Train(0..5)), Ok(vec![1, 2, 3, 4, 5]));
     let number = has(4, 4);
     node.supervisor().kill_worker(trainer.worker());
     // Waits for the next life of the trainer, unless the node has not seen the end of this one yet.
-    until("it trains again", || node.block_on(trainer.address().ask(Train(10..12))).is_ok());
+    until("it trains again", || matches!(node.block_on(trainer.address().ask(Train(10..12))), Ok(Ok(_))));
     let number = has(11, number);
     node.supervisor().kill_worker(board.worker());
     until("the board is restarted", || {
         node.workers().iter().any(|worker| worker.worker == board.worker() && worker.restarts > 0)
     });
-    until("it publishes again", || node.block_on(trainer.address().ask(Train(20..21))).is_ok());
+    until("it publishes again", || matches!(node.block_on(trainer.address().ask(Train(20..21))), Ok(Ok(_))));
     has(20, number);
 }
 

@@ -149,7 +149,7 @@ fn a_builder_gathers_named_items(builder: Builder) {
     let out = tempfile::tempdir().expect("a folder");
     run(builder, &gathered(out.path().to_owned()));
     let bytes = std::fs::read(out.path().join("00004-ramp.f32-2x2.raw")).expect("written");
-    let values: Vec<f32> = bytes.chunks_exact(4).map(|four| bytemuck::pod_read_unaligned(four)).collect();
+    let values: Vec<f32> = bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
     assert_eq!(values, [42.0, 43.0, 40.0, 41.0], "its rows are swapped");
 }
 
@@ -182,6 +182,7 @@ struct Obedient {
 }
 
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+#[expect(clippy::large_enum_variant, reason = "there are few of them")]
 enum Order {
     Multiply(#[tensor(dtype = u64)] Tensor),
     Refuse,
@@ -191,6 +192,7 @@ enum Order {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "there are few of them")]
 enum Done {
     Product(Tensor),
     Pid(u32),

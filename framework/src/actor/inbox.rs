@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
@@ -34,6 +35,7 @@ use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
 use crate::message::codec;
 use crate::observe::figures::{ActorFigures, Meter};
+use crate::observe::sight::ActorSight;
 use crate::observe::trace::{Of, Tracer};
 
 mod channel;
@@ -50,6 +52,8 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     name: String,
     place: Place,
     meter: Meter,
+    /// For whoever looks for what stands still; written by the actor's thread alone.
+    standing: Standing,
     handles: Handles<A>,
     office: Weak<Office>,
     stream: Stream,
@@ -58,6 +62,17 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     /// When its supervisor starts it anew.
     restarts: RestartWhen,
     queue: Mutex<Letters<A>>,
+}
+
+/// What an actor is at.
+#[derive(Default)]
+struct Standing {
+    /// Whether a handler is being called.
+    handling: AtomicBool,
+    /// Handlers that have returned and whose results have not resolved.
+    unresolved: AtomicUsize,
+    /// Results that have resolved later.
+    resolved: AtomicU64,
 }
 
 struct Letters<A: RemoteActor> {
@@ -101,6 +116,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             name: name.clone(),
             place,
             meter: Meter::default(),
+            standing: Standing::default(),
             handles,
             office: Arc::downgrade(office),
             stream,
@@ -240,6 +256,20 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         }
     }
 
+    fn sight(&self) -> Option<ActorSight> {
+        let Standing { handling, unresolved, resolved } = &self.standing;
+        let handling = handling.load(Ordering::Relaxed);
+        let queued = self.queue.lock().letters.len();
+        let unresolved = unresolved.load(Ordering::Relaxed);
+        Some(ActorSight {
+            actor: self.actor,
+            name: self.name.clone(),
+            open: (queued + unresolved + usize::from(handling)) as u64,
+            moved: self.meter.histogram().count() + resolved.load(Ordering::Relaxed),
+            handling,
+        })
+    }
+
     fn figures(&self) -> Option<ActorFigures> {
         let handler = self.meter.histogram();
         let (busy, longest) = self.meter.total_and_longest();
@@ -282,7 +312,11 @@ impl<A: RemoteActor> InboxTask<A> {
     /// Goes on with what handlers have left.
     fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
         let _acting = self.inbox.tracer().acting(self.inbox.actor);
-        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {}
+        let standing = &self.inbox.standing;
+        while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {
+            standing.resolved.store(standing.resolved.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        standing.unresolved.store(self.pending.len(), Ordering::Relaxed);
     }
 
     /// Handles letters until the batch or the mailbox is empty; true if there are more.
@@ -298,7 +332,9 @@ impl<A: RemoteActor> InboxTask<A> {
             // The end of one handler is the beginning of the next: one look at the clock each.
             let began = last.unwrap_or_else(Instant::now);
             let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.letter.origin());
+            self.inbox.standing.handling.store(true, Ordering::Relaxed);
             let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));
+            self.inbox.standing.handling.store(false, Ordering::Relaxed);
             drop(handling);
             let now = Instant::now();
             last = Some(now);

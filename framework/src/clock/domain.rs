@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
+use super::asleep::{Asleep, Waiting};
 use super::handshake::{self, Advancer, Sleeper};
 use super::late::LateWriter;
 use super::marking::Knowledge;
@@ -60,6 +61,7 @@ pub struct ClockDomain {
     own_streams: OwnStreams,
     late_writer: Arc<LateWriter>,
     tracer: Tracer,
+    asleep: Asleep,
     #[cfg(any(test, feature = "testing"))]
     frozen: AtomicBool,
     knowledge: Knowledge,
@@ -117,6 +119,7 @@ impl ClockDomain {
             own_streams: OwnStreams::default(),
             late_writer: Arc::default(),
             tracer: Tracer::default(),
+            asleep: Asleep::default(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
             knowledge: Knowledge::new(board),
@@ -270,6 +273,12 @@ impl ClockDomain {
         }
     }
 
+    /// The threads of this process that sleep until a clock passes a value, with what that clock shows now.
+    pub(crate) fn asleep(&self) -> Vec<(Waiting, u64)> {
+        let now = |ticket: &Ticket| self.value_of(ticket.process, ticket.slot).unwrap_or(0);
+        self.asleep.all().into_iter().map(|sleeper| (sleeper.clone(), now(&sleeper.ticket))).collect()
+    }
+
     /// As [`wait`](Self::wait), on a page looked up earlier: it works after the peer was removed, too.
     pub fn wait_on(
         &self,
@@ -283,6 +292,7 @@ impl ClockDomain {
             return Ok(Waited::Passed);
         }
         let count = self.own_page.waiting_on(ticket.process.slot()).ok_or(ClockError::NotWriter)?;
+        let _noted = self.asleep.note(ticket);
         handshake::wait(&Sleep { page, ticket, deadline, count, since: Instant::now() })
     }
 }

@@ -12,6 +12,7 @@
 //!
 //! A wait that is given up (deadline, dropped caller) leaves nothing behind.
 
+mod asleep;
 mod domain;
 mod handshake;
 mod late;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::handshake::THIS_PROGRAM;
+use super::hang::OnHang;
 use super::host::{Identity, Residence, Resident};
 use super::limits::START_DEADLINE;
 use super::mps;
@@ -25,6 +26,7 @@ pub struct NodeBuilder<R: Residence> {
     host_budget: u64,
     gpu_budget: Option<u64>,
     sharing: Sharing,
+    hang_limit: Option<(Duration, OnHang)>,
     trace: Option<PathBuf>,
     trace_records: usize,
 }
@@ -40,6 +42,7 @@ impl<R: Residence> NodeBuilder<R> {
             host_budget: DEFAULT_HOST_BUDGET,
             gpu_budget: None,
             sharing: Sharing::default(),
+            hang_limit: None,
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
         }
@@ -81,6 +84,18 @@ impl<R: Residence> NodeBuilder<R> {
     /// How workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
+        self
+    }
+
+    /// Looks for what stands still: a worker whose process does not answer, an actor that has accepted messages and is done
+    /// with none, a wait for a clock that does not move. What has lasted for longer than `limit` is in the log and in
+    /// [`Node::report`], with who waits for what and who should have moved; with [`OnHang::Restart`] the worker that should
+    /// have is killed, with [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
+    ///
+    /// Nothing is looked for unless this is said. A handler that takes its time is told from one that hangs by `limit`
+    /// alone, and so is one whose result waits for something rare, so let it be longer than either may last; at least 10 ms.
+    pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
+        self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
         self
     }
 
@@ -155,6 +170,7 @@ impl<R: Residence> NodeBuilder<R> {
             gpu_budget: self.gpu_budget,
             board,
             trace: trace.clone(),
+            hang_limit: self.hang_limit,
             gpus_are_shared: mps.is_some(),
             environment: mps
                 .as_ref()

@@ -13,6 +13,7 @@ use crate::node::host::{Activity, Identity, StartActor};
 use crate::node::limits::MAX_CONTROL_MESSAGE;
 use crate::observe::figures::ProcessFigures;
 use crate::observe::log::LogRecord;
+use crate::observe::sight::Sight;
 
 /// The version of this protocol; it is part of a [`Build`].
 pub(crate) const PROTOCOL: u32 = 3;
@@ -40,6 +41,8 @@ pub(crate) enum Up {
     Trace,
     /// The answer to [`Down::Figures`].
     Figures { round: u64, figures: ProcessFigures },
+    /// The answer to [`Down::Look`].
+    Sight { round: u64, sight: Sight },
     /// The answer to [`Down::Ping`]: everything that was sent before the ping came is ahead of this.
     Pong { number: u64 },
     /// The answer to [`Down::StopActors`].
@@ -67,6 +70,8 @@ pub(crate) enum Down {
     Probe { round: u64 },
     /// What has everybody done?
     Figures { round: u64 },
+    /// What stands still?
+    Look { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
     /// Arm a fault.

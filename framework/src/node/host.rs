@@ -18,6 +18,7 @@ use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
 use crate::observe::figures::ProcessFigures;
+use crate::observe::sight::Sight;
 use crate::observe::trace::TraceRing;
 
 /// What a process tells about the tensor messages between itself and others, so that a shutdown can wait until none
@@ -50,6 +51,11 @@ pub trait Resident: Send + Sync + 'static {
     /// What the process and its actors have done.
     fn figures(&self) -> ProcessFigures {
         ProcessFigures::default()
+    }
+
+    /// What stands still in the process, if anything does. Asked on a thread that runs no actor.
+    fn sight(&self) -> Sight {
+        Sight::default()
     }
 
     /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.

@@ -44,6 +44,9 @@ pub const MAX_GIVEN_UP: usize = 1 << 10;
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
 
+/// Hangs that reports list, the last ones.
+pub const MAX_HANGS: usize = 64;
+
 /// Longest text of a failure that a worker reports, in bytes; the rest is cut off.
 pub const MAX_FAILURE_TEXT: usize = 16 << 10;
 

@@ -17,6 +17,7 @@ mod deaths;
 mod files;
 mod group;
 mod handshake;
+mod hang;
 pub mod host;
 mod journal;
 pub mod limits;
@@ -50,6 +51,7 @@ pub use crate::mailbox::lives::{EndReason, Lifecycle};
 pub use self::builder::NodeBuilder;
 pub use self::group::{Group, Strategy, Supervision};
 pub use self::handshake::{Build, BuildMismatch};
+pub use self::hang::{Hang, HangReport, OnHang};
 pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
@@ -141,7 +143,8 @@ impl<R: Residence> Node<R> {
         })
     }
 
-    /// What has gone wrong so far: all workers, how often each was restarted, and why.
+    /// What has gone wrong so far: all workers, how often each was restarted, and why; what
+    /// stood still for too long, where there is a [limit](NodeBuilder::hang_limit).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -156,7 +159,8 @@ impl<R: Residence> Node<R> {
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it then.
     pub fn report(&self) -> Result<NodeReport, Closed> {
-        Ok(NodeReport { restarts: self.supervisor.restarts()?, workers: self.workers() })
+        let (restarts, hangs) = self.supervisor.report()?;
+        Ok(NodeReport { workers: self.workers(), restarts, hangs })
     }
 
     /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is

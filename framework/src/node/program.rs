@@ -17,6 +17,7 @@ use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::mailbox::port::{FromNode, Port};
 use crate::mailbox::post::Office;
 use crate::observe::figures::ProcessFigures;
+use crate::observe::sight::Sight;
 use crate::observe::trace::TraceRing;
 
 /// The status of a worker that cannot be reached any more: that of a main thread that panicked.
@@ -37,6 +38,10 @@ impl Resident for Office {
 
     fn figures(&self) -> ProcessFigures {
         Office::figures(self)
+    }
+
+    fn sight(&self) -> Sight {
+        Office::sight(self)
     }
 
     fn trace(&self, ring: TraceRing) {

@@ -46,6 +46,34 @@
 //!     Ok(())
 //! }
 //! ```
+//!
+//! What does not fit does not compile:
+//!
+//! ```compile_fail,E0271
+//! # use tensorpost::prelude::*;
+//! # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Frame(u64);
+//! # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Sound(u64);
+//! # struct Listen;
+//! # impl Sink for Listen {
+//! #     type Args = ();
+//! #     type In = Sound;
+//! #     fn create((): (), _: &Env) -> anyhow::Result<Self> { Ok(Listen) }
+//! #     fn consume(&mut self, _: Sound) -> anyhow::Result<()> { Ok(()) }
+//! # }
+//! let frames = Pipeline::new("wrong").items("frames", |_| (0..3).map(Frame));
+//! frames.sink::<Listen>(()); // `Listen` takes `Sound`s
+//! ```
+//!
+//! # Where to read on
+//! [`Source`], [`Stage`] and [`Sink`] are what you write; [`Flow`] has all that can be done with items on the way:
+//! replicas and their order, closures, forks and joins, batches and windows, loops, errors and restarts. [`Pipeline`] runs:
+//! on a node of its own ([`run`](Pipeline::run)), or on one that is there
+//! ([`Node::run_pipeline`](crate::node::Node::run_pipeline)). A pipeline can be [described](Pipeline::describe) as text and
+//! as diagrams, tells [how far it is](Pipeline::progress), and returns a [`Report`]. What is promised about order, ends,
+//! errors and deaths is in `SEMANTICS.md`.
+//!
+//! **In a worker** the program runs up to the start of the node, so it writes the same pipelines down; the worker has their
+//! closures by then. A pipeline whose closures are made later, on a node that runs, cannot work, and its start says so.
 
 mod closures;
 mod conduct;

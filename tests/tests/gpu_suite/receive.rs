@@ -247,11 +247,11 @@ pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builde
         let part = whole.slice(0, (15 << 20)..(15 << 20) + 3).unwrap();
         let before = seen_of(&node, &reader, Read { whole: part, part: None });
         assert_eq!(before.whole, numbers[15 << 20..(15 << 20) + 3]);
-        // A view of it with four elements in each piece, because a reply does not hold all of them.
+        // The last four elements of each of 20 rows, because a reply does not hold all: 76 MiB from first to last.
         let some = whole.view(&[20, 1 << 20]).unwrap().slice(1, (1 << 20) - 4..1 << 20).unwrap();
         let seen = seen_of(&node, &reader, Read { whole: some, part: None });
         let expected: Vec<u32> = (1..=20).flat_map(|piece| (piece << 20) - 4..piece << 20).collect();
         assert_eq!(seen.whole, expected);
-        assert!(seen.staged - before.staged > 79 << 20, "{} bytes", seen.staged - before.staged);
+        assert!(seen.staged - before.staged > 75 << 20, "{} bytes", seen.staged - before.staged);
     }
 }

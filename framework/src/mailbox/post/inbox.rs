@@ -13,6 +13,7 @@ use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::EndReason;
 use crate::message::codec;
 use crate::observe::figures::ActorFigures;
+use crate::observe::sight::ActorSight;
 use crate::observe::trace::FrameId;
 use crate::tensor::Tensor;
 
@@ -41,6 +42,11 @@ pub trait Inbox: Send + Sync + 'static {
 
     /// Has the actor fail, for a reason that lies elsewhere. What it is doing is finished first.
     fn fail(&self, _reason: EndReason) {}
+
+    /// Whether, and how, the actor goes on; `None` for a mailbox without an actor.
+    fn sight(&self) -> Option<ActorSight> {
+        None
+    }
 
     /// What the actor has done; `None` for a mailbox without an actor.
     fn figures(&self) -> Option<ActorFigures> {

@@ -73,6 +73,7 @@ impl State {
             (Up::Figures { round, figures: answer }, Stage::Running) => {
                 self.figures(process, Some(round), figures::check(answer));
             }
+            (Up::Sight { round, sight }, Stage::Running) => self.sight(process, round, sight),
             (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
             (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
             // What was on its way when the node gave it up.
@@ -184,6 +185,7 @@ fn name_of(message: &Up) -> &'static str {
         Up::Activity { .. } => "its activity",
         Up::Trace => "where its trace is",
         Up::Figures { .. } => "its figures",
+        Up::Sight { .. } => "what stands still in it",
         Up::Pong { .. } => "the answer to a ping",
         Up::ActorsStopped => "that its actors have stopped",
         Up::Log(_) | Up::LogsDropped { .. } => "a log event",

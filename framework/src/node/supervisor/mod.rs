@@ -13,6 +13,7 @@ mod actors;
 mod error;
 mod figures;
 mod groups;
+mod hangs;
 mod launch;
 mod messages;
 mod record;
@@ -34,6 +35,7 @@ use crate::clock::taint::Board;
 use crate::ids::ActorId;
 use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
 use crate::node::group::Supervision;
+use crate::node::hang::{HangReport, OnHang};
 use crate::node::host::{NewActor, Resident};
 use crate::node::journal::Journal;
 use crate::node::restart::Restart;
@@ -69,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) trace: Option<Arc<Collector>>,
     /// Whether the workers on one GPU share one fate.
     pub(crate) gpus_are_shared: bool,
+    /// How long something may stand still, and what happens then.
+    pub(crate) hang_limit: Option<(Duration, OnHang)>,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
@@ -86,7 +90,7 @@ enum Command {
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Figures(Reply<Figures>),
-    Report(Reply<Vec<RestartReport>>),
+    Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     KillWorker(WorkerId),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
@@ -231,11 +235,11 @@ impl Supervisor {
         self.shared.ask(Command::Figures)
     }
 
-    /// What has ended so far although it had a restart policy, by worker.
+    /// What has ended so far although it had a restart policy, by worker, and what hung.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down; its report has it then.
-    pub fn restarts(&self) -> Result<Vec<RestartReport>, Closed> {
+    pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), Closed> {
         self.shared.ask(Command::Report)
     }
 

@@ -21,6 +21,7 @@ use crate::observe::log::Severity;
 
 use super::error::{because, exit_text};
 use super::figures::Askings;
+use super::hangs::Hangs;
 use super::record::{Asker, Stage, Worker, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
@@ -47,6 +48,7 @@ pub(super) struct State {
     pub(super) deaths: bool,
     pub(super) restarts: Restarts,
     pub(super) askings: Askings,
+    pub(super) hangs: Hangs,
     last_worker: u64,
     pub(super) dirty: bool,
 }
@@ -72,6 +74,7 @@ impl State {
             deaths: false,
             restarts: Restarts::default(),
             askings: Askings::default(),
+            hangs: Hangs::default(),
             last_worker: 0,
             dirty: false,
         }
@@ -84,6 +87,7 @@ impl State {
             self.check_deadlines();
             self.restart_due();
             self.answer_figures();
+            self.look_for_hangs();
             if self.advance_stopping() {
                 break;
             }
@@ -116,7 +120,7 @@ impl State {
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Figures(reply) => self.ask_figures(reply),
                 Command::Report(reply) => {
-                    let _ = reply.try_send(self.restarts.report());
+                    let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
                 }
                 Command::KillWorker(worker) => {
                     if let Some(worker) = self.worker_by_id(worker) {
@@ -296,6 +300,7 @@ impl State {
             .chain(stopping)
             .chain(self.next_restart())
             .chain(self.askings.next_event())
+            .chain(self.hangs.next_event())
             .chain(self.broker.deaths.next_tick())
             .min()
     }
@@ -386,6 +391,7 @@ impl State {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
         self.figures(worker.process, None, None);
+        self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Ended { exit, why: worker.why.clone() };

@@ -283,6 +283,10 @@ impl<R: Resident> Control<R> {
                     self.uplink.send(&Up::Figures { round, figures: self.resident.figures() }, Vec::new());
                 return Ok(());
             }
+            Down::Look { round } => {
+                let _ = self.uplink.send(&Up::Sight { round, sight: self.resident.sight() }, Vec::new());
+                return Ok(());
+            }
             Down::Ping { number } => {
                 let _ = self.uplink.send(&Up::Pong { number }, Vec::new());
                 return Ok(());

@@ -67,9 +67,9 @@ pub(in crate::pipeline) struct Counts {
 pub(in crate::pipeline) struct Span {
     pub(in crate::pipeline) what: Spanned,
     pub(in crate::pipeline) id: Option<ItemId>,
-    /// Microseconds since 1970.
+    /// Nanoseconds since 1970.
     pub(in crate::pipeline) from: u64,
-    /// Microseconds.
+    /// Nanoseconds.
     pub(in crate::pipeline) took: u64,
 }
 
@@ -103,7 +103,7 @@ impl Meter {
             counts: RefCell::new(Counts { stage, replica, ..Counts::default() }),
             began: RefCell::new(None),
             spans: trace.then(RefCell::default),
-            epoch: (Instant::now(), since_1970.as_micros() as u64),
+            epoch: (Instant::now(), since_1970.as_nanos() as u64),
         }))
     }
 
@@ -144,12 +144,12 @@ impl Meter {
         if let Some(spans) = &self.0.spans {
             let mut spans = spans.borrow_mut();
             if spans.len() < MAX_TRACED {
-                let since = from.saturating_duration_since(self.0.epoch.0).as_micros() as u64;
+                let since = from.saturating_duration_since(self.0.epoch.0).as_nanos() as u64;
                 spans.push_back(Span {
                     what,
                     id,
                     from: self.0.epoch.1 + since,
-                    took: (to - from).as_micros() as u64,
+                    took: (to - from).as_nanos() as u64,
                 });
             }
         }

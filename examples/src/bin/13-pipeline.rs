@@ -1,0 +1,64 @@
+//! A pipeline in a few lines: photographs are decoded in one process, resized by two that share the work, their edges found
+//! in a fourth, and written by a fifth, in the order of the photographs.
+//!
+//! `--device cuda:0` computes on a GPU, `--progress` tells how far it is, `--trace FILE` writes what
+//! <https://ui.perfetto.dev> shows, and `--report` prints the table of stages.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use tensorpost::pipeline::Progress;
+use tensorpost::prelude::*;
+use tensorpost_actors::image::ImageSize;
+use tensorpost_actors::ready::{
+    Edges, Images, ImagesArgs, Named, Repeat, Resize, ResizeArgs, SavePng, SavePngArgs,
+};
+
+#[derive(Parser)]
+struct Args {
+    /// `host`, `cuda:0`, or the UUID of a GPU
+    #[arg(long, default_value = "host")]
+    device: String,
+    /// Images to process: the photographs over and over
+    #[arg(long, default_value_t = 20)]
+    images: u64,
+    #[arg(long)]
+    progress: bool,
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    #[arg(long)]
+    report: bool,
+    /// Folder to write to
+    #[arg(long, default_value_os_t = std::env::temp_dir().join("tensorpost-pipeline"))]
+    out: PathBuf,
+}
+
+fn main() -> anyhow::Result<()> {
+    // A worker has no arguments, and needs none: its stage gets its own from the program that started it.
+    let args = Args::parse();
+    let images = ImagesArgs::folder(concat!(env!("CARGO_MANIFEST_DIR"), "/data"));
+    let mut pipeline = Pipeline::new("edges")
+        .source::<Images>(images.repeat(Repeat::Images(args.images)))
+        .on(args.device.as_str())
+        .stage::<Resize<Named>>(ResizeArgs::bytes(ImageSize::new(192, 128)?))
+        .on(args.device.as_str())
+        .replicas(2)
+        .ordered()
+        .stage::<Edges<Named>>(())
+        .on(args.device.as_str())
+        .sink::<SavePng<Named>>(SavePngArgs { folder: args.out.clone(), gain: 0.25 })
+        .on(args.device.as_str())
+        .pipeline()
+        .progress(if args.progress { Progress::auto() } else { Progress::Off });
+    if let Some(trace) = args.trace {
+        pipeline = pipeline.trace(trace);
+    }
+    let report = pipeline.run()?; // a worker process never returns from here
+    print!("{}", pipeline.describe());
+    if args.report {
+        print!("{report}");
+    }
+    let written = report.stage("SavePng").map_or(0, |stage| stage.items_in);
+    println!("{written} images of edges written");
+    Ok(())
+}

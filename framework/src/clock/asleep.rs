@@ -1,0 +1,60 @@
+//! Who of this process sleeps until a clock passes a value: threads, those of host streams among them. For reports about
+//! what stands still; only who is about to sleep in the kernel comes here.
+
+use parking_lot::Mutex;
+
+use super::Ticket;
+use crate::os::monotonic_ns;
+
+/// Most sleepers that are noted; there are no more threads than that in a process that works as it should.
+const MOST: usize = 256;
+
+#[derive(Debug, Default)]
+pub(super) struct Asleep {
+    all: Mutex<Vec<Waiting>>,
+}
+
+/// A thread that waits for a clock.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    /// What it waits for.
+    pub(crate) ticket: Ticket,
+    /// Since when, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) since: u64,
+    /// The thread's name; a host stream's thread is named after it.
+    pub(crate) thread: String,
+    number: u64,
+}
+
+/// As long as it lives, the thread is noted.
+pub(super) struct Noted<'a> {
+    asleep: &'a Asleep,
+    number: Option<u64>,
+}
+
+impl Asleep {
+    /// The calling thread is about to wait.
+    pub(super) fn note(&self, ticket: &Ticket) -> Noted<'_> {
+        let thread = std::thread::current().name().unwrap_or("a thread").to_owned();
+        let mut all = self.all.lock();
+        if all.len() >= MOST {
+            return Noted { asleep: self, number: None };
+        }
+        let number = all.iter().map(|sleeper| sleeper.number + 1).max().unwrap_or(0);
+        all.push(Waiting { ticket: *ticket, since: monotonic_ns(), thread, number });
+        Noted { asleep: self, number: Some(number) }
+    }
+
+    /// Those who wait now.
+    pub(super) fn all(&self) -> Vec<Waiting> {
+        self.all.lock().clone()
+    }
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.asleep.all.lock().retain(|sleeper| sleeper.number != number);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What stood still for too long: see [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::ids::{ActorId, ProcessId};
+
+use super::supervisor::WorkerId;
+
+/// What happens to a worker that hangs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnHang {
+    /// It is reported.
+    #[default]
+    Report,
+    /// It is reported and killed; the restart policies of its actors decide what follows.
+    Restart,
+}
+
+/// In which way a worker stands still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Hang {
+    /// Its process does not answer, on a thread that runs no actor.
+    Silent {
+        /// Whether a signal or a debugger has stopped it, as far as the system says.
+        stopped: bool,
+    },
+    /// One of its actors has accepted messages and is done with none.
+    Mailbox {
+        /// The actor.
+        actor: ActorId,
+        /// Its name.
+        name: String,
+        /// How many messages.
+        open: u64,
+        /// Whether it is in a handler; otherwise its handlers' results do not resolve, or its thread is with another actor.
+        handling: bool,
+    },
+    /// Somebody waits for one of its clocks, and it does not move.
+    Clock {
+        /// The process that waits.
+        waiter: ProcessId,
+        /// That one's name.
+        waiter_name: String,
+        /// The thread in it that waits; a host stream has a thread of its own.
+        thread: String,
+        /// Which clock.
+        clock: u16,
+        /// The value that is waited for.
+        value: u64,
+        /// What the clock shows.
+        now: u64,
+    },
+}
+
+/// A worker that stood still for longer than the limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HangReport {
+    /// The worker; `None` for the node's own process.
+    pub worker: Option<WorkerId>,
+    /// Its process, in the life that hung.
+    pub process: ProcessId,
+    /// Its name.
+    pub name: String,
+    /// In which way.
+    pub hang: Hang,
+    /// For how long, when it was seen.
+    pub lasted: Duration,
+    /// Whether it was killed for it.
+    pub killed: bool,
+}
+
+impl fmt::Display for HangReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HangReport { process, name, lasted, .. } = self;
+        write!(f, "`{name}` ({process}) ")?;
+        match &self.hang {
+            Hang::Silent { stopped: true } => write!(f, "is stopped and has not answered for {lasted:.1?}"),
+            Hang::Silent { stopped: false } => write!(f, "has not answered for {lasted:.1?}"),
+            Hang::Mailbox { actor, name, open, handling } => {
+                write!(
+                    f,
+                    "does not move: {actor} `{name}` has {open} messages and is done with none of them "
+                )?;
+                write!(f, "since {lasted:.1?}")?;
+                if *handling { f.write_str("; it is in a handler") } else { Ok(()) }
+            }
+            Hang::Clock { waiter, waiter_name, thread, clock, value, now } => {
+                write!(f, "should have advanced its clock {clock} to {value}; it shows {now}. ")?;
+                write!(f, "`{waiter_name}` ({waiter}) has waited for {lasted:.1?}, in thread `{thread}`")
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Workers that do what they must not, with real processes: what they can reach they may spoil, and it costs themselves
+//! (ONE-WRITER, WIRE-1). What forged frames, notices and letters lead to is tested step by step in `framework/tests`.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
+use tensorpost::node::{Spawned, WorkerState};
+use tensorpost::prelude::*;
+use tensorpost_tests::cases;
+use tensorpost_tests::faults::plan::Draw;
+use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
+use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
+
+/// "Keep this, and talk to these", so that there is something to spoil.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+struct Meet {
+    tensor: Tensor,
+    others: Vec<Address<Check>>,
+}
+
+/// "Write garbage into everything of these names that you can write." The reply, if there is one, is how many bytes.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = usize)]
+struct Spoil {
+    names: Vec<String>,
+    seed: u64,
+}
+
+/// "Try to write what is others'." The reply is what was tried, and whether it was possible.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<(String, bool)>)]
+struct Trespass;
+
+/// "Store into the first mapping of this name that is others'."
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Store {
+    name: String,
+}
+
+struct Vandal {
+    held: Vec<Tensor>,
+}
+
+impl Actor for Vandal {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Vandal {
+    type Args = ();
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Vandal { held: Vec::new() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Meet>().message::<Spoil>().message::<Trespass>().message::<Store>();
+    }
+}
+
+/// A shared mapping of this process.
+struct Shared {
+    name: String,
+    from: u64,
+    to: u64,
+    writable: bool,
+    range: String,
+}
+
+fn shared() -> Vec<Shared> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let found = maps.lines().filter_map(|line| {
+        let (_, name) = line.split_once("/memfd:tensorpost-")?;
+        let mut fields = line.split_ascii_whitespace();
+        let (range, permissions) = (fields.next()?, fields.next()?);
+        let (from, to) = range.split_once('-')?;
+        let address = |text| u64::from_str_radix(text, 16).ok();
+        let name = name.trim_end_matches(" (deleted)").to_owned();
+        let writable = permissions.contains('w');
+        Some(Shared { name, from: address(from)?, to: address(to)?, writable, range: range.to_owned() })
+    });
+    found.collect()
+}
+
+impl Handler<Meet> for Vandal {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, Meet { tensor, others }: Meet, _: &mut Context<Self>) -> Self::Result {
+        self.held.push(tensor);
+        let asked: Vec<_> = others.iter().map(|other| other.ask(Check)).collect();
+        Box::pin(async move { drop(futures_util::future::join_all(asked).await) })
+    }
+}
+
+impl Handler<Spoil> for Vandal {
+    type Result = MessageResult<Spoil>;
+
+    fn handle(&mut self, Spoil { names, seed }: Spoil, _: &mut Context<Self>) -> Self::Result {
+        let memory = OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+        let mut draw = Draw::new(seed);
+        let mut bytes = 0;
+        for mapping in shared().iter().filter(|mapping| mapping.writable && names.contains(&mapping.name)) {
+            for at in (mapping.from..mapping.to).step_by(8) {
+                memory.write_all_at(&draw.bits().to_le_bytes(), at).unwrap();
+                bytes += 8;
+            }
+        }
+        MessageResult(bytes)
+    }
+}
+
+impl Handler<Trespass> for Vandal {
+    type Result = MessageResult<Trespass>;
+
+    fn handle(&mut self, _: Trespass, _: &mut Context<Self>) -> Self::Result {
+        let memory = OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+        let mut tried = Vec::new();
+        for Shared { name, from, range, .. } in shared().iter().filter(|mapping| !mapping.writable) {
+            tried.push((
+                format!("{name} through /proc/self/mem"),
+                memory.write_all_at(&[0xff], *from).is_ok(),
+            ));
+            // Where the kernel shows the file behind a mapping, it can perhaps be opened once more.
+            let again = OpenOptions::new().write(true).open(format!("/proc/self/map_files/{range}"));
+            let written = again.and_then(|file| file.write_all_at(&[0xff], 0));
+            // The chunks of others are sealed against nothing but a change of size: one that was handed over is written
+            // by its new holder. A process of the same user that means harm can write them, as it can trace any other.
+            if name != "chunk" {
+                tried.push((format!("{name} through its file"), written.is_ok()));
+            }
+        }
+        MessageResult(tried)
+    }
+}
+
+impl Handler<Store> for Vandal {
+    type Result = ();
+
+    fn handle(&mut self, Store { name }: Store, _: &mut Context<Self>) {
+        let others = shared().into_iter().find(|mapping| !mapping.writable && mapping.name == name);
+        store(others.expect("a mapping of that name").from);
+    }
+}
+
+/// Writes a word where it must not be possible.
+#[expect(unsafe_code, reason = "a stray write is what is tested")]
+fn store(address: u64) {
+    // SAFETY: none is claimed for the write, which the kernel stops; nothing of this process lies in the mapping, and the
+    // process ends here.
+    unsafe { std::ptr::write_volatile(address as *mut u64, u64::MAX) };
+}
+
+struct Scene {
+    node: Node,
+    gpu: Gpu,
+    vandal: Spawned<Vandal>,
+    peers: [Spawned<Holder>; 2],
+}
+
+impl Scene {
+    fn new(builder: Builder) -> Self {
+        let node = builder.worker_log("off").start().unwrap();
+        let peer = || node.spawn::<Holder>(()).start().unwrap();
+        let (peers, vandal) = ([peer(), peer()], node.spawn::<Vandal>(()).name("vandal").start().unwrap());
+        let scene = Scene { gpu: node.host().unwrap(), vandal, peers, node };
+        let others = scene.peers.iter().map(Spawned::address).collect();
+        ask(&scene.node, &scene.vandal.address(), Meet { tensor: numbers(&scene.gpu, 0, 100), others });
+        scene
+    }
+
+    /// The others serve each other, and lose nothing.
+    fn check(&self) {
+        for peer in &self.peers {
+            let tensor = numbers(&self.gpu, 3, 50);
+            assert_eq!(ask(&self.node, &peer.address(), Hold::with(9, tensor)), 1);
+            assert_eq!(ask(&self.node, &peer.address(), LetGo), [9]);
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        let state = self.node.supervisor().worker(self.vandal.worker()).map(|status| status.state);
+        !matches!(state, Some(WorkerState::Running))
+    }
+
+    fn end(self) {
+        self.node.supervisor().kill_worker(self.vandal.worker());
+        self.node.supervisor().await_end(self.vandal.worker());
+        self.check();
+        until_free(&self.node);
+        let report = self.node.shutdown(std::time::Duration::from_secs(20)).unwrap();
+        // The worker that was killed is none of those that are shut down.
+        assert!(report.is_clean(), "{report:?}");
+    }
+}
+
+/// Garbage in all that a worker may write: its rings, its cursors and credits, its clocks, its mail page.
+fn garbage_in_its_own_pages_costs_the_worker_alone(builder: Builder) {
+    let names = ["link", "mail", "clocks"];
+    for round in 0..6_u64 {
+        let scene = Scene::new(builder_like(&builder));
+        let names = match round {
+            0..3 => vec![names[round as usize].to_owned()],
+            _ => names.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let spoil = Spoil { names: names.clone(), seed: round };
+        // There may be no answer: the rings are garbage.
+        let asked = scene.vandal.address().ask(spoil).timeout(std::time::Duration::from_millis(500));
+        drop(scene.node.block_on(asked));
+        for _ in 0..20 {
+            scene.check();
+            // Whoever talks to it gets an error or nothing, and goes on.
+            let meet = Meet { tensor: numbers(&scene.gpu, 0, 10), others: vec![] };
+            let asked = scene.vandal.address().ask(meet).timeout(std::time::Duration::from_millis(5));
+            drop(scene.node.block_on(asked));
+        }
+        scene.end();
+    }
+}
+
+/// The settings of one more node of the same program.
+fn builder_like(_: &Builder) -> Builder {
+    program(Node::builder())
+}
+
+fn what_others_own_cannot_be_written(builder: Builder) {
+    let scene = Scene::new(builder);
+    let tried = ask(&scene.node, &scene.vandal.address(), Trespass);
+    for name in ["link", "mail", "clocks", "chunk"] {
+        assert!(tried.iter().any(|(what, _)| what.starts_with(name)), "{name} is not among {tried:?}");
+    }
+    let written: Vec<_> = tried.iter().filter(|(_, written)| *written).collect();
+    assert!(written.is_empty(), "it has written {written:?}");
+    assert!(!scene.has_ended());
+    scene.check();
+    scene.end();
+}
+
+fn a_store_into_what_others_own_faults(builder: Builder) {
+    for name in ["link", "mail", "clocks", "chunk"] {
+        let scene = Scene::new(builder_like(&builder));
+        deliver(&scene.node, &scene.vandal.address(), Store { name: name.to_owned() });
+        until(&format!("a store into `{name}` ends the worker"), || scene.has_ended());
+        let state = scene.node.supervisor().await_end(scene.vandal.worker());
+        let Some(WorkerState::Ended { exit: Some(exit), .. }) = state else { panic!("{state:?}") };
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(exit.signal(), Some(11), "`{name}`: {exit}");
+        scene.check();
+        scene.end();
+    }
+}
+
+fn program(builder: Builder) -> Builder {
+    builder.actor::<Vandal>().actor::<Holder>()
+}
+
+fn main() {
+    harness::run(
+        program,
+        cases![
+            garbage_in_its_own_pages_costs_the_worker_alone,
+            what_others_own_cannot_be_written,
+            a_store_into_what_others_own_faults,
+        ],
+    )
+}
