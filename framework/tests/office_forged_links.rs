@@ -1,5 +1,5 @@
-//! WIRE-1 for the letters that make a link: a peer that sends descriptors of something else is given up, with the reason,
-//! and nobody else notices.
+//! WIRE-1 for the letters that make a link, and for the clocks behind it: a peer that sends descriptors of something else,
+//! or whose clocks run back, is given up, with the reason, and nobody else notices.
 
 #![cfg(feature = "testing")]
 
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tensorpost::clock::ClockPage;
 use tensorpost::mailbox::port::{FromNode, Letter};
 use tensorpost::os::{Access, EventFd, Mapping, Memfd};
+use tensorpost::tensor::{DType, Tensor};
 use tensorpost::testing::{Cluster, Target, TestInbox};
 
 const LIAR: usize = 0;
@@ -49,6 +50,8 @@ fn clocks() -> OwnedFd {
 /// Sends these as the liar's half of a link to B, and looks that B gives the liar up and serves C.
 fn refused(what: &str, descriptors: Vec<OwnedFd>) {
     let (cluster, to, inbox) = scene();
+    // It does not send its honest half when it hears of the link.
+    cluster.stop(LIAR);
     let letter = FromNode::Letter { from: cluster.process(LIAR), letter: Letter::Link };
     cluster.office(B).from_node(letter, descriptors);
     cluster.settle();
@@ -85,6 +88,7 @@ fn descriptors_of_something_else_are_refused() {
 #[test]
 fn a_half_with_nothing_wrong_is_taken() {
     let (cluster, _, _) = scene();
+    cluster.stop(LIAR);
     let bell = EventFd::create().expect("descriptors").into();
     let letter = FromNode::Letter { from: cluster.process(LIAR), letter: Letter::Link };
     cluster.office(B).from_node(letter, vec![clocks(), sealed(8 << 20), sealed(8 << 20), bell]);
@@ -116,4 +120,33 @@ fn an_acknowledgement_of_nothing_changes_nothing() {
     cluster.send(B, &to, 1);
     cluster.settle();
     assert_eq!(inbox.take_one().message, 1);
+}
+
+#[test]
+fn a_clock_that_runs_back_ends_the_link() {
+    let cluster = Cluster::new(3);
+    let (to_b, at_b) = cluster.inbox::<Tensor>(B, 8);
+    let (to_c, at_c) = cluster.inbox::<u32>(C, 8);
+    cluster.connect();
+    // Each is still being written when it is sent, so its frame says what to wait for.
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let wait = Arc::new(std::sync::Mutex::new(wait));
+    let unfinished = || {
+        let wait = Arc::clone(&wait);
+        let mut tensor = cluster.gpu(LIAR).zeros(DType::U8, &[1]).expect("memory");
+        let write = move |(_,): (&mut [u8],)| drop(wait.lock().expect("one at a time").recv());
+        cluster.gpu(LIAR).run((tensor.of_mut::<u8>(),), write).expect("a stream");
+        tensor.freeze()
+    };
+    cluster.send(LIAR, &to_b, unfinished());
+    cluster.settle();
+    let first = at_b.take_one();
+    cluster.turn_clocks_back(LIAR);
+    cluster.send(LIAR, &to_b, unfinished());
+    cluster.settle();
+    assert!(at_b.is_empty() && cluster.gave_up(B, LIAR));
+    cluster.send(B, &to_c, 5);
+    cluster.settle();
+    assert_eq!(at_c.take_one().message, 5);
+    drop((first, go));
 }

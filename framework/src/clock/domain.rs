@@ -252,6 +252,12 @@ impl ClockDomain {
         handshake::advance(&Advance { domain: self, clock }, value)
     }
 
+    /// Writes a clock of this process as no stream would.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn forge_clock(&self, slot: u16, value: u64) -> Result<(), ClockError> {
+        self.own_page.store(slot, value)
+    }
+
     /// No clock of this process is advanced any more, as if it had died.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn freeze(&self) {

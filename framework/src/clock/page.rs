@@ -11,12 +11,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use thiserror::Error;
 
-use super::{ClockError, release_value};
+use super::{ClockError, passed, release_value};
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
 use crate::os::{Access, BadMemfd, Mapping, Memfd, Woken, memfd};
 
@@ -60,6 +60,8 @@ pub struct ClockPage {
     mapping: Arc<Mapping>,
     /// Of a page that is handed on; a peer's page is only looked at, and its mapping is enough for that.
     fd: Option<OwnedFd>,
+    /// The highest values that were looked at for [`ran_back`](Self::ran_back).
+    seen: [AtomicU64; MAX_STREAMS],
 }
 
 impl ClockPage {
@@ -81,7 +83,11 @@ impl ClockPage {
                 word.store(value, Ordering::Release);
             }
         }
-        Ok(Arc::new(ClockPage { mapping: Arc::new(mapping), fd: Some(memfd.into_fd()) }))
+        Ok(Arc::new(ClockPage {
+            mapping: Arc::new(mapping),
+            fd: Some(memfd.into_fd()),
+            seen: Default::default(),
+        }))
     }
 
     /// The worker's side of [`prepare`](Self::prepare): maps the page writable and seals it for everyone after.
@@ -91,7 +97,7 @@ impl ClockPage {
     pub fn adopt(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check(fd.as_fd(), PAGE_BYTES as u64)?;
         let mapping = Self::map(fd.as_fd(), Access::ReadWrite)?;
-        let page = Arc::new(ClockPage { mapping, fd: Some(fd) });
+        let page = Arc::new(ClockPage { mapping, fd: Some(fd), seen: Default::default() });
         page.seal()?;
         Ok(page)
     }
@@ -100,7 +106,7 @@ impl ClockPage {
     pub fn open(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check_one_writer(fd.as_fd(), PAGE_BYTES as u64)?;
         let mapping = Self::map(fd.as_fd(), Access::ReadOnly)?;
-        Ok(Arc::new(ClockPage { mapping, fd: None }))
+        Ok(Arc::new(ClockPage { mapping, fd: None, seen: Default::default() }))
     }
 
     fn map(fd: BorrowedFd<'_>, access: Access) -> Result<Arc<Mapping>, BadClockPage> {
@@ -152,6 +158,21 @@ impl ClockPage {
     pub fn load(&self, slot: u16) -> Option<u64> {
         // CLOCK-ACQUIRE: pairs with the release store in `store`.
         Some(self.mapping.watch64(clock_at(slot)?)?.load())
+    }
+
+    /// Whether clock `slot` has gone back since it was last asked, and from where to where: no stream does that, so its
+    /// process is not to be believed (WIRE-1).
+    pub(crate) fn ran_back(&self, slot: u16) -> Option<(u64, u64)> {
+        let seen = self.seen.get(usize::from(slot))?;
+        // Before the clock: another thread may look meanwhile, and see it further on.
+        let before = seen.load(Ordering::Acquire);
+        let now = self.load(slot)?;
+        if !passed(now, before) {
+            return Some((before, now));
+        }
+        let raise = |old| (!passed(old, now)).then_some(now);
+        let _ = seen.fetch_update(Ordering::AcqRel, Ordering::Acquire, raise);
+        None
     }
 
     /// Where on the page clock `slot` is, in bytes, for a device that reads or writes it; `None` where there is no such

@@ -28,6 +28,10 @@ const RECOVERY: Duration = Duration::from_secs(30);
 /// How long the last of what the dead left may take to go.
 const SETTLING: Duration = Duration::from_secs(30);
 
+/// Threads that a process may have by the end: its own, the control thread, its streams', and in the node the supervisor's,
+/// the reader's and those of the run.
+const MOST_THREADS: usize = 10;
+
 /// How long an armed fault is waited for.
 const STRIKES_IN: Duration = Duration::from_millis(400);
 
@@ -212,7 +216,7 @@ impl Graph {
             let event = plan.event();
             after = event.to_string();
             if options.verbose {
-                eprintln!("{:?} {}: {after}", begin.elapsed(), report.faults);
+                eprintln!("event {}: {after} (at {:?})", report.faults + 1, begin.elapsed());
             }
             report.faults += 1;
             report.deaths += self.happen(&event);
@@ -375,6 +379,8 @@ impl Counted {
         let mut grown = Vec::new();
         for (name, now) in &later.0 {
             let Some(before) = self.0.get(name) else { continue };
+            // A stream's thread starts when it first has something to wait for.
+            let before = Usage { threads: before.threads.max(MOST_THREADS), ..before.clone() };
             // A pool keeps what it once needed.
             let now = Usage { chunk_bytes: before.chunk_bytes.clone(), ..now.clone() };
             let now = Usage {

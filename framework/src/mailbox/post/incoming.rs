@@ -139,6 +139,21 @@ impl Office {
         for entry in entries {
             let owner = entry.id.chunk.owner;
             if let Some(ready) = entry.ready
+                && let Some(page) = self.domain.page_of(ready.process)
+                && let Some((before, now)) = page.ran_back(ready.slot)
+            {
+                // Whoever wrote that clock has nothing true to say about any tensor.
+                if let Some(liar) = self.link(ready.process) {
+                    liar.break_off();
+                    self.wake_reader();
+                }
+                let clock = ready.slot;
+                return Look::Never(format!(
+                    "clock {clock} of {} ran back from {before} to {now}",
+                    ready.process
+                ));
+            }
+            if let Some(ready) = entry.ready
                 && self.domain.page_of(ready.process).is_none()
                 // Its certificate says whether the data is there.
                 && !self.domain.knows_end_of(&ready)

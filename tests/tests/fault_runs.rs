@@ -1,0 +1,36 @@
+//! Fault runs (see `tensorpost_tests::faults`): a fresh seed, which is printed, for a minute, or for as many seconds as
+//! `TENSORPOST_FAULT_SECONDS` says; then every seed that has once found something. A failure says how to play it again.
+
+use std::process::{Command, Stdio};
+
+const FAULT_RUN: &str = env!("CARGO_BIN_EXE_fault_run");
+
+/// Seeds that failed once, with the number of events that it took, and what it was. None has yet.
+const FOUND: &[(u64, u64, &str)] = &[];
+
+fn play(arguments: &[&str]) -> String {
+    // Workers that are told to panic say so at length.
+    let mut command = Command::new(FAULT_RUN);
+    command.args(arguments).env("RUST_BACKTRACE", "0").env_remove("RUST_LOG").stdin(Stdio::null());
+    let output = command.output().expect("the program of the runs starts");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    print!("{said}");
+    assert!(output.status.success(), "{}:\n{said}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+#[test]
+fn fresh_seeds() {
+    let seconds = std::env::var("TENSORPOST_FAULT_SECONDS").ok();
+    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(60.0);
+    let said = play(&["--minutes", &(seconds / 60.0).to_string()]);
+    assert!(said.contains("Report"), "{said}");
+}
+
+#[test]
+fn seeds_that_found_something() {
+    for (seed, faults, what) in FOUND {
+        println!("seed {seed}: {what}");
+        play(&["--seed", &seed.to_string(), "--faults", &faults.to_string()]);
+    }
+}
