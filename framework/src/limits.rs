@@ -75,7 +75,7 @@ pub const MAX_CERTIFICATES: usize = 1 << 12;
 pub const MAX_TAINT_RANGES: usize = 16;
 
 /// Pages of dead processes that a process keeps mapped, for waits that have just been made.
-pub const MAX_DEAD_PAGES: usize = 64;
+pub const MAX_DEAD_PAGES: usize = 8;
 
 /// Bytes of a pool's first chunk; later ones grow.
 pub const CHUNK_BYTES: u64 = 64 << 20;

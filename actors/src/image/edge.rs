@@ -11,6 +11,7 @@
 //! The border is replicated: a neighbour outside is the nearest pixel inside. The result is not scaled: a vertical
 //! step from 0 to 255 gives 1020.
 
+use super::normalise::Normalisation;
 use super::{ImageError, ImageSize, expect_len};
 
 /// The largest difference to the exact result, and to a GPU that contracts products and sums, for values of the
@@ -21,6 +22,12 @@ pub const TOLERANCE: f32 = 1e-3;
 /// The gain for [`quantise::to_gray8`](super::quantise::to_gray8) that makes the strongest straight edge of a
 /// 0..=255 image (1020) white. Stronger corners are clamped.
 pub const SOBEL_GAIN: f32 = 0.25;
+
+/// The same for an image that was normalised after that: a step from black to white in channel `c` is `1 / std[c]` then.
+pub fn gain(normalisation: &Normalisation) -> f32 {
+    let [red, green, blue] = normalisation.std();
+    255.0 / (4.0 * weigh(1.0 / red, 1.0 / green, 1.0 / blue))
+}
 
 /// The luma of a CHW image into an HW slice, in the same range.
 ///

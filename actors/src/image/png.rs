@@ -11,7 +11,6 @@ use std::path::Path;
 
 use ::image::codecs::png::PngEncoder;
 use ::image::{ExtendedColorType, ImageEncoder};
-use tempfile::NamedTempFile;
 
 use super::{ImageError, ImageSize, expect_len};
 
@@ -55,11 +54,6 @@ fn write(path: &Path, pixels: &[u8], size: ImageSize, colour: ExtendedColorType)
     let temporary = writer.into_inner().map_err(|error| failed(error.into_error()))?;
     temporary.persist(path).map_err(|error| failed(error.error))?;
     Ok(())
-}
-
-/// A temporary file that becomes an ordinary one: it is private by default, here the umask alone decides.
-pub(crate) fn temporary_in(folder: &Path) -> std::io::Result<NamedTempFile> {
-    tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)
 }
 
 #[cfg(test)]

@@ -64,6 +64,10 @@ pub struct StageReport {
     pub busy: f64,
     /// Seconds in which it waited for room at the next stages, of all replicas together.
     pub waiting: f64,
+    /// Bytes of tensors that its workers handed to other processes, each tensor with all the memory that it lies in,
+    /// without copying them. Those of several stages in one worker are at the stage that the others are beside.
+    #[serde(default)]
+    pub bytes_not_copied: u64,
 }
 
 /// A replica that died.
@@ -97,6 +101,9 @@ impl Report {
                 line.add(counts);
                 calls.merge(&counts.calls);
                 active = active.max(counts.active);
+                if plan.home(index) == index {
+                    line.bytes_not_copied += counts.bytes_not_copied;
+                }
                 report.lost_count += counts.lost;
                 report.failures.extend_from_slice(&counts.failures);
                 report.lost.extend_from_slice(&counts.lost_items);

@@ -37,8 +37,9 @@ impl Folder {
     }
 }
 
-/// Letters, digits and `-_.` as they are, no dot in front; anything else is `_`.
-fn file_name(label: &str) -> String {
+/// What the file of an item with this label is called, without its ending: letters, digits and `-_.` as they are, no dot in
+/// front; anything else is `_`.
+pub fn file_name(label: &str) -> String {
     let safe = |(at, c): (usize, char)| match c {
         '.' if at == 0 => '_',
         '-' | '_' | '.' => c,

@@ -8,8 +8,8 @@ use tensorpost_actors::image::ImageSize;
 
 /// Photographs through four processes: decode | resize + normalise | edge filter | write, without copying a pixel.
 ///
-/// Prints the time of each stage and checks the result against the same computation in one process. Ctrl-C stops the
-/// source and lets everything under way finish; a second one ends at once.
+/// Prints what each stage did and checks the result against the same computation in one process. Ctrl-C stops the source and
+/// lets everything under way finish; a second one ends at once.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "10-image-pipeline")]
 pub(crate) struct Args {
@@ -30,9 +30,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOW", default_value = "isolated")]
     sharing: Share,
 
-    /// Has the stages compare every result of theirs with the host's; slow
+    /// Tells how far it is, on standard error; on a terminal it always does
     #[arg(long)]
-    pub(crate) check_stages: bool,
+    pub(crate) progress: bool,
 
     /// Folder to write to; made if it is not there
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir().join("tensorpost-image-pipeline"))]
