@@ -81,14 +81,16 @@ pub fn leaks() -> Usage {
     usage
 }
 
-/// Descriptors and mappings of which a bounded number outlives what they belong to: the clocks of the dead, at most
-/// [`MAX_DEAD_PAGES`].
+/// Descriptors and mappings of which a bounded number outlives what they belong to: the clocks of the dead.
 const KEPT_FOR_A_WHILE: &str = "memfd:tensorpost-clocks";
+
+/// How many: those that a process keeps, and in the node those that it looks at again.
+const KEPT: usize = 2 * MAX_DEAD_PAGES;
 
 impl Usage {
     /// What `later` has more of than this, in words; empty when nothing was left behind. Not counted are
-    /// [`resident`](Self::resident) bytes, which are never exact, and the clocks of dead processes, of which up to
-    /// [`MAX_DEAD_PAGES`] stay for a while.
+    /// [`resident`](Self::resident) bytes, which are never exact, and the clocks of dead processes, of which a few
+    /// stay for a while.
     pub fn growth(&self, later: &Usage) -> Vec<String> {
         let mut grown = Vec::new();
         compare("descriptors of ", &self.descriptors, &later.descriptors, &mut grown);
@@ -116,7 +118,7 @@ fn compare(
 ) {
     for (what, count) in after {
         let was = before.get(what).copied().unwrap_or(0);
-        let kept = if what == KEPT_FOR_A_WHILE { MAX_DEAD_PAGES } else { 0 };
+        let kept = if what == KEPT_FOR_A_WHILE { KEPT } else { 0 };
         if *count > was + kept {
             grown.push(format!("{of}{what}: {was} became {count}"));
         }
