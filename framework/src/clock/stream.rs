@@ -8,7 +8,7 @@
 //!
 //! DEATH-3: what is waited for is noted in the stream's log *before* the wait is submitted, and also where no wait is
 //! needed because a higher value of that clock is waited for already. A death can then be traced through the stream
-//! (see [`taint`](super::taint)). Waits that only order work ([`Stream::wait_in_order`]) are not noted: who waits for
+//! (see [`taint`](super::taint)). Waits that only order work (`wait_in_order`) are not noted: who waits for
 //! the last use of memory before writing it anew does not depend on what was in it.
 
 use std::collections::HashMap;
