@@ -112,7 +112,7 @@ pub enum TaskPoolError {
 ///     let node = Node::builder().actor::<Worker<Sum>>().start()?;
 ///     let mut pool = TaskPool::<Sum>::start(&node, (), TaskPoolSettings::workers(2))?;
 ///     let gpu = node.host()?;
-///     let tasks = (0..100).filter_map(|n| gpu.from_slice(&[2], &[n, 2 * n]).ok()).map(|n| Numbers(n.freeze()));
+///     let tasks = (0..100_u64).filter_map(|n| gpu.from_slice(&[2], &[n, 2 * n]).ok()).map(|n| Numbers(n.freeze()));
 ///     let mut total = 0;
 ///     for (_number, result) in pool.map(tasks) {
 ///         total += result?;
