@@ -23,7 +23,7 @@ BOUND = 1.02
 # What one run may take at most, in seconds; it takes a tenth of it.
 DEADLINE = 60
 # Of criterion's benches, those that go through the framework, and nothing that it is compared with.
-BENCHES = {"message": "tensorpost", "tensor": "hand-over", "fanout": "fanout-(stream|together)/(1|8)$"}
+BENCHES = {"message": "tensorpost", "tensor": "hand-over", "fanout": "fanout-stream/(1|8)$"}
 PROGRAMS = ["message_cost", *BENCHES]
 
 
