@@ -77,13 +77,14 @@ def verdict(medians, best):
 
 
 def table(taken):
-    rows = [("median of the medians (best sample)", "before", "after", "ratio", "of best samples", "of pairs", f"<= {BOUND}")]
+    rows = [("median over the rounds of the median (best sample)", "before", "after", "ratio", "of best samples", "of pairs", f"<= {BOUND}")]
     for what, rounds in taken.items():
         pairs = [(a, b) for a, b in rounds if a and b]
         if not pairs:
             continue
         middle = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
-        best = [min(pair[side][1] for pair in pairs) for side in (0, 1)]
+        # Not the best of all: a clock that was put right shows in one sample.
+        best = [statistics.median(pair[side][1] for pair in pairs) for side in (0, 1)]
         each = [after[0] / before[0] for before, after in pairs]
         ratio, of_best = middle[1] / middle[0], best[1] / best[0]
         cells = [f"{shown(m)} ({shown(b)})" for m, b in zip(middle, best)]
