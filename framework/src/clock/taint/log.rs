@@ -179,6 +179,7 @@ impl StreamLog {
     }
 
     /// As [`mark`](Self::mark), for work that is about to be enqueued and known to be worth nothing.
+    #[cfg(feature = "cuda")]
     pub(crate) fn mark_now(&self) -> (u64, u64) {
         let _log = self.log.lock();
         // One back: what is written by the same launch may have been noted before a flush.
