@@ -396,11 +396,12 @@ impl Counted {
             // A stream's thread starts when it first has something to wait for.
             let before = Usage { threads: before.threads.max(MOST_THREADS), ..before.clone() };
             // A pool keeps what it once needed.
-            let now = Usage { chunk_bytes: before.chunk_bytes.clone(), ..now.clone() };
             let now = Usage {
+                chunk_bytes: before.chunk_bytes.clone(),
                 descriptors: without_chunks(&now.descriptors),
                 mappings: without_chunks(&now.mappings),
-                ..now
+                held: without_chunks(&now.held),
+                ..now.clone()
             };
             grown.extend(before.growth(&now).into_iter().map(|grown| format!("{name}: {grown}")));
         }
@@ -428,7 +429,7 @@ impl Counted {
 fn without_chunks(counts: &BTreeMap<String, usize>) -> BTreeMap<String, usize> {
     counts
         .iter()
-        .filter(|(what, _)| *what != "memfd:tensorpost-chunk")
+        .filter(|(what, _)| !["memfd:tensorpost-chunk", "mapped chunks of others"].contains(&what.as_str()))
         .map(|(k, n)| (k.clone(), *n))
         .collect()
 }
