@@ -166,10 +166,9 @@ if is_wanted examples; then
         [[ -f "$program" && -x "$program" ]] || continue
         name="$(basename "$program")"
         example "$name" "$program" isolated
-        if grep -q SHARING "$program.arguments"; then
-            if [[ -z "$gpu" ]]; then
-                :  # There is nothing to share on the host.
-            elif command -v nvidia-cuda-mps-control >/dev/null; then
+        # There is nothing to share on the host.
+        if [[ -n "$gpu" ]] && grep -q SHARING "$program.arguments"; then
+            if command -v nvidia-cuda-mps-control >/dev/null; then
                 example "$name-mps" "$program" mps
             else
                 left_out "example-$name-mps" "nvidia-cuda-mps-control is not installed"
