@@ -197,6 +197,7 @@ fn way<'s>(
             feedback: edge.feedback,
             restarts: plan.restart(edge.to) != Restart::never(),
             settle_first: plan.settles_first(stage, &edge),
+            shares_fate: plan.shares_fate(&edge),
             to: doors,
         }
     });

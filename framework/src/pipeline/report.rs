@@ -23,10 +23,18 @@ pub struct Report {
     pub stages: Vec<StageReport>,
     /// Items on which stages failed; of many, the first of each replica.
     pub failures: Vec<Failure>,
-    /// Items that were lost with a process that died; of many, the first of each sender.
+    /// Items that were lost with a process that died, in it or because they depended on work that it had not done; of many,
+    /// the first of each sender.
     pub lost: Vec<Lost>,
     /// All that were lost.
     pub lost_count: u64,
+    /// Items that were left over in stages that work, because what they waited for did not come: the partners that a `zip`
+    /// or `join` had kept them for. Of many, the first of each replica.
+    #[serde(default)]
+    pub left_over: Vec<Lost>,
+    /// All that were left over.
+    #[serde(default)]
+    pub left_over_count: u64,
     /// Replicas that died.
     pub deaths: Vec<Death>,
 }
@@ -107,6 +115,8 @@ impl Report {
                 report.lost_count += counts.lost;
                 report.failures.extend_from_slice(&counts.failures);
                 report.lost.extend_from_slice(&counts.lost_items);
+                report.left_over_count += counts.left_over;
+                report.left_over.extend_from_slice(&counts.left_over_items);
             }
             line.p50_us = calls.percentile(50).as_secs_f64() * 1e6;
             line.p99_us = calls.percentile(99).as_secs_f64() * 1e6;
@@ -117,6 +127,8 @@ impl Report {
         report.failures.truncate(MAX_NAMED);
         report.lost.sort_by_key(|lost| lost.id);
         report.lost.truncate(MAX_NAMED);
+        report.left_over.sort_by_key(|left| left.id);
+        report.left_over.truncate(MAX_NAMED);
         report
     }
 
@@ -191,6 +203,12 @@ impl fmt::Display for Report {
         }
         if self.lost_count > 10 {
             writeln!(f, "lost: {} in all", self.lost_count)?;
+        }
+        for left in self.left_over.iter().take(10) {
+            writeln!(f, "left over: {} at {}: {}", left.id, left.stage, left.why)?;
+        }
+        if self.left_over_count > 10 {
+            writeln!(f, "left over: {} in all", self.left_over_count)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::args::{Control, Run, SourceArgs};
 use super::cargo::Cargo;
 use super::core::Part;
 use super::meter::Counts;
-use super::outlet::Outlet;
+use super::outlet::{Modes, Outlet};
 use crate::actor::{Env, Handles, RemoteActor};
 use crate::pipeline::item::{ItemId, Tag};
 use crate::pipeline::out::Emitted;
@@ -41,7 +41,7 @@ impl<S: Source> RemoteActor for SourceActor<S> {
     fn create(args: SourceArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let source = S::create(args.user, env)?;
         let part = Part::new(args.config, env);
-        let modes = (part.config.chain, part.config.resend);
+        let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: true };
         let core = Core {
             results: Outlet::new(args.results, modes, &part.meter, env)?,
             part,
