@@ -472,7 +472,7 @@ impl<T, I: Item> Flow<T, After<I>> {
     /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and goes on with
     /// what comes then. Items that it had are lost, and named in the report, unless delivery is
     /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy the pipeline
-    /// fails. Stages in the same worker come back together.
+    /// fails. Stages in the same worker come back together; a source among them only if it has a policy itself.
     pub fn restart(self, policy: Restart) -> Self {
         self.tune(|stage| stage.restart = Some(policy))
     }

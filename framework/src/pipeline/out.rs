@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::item::{Item, ItemId, Order, Tag};
-use super::worker::cargo::Cargo;
+use super::worker::cargo::{Cargo, Cargos};
 use super::worker::kept::{Keeping, Kept};
 
 /// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept here, so
@@ -46,7 +46,7 @@ pub(super) struct Emitted<T> {
     pub(super) tag: Tag,
     pub(super) item: T,
     /// The items that are done with when this one is.
-    pub(super) cargo: Vec<Cargo>,
+    pub(super) cargo: Cargos,
 }
 
 /// An item that a stage keeps beyond its call: it counts as being worked on, and is part of the result that it is given
@@ -92,11 +92,11 @@ impl<T> Out<T> {
     /// A result of items that were held. It is known by the first of them; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
         let (here, _) = self.here();
-        let (mut ids, mut cargo, mut rounds) = (Vec::new(), Vec::new(), None);
+        let (mut ids, mut cargo, mut rounds) = (Vec::new(), Cargos::new(), None);
         for held in parts {
             // One that was given up is done with, but still a part of what it is in.
             let part = held.take();
-            let mut part = part.unwrap_or_else(|id| Keeping { tag: Tag::of(id), cargo: Vec::new() });
+            let mut part = part.unwrap_or_else(|id| Keeping { tag: Tag::of(id), cargo: Cargos::new() });
             rounds.get_or_insert_with(|| part.tag.rounds.clone());
             ids.extend(part.tag.ids());
             cargo.append(&mut part.cargo);

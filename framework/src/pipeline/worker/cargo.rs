@@ -8,6 +8,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use actix::dev::OneshotSender;
+use smallvec::SmallVec;
+
+/// All that a result is part of; nearly always one, which then costs no allocation.
+pub(in crate::pipeline) type Cargos = SmallVec<[Cargo; 1]>;
 
 /// An item that is being worked on.
 #[derive(Clone, Default)]

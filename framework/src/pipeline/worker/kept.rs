@@ -7,14 +7,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::cargo::Cargo;
+use super::cargo::Cargos;
 use crate::pipeline::item::Tag;
 
 /// An item that is kept.
 #[derive(Clone)]
 pub(in crate::pipeline) struct Keeping {
     pub(in crate::pipeline) tag: Tag,
-    pub(in crate::pipeline) cargo: Vec<Cargo>,
+    pub(in crate::pipeline) cargo: Cargos,
 }
 
 /// All that a stage keeps. Clones share it.

@@ -1,7 +1,7 @@
 //! Telling the errors that mean "lost with a process" from all others.
 
-use crate::device::DeviceError;
 use crate::clock::ClockError;
+use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::pipeline::many::GatherError;
 use crate::tensor::{NotSole, NotSoleReason, TensorError};

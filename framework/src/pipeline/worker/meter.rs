@@ -55,6 +55,9 @@ pub(in crate::pipeline) struct Counts {
     pub(in crate::pipeline) active: Duration,
     pub(in crate::pipeline) calls: Histogram,
     pub(in crate::pipeline) bytes_not_copied: u64,
+    /// Waits on the actor's stream, and the time in them where the device tells.
+    pub(in crate::pipeline) stream_waits: u64,
+    pub(in crate::pipeline) stream_waited: Option<Duration>,
     pub(in crate::pipeline) in_flight: u64,
     pub(in crate::pipeline) bytes_in_flight: u64,
     pub(in crate::pipeline) failures: Vec<Failure>,

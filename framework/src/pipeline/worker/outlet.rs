@@ -8,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use super::args::{BranchArgs, OutletArgs, Receiver};
-use super::cargo::Cargo;
+use super::cargo::{Cargo, Cargos};
 use super::meter::{Meter, Spanned};
 use super::pick::{Choice, Load, Pick};
 use super::window::Window;
@@ -75,7 +75,7 @@ struct Underway<T> {
     copy: Option<T>,
     since: Instant,
     /// What is done with when it is answered.
-    cargo: Vec<Cargo>,
+    cargo: Cargos,
 }
 
 /// An item that cannot be sent to anybody.
@@ -182,7 +182,7 @@ impl<T: Item> Branch<T> {
         Load { unanswered: self.to[at].unanswered.get(), gone: self.to[at].gone.get() }
     }
 
-    async fn send(self: &Rc<Self>, mut tag: Tag, item: T, cargo: Vec<Cargo>) -> Result<(), Unsendable> {
+    async fn send(self: &Rc<Self>, mut tag: Tag, item: T, cargo: Cargos) -> Result<(), Unsendable> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
         // What leaves a loop is not in it any more.
@@ -234,7 +234,7 @@ impl<T: Item> Branch<T> {
         mut tag: Tag,
         item: T,
         bytes: u64,
-        cargo: Vec<Cargo>,
+        cargo: Cargos,
     ) -> Result<(), Unsendable> {
         let mut item = item;
         loop {
@@ -251,9 +251,8 @@ impl<T: Item> Branch<T> {
                 Ok(()) => {
                     self.begin(at, bytes);
                     // In a chain the items that it came from are not done with before it is.
-                    let cargo = if self.modes.chain || self.shares_fate { cargo } else { Vec::new() };
-                    let underway =
-                        Underway { to: at, tag, bytes, copy, since: Instant::now(), cargo };
+                    let cargo = if self.modes.chain || self.shares_fate { cargo } else { Cargos::new() };
+                    let underway = Underway { to: at, tag, bytes, copy, since: Instant::now(), cargo };
                     let branch = Rc::clone(self);
                     actix::spawn(async move { branch.watch(ask, underway).await });
                     return Ok(());
@@ -344,7 +343,7 @@ impl<T: Item> Branch<T> {
         tag: Tag,
         item: T,
         bytes: u64,
-        cargo: Vec<Cargo>,
+        cargo: Cargos,
     ) -> futures_util::future::LocalBoxFuture<'static, bool> {
         let branch = Rc::clone(self);
         Box::pin(async move { branch.deliver(at, tag, item, bytes, cargo).await.is_ok() })

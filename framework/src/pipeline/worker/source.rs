@@ -7,6 +7,7 @@ use std::time::Instant;
 use actix::fut::wrap_future;
 use actix::{ActorContext, AsyncContext};
 use futures_util::future::FutureExt;
+use smallvec::smallvec;
 
 use super::args::{Control, Run, SourceArgs};
 use super::cargo::Cargo;
@@ -116,7 +117,7 @@ impl<S: Source> Core<S> {
     }
 
     async fn send(&self, id: ItemId, item: S::Out) {
-        let cargo = vec![Cargo::default()];
+        let cargo = smallvec![Cargo::default()];
         match self.results.send(Emitted { tag: Tag::of(id), item, cargo }).await {
             Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
             Err(unsent) => {

@@ -7,19 +7,21 @@ use std::time::Instant;
 
 use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
+use smallvec::smallvec;
 
 use super::args::{Control, Run, StageArgs};
 use super::cargo::Cargo;
+use super::core::Part;
 use super::kept::{Keeping, Kept};
 use super::loss;
-use super::core::Part;
 use super::meter::{Counts, Failure};
 use super::order::Reorder;
 use super::outlet::{Modes, Outlet};
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
-use crate::actor::{DeadLetter, Env, Handles, RemoteActor};
+use crate::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
 use crate::ids::ProcessId;
+use crate::message::scope;
 use crate::pipeline::dead::Dead;
 use crate::pipeline::item::{ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::{Current, Emitted, Out};
@@ -243,6 +245,17 @@ impl<S: Stage> Core<S> {
             part.meter.note(|counts| counts.skipped += 1);
             return self.nothing_of(tag.order).await;
         }
+        if self.part.config.restore
+            && let Some(by) = self.tainted_since(&item)
+        {
+            let why = DeadReason::Tainted { by }.to_string();
+            self.lose(
+                Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo] }),
+                Out::during(None, &self.kept),
+                &why,
+            );
+            return self.nothing_of(tag.order).await;
+        }
         let cargo = match &self.rounds {
             Some(rounds) => rounds.borrow_mut().begin(&mut tag, cargo),
             None => cargo,
@@ -270,7 +283,7 @@ impl<S: Stage> Core<S> {
             };
             let why = format!("{error:#}");
             if self.is_loss(&error) {
-                self.lose(Some(Keeping { tag, cargo: vec![cargo] }), out, &why);
+                self.lose(Some(Keeping { tag, cargo: smallvec![cargo] }), out, &why);
                 return self.nothing_of(order).await;
             }
             self.fail_too(Some(id), out, &why, attempt + 1);
@@ -287,7 +300,8 @@ impl<S: Stage> Core<S> {
                     part.meter.note(|counts| counts.dead_letters += 1);
                     let dead = Dead { item, stage: part.config.stage.clone(), why, attempts: attempt };
                     let tag = Tag { order: None, ..tag };
-                    if let Err(unsent) = self.dead.send(Emitted { tag, item: dead, cargo: vec![cargo] }).await
+                    if let Err(unsent) =
+                        self.dead.send(Emitted { tag, item: dead, cargo: smallvec![cargo] }).await
                     {
                         part.failed(Some(unsent.tag.id), unsent.why, 1, false);
                     }
@@ -297,13 +311,24 @@ impl<S: Stage> Core<S> {
                     // Of a batch, all that is in it.
                     for other in tag.also {
                         let stage = part.config.stage.clone();
-                        part.meter.failed_too(Failure { stage, id: Some(other), why: why.clone(), attempts: attempt });
+                        part.meter.failed_too(Failure {
+                            stage,
+                            id: Some(other),
+                            why: why.clone(),
+                            attempts: attempt,
+                        });
                     }
                 }
             }
             self.give_up();
             return self.nothing_of(order).await;
         }
+    }
+
+    /// The process that an item was lost with while it waited here for its turn.
+    fn tainted_since(&self, item: &S::In) -> Option<ProcessId> {
+        let gpu = self.part.env.gpu();
+        gpu.stream().domain().has_taint().then(|| scope::taint_in(item))?.map(|tainted| tainted.by)
     }
 
     /// Whether the error of a call says that its item was lost with a process (DEATH-3).
@@ -346,7 +371,8 @@ impl<S: Stage> Core<S> {
         }
         for id in self.kept.give_up().iter().flat_map(|item| item.tag.ids()) {
             self.part.meter.note(|counts| counts.skipped += 1);
-            let (stage, why) = (self.part.config.stage.clone(), "the stage kept it when it failed".to_owned());
+            let (stage, why) =
+                (self.part.config.stage.clone(), "the stage kept it when it failed".to_owned());
             self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts: 0 });
         }
     }
