@@ -101,7 +101,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
         let mut work = async move { core.tainted(tag, &why).await }.boxed_local();
         match (&mut work).now_or_never() {
             Some(()) => self.settle(ctx),
-            None => drop(ctx.wait(wrap(work))),
+            None => ctx.wait(wrap(work)),
         }
     }
 }
