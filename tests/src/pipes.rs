@@ -59,12 +59,14 @@ pub struct CountArgs {
     pub elements: usize,
     /// Numbers at which it returns an error once.
     pub fails: Vec<u64>,
+    /// A number on which its process dies, unless the file was there before: it makes it.
+    pub dies_once: Option<(u64, PathBuf)>,
 }
 
 impl CountArgs {
     /// So many, with a small tensor each.
     pub fn to(count: u64) -> Self {
-        CountArgs { count: Some(count), elements: 4, fails: Vec::new() }
+        CountArgs { count: Some(count), elements: 4, fails: Vec::new(), dies_once: None }
     }
 
     /// Until it is stopped.
@@ -90,6 +92,7 @@ impl Source for Count {
             self.args.fails.remove(at);
             anyhow::bail!("no {number} yet");
         }
+        die_once(&self.args.dies_once, number);
         self.next += 1;
         let elements = self.args.elements;
         let tensor = (elements > 0).then(|| numbers(&self.gpu, number as u32, elements));
@@ -172,6 +175,43 @@ impl Stage for Obey {
     }
 }
 
+/// A stage whose results are made on its stream. From one item on the stream stands at a door, so that what comes of this
+/// item and of later ones is not there yet when the next stage has it.
+pub struct Late {
+    gpu: Gpu,
+    args: LateArgs,
+}
+
+/// When it is late.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LateArgs {
+    /// The item, the door, and a file: it is only late where that was not there before, and makes it.
+    pub at: Option<(u64, Door, PathBuf)>,
+}
+
+impl Stage for Late {
+    type Args = LateArgs;
+    type In = Numbered;
+    type Out = Numbered;
+
+    fn create(args: LateArgs, env: &Env) -> anyhow::Result<Self> {
+        Ok(Late { gpu: env.gpu(), args })
+    }
+
+    fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        if let Some((at, door, mark)) = &self.args.at
+            && *at == item.number
+            && is_first(mark)
+        {
+            let (any, door) = (self.gpu.empty(DType::U8, &[1])?.freeze(), door.clone());
+            self.gpu.run((any.of::<u8>(),), move |_| drop(door.pass()))?;
+        }
+        let tensor = item.tensor.map(|tensor| self.gpu.copy(&tensor)).transpose()?;
+        out.emit(Numbered { number: item.number, tensor: tensor.map(TensorMut::freeze) });
+        Ok(())
+    }
+}
+
 /// Works for a while.
 pub fn spin(time: Duration) {
     let until = Instant::now() + time;
@@ -244,10 +284,14 @@ impl WriteDown {
 fn die_once(at: &Option<(u64, PathBuf)>, number: u64) {
     if let Some((at, mark)) = at
         && *at == number
-        && OpenOptions::new().write(true).create_new(true).open(mark).is_ok()
+        && is_first(mark)
     {
         std::process::abort();
     }
+}
+
+fn is_first(mark: &Path) -> bool {
+    OpenOptions::new().write(true).create_new(true).open(mark).is_ok()
 }
 
 /// What [`WriteDown`] wrote.

@@ -13,12 +13,12 @@ use tensorpost_tests::pipes::{
 use tensorpost_tests::wait::{until, until_free};
 
 fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().stage::<Obey>().sink::<WriteDown>().pipeline(&with_dead_letters(
-        Orders::default(),
-        OnError::Fail,
-        "",
-        "",
-    ))
+    builder
+        .source::<Count>()
+        .stage::<Obey>()
+        .stage::<Refuse<Once>>()
+        .sink::<WriteDown>()
+        .pipeline(&with_dead_letters(Orders::default(), OnError::Fail, "", ""))
 }
 
 fn folder() -> TempDir {
@@ -245,6 +245,41 @@ fn at_least_once_bounds_what_is_not_acknowledged(builder: Builder) {
     assert_eq!(report.lost_count, 0);
 }
 
+/// A stage that cannot be made.
+struct Refuse<T>(std::marker::PhantomData<T>);
+/// What one is of, and another that the node does not know.
+struct Once;
+struct Never;
+
+impl<T: 'static> Stage for Refuse<T> {
+    type Args = ();
+    type In = Numbered;
+    type Out = Numbered;
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        anyhow::bail!("it does not want to")
+    }
+
+    fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        out.emit(item);
+        Ok(())
+    }
+}
+
+fn what_does_not_start_is_called_by_its_stage(builder: Builder) {
+    fn start<T: 'static>(node: &Node) -> String {
+        let flow = Pipeline::new("refused").source::<Count>(CountArgs::to(1));
+        let end = flow.stage::<Refuse<T>>(()).named("picky").sink::<WriteDown>(WriteDownArgs::default());
+        node.run_pipeline(&end.pipeline()).unwrap_err().to_string()
+    }
+    let node = builder.start().unwrap();
+    let refused = start::<Once>(&node);
+    assert!(refused.contains("stage `picky`") && refused.contains("`Refuse`"), "{refused}");
+    assert!(refused.contains("it does not want to") && !refused.contains("::"), "{refused}");
+    let unknown = start::<Never>(&node);
+    assert!(unknown.contains("stage `picky` (`Refuse`)") && unknown.contains(".pipeline("), "{unknown}");
+}
+
 fn mistakes(pipeline: &Pipeline) -> Vec<Mistake> {
     match pipeline.check() {
         Err(PipelineError::Graph { mistakes, .. }) => mistakes,
@@ -304,6 +339,7 @@ fn main() {
             at_least_once_with_restarts_loses_nothing,
             restarts_that_are_used_up_fail_the_pipeline,
             at_least_once_bounds_what_is_not_acknowledged,
+            what_does_not_start_is_called_by_its_stage,
             mistakes_are_found_before_a_process_starts,
         ],
     )

@@ -184,6 +184,9 @@ fn a_pipeline_has_a_report_a_trace_and_no_actors_after_it(builder: Builder) {
     assert!(table.lines().count() >= 5 && table.contains("WriteDown"), "{table}");
     let json = report.to_json();
     assert!(json.contains("\"items_in\":50"), "{json}");
+    // The host device tells how long its streams waited.
+    assert!(report.stages.iter().all(|stage| stage.stream_waited.is_some()), "{report}");
+    assert!(json.contains("\"stream_waited\":0") && table.contains("stream waits s"), "{json} {table}");
     // It is checked as Perfetto reads it.
     let trace = Trace::read(&trace);
     assert_eq!(trace.slices("call").count(), 50 + 50 + 50 + 3, "the calls with items, and the ends");

@@ -138,7 +138,7 @@ fn gathered(out: PathBuf) -> Pipeline {
     let pipeline = Pipeline::new("gathered");
     pipeline
         .source::<Ramps>((6, false))
-        .stage::<Product<Named>>(ProductArgs { size: 2, factor: vec![0.0, 1.0, 1.0, 0.0] })
+        .stage::<Product<Named>>(ProductArgs { shape: [2, 2], factor: vec![0.0, 1.0, 1.0, 0.0] })
         .gather(Batch::of(6))
         .stage::<Unbatch<Named>>(())
         .sink::<SaveRaw<Named>>(out);

@@ -62,6 +62,14 @@ impl Stats {
         Self { count, non_finite, min, max, mean, std: variance.sqrt(), checksum }
     }
 
+    /// The sum of the finite elements; 0 when there is none.
+    pub fn sum(&self) -> f64 {
+        match self.count - self.non_finite {
+            0 => 0.0,
+            finite => self.mean * finite as f64,
+        }
+    }
+
     /// As numbers that a tensor can hold: count, not finite, and the bits of smallest, largest, mean and deviation; then
     /// the checksum.
     pub fn to_words(&self) -> [u64; 7] {

@@ -41,7 +41,7 @@ impl RemoteActor for Chain {
 
     fn create(args: ChainArgs, env: &Env) -> anyhow::Result<Self> {
         let (gpu, task) = (env.gpu(), args.task);
-        let multiply = Multiply::new(&gpu, task.size)?;
+        let multiply = Multiply::new(&gpu)?;
         let upload = |matrix: Vec<f32>| -> Result<Tensor, TensorError> {
             Ok(gpu.from_slice(&[task.size, task.size], &matrix)?.freeze())
         };

@@ -71,7 +71,7 @@ impl RemoteActor for Checker {
 
     fn create(args: CheckerArgs, env: &Env) -> anyhow::Result<Self> {
         let (gpu, task) = (env.gpu(), args.task);
-        let multiply = Multiply::new(&gpu, task.size)?;
+        let multiply = Multiply::new(&gpu)?;
         let factor = gpu.from_slice(&[task.size, task.size], &task.factor())?.freeze();
         multiply.product(&gpu, &factor, &factor)?;
         gpu.synchronize()?;
@@ -125,6 +125,7 @@ impl Checker {
     fn take(&mut self, outcome: &Outcome) -> anyhow::Result<()> {
         let matrix = &outcome.result.matrix;
         anyhow::ensure!(outcome.result.count == self.task.products, "a chain of another length");
+        anyhow::ensure!(matrix.shape() == [self.task.size; 2], "a matrix of shape {:?}", matrix.shape());
         let clocks = self.gpu.stream().domain();
         let is_early = matrix.ready().is_none_or(|ready| clocks.passed(&ready).unwrap_or(false));
         self.verdict.early += u64::from(is_early);

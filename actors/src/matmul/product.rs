@@ -9,13 +9,13 @@ use tensorpost::prelude::*;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MultiplyError {
-    /// A matrix of another shape.
-    #[error("a matrix of shape {found:?} where {size} x {size} was due")]
+    /// The tensors are no matrices, empty, or do not fit: the first needs as many columns as the second has rows.
+    #[error("there is no product of shapes {a:?} and {b:?}; it takes [m, k] and [k, n], none of them 0")]
     Shape {
-        /// Its shape.
-        found: Vec<usize>,
-        /// Rows and columns that were due.
-        size: usize,
+        /// The shape of the first.
+        a: Vec<usize>,
+        /// The shape of the second.
+        b: Vec<usize>,
     },
     /// A tensor of another dtype or device, or a full pool.
     #[error(transparent)]
@@ -31,60 +31,64 @@ pub enum MultiplyError {
     Device(String),
 }
 
-/// Multiplies square matrices of one size on one stream.
+/// Multiplies matrices on one stream.
 #[derive(Debug)]
 pub struct Multiply {
-    size: usize,
     #[cfg(feature = "cuda")]
     blas: Option<blas::Blas>,
 }
 
 impl Multiply {
-    /// Products of `size` by `size` matrices on the stream of `gpu`; on a GPU this loads cuBLAS.
+    /// Products on the stream of `gpu`; on a GPU this loads cuBLAS.
     ///
     /// # Errors
     /// cuBLAS is not there, or this build has none.
-    pub fn new(gpu: &Gpu, size: usize) -> Result<Self, MultiplyError> {
+    pub fn new(gpu: &Gpu) -> Result<Self, MultiplyError> {
         #[cfg(feature = "cuda")]
         return Ok(Multiply {
-            size,
             blas: (gpu.kind() == DeviceKind::Cuda).then(|| blas::Blas::new(gpu)).transpose()?,
         });
         #[cfg(not(feature = "cuda"))]
         match gpu.kind() {
-            DeviceKind::Host => Ok(Multiply { size }),
+            DeviceKind::Host => Ok(Multiply {}),
             _ => Err(MultiplyError::Device(gpu.name())),
         }
     }
 
-    /// `a · b`, in a fresh tensor, of two packed f32 tensors of shape `[size, size]`. Puts the product on the stream of
+    /// `a · b`, in a fresh tensor `[m, n]`, of two packed f32 tensors of shapes `[m, k]` and `[k, n]`. Puts the product on the stream of
     /// `gpu`, which has to be the one that this was made for, and does not wait for it.
     ///
     /// # Errors
     /// [`MultiplyError`] says what is wrong with a matrix, the pool or cuBLAS.
     pub fn product(&self, gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor, MultiplyError> {
-        for matrix in [a, b] {
-            if matrix.shape() != [self.size, self.size] {
-                return Err(MultiplyError::Shape { found: matrix.shape().to_vec(), size: self.size });
-            }
-        }
-        let mut c = gpu.empty(DType::F32, &[self.size, self.size])?;
+        let sizes = match (a.shape(), b.shape()) {
+            (&[m, k], &[rows, n]) if k == rows && ![m, k, n].contains(&0) => Sizes { m, k, n },
+            (a, b) => return Err(MultiplyError::Shape { a: a.to_vec(), b: b.to_vec() }),
+        };
+        let mut c = gpu.empty(DType::F32, &[sizes.m, sizes.n])?;
         #[cfg(feature = "cuda")]
         if let Some(blas) = &self.blas {
-            blas.product(gpu, a, b, &mut c, self.size)?;
+            blas.product(gpu, a, b, &mut c, sizes)?;
             return Ok(c.freeze());
         }
-        let size = self.size;
-        gpu.run((a.of::<f32>(), b.of::<f32>(), c.of_mut::<f32>()), move |(a, b, c)| host(a, b, c, size))?;
+        gpu.run((a.of::<f32>(), b.of::<f32>(), c.of_mut::<f32>()), move |(a, b, c)| host(a, b, c, sizes))?;
         Ok(c.freeze())
     }
 }
 
+/// `[m, k] · [k, n] = [m, n]`, none of them 0.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    m: usize,
+    k: usize,
+    n: usize,
+}
+
 /// `c = a · b`, in row-major order.
-fn host(a: &[f32], b: &[f32], c: &mut [f32], size: usize) {
+fn host(a: &[f32], b: &[f32], c: &mut [f32], Sizes { k, n, .. }: Sizes) {
     c.fill(0.0);
-    for (a, c) in a.chunks_exact(size).zip(c.chunks_exact_mut(size)) {
-        for (a, b) in a.iter().zip(b.chunks_exact(size)) {
+    for (a, c) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {
+        for (a, b) in a.iter().zip(b.chunks_exact(n)) {
             for (c, b) in c.iter_mut().zip(b) {
                 *c += a * b;
             }

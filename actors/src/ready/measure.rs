@@ -45,7 +45,7 @@ where
     }
 }
 
-/// Reduces each item, floats of any shape, to its statistics: count, smallest, largest, mean, deviation, checksum. They are
+/// Reduces each item, floats of any shape, to its statistics: count, sum, smallest, largest, mean, deviation, checksum. They are
 /// computed on the device and read where they are wanted.
 ///
 /// ```
@@ -61,6 +61,7 @@ where
 /// stage.process(Named::new(0, "n", gpu.from_slice(&[4], &[1.0_f32, 3.0, 1.0, 3.0])?.freeze()), &mut out)?;
 /// let stats = out.take()[0].read(&gpu)?;
 /// assert_eq!((stats.count, stats.min, stats.max, stats.mean, stats.std), (4, 1.0, 3.0, 2.0, 1.0));
+/// assert_eq!(stats.sum(), 8.0);
 /// # Ok(())
 /// # }
 /// ```

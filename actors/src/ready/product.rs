@@ -10,13 +10,14 @@ use crate::matmul::Multiply;
 /// What a [`Product`] multiplies by.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProductArgs {
-    /// Rows and columns of all matrices.
-    pub size: usize,
-    /// The factor, row by row: `size * size` floats.
+    /// Rows and columns of the factor, `[m, k]`.
+    pub shape: [usize; 2],
+    /// The factor, row by row: `m * k` floats.
     pub factor: Vec<f32>,
 }
 
-/// Multiplies the square matrix of each item, floats, by a factor from the left: cuBLAS on a GPU, a plain loop on the host.
+/// Multiplies the matrix of each item, floats `[k, n]` with any `n`, by a factor `[m, k]` from the left, which makes `[m, n]`:
+/// cuBLAS on a GPU, a plain loop on the host.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -26,11 +27,12 @@ pub struct ProductArgs {
 /// # let node = Node::builder().start()?;
 /// # let gpu = node.host()?;
 /// // In a pipeline: `.stage::<Product<Named>>(args)`. To try it out:
-/// let args = ProductArgs { size: 2, factor: vec![0.0, 1.0, 1.0, 0.0] }; // swaps the rows
+/// let args = ProductArgs { shape: [1, 2], factor: vec![1.0, 10.0] }; // the first row, and ten times the second
 /// let mut stage = Product::<Named>::new(args, &gpu)?;
 /// let mut out = Out::new();
-/// stage.process(Named::new(0, "m", gpu.from_slice(&[2, 2], &[1.0_f32, 2.0, 3.0, 4.0])?.freeze()), &mut out)?;
-/// assert_eq!(out.take()[0].tensor.to_vec::<f32>()?, [3.0, 4.0, 1.0, 2.0]);
+/// stage.process(Named::new(0, "m", gpu.from_slice(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?.freeze()), &mut out)?;
+/// let product = &out.take()[0].tensor;
+/// assert_eq!((product.shape(), product.to_vec::<f32>()?), (&[1, 3][..], vec![41.0, 52.0, 63.0]));
 /// # Ok(())
 /// # }
 /// ```
@@ -48,9 +50,9 @@ impl<T> Product<T> {
     /// # Errors
     /// A factor of another length; no cuBLAS on a GPU; no memory.
     pub fn new(args: ProductArgs, gpu: &Gpu) -> anyhow::Result<Self> {
-        let ProductArgs { size, factor } = args;
-        let multiply = Multiply::new(gpu, size)?;
-        let factor = gpu.from_slice(&[size, size], &factor)?.freeze();
+        let ProductArgs { shape, factor } = args;
+        let multiply = Multiply::new(gpu)?;
+        let factor = gpu.from_slice(&shape, &factor)?.freeze();
         Ok(Product { gpu: gpu.clone(), multiply, factor, types: PhantomData })
     }
 }

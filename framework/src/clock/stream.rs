@@ -293,8 +293,9 @@ impl Stream {
         self.0.domain.tracer().note(|| What::WaitEnqueued { stream: self.0.slot, on, clock, value });
     }
 
-    /// Waits put on this stream so far, and how long it stood in them where the device tells.
-    pub(crate) fn waits(&self) -> (u64, Option<Duration>) {
+    /// Waits put on this stream so far, because something was not ready, and how long it stood in them where the device
+    /// tells: a GPU does not.
+    pub fn waits(&self) -> (u64, Option<Duration>) {
         (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
     }
 

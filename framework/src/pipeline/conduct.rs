@@ -22,7 +22,7 @@ use super::report::{Death, Report};
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
-use crate::actor::{Ask, AskError, Channel};
+use crate::actor::{Ask, AskError, Channel, Send};
 use crate::mailbox::post::AskFailure;
 use crate::node::Restart;
 
@@ -57,6 +57,8 @@ struct Conductor {
     fatal_death: Option<Death>,
     failure: Option<Failure>,
     cancelled: bool,
+    /// Whether the sources were told to stop.
+    stopping: bool,
     killed: bool,
     began: Instant,
     trace: Option<Trace>,
@@ -79,6 +81,7 @@ pub(super) async fn conduct(
         fatal_death: None,
         failure: None,
         cancelled: false,
+        stopping: false,
         killed: false,
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
@@ -91,7 +94,7 @@ pub(super) async fn conduct(
         for (index, member) in
             conductor.members.iter().enumerate().filter(|(_, member)| member.source == sources)
         {
-            runs.push(run(index, member.run.ask(Run)));
+            runs.push(run(index, None, member.run.ask(Run)));
         }
     }
     let mut ticks = tokio::time::interval(settings.every.max(Duration::from_millis(10)));
@@ -104,7 +107,10 @@ pub(super) async fn conduct(
                 Ok(counts) => conductor.counts[index] = Some(counts),
                 Err(error) => {
                     if conductor.died(index, &error).await {
-                        runs.push(run(index, conductor.members[index].run.ask(Run)));
+                        // A source that is to make nothing more must not begin anew.
+                        let stop = conductor.stopping && conductor.members[index].source;
+                        let stop = stop.then(|| conductor.members[index].control.send(Control::Stop));
+                        runs.push(run(index, stop, conductor.members[index].run.ask(Run)));
                     }
                 }
             },
@@ -133,8 +139,16 @@ pub(super) async fn conduct(
     conductor.outcome()
 }
 
-/// A member's answer, with the member.
-async fn run(index: usize, ask: Ask<Run>) -> (usize, Result<Counts, AskError<Run>>) {
+/// A member's answer, with the member. Before it, it is told something else.
+async fn run(
+    index: usize,
+    before: Option<Send<Control>>,
+    ask: Ask<Run>,
+) -> (usize, Result<Counts, AskError<Run>>) {
+    if let Some(before) = before {
+        // One that does not come back does not answer either.
+        let _ = before.await;
+    }
     (index, ask.await)
 }
 
@@ -193,7 +207,8 @@ impl Conductor {
         }
     }
 
-    async fn stop_sources(&self) {
+    async fn stop_sources(&mut self) {
+        self.stopping = true;
         for member in self.members.iter().filter(|member| member.source) {
             // A source that has ended makes nothing either.
             let _ = member.control.send(Control::Stop).await;

@@ -84,6 +84,17 @@ pub enum PipelineError {
         /// What the worker did instead.
         source: SpawnError,
     },
+    /// The node was built without a stage's type.
+    #[error(
+        "the node does not know stage `{stage}` (`{label}`); build it with `Node::builder().pipeline(&pipeline)`, or with \
+         `.source`, `.stage` and `.sink` for each type"
+    )]
+    UnknownStage {
+        /// The stage.
+        stage: String,
+        /// Its type.
+        label: String,
+    },
     /// A stage could not be made.
     #[error("stage `{stage}` did not start: {source}")]
     Start {
@@ -104,7 +115,7 @@ pub enum PipelineError {
         report: Box<Report>,
     },
     /// A stage's process, or its actor, ended. What was under way in other stages was finished.
-    #[error("stage `{stage}` (replica {replica}) died: {why}{}", lost(.report))]
+    #[error("{}`{stage}` (replica {replica}) died: {why}{}{}", what_died(.report, .stage), hint(.report, .stage), lost(.report))]
     Died {
         /// The stage.
         stage: String,
@@ -138,6 +149,24 @@ impl PipelineError {
 fn list(mistakes: &[Mistake]) -> String {
     let texts: Vec<_> = mistakes.iter().map(Mistake::to_string).collect();
     texts.join("; ")
+}
+
+fn is_source(report: &Report, stage: &str) -> bool {
+    report.stage(stage).is_some_and(|stage| stage.is_source)
+}
+
+fn what_died(report: &Report, stage: &str) -> &'static str {
+    if is_source(report, stage) { "source " } else { "stage " }
+}
+
+/// What to do about a death that nobody makes up for.
+fn hint(report: &Report, stage: &str) -> &'static str {
+    let restarted = report.deaths.iter().any(|death| death.stage == stage && death.restarted);
+    match (restarted, is_source(report, stage)) {
+        (true, _) => "; its restarts are used up",
+        (false, true) => "; with `.restart(..)` it would begin anew",
+        (false, false) => "; with `.restart(..)` it would go on with the next items",
+    }
 }
 
 fn item(failure: &Failure) -> String {

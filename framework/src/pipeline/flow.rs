@@ -427,6 +427,18 @@ impl<T, At: Tuned> Flow<T, At> {
     }
 }
 
+impl<T> Flow<T, AfterSource> {
+    /// What happens when the source's process ends: with a policy the source is made again from its arguments, and begins
+    /// anew, with item 0. So what it makes comes again, from its beginning; only what it had not sent yet is lost, if it
+    /// does not make that again. Without a policy the pipeline fails.
+    ///
+    /// A source that is to go on where it was has to remember that where its process's end does not take it: in a file, or
+    /// in an actor.
+    pub fn restart(self, policy: Restart) -> Self {
+        self.tune(|stage| stage.restart = Some(policy))
+    }
+}
+
 impl<T, I: Item> Flow<T, After<I>> {
     /// How many items wait in front of the stage, per sending process;
     /// [`DEFAULT_MAILBOX`](super::limits::DEFAULT_MAILBOX) unless said otherwise.
@@ -460,7 +472,7 @@ impl<T, I: Item> Flow<T, After<I>> {
     /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and goes on with
     /// what comes then. Items that it had are lost, and named in the report, unless delivery is
     /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy the pipeline
-    /// fails. Stages in the same worker come back together.
+    /// fails. Stages in the same worker come back together; a source among them only if it has a policy itself.
     pub fn restart(self, policy: Restart) -> Self {
         self.tune(|stage| stage.restart = Some(policy))
     }

@@ -40,6 +40,8 @@ impl fmt::Display for ItemId {
 pub(super) struct Order {
     /// Who numbered it.
     pub(super) lane: u32,
+    /// Which life of that: each begins with 0.
+    pub(super) life: u32,
     /// Its number there.
     pub(super) number: u64,
     /// Nothing more comes with this number.

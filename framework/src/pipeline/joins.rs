@@ -34,7 +34,8 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Pairs of items that have the same id: those that come from the same item of a source, such as the two branches of a
-    /// [`broadcast`](Flow::broadcast). Those that find no partner before the end are dropped.
+    /// [`broadcast`](Flow::broadcast). Those that find no partner before the end are
+    /// dropped, and named in the report as [left over](super::Report::left_over).
     ///
     /// An item waits for its partner here, in memory without a bound of its own: as far as one flow gets ahead of the
     /// other.

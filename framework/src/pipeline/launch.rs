@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::error::PipelineError;
 use super::flow::Draft;
-use super::plan::{DEAD, Kind, Plan, RESULTS};
+use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
 use super::work::{Door, Site, Started, Way, WayTo, Work};
 use super::worker::args::{Config, Control, Event, Run};
@@ -46,7 +46,7 @@ pub(super) fn launch(
             let site = site(node, plan, settings, (stage, replica), worker, &events, &started)?;
             let replica_started = Draft::work(works, plan, stage)
                 .start(site)
-                .map_err(|source| PipelineError::Start { stage: plan.stages[stage].name.clone(), source })?;
+                .map_err(|source| not_started(&plan.stages[stage], source))?;
             members.push(Member {
                 stage,
                 replica,
@@ -60,6 +60,35 @@ pub(super) fn launch(
         started.insert(stage, replicas);
     }
     Ok((members, news))
+}
+
+/// Why a stage did not start, in the words of who wrote the pipeline down: with the stage's type, and not the actor's around
+/// it.
+fn not_started(stage: &StagePlan, mut source: ActorError) -> PipelineError {
+    let (name, label) = (stage.name.clone(), stage.label.clone());
+    match &mut source {
+        ActorError::UnknownType(_) => return PipelineError::UnknownStage { stage: name, label },
+        ActorError::Args { actor, .. } | ActorError::TensorInArgs(actor) => *actor = in_words(actor),
+        ActorError::Start(
+            StartError::Create { type_name, .. }
+            | StartError::WorkerEnded { type_name, .. }
+            | StartError::TooLarge { type_name },
+        ) => *type_name = label,
+        _ => {}
+    }
+    PipelineError::Start { stage: name, source }
+}
+
+/// The last part of the path of what a pipeline's actor is around.
+fn in_words(actor: &'static str) -> &'static str {
+    let end = actor.find('<').unwrap_or(actor.len());
+    let name = actor[..end].rsplit("::").next().unwrap_or(actor);
+    match actor.get(end + 1..) {
+        Some(inner) if ["SourceActor", "StageActor", "AsSink"].contains(&name) => {
+            in_words(inner.strip_suffix('>').unwrap_or(inner))
+        }
+        _ => name,
+    }
 }
 
 fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
@@ -197,11 +226,30 @@ fn way<'s>(
             feedback: edge.feedback,
             restarts: plan.restart(edge.to) != Restart::never(),
             settle_first: plan.settles_first(stage, &edge),
+            shares_fate: plan.shares_fate(&edge),
             to: doors,
         }
     });
     Way {
         select: plan.stages[stage].outputs[usize::from(output)].select.clone(),
         branches: branches.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words;
+
+    #[test]
+    fn an_actor_is_called_by_the_stage_that_it_is_around() {
+        for (actor, stage) in [
+            ("tensorpost::pipeline::worker::stage::StageActor<my::image::Blur>", "Blur"),
+            ("a::StageActor<b::sink::AsSink<my::Save<my::Rgb>>>", "Save"),
+            ("a::SourceActor<my::Camera>", "Camera"),
+            ("my::Actor<my::Kind>", "Actor"),
+            ("Plain", "Plain"),
+        ] {
+            assert_eq!(in_words(actor), stage);
+        }
     }
 }

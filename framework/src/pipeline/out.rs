@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::item::{Item, ItemId, Order, Tag};
-use super::worker::cargo::Cargo;
+use super::worker::cargo::{Cargo, Cargos};
+use super::worker::kept::{Keeping, Kept};
 
 /// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept here, so
 /// one call should not make more than fit into memory.
@@ -28,6 +29,8 @@ use super::worker::cargo::Cargo;
 pub struct Out<T> {
     emitted: Vec<Emitted<T>>,
     current: Option<Current>,
+    kept: Kept,
+    left_over: Vec<(Tag, String)>,
 }
 
 /// The item whose call this is.
@@ -43,15 +46,17 @@ pub(super) struct Emitted<T> {
     pub(super) tag: Tag,
     pub(super) item: T,
     /// The items that are done with when this one is.
-    pub(super) cargo: Vec<Cargo>,
+    pub(super) cargo: Cargos,
 }
 
 /// An item that a stage keeps beyond its call: it counts as being worked on, and is part of the result that it is given
-/// to with [`Out::emit_for`]. Dropping it says that nothing comes of it.
+/// to with [`Out::emit_for`]. Dropping it says that nothing comes of it; in a call that fails, that it failed with that call.
 #[must_use = "dropping it says that nothing comes of the item"]
 pub struct Held {
-    tag: Tag,
-    cargo: Vec<Cargo>,
+    id: ItemId,
+    /// In what its stage keeps.
+    number: u64,
+    kept: Kept,
 }
 
 impl<T> Default for Out<T> {
@@ -63,7 +68,7 @@ impl<T> Default for Out<T> {
 impl<T> Out<T> {
     /// An empty one, for trying a stage out.
     pub fn new() -> Self {
-        Out { emitted: Vec::new(), current: None }
+        Out { emitted: Vec::new(), current: None, kept: Kept::default(), left_over: Vec::new() }
     }
 
     /// What was given to it since the last call.
@@ -87,11 +92,14 @@ impl<T> Out<T> {
     /// A result of items that were held. It is known by the first of them; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
         let (here, _) = self.here();
-        let (mut ids, mut cargo, mut rounds) = (Vec::new(), Vec::new(), None);
-        for mut held in parts {
-            rounds.get_or_insert_with(|| held.tag.rounds.clone());
-            ids.extend(held.tag.ids());
-            cargo.append(&mut held.cargo);
+        let (mut ids, mut cargo, mut rounds) = (Vec::new(), Cargos::new(), None);
+        for held in parts {
+            // One that was given up is done with, but still a part of what it is in.
+            let part = held.take();
+            let mut part = part.unwrap_or_else(|id| Keeping { tag: Tag::of(id), cargo: Cargos::new() });
+            rounds.get_or_insert_with(|| part.tag.rounds.clone());
+            ids.extend(part.tag.ids());
+            cargo.append(&mut part.cargo);
         }
         let mut ids = ids.into_iter();
         let id = ids.next().unwrap_or(here.id);
@@ -104,7 +112,17 @@ impl<T> Out<T> {
     pub fn hold(&mut self) -> Held {
         let (tag, cargo) = self.here();
         let holds = self.current.as_ref().is_some_and(|current| current.holds);
-        Held { tag, cargo: cargo.filter(|_| holds).into_iter().collect() }
+        let id = tag.id;
+        let number = self.kept.keep(Keeping { tag, cargo: cargo.filter(|_| holds).into_iter().collect() });
+        Held { id, number, kept: self.kept.clone() }
+    }
+
+    /// Drops an item that was held, and names it in the report as left over, with the reason: nothing went wrong, but what
+    /// it waited for did not come.
+    pub fn leave_over(&mut self, held: Held, why: impl Into<String>) {
+        if let Ok(item) = held.take() {
+            self.left_over.push((item.tag, why.into()));
+        }
     }
 
     /// Which item the stage is called with; `None` where it is called for another reason.
@@ -132,13 +150,23 @@ impl<T> Out<T> {
 
 impl<T: Item> Out<T> {
     /// For a call with an item, or for another reason.
-    pub(super) fn during(current: Option<Current>) -> Self {
-        Out { emitted: Vec::new(), current }
+    pub(super) fn during(current: Option<Current>, kept: &Kept) -> Self {
+        Out { emitted: Vec::new(), current, kept: kept.clone(), left_over: Vec::new() }
+    }
+
+    /// Takes back what a call that failed has emitted: all that was in it.
+    pub(super) fn withdraw(&mut self) -> impl Iterator<Item = Keeping> + '_ {
+        self.emitted.drain(..).map(|Emitted { tag, cargo, .. }| Keeping { tag, cargo })
+    }
+
+    /// The items that were left over, each with the reason.
+    pub(super) fn take_left_over(&mut self) -> Vec<(Tag, String)> {
+        std::mem::take(&mut self.left_over)
     }
 
     /// The results, of which only the last says that it is, and the place in the order of an item of which nothing came.
     pub(super) fn finish(self) -> (Vec<Emitted<T>>, Option<Order>) {
-        let Out { mut emitted, current } = self;
+        let Out { mut emitted, current, .. } = self;
         let order = current.and_then(|current| current.tag.order);
         let Some(order) = order else { return (emitted, None) };
         let count = emitted.len();
@@ -153,14 +181,28 @@ impl<T: Item> Out<T> {
 impl Held {
     /// Which item it is.
     pub fn id(&self) -> ItemId {
-        self.tag.id
+        self.id
     }
 
     /// This one, which the other is a part of too: for two that have the same id.
     #[must_use = "dropping it says that nothing comes of either"]
-    pub fn with(mut self, mut other: Held) -> Held {
-        self.cargo.append(&mut other.cargo);
+    pub fn with(mut self, other: Held) -> Held {
+        if let (Some(mut this), Ok(mut other)) = (self.kept.take(self.number), other.take()) {
+            this.cargo.append(&mut other.cargo);
+            self.number = self.kept.keep(this);
+        }
         self
+    }
+
+    /// What is kept, or only its id if it was given up.
+    fn take(self) -> Result<Keeping, ItemId> {
+        self.kept.take(self.number).ok_or(self.id)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.kept.drop_one(self.number);
     }
 }
 
@@ -172,6 +214,6 @@ impl<T> fmt::Debug for Out<T> {
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Held({})", self.tag.id)
+        write!(f, "Held({})", self.id)
     }
 }

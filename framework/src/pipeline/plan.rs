@@ -248,18 +248,35 @@ impl Plan {
         home
     }
 
-    /// What becomes of the stage when its process ends: those in one worker come back together. A source never does, for
-    /// it would begin anew.
+    /// What becomes of the stage when its process ends: those in one worker come back together. A source, which begins anew
+    /// then, only does if that was asked for.
     pub(super) fn restart(&self, stage: usize) -> Restart {
         let home = self.home(stage);
         let mut together = (0..self.stages.len()).filter(|other| self.home(*other) == home);
         let policy = together.find_map(|other| self.stages[other].restart);
-        policy.filter(|_| self.stages[stage].kind != Kind::Source).unwrap_or_default()
+        let here = &self.stages[stage];
+        policy.filter(|_| here.kind != Kind::Source || here.restart.is_some()).unwrap_or_default()
     }
 
     /// Whether an item that the stage keeps is not done with for its sender: then it is known by id what was lost with it.
     pub(super) fn holds(&self, stage: usize) -> bool {
-        self.stages[stage].keeps.is_some()
+        self.keeps(stage) > 0
+    }
+
+    /// Items that the stage may keep, with those that it is answered for by stages in its worker.
+    fn keeps(&self, stage: usize) -> u32 {
+        let here = self.stages[stage].keeps.unwrap_or(0);
+        let from = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
+        from.fold(here, |sum, edge| {
+            let inside = self.stages[edge.to].window.unwrap_or(0);
+            sum.saturating_add(self.keeps(edge.to)).saturating_add(inside)
+        })
+    }
+
+    /// Whether both ends of an edge are in one worker. An item is not done with then before the second has passed it on:
+    /// when the worker ends, only who sent to the first can name what was lost.
+    pub(super) fn shares_fate(&self, edge: &Edge) -> bool {
+        !edge.feedback && self.home(edge.from.stage) == self.home(edge.to)
     }
 
     /// Whether the end goes along an edge after all answers. It cannot where the receiver answers only after the end, and
@@ -275,7 +292,7 @@ impl Plan {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
         // Those that are kept have no place for others.
-        mailbox = mailbox.saturating_add(plan.keeps.unwrap_or(0));
+        mailbox = mailbox.saturating_add(self.keeps(stage));
         if let Some(unanswered) = self.at_least_once {
             // An item keeps its place until it is acknowledged, so there has to be one for each.
             mailbox = mailbox.max(unanswered.saturating_add(2));

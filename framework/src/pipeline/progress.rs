@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::plan::Plan;
+use super::report::stream_waited;
 use super::worker::meter::Counts;
 
 /// What is told of a pipeline while it runs.
@@ -50,6 +51,11 @@ pub struct StageSnapshot {
     pub busy: f64,
     /// Share of that time that its replicas waited for room at the next stages.
     pub waiting: f64,
+    /// Waits that were put on its streams so far, because a tensor was not ready.
+    pub stream_waits: u64,
+    /// Share of the time since the last snapshot that its streams stood in such waits. `None` where the device does not
+    /// tell: a GPU's stream.
+    pub stream_waiting: Option<f64>,
 }
 
 impl Progress {
@@ -139,6 +145,9 @@ fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts
             errors: sum(now.1, |counts| counts.errors as f64) as u64,
             busy: share(|counts| counts.busy.as_secs_f64()),
             waiting: share(|counts| counts.waiting.as_secs_f64()),
+            stream_waits: sum(now.1, |counts| counts.stream_waits as f64) as u64,
+            stream_waiting: stream_waited(now.1.iter().filter(|counts| usize::from(counts.stage) == index))
+                .map(|_| share(|counts| counts.stream_waited.unwrap_or_default().as_secs_f64())),
         }
     });
     Snapshot { elapsed: now.0, stages: stages.collect() }
@@ -161,13 +170,14 @@ fn block(snapshot: &Snapshot) -> String {
     for stage in &snapshot.stages {
         let filled = (stage.busy * 10.0).round() as usize;
         block += &format!(
-            "{:<width$}  {:>9} items  {:>9.0}/s  {:>4} under way  busy [{:<10}]  waiting {:>3.0}%  {} errors\n",
+            "{:<width$}  {:>9} items  {:>9.0}/s  {:>4} under way  busy [{:<10}]  waiting {:>3.0}%  stream waits {:>4}  {} errors\n",
             stage.stage,
             stage.items,
             stage.rate,
             stage.in_flight,
             "#".repeat(filled.min(10)),
             stage.waiting * 100.0,
+            stage.stream_waiting.map_or_else(|| "n/a".to_owned(), |share| format!("{:.0}%", share * 100.0)),
             stage.errors,
         );
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::limits::MAX_NAMED;
-use super::plan::Plan;
+use super::plan::{Kind, Plan};
 use super::worker::histogram::Histogram;
 use super::worker::meter::{Counts, Failure, Lost};
 
@@ -23,10 +23,18 @@ pub struct Report {
     pub stages: Vec<StageReport>,
     /// Items on which stages failed; of many, the first of each replica.
     pub failures: Vec<Failure>,
-    /// Items that were lost with a process that died; of many, the first of each sender.
+    /// Items that were lost with a process that died, in it or because they depended on work that it had not done; of many,
+    /// the first of each sender.
     pub lost: Vec<Lost>,
     /// All that were lost.
     pub lost_count: u64,
+    /// Items that were left over in stages that work, because what they waited for did not come: the partners that a `zip`
+    /// or `join` had kept them for. Of many, the first of each replica.
+    #[serde(default)]
+    pub left_over: Vec<Lost>,
+    /// All that were left over.
+    #[serde(default)]
+    pub left_over_count: u64,
     /// Replicas that died.
     pub deaths: Vec<Death>,
 }
@@ -38,6 +46,9 @@ pub struct StageReport {
     pub stage: String,
     /// Its type.
     pub label: String,
+    /// Whether it is a source.
+    #[serde(default)]
+    pub is_source: bool,
     /// How many of it there were.
     pub replicas: u32,
     /// Items that came.
@@ -64,6 +75,13 @@ pub struct StageReport {
     pub busy: f64,
     /// Seconds in which it waited for room at the next stages, of all replicas together.
     pub waiting: f64,
+    /// Waits that were put on its streams, because a tensor was not ready when it came or was used.
+    #[serde(default)]
+    pub stream_waits: u64,
+    /// Seconds for which its streams stood in these waits, of all replicas together. `None` where the device does not tell:
+    /// a GPU's stream.
+    #[serde(default)]
+    pub stream_waited: Option<f64>,
     /// Bytes of tensors that its workers handed to other processes, each tensor with all the memory that it lies in,
     /// without copying them. Those of several stages in one worker are at the stage that the others are beside.
     #[serde(default)]
@@ -92,6 +110,7 @@ impl Report {
             let mut line = StageReport {
                 stage: stage.name.clone(),
                 label: stage.label.clone(),
+                is_source: stage.kind == Kind::Source,
                 replicas: stage.replicas,
                 ..StageReport::default()
             };
@@ -107,7 +126,11 @@ impl Report {
                 report.lost_count += counts.lost;
                 report.failures.extend_from_slice(&counts.failures);
                 report.lost.extend_from_slice(&counts.lost_items);
+                report.left_over_count += counts.left_over;
+                report.left_over.extend_from_slice(&counts.left_over_items);
             }
+            line.stream_waited =
+                stream_waited(counts.iter().filter(|counts| usize::from(counts.stage) == index));
             line.p50_us = calls.percentile(50).as_secs_f64() * 1e6;
             line.p99_us = calls.percentile(99).as_secs_f64() * 1e6;
             let items = line.items_in.max(line.items_out);
@@ -117,6 +140,8 @@ impl Report {
         report.failures.truncate(MAX_NAMED);
         report.lost.sort_by_key(|lost| lost.id);
         report.lost.truncate(MAX_NAMED);
+        report.left_over.sort_by_key(|left| left.id);
+        report.left_over.truncate(MAX_NAMED);
         report
     }
 
@@ -132,6 +157,13 @@ impl Report {
     }
 }
 
+/// Seconds in which streams waited; `None` if one of them is on a device that does not tell, or there is none.
+pub(super) fn stream_waited<'c>(counts: impl Iterator<Item = &'c Counts>) -> Option<f64> {
+    counts
+        .map(|counts| counts.stream_waited.map(|waited| waited.as_secs_f64()))
+        .reduce(|sum, one| Some(sum? + one?))?
+}
+
 impl StageReport {
     fn add(&mut self, counts: &Counts) {
         self.items_in += counts.items_in;
@@ -143,6 +175,7 @@ impl StageReport {
         self.resent += counts.resent;
         self.busy += counts.busy.as_secs_f64();
         self.waiting += counts.waiting.as_secs_f64();
+        self.stream_waits += counts.stream_waits;
     }
 }
 
@@ -159,6 +192,7 @@ impl fmt::Display for Report {
             "p99 us",
             "busy s",
             "waiting s",
+            "stream waits s",
         ];
         let mut rows = vec![header.map(str::to_owned)];
         for stage in &self.stages {
@@ -173,6 +207,7 @@ impl fmt::Display for Report {
                 format!("{:.1}", stage.p99_us),
                 format!("{:.3}", stage.busy),
                 format!("{:.3}", stage.waiting),
+                stage.stream_waited.map_or_else(|| "n/a".to_owned(), |seconds| format!("{seconds:.3}")),
             ]);
         }
         table(f, &rows)?;
@@ -191,6 +226,12 @@ impl fmt::Display for Report {
         }
         if self.lost_count > 10 {
             writeln!(f, "lost: {} in all", self.lost_count)?;
+        }
+        for left in self.left_over.iter().take(10) {
+            writeln!(f, "left over: {} at {}: {}", left.id, left.stage, left.why)?;
+        }
+        if self.left_over_count > 10 {
+            writeln!(f, "left over: {} in all", self.left_over_count)?;
         }
         Ok(())
     }

@@ -61,6 +61,7 @@ pub(super) struct WayTo<'s> {
     pub(super) depth: usize,
     pub(super) restarts: bool,
     pub(super) settle_first: bool,
+    pub(super) shares_fate: bool,
     pub(super) feedback: bool,
     pub(super) to: Vec<Door<'s>>,
 }
@@ -163,6 +164,7 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         feedback: to.feedback,
         restarts: to.restarts,
         settle_first: to.settle_first,
+        shares_fate: to.shares_fate,
     };
     OutletArgs { select: way.select.clone(), branches: way.branches.iter().map(branch).collect() }
 }

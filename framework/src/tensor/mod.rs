@@ -32,7 +32,7 @@ pub use dtype::{DType, Element};
 pub use error::TensorError;
 pub use gpu::Gpu;
 pub use layout::{Layout, LayoutError};
-pub use mutable::{NotSole, TensorMut};
+pub use mutable::{NotSole, NotSoleReason, TensorMut};
 pub use part::{JoinError, SplitError, TensorPart};
 
 use crate::clock::Ticket;

@@ -41,8 +41,8 @@ fn make(gpu: &Gpu, photographs: &Path) -> Made {
     let mut edges = Edges::<Named>::new(gpu).expect("a stage");
     let mut batcher = Batcher::<Named>::new(BatcherArgs::of(2), gpu).expect("a stage");
     let mut measure = Measure::<Named>::new(gpu).expect("a stage");
-    let factor = (0..SIZE * SIZE).map(|at| (at % 7) as f32 - 3.0).collect();
-    let args = ProductArgs { size: SIZE as usize, factor };
+    let factor = (0..3 * SIZE).map(|at| (at % 7) as f32 - 3.0).collect();
+    let args = ProductArgs { shape: [3, SIZE as usize], factor };
     let mut product = Product::<Named>::new(args, gpu).expect("a stage");
     let mut png = SavePng::<Named>::new(SavePngArgs { folder: folder(), gain: 40.0 }, gpu).expect("a sink");
     let mut raw = SaveRaw::<Named>::new(folder(), gpu).expect("a sink");

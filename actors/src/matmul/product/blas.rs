@@ -8,7 +8,7 @@ use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_N;
 use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
 use tensorpost::prelude::*;
 
-use super::MultiplyError;
+use super::{MultiplyError, Sizes};
 
 /// A cuBLAS handle on one stream.
 #[derive(Debug)]
@@ -28,33 +28,36 @@ impl Blas {
         }
     }
 
-    /// `c = a · b` of `size` by `size` matrices in row-major order; the caller has checked the shapes.
+    /// `c = a · b` of matrices of these sizes in row-major order; the caller has checked the shapes.
     pub(super) fn product(
         &self,
         gpu: &Gpu,
         a: &Tensor,
         b: &Tensor,
         c: &mut TensorMut,
-        size: usize,
+        Sizes { m, k, n }: Sizes,
     ) -> Result<(), MultiplyError> {
-        let refused = || MultiplyError::Blas(format!("{size} is more rows than it counts"));
-        let n = i32::try_from(size).map_err(|_| refused())?;
+        let int = |count: usize| {
+            let refused = || MultiplyError::Blas(format!("{count} is more rows or columns than it counts"));
+            i32::try_from(count).map_err(|_| refused())
+        };
+        let (m, k, n) = (int(m)?, int(k)?, int(n)?);
         // cuBLAS counts by columns: the same memory is the transposed matrix to it, and (a b)' = b' a'.
         let config = GemmConfig {
             transa: CUBLAS_OP_N,
             transb: CUBLAS_OP_N,
             m: n,
-            n,
-            k: n,
+            n: m,
+            k,
             alpha: 1.0_f32,
             lda: n,
-            ldb: n,
+            ldb: k,
             beta: 0.0,
             ldc: n,
         };
         let (a, b, mut c) = (gpu.view::<f32>(a)?, gpu.view::<f32>(b)?, gpu.view_mut::<f32>(c)?);
-        // SAFETY: the views are packed f32 of `size` by `size` elements each, as the configuration says, and live on
-        // this device; the handle's stream is the one that the views were ordered on.
+        // SAFETY: the views are packed f32 of `m * k`, `k * n` and `m * n` elements, which is what the configuration has
+        // cuBLAS read and write, and live on this device; the handle's stream is the one that the views were ordered on.
         unsafe { self.0.gemm(config, &b, &a, &mut c) }.map_err(|error| MultiplyError::Blas(error.to_string()))
     }
 }

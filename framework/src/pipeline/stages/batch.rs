@@ -113,7 +113,7 @@ impl<T: Item> Stage for Unbatch<T> {
 /// The last items again with each new one.
 pub(in crate::pipeline) struct Windows<T> {
     count: usize,
-    items: VecDeque<T>,
+    items: VecDeque<(T, Held)>,
 }
 
 impl<T: Item> Stage for Windows<T> {
@@ -126,11 +126,16 @@ impl<T: Item> Stage for Windows<T> {
     }
 
     fn process(&mut self, item: T, out: &mut Out<Many<T>>) -> anyhow::Result<()> {
-        self.items.push_back(item);
+        self.items.push_back((item, out.hold()));
         if self.items.len() == self.count {
-            out.emit(Many { items: self.items.iter().cloned().collect() });
+            out.emit(Many { items: self.items.iter().map(|(item, _)| item.clone()).collect() });
             self.items.pop_front();
         }
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &mut Out<Many<T>>) -> anyhow::Result<()> {
+        self.items.clear();
         Ok(())
     }
 }

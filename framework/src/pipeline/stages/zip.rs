@@ -97,6 +97,16 @@ impl<A, B> Waiting<A, B> {
     }
 }
 
+impl<A, B> Waiting<(A, Held), (B, Held)> {
+    /// All that still wait.
+    fn drain(&mut self) -> Vec<Held> {
+        self.count = 0;
+        let left = self.left.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
+        let right = self.right.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
+        left.chain(right).collect()
+    }
+}
+
 fn take_first<K: Hash + Eq, T>(waiting: &mut HashMap<K, VecDeque<T>>, key: K) -> Option<T> {
     let items = waiting.get_mut(&key)?;
     let first = items.pop_front();
@@ -142,9 +152,9 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
         Ok(())
     }
 
-    fn finish(&mut self, _: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
-        if self.waiting.count > 0 {
-            tracing::debug!(items = self.waiting.count, "no partner came before the end");
+    fn finish(&mut self, out: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
+        for held in self.waiting.drain() {
+            out.leave_over(held, "no partner came for it");
         }
         Ok(())
     }

@@ -81,6 +81,8 @@ pub(in crate::pipeline) struct BranchArgs<T: Item> {
     pub(in crate::pipeline) restarts: bool,
     /// Whether the end waits until everything was answered.
     pub(in crate::pipeline) settle_first: bool,
+    /// Whether the receiver ends when this actor does, so that an item is done with here when it is done with there.
+    pub(in crate::pipeline) shares_fate: bool,
     /// Whether it leads back to the beginning of a loop.
     pub(in crate::pipeline) feedback: bool,
 }

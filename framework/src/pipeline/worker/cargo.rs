@@ -1,12 +1,17 @@
 //! When an item is done with: what its sender waits for before it counts the item as handled.
 //!
 //! A [`Cargo`] is shared by everything that an item is still part of. The last clone to go answers the sender. On a panic
-//! the clones unwind, and the sender is told that there is no answer.
+//! the clones unwind, and the sender is told that there is no answer. The sender of cargo that is [lost](Cargo::lose) is
+//! told the same.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use actix::dev::OneshotSender;
+use smallvec::SmallVec;
+
+/// All that a result is part of; nearly always one, which then costs no allocation.
+pub(in crate::pipeline) type Cargos = SmallVec<[Cargo; 1]>;
 
 /// An item that is being worked on.
 #[derive(Clone, Default)]
@@ -15,6 +20,7 @@ pub(in crate::pipeline) struct Cargo(Rc<Slot>);
 #[derive(Default)]
 struct Slot {
     answer: RefCell<Option<OneshotSender<()>>>,
+    lost: Cell<bool>,
 }
 
 /// An item that may be done with.
@@ -36,11 +42,17 @@ impl Cargo {
     pub(super) fn answer_to(&self, sender: Option<OneshotSender<()>>) {
         *self.0.answer.borrow_mut() = sender;
     }
+
+    /// Something that came of the item was lost, and whoever still has the item can send it again.
+    pub(super) fn lose(&self) {
+        self.0.lost.set(true);
+    }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(answer) = self.answer.get_mut().take()
+            && !self.lost.get()
             && !std::thread::panicking()
         {
             // Whoever sent the item may have ended.

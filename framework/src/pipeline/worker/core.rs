@@ -99,6 +99,7 @@ impl Part {
     fn counts(&self) -> Counts {
         let mut counts = self.meter.counts();
         counts.bytes_not_copied = self.env.stats().bytes_not_copied;
+        (counts.stream_waits, counts.stream_waited) = self.env.gpu().stream().waits();
         counts
     }
 

@@ -24,14 +24,15 @@ pub struct Failure {
     pub attempts: u32,
 }
 
-/// An item that a stage had accepted, or could not be sent to it, when its process ended.
+/// An item that is gone: a stage had accepted it, or it could not be sent to it, when a process ended that it needed; or it
+/// was left over, because what it waited for did not come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
-    /// The stage with which it was lost.
+    /// The stage at which it was lost.
     pub stage: String,
     /// The item.
     pub id: ItemId,
-    /// What the sender was told.
+    /// What the sender was told, or the stage says.
     pub why: String,
 }
 
@@ -54,10 +55,15 @@ pub(in crate::pipeline) struct Counts {
     pub(in crate::pipeline) active: Duration,
     pub(in crate::pipeline) calls: Histogram,
     pub(in crate::pipeline) bytes_not_copied: u64,
+    /// Waits on the actor's stream, and the time in them where the device tells.
+    pub(in crate::pipeline) stream_waits: u64,
+    pub(in crate::pipeline) stream_waited: Option<Duration>,
     pub(in crate::pipeline) in_flight: u64,
     pub(in crate::pipeline) bytes_in_flight: u64,
     pub(in crate::pipeline) failures: Vec<Failure>,
     pub(in crate::pipeline) lost_items: Vec<Lost>,
+    pub(in crate::pipeline) left_over: u64,
+    pub(in crate::pipeline) left_over_items: Vec<Lost>,
     /// The error that fails the pipeline.
     pub(in crate::pipeline) fatal: Option<Failure>,
 }
@@ -175,6 +181,24 @@ impl Meter {
         }
         if counts.failures.len() < MAX_NAMED {
             counts.failures.push(failure);
+        }
+    }
+
+    /// An item that goes down with the one on which a call failed.
+    pub(in crate::pipeline) fn failed_too(&self, failure: Failure) {
+        let mut counts = self.0.counts.borrow_mut();
+        if counts.failures.len() < MAX_NAMED {
+            counts.failures.push(failure);
+        }
+    }
+
+    pub(in crate::pipeline) fn left_over(&self, stage: &str, ids: impl Iterator<Item = ItemId>, why: &str) {
+        let mut counts = self.0.counts.borrow_mut();
+        for id in ids {
+            counts.left_over += 1;
+            if counts.left_over_items.len() < MAX_NAMED {
+                counts.left_over_items.push(Lost { stage: stage.to_owned(), id, why: why.to_owned() });
+            }
         }
     }
 

@@ -10,12 +10,17 @@
 //! **The end.** A sender whose items were all answered sends an end. A stage that has one from each of its senders
 //! finishes, waits for its own answers, and passes the end on. The end is answered when that is done.
 //!
-//! **On a death** the senders' asks fail, and they know by id what was lost.
+//! **On a death** the senders' asks fail, and they know by id what was lost. An item whose *data* was lost with a process
+//! (DEATH-3) is no error of anybody's: its receiver, which may be the only one left that knows of it, names it and makes
+//! sure that nobody waits for its place in an order. Where items are sent again, it is answered with a failure instead,
+//! and so is what it came of, back to whoever has something that is still good.
 
 pub(super) mod args;
 pub(super) mod cargo;
 mod core;
 pub(super) mod histogram;
+pub(super) mod kept;
+mod loss;
 pub(super) mod meter;
 pub(super) mod order;
 mod outlet;

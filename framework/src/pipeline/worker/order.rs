@@ -12,9 +12,16 @@ pub(super) struct Reorder<T> {
 }
 
 struct Lane<T> {
+    life: u32,
     next: u64,
     /// By number: what came, and whether all of it has.
     waiting: BTreeMap<u64, (Vec<T>, bool)>,
+}
+
+impl<T> Lane<T> {
+    fn of(life: u32) -> Self {
+        Lane { life, next: 0, waiting: BTreeMap::new() }
+    }
 }
 
 impl<T> Reorder<T> {
@@ -24,12 +31,17 @@ impl<T> Reorder<T> {
 
     /// Takes something with its place in the order; without one it is next. `None` for something of which nothing came.
     pub(super) fn put(&mut self, order: Option<Order>, item: Option<T>) {
-        let Some(Order { lane, number, last }) = order else {
+        let Some(Order { lane, life, number, last }) = order else {
             self.ready.extend(item);
             return;
         };
-        let lane = self.lanes.entry(lane).or_insert(Lane { next: 0, waiting: BTreeMap::new() });
-        if number < lane.next {
+        let lane = self.lanes.entry(lane).or_insert_with(|| Lane::of(life));
+        if life > lane.life {
+            // The earlier life can say no more of what was lost, so nobody waits for it.
+            let earlier = std::mem::replace(lane, Lane::of(life));
+            self.ready.extend(earlier.waiting.into_values().flat_map(|(items, _)| items));
+        }
+        if life < lane.life || number < lane.next {
             // Given up for lost and come after all: there is no better place left than here.
             self.ready.extend(item);
             return;
@@ -77,7 +89,7 @@ mod tests {
     type Sent = (Option<Order>, Option<(u64, usize)>);
 
     fn order(lane: u32, number: u64, last: bool) -> Option<Order> {
-        Some(Order { lane, number, last })
+        Some(Order { lane, life: 0, number, last })
     }
 
     fn all<T>(reorder: &mut Reorder<T>) -> Vec<T> {
@@ -122,6 +134,21 @@ mod tests {
         assert!(all(&mut reorder).is_empty());
         reorder.close();
         assert_eq!(all(&mut reorder), [3, 7, 105]);
+    }
+
+    #[test]
+    fn a_later_life_of_the_sender_ends_the_waiting_for_what_its_earlier_one_lost() {
+        let mut reorder = Reorder::new();
+        let order = |life, number| Some(Order { lane: 4, life, number, last: true });
+        reorder.put(order(0, 0), Some('a'));
+        reorder.put(order(0, 2), Some('c'));
+        assert_eq!(all(&mut reorder), ['a']);
+        reorder.put(order(1, 1), Some('B'));
+        assert_eq!(all(&mut reorder), ['c'], "nobody can say that the item before it was lost");
+        reorder.put(order(0, 1), Some('b'));
+        assert_eq!(all(&mut reorder), ['b'], "what is late comes as it comes");
+        reorder.put(order(1, 0), Some('A'));
+        assert_eq!(all(&mut reorder), ['A', 'B']);
     }
 
     proptest! {

@@ -8,11 +8,13 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use super::args::{BranchArgs, OutletArgs, Receiver};
-use super::cargo::Cargo;
+use super::cargo::{Cargo, Cargos};
 use super::meter::{Meter, Spanned};
 use super::pick::{Choice, Load, Pick};
 use super::window::Window;
 use crate::actor::{Address, Ask, AskError, Env, SendFailure};
+use crate::mailbox::post::AskFailure;
+use crate::mailbox::post::inbox::Refusal;
 use crate::message::codec;
 use crate::pipeline::closures::UnknownClosure;
 use crate::pipeline::item::{Item, Order, Parcel, Tag};
@@ -39,13 +41,21 @@ struct Branch<T: Item> {
     feedback: bool,
     restarts: bool,
     settle_first: bool,
-    /// See [`Config`](super::args::Config).
-    chain: bool,
-    resend: bool,
+    shares_fate: bool,
+    modes: Modes,
     window: RefCell<Window>,
     changed: Notify,
     meter: Meter,
     env: Env,
+}
+
+/// What the actor is to do about items that it has sent; see [`Config`](super::args::Config).
+#[derive(Clone, Copy)]
+pub(super) struct Modes {
+    pub(super) chain: bool,
+    pub(super) resend: bool,
+    /// Whether it makes the items itself: nobody before it could send anything again.
+    pub(super) origin: bool,
 }
 
 /// The way to one replica.
@@ -65,7 +75,7 @@ struct Underway<T> {
     copy: Option<T>,
     since: Instant,
     /// What is done with when it is answered.
-    _cargo: Vec<Cargo>,
+    cargo: Cargos,
 }
 
 /// An item that cannot be sent to anybody.
@@ -77,7 +87,7 @@ pub(super) struct Unsendable {
 impl<T: Item> Outlet<T> {
     pub(super) fn new(
         args: OutletArgs<T>,
-        (chain, resend): (bool, bool),
+        modes: Modes,
         meter: &Meter,
         env: &Env,
     ) -> Result<Self, UnknownClosure> {
@@ -102,8 +112,8 @@ impl<T: Item> Outlet<T> {
                 feedback: args.feedback,
                 restarts: args.restarts,
                 settle_first: args.settle_first,
-                chain,
-                resend,
+                shares_fate: args.shares_fate,
+                modes,
                 window: RefCell::default(),
                 changed: Notify::new(),
                 meter: meter.clone(),
@@ -172,7 +182,7 @@ impl<T: Item> Branch<T> {
         Load { unanswered: self.to[at].unanswered.get(), gone: self.to[at].gone.get() }
     }
 
-    async fn send(self: &Rc<Self>, mut tag: Tag, item: T, cargo: Vec<Cargo>) -> Result<(), Unsendable> {
+    async fn send(self: &Rc<Self>, mut tag: Tag, item: T, cargo: Cargos) -> Result<(), Unsendable> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
         // What leaves a loop is not in it any more.
@@ -180,7 +190,7 @@ impl<T: Item> Branch<T> {
         self.room(bytes).await;
         if self.number.is_some() {
             let number = self.window.borrow_mut().number();
-            tag.order = Some(Order { lane: self.lane, number, last: true });
+            tag.order = Some(Order { lane: self.lane, life: self.env.incarnation(), number, last: true });
         }
         let id = tag.id;
         let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
@@ -224,11 +234,11 @@ impl<T: Item> Branch<T> {
         mut tag: Tag,
         item: T,
         bytes: u64,
-        cargo: Vec<Cargo>,
+        cargo: Cargos,
     ) -> Result<(), Unsendable> {
         let mut item = item;
         loop {
-            let copy = self.resend.then(|| item.clone());
+            let copy = self.modes.resend.then(|| item.clone());
             let address = match self.address(at).await {
                 Ok(address) => address,
                 Err(why) => {
@@ -241,9 +251,8 @@ impl<T: Item> Branch<T> {
                 Ok(()) => {
                     self.begin(at, bytes);
                     // In a chain the items that it came from are not done with before it is.
-                    let cargo = if self.chain { cargo } else { Vec::new() };
-                    let underway =
-                        Underway { to: at, tag, bytes, copy, since: Instant::now(), _cargo: cargo };
+                    let cargo = if self.modes.chain || self.shares_fate { cargo } else { Cargos::new() };
+                    let underway = Underway { to: at, tag, bytes, copy, since: Instant::now(), cargo };
                     let branch = Rc::clone(self);
                     actix::spawn(async move { branch.watch(ask, underway).await });
                     return Ok(());
@@ -255,6 +264,12 @@ impl<T: Item> Branch<T> {
                         return Ok(());
                     };
                     let Parcel::Item(_, back) = error.message else { return Ok(()) };
+                    if let SendFailure::Tainted(_) = error.reason {
+                        // Lost with a process (DEATH-3), and nobody's error.
+                        drop(back);
+                        self.lost_here(&tag, &why, &cargo).await;
+                        return Ok(());
+                    }
                     if !is_gone(&error.reason) {
                         self.settle(&tag);
                         return Err(Unsendable { tag, why });
@@ -276,7 +291,7 @@ impl<T: Item> Branch<T> {
     /// Follows an item until it is answered.
     async fn watch(self: Rc<Self>, ask: Ask<Parcel<T>>, underway: Underway<T>) {
         let answer = ask.await;
-        let Underway { to, tag, bytes, copy, since, _cargo } = underway;
+        let Underway { to, tag, bytes, copy, since, cargo } = underway;
         if self.meter.traces() {
             self.meter.span(Spanned::Lease(self.index), Some(tag.id), since, Instant::now());
         }
@@ -285,19 +300,39 @@ impl<T: Item> Branch<T> {
             self.answered(to, bytes);
             return;
         };
-        // One that comes back takes it when it is there.
-        self.to[to].gone.set(!self.restarts);
+        let why = why(&error);
+        match Unanswered::of(&error) {
+            Unanswered::Tainted => {
+                // The receiver has named it, unless somebody can send again what it was made of. A copy is as tainted.
+                if self.modes.resend {
+                    self.lost_here(&tag, &why, &cargo).await;
+                } else {
+                    self.settle(&tag);
+                }
+                self.answered(to, bytes);
+                return;
+            }
+            Unanswered::Refused => {
+                self.lost(&tag, &why).await;
+                self.answered(to, bytes);
+                return;
+            }
+            // Whether the receiver has ended, the next item finds out.
+            Unanswered::Lost => {}
+            // One that comes back takes it when it is there.
+            Unanswered::Gone => self.to[to].gone.set(!self.restarts),
+        }
         let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
         if let (Some(Choice::One(other)), Some(copy)) = (other, copy) {
             self.meter.note(|counts| counts.resent += 1);
             let again = Tag { attempt: tag.attempt + 1, ..tag.clone() };
             // Counted before the first is taken out, so that nobody believes for a moment that all is answered.
-            if self.deliver_again(other, again, copy, bytes, _cargo).await {
+            if self.deliver_again(other, again, copy, bytes, cargo).await {
                 self.answered(to, bytes);
                 return;
             }
         }
-        self.lost(&tag, &why(&error)).await;
+        self.lost(&tag, &why).await;
         self.answered(to, bytes);
     }
 
@@ -308,23 +343,33 @@ impl<T: Item> Branch<T> {
         tag: Tag,
         item: T,
         bytes: u64,
-        cargo: Vec<Cargo>,
+        cargo: Cargos,
     ) -> futures_util::future::LocalBoxFuture<'static, bool> {
         let branch = Rc::clone(self);
         Box::pin(async move { branch.deliver(at, tag, item, bytes, cargo).await.is_ok() })
     }
 
+    /// An item that the receiver, or the way to it, has lost.
     async fn lost(self: &Rc<Self>, tag: &Tag, why: &str) {
         self.meter.lost(&self.stage, tag.ids(), why);
-        if self.number.is_some()
-            && let Some(order) = tag.order
-        {
-            // Whoever restores the order must not wait for it. Any replica can pass that on.
-            self.settle(tag);
-            let left = (0..self.to.len()).find(|at| !self.to[*at].gone.get());
-            if let Some(at) = left {
-                self.tell_one(at, Parcel::Gap(order)).await;
-            }
+        self.leave_gap(tag).await;
+    }
+
+    /// An item that was lost in this process. It is lost for good if nobody can send again what it was made of.
+    async fn lost_here(self: &Rc<Self>, tag: &Tag, why: &str, cargo: &[Cargo]) {
+        if self.modes.resend && !self.modes.origin {
+            cargo.iter().for_each(Cargo::lose);
+        } else {
+            self.meter.lost(&self.stage, tag.ids(), why);
+        }
+        self.leave_gap(tag).await;
+    }
+
+    /// Whoever restores the order must not wait for the item. Any replica can pass that on.
+    async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
+        self.settle(tag);
+        if let Some(order) = tag.order.filter(|order| order.last) {
+            self.tell(Parcel::Gap(order)).await;
         }
     }
 
@@ -402,6 +447,29 @@ impl<T: Item> Branch<T> {
                 *to.found.borrow_mut() = Some(found);
                 Ok(to.found.borrow().clone().ok_or("")?)
             }
+        }
+    }
+}
+
+/// What it means that an item was not answered.
+enum Unanswered {
+    /// Its data was lost with a process (DEATH-3). The receiver goes on.
+    Tainted,
+    /// The receiver could not read it, and goes on.
+    Refused,
+    /// It, or something that came of it, was lost, in a receiver that may go on.
+    Lost,
+    /// The receiver has ended.
+    Gone,
+}
+
+impl Unanswered {
+    fn of<T: Item>(error: &AskError<Parcel<T>>) -> Self {
+        match error {
+            AskError::NoReply(AskFailure::Refused(Refusal::Tainted(_))) => Unanswered::Tainted,
+            AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(_))) => Unanswered::Refused,
+            AskError::NoReply(AskFailure::Refused(Refusal::NoReply)) => Unanswered::Lost,
+            _ => Unanswered::Gone,
         }
     }
 }

@@ -7,12 +7,13 @@ use std::time::Instant;
 use actix::fut::wrap_future;
 use actix::{ActorContext, AsyncContext};
 use futures_util::future::FutureExt;
+use smallvec::smallvec;
 
 use super::args::{Control, Run, SourceArgs};
 use super::cargo::Cargo;
 use super::core::Part;
 use super::meter::Counts;
-use super::outlet::Outlet;
+use super::outlet::{Modes, Outlet};
 use crate::actor::{Env, Handles, RemoteActor};
 use crate::pipeline::item::{ItemId, Tag};
 use crate::pipeline::out::Emitted;
@@ -41,7 +42,7 @@ impl<S: Source> RemoteActor for SourceActor<S> {
     fn create(args: SourceArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let source = S::create(args.user, env)?;
         let part = Part::new(args.config, env);
-        let modes = (part.config.chain, part.config.resend);
+        let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: true };
         let core = Core {
             results: Outlet::new(args.results, modes, &part.meter, env)?,
             part,
@@ -116,7 +117,7 @@ impl<S: Source> Core<S> {
     }
 
     async fn send(&self, id: ItemId, item: S::Out) {
-        let cargo = vec![Cargo::default()];
+        let cargo = smallvec![Cargo::default()];
         match self.results.send(Emitted { tag: Tag::of(id), item, cargo }).await {
             Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
             Err(unsent) => {

@@ -7,16 +7,21 @@ use std::time::Instant;
 
 use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
+use smallvec::smallvec;
 
 use super::args::{Control, Run, StageArgs};
 use super::cargo::Cargo;
 use super::core::Part;
-use super::meter::Counts;
+use super::kept::{Keeping, Kept};
+use super::loss;
+use super::meter::{Counts, Failure};
 use super::order::Reorder;
-use super::outlet::Outlet;
+use super::outlet::{Modes, Outlet};
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
-use crate::actor::{Env, Handles, RemoteActor};
+use crate::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
+use crate::ids::ProcessId;
+use crate::message::scope;
 use crate::pipeline::dead::Dead;
 use crate::pipeline::item::{ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::{Current, Emitted, Out};
@@ -36,6 +41,10 @@ struct Core<S: Stage> {
     dead: Outlet<Dead<S::In>>,
     order: RefCell<Reorder<Came<S::In>>>,
     ends: RefCell<Ends>,
+    /// What the stage keeps beyond its calls.
+    kept: Kept,
+    /// The dead with whom a call has lost something.
+    mourned: RefCell<HashSet<ProcessId>>,
     /// Where a loop begins.
     rounds: Option<RefCell<Rounds>>,
 }
@@ -64,7 +73,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     fn create(args: StageArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let stage = S::create(args.user, env)?;
         let part = Part::new(args.config, env);
-        let modes = (part.config.chain, part.config.resend);
+        let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: false };
         let core = Rc::new(Core {
             results: Outlet::new(args.results, modes, &part.meter, env)?,
             dead: Outlet::new(args.dead, modes, &part.meter, env)?,
@@ -73,12 +82,27 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             stage: RefCell::new(stage),
             order: RefCell::new(Reorder::new()),
             ends: RefCell::default(),
+            kept: Kept::default(),
+            mourned: RefCell::default(),
         });
         Ok(StageActor { core, timer: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Parcel<S::In>>().message::<Run>().message::<Control>();
+    }
+
+    /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.
+    fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut actix::Context<Self>) {
+        let why = letter.reason().to_string();
+        // Nothing else that comes has tensors.
+        let Ok(Parcel::Item(tag, _)) = letter.into_message::<Parcel<S::In>>() else { return };
+        let core = Rc::clone(&self.core);
+        let mut work = async move { core.tainted(tag, &why).await }.boxed_local();
+        match (&mut work).now_or_never() {
+            Some(()) => self.settle(ctx),
+            None => ctx.wait(wrap(work)),
+        }
     }
 }
 
@@ -158,9 +182,7 @@ impl<S: Stage> Core<S> {
             Parcel::Gap(order) => (Some(order), Came::Gap(order)),
             Parcel::End { lane } => return self.ended(vec![lane], Some(cargo)).await,
         };
-        // A later life does not know which numbers the earlier ones have passed on, so it passes on what comes.
-        let restores = self.part.config.restore && self.part.env.incarnation() == 0;
-        if !restores || self.ends.borrow().begun {
+        if !self.restores() {
             self.one(came).await;
             if self.ends.borrow().begun {
                 // Sent again after the end, because the one that had it died; what it left is wanted now.
@@ -194,12 +216,44 @@ impl<S: Stage> Core<S> {
         }
     }
 
+    /// An item came to nothing on its way here.
+    async fn tainted(&self, tag: Tag, why: &str) {
+        // Where it can be sent again, its sender sees to that.
+        if !self.part.config.resend {
+            self.part.meter.lost(&self.part.config.stage, tag.ids(), why);
+        }
+        let Some(order) = tag.order else { return };
+        if self.restores() {
+            self.order.borrow_mut().put(Some(order), None);
+            self.in_order().await;
+        } else {
+            self.nothing_of(Some(order)).await;
+        }
+    }
+
+    /// Whether it waits for what is missing in an order. A later life does not know which numbers the earlier ones have
+    /// passed on, so it passes on what comes.
+    fn restores(&self) -> bool {
+        self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
+    }
+
     async fn process(&self, mut tag: Tag, item: S::In, cargo: Cargo) {
         let part = &self.part;
         part.meter.note(|counts| counts.items_in += 1);
         if part.has_failed() {
             // What an instance makes after the error that fails the pipeline is nothing to rely on.
             part.meter.note(|counts| counts.skipped += 1);
+            return self.nothing_of(tag.order).await;
+        }
+        if self.part.config.restore
+            && let Some(by) = self.tainted_since(&item)
+        {
+            let why = DeadReason::Tainted { by }.to_string();
+            self.lose(
+                Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo] }),
+                Out::during(None, &self.kept),
+                &why,
+            );
             return self.nothing_of(tag.order).await;
         }
         let cargo = match &self.rounds {
@@ -219,7 +273,7 @@ impl<S: Stage> Core<S> {
                 cargo: cargo.clone(),
                 holds: part.config.chain || part.config.holds,
             };
-            let mut out = Out::during(Some(current));
+            let mut out = Out::during(Some(current), &self.kept);
             let from = Instant::now();
             let result = self.stage.borrow_mut().process(given, &mut out);
             part.meter.called(from, Some(id));
@@ -227,6 +281,12 @@ impl<S: Stage> Core<S> {
                 Ok(()) => return self.send(out).await,
                 Err(error) => error,
             };
+            let why = format!("{error:#}");
+            if self.is_loss(&error) {
+                self.lose(Some(Keeping { tag, cargo: smallvec![cargo] }), out, &why);
+                return self.nothing_of(order).await;
+            }
+            self.fail_too(Some(id), out, &why, attempt + 1);
             attempt += 1;
             tag.attempt += 1;
             if !last {
@@ -234,26 +294,96 @@ impl<S: Stage> Core<S> {
                 item = copy;
                 continue;
             }
-            let why = format!("{error:#}");
             part.failed(Some(id), why.clone(), attempt, on_error.fails());
             match copy.filter(|_| on_error.keeps()) {
                 Some(item) => {
                     part.meter.note(|counts| counts.dead_letters += 1);
                     let dead = Dead { item, stage: part.config.stage.clone(), why, attempts: attempt };
                     let tag = Tag { order: None, ..tag };
-                    if let Err(unsent) = self.dead.send(Emitted { tag, item: dead, cargo: vec![cargo] }).await
+                    if let Err(unsent) =
+                        self.dead.send(Emitted { tag, item: dead, cargo: smallvec![cargo] }).await
                     {
                         part.failed(Some(unsent.tag.id), unsent.why, 1, false);
                     }
                 }
-                None => part.meter.note(|counts| counts.skipped += 1),
+                None => {
+                    part.meter.note(|counts| counts.skipped += 1);
+                    // Of a batch, all that is in it.
+                    for other in tag.also {
+                        let stage = part.config.stage.clone();
+                        part.meter.failed_too(Failure {
+                            stage,
+                            id: Some(other),
+                            why: why.clone(),
+                            attempts: attempt,
+                        });
+                    }
+                }
             }
+            self.give_up();
             return self.nothing_of(order).await;
         }
     }
 
+    /// The process that an item was lost with while it waited here for its turn.
+    fn tainted_since(&self, item: &S::In) -> Option<ProcessId> {
+        let gpu = self.part.env.gpu();
+        gpu.stream().domain().has_taint().then(|| scope::taint_in(item))?.map(|tainted| tainted.by)
+    }
+
+    /// Whether the error of a call says that its item was lost with a process (DEATH-3).
+    ///
+    /// No item is given to the stage that is known to be lost; it can only turn out to be while the stage works on it. So
+    /// the first such error is about the item. What comes after it is about what the stage remembers, and a failure.
+    fn is_loss(&self, error: &anyhow::Error) -> bool {
+        loss::lost_with(error).is_some_and(|by| self.mourned.borrow_mut().insert(by))
+    }
+
+    /// Everything that a failed call had in its hands was lost with a process.
+    fn lose(&self, item: Option<Keeping>, mut out: Out<S::Out>, why: &str) {
+        let mut lost: Vec<_> = item.into_iter().chain(out.withdraw()).chain(self.kept.dropped()).collect();
+        if self.part.config.resend {
+            // Whoever still has them sends them again.
+            lost.iter().flat_map(|item| &item.cargo).for_each(Cargo::lose);
+            return;
+        }
+        let mut seen = HashSet::new();
+        lost.retain(|item| seen.insert(item.tag.id));
+        let ids = lost.iter().flat_map(|item| item.tag.ids());
+        self.part.meter.lost(&self.part.config.stage, ids, why);
+    }
+
+    /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in that call.
+    fn fail_too(&self, failed: Option<ItemId>, mut out: Out<S::Out>, why: &str, attempts: u32) {
+        let gone: Vec<_> = out.withdraw().chain(self.kept.dropped()).collect();
+        let mut seen: HashSet<_> = failed.into_iter().collect();
+        for id in gone.iter().flat_map(|item| item.tag.ids()).filter(|id| seen.insert(*id)) {
+            let (stage, why) = (self.part.config.stage.clone(), why.to_owned());
+            self.part.meter.note(|counts| counts.skipped += 1);
+            self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts });
+        }
+    }
+
+    /// A stage that has failed for good passes nothing on. What it keeps is named, and its senders do not wait for it.
+    fn give_up(&self) {
+        if !self.part.has_failed() {
+            return;
+        }
+        for id in self.kept.give_up().iter().flat_map(|item| item.tag.ids()) {
+            self.part.meter.note(|counts| counts.skipped += 1);
+            let (stage, why) =
+                (self.part.config.stage.clone(), "the stage kept it when it failed".to_owned());
+            self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts: 0 });
+        }
+    }
+
     /// Sends what a call has made.
-    async fn send(&self, out: Out<S::Out>) {
+    async fn send(&self, mut out: Out<S::Out>) {
+        // Nothing comes of what a call that succeeds has dropped, and nothing should.
+        drop(self.kept.dropped());
+        for (tag, why) in out.take_left_over() {
+            self.part.meter.left_over(&self.part.config.stage, tag.ids(), &why);
+        }
         let (emitted, gap) = out.finish();
         for emitted in emitted {
             let last = emitted.tag.order.filter(|order| order.last);
@@ -290,13 +420,21 @@ impl<S: Stage> Core<S> {
         if self.part.has_failed() {
             return;
         }
-        let mut out = Out::during(None);
+        let mut out = Out::during(None, &self.kept);
         let from = Instant::now();
         let result = call(&mut self.stage.borrow_mut(), &mut out);
         self.part.meter.called(from, id);
         match result {
             Ok(()) => self.send(out).await,
-            Err(error) => self.part.failed(id, format!("{error:#}"), 1, self.part.config.on_error.fails()),
+            Err(error) => {
+                let why = format!("{error:#}");
+                if self.is_loss(&error) {
+                    return self.lose(None, out, &why);
+                }
+                self.fail_too(id, out, &why, 1);
+                self.part.failed(id, why, 1, self.part.config.on_error.fails());
+                self.give_up();
+            }
         }
     }
 

@@ -1,0 +1,60 @@
+//! Items that a stage keeps beyond its calls: who they are, and what is done with when they are.
+//!
+//! The stage has only the numbers of what it keeps, so that the items can be given up, and named, when the stage cannot
+//! pass them on any more: a call of it failed and dropped them, or it failed for good and keeps them for ever.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::cargo::Cargos;
+use crate::pipeline::item::Tag;
+
+/// An item that is kept.
+#[derive(Clone)]
+pub(in crate::pipeline) struct Keeping {
+    pub(in crate::pipeline) tag: Tag,
+    pub(in crate::pipeline) cargo: Cargos,
+}
+
+/// All that a stage keeps. Clones share it.
+#[derive(Clone, Default)]
+pub(in crate::pipeline) struct Kept(Rc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    next: Cell<u64>,
+    items: RefCell<BTreeMap<u64, Keeping>>,
+    dropped: RefCell<Vec<Keeping>>,
+}
+
+impl Kept {
+    /// Keeps an item under the number that is returned.
+    pub(in crate::pipeline) fn keep(&self, item: Keeping) -> u64 {
+        let number = self.0.next.get();
+        self.0.next.set(number + 1);
+        self.0.items.borrow_mut().insert(number, item);
+        number
+    }
+
+    /// The item is passed on. `None` if it was given up.
+    pub(in crate::pipeline) fn take(&self, number: u64) -> Option<Keeping> {
+        self.0.items.borrow_mut().remove(&number)
+    }
+
+    /// The stage has dropped it. What that means is known when its call has returned.
+    pub(in crate::pipeline) fn drop_one(&self, number: u64) {
+        let item = self.take(number);
+        self.0.dropped.borrow_mut().extend(item);
+    }
+
+    /// What the stage has dropped since the last time.
+    pub(super) fn dropped(&self) -> Vec<Keeping> {
+        self.0.dropped.take()
+    }
+
+    /// Everything that it still keeps, which it can pass on no more.
+    pub(super) fn give_up(&self) -> Vec<Keeping> {
+        self.0.items.take().into_values().collect()
+    }
+}

@@ -1,0 +1,286 @@
+//! What pipelines lose: each item comes out or is named, and nobody waits for one that will not come.
+
+use std::path::Path;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tensorpost::node::Restart;
+use tensorpost::pipeline::{Batch, ItemId, Lost, Many, PipelineError, Report};
+use tensorpost::prelude::*;
+use tensorpost_tests::cases;
+use tensorpost_tests::gate::{Door, Gate};
+use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::pipes::{
+    Count, CountArgs, Late, LateArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs, watch, written,
+    written_sorted,
+};
+use tensorpost_tests::wait::until;
+
+fn program(builder: Builder) -> Builder {
+    let none = Path::new("");
+    let builder = builder.source::<Count>().stage::<Obey>().stage::<Late>().sink::<WriteDown>();
+    [
+        zipped(none, Orders::default(), Orders::default(), 0),
+        batched(none, Orders::default(), OnError::Fail),
+        windowed(none, Orders::default()),
+    ]
+    .iter()
+    .fold(builder, |builder, pipeline| builder.pipeline(pipeline))
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+fn numbers(lost: &[Lost]) -> Vec<u64> {
+    let mut numbers: Vec<_> = lost.iter().map(|lost| lost.id.number).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
+/// Every one of the items came out, or is named as lost.
+fn assert_accounted(report: &Report, count: u64, file: &Path) {
+    let mut all = written(file);
+    all.extend(numbers(&report.lost));
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all, (0..count).collect::<Vec<_>>(), "{report}");
+}
+
+fn late(at: u64, door: Door, folder: &Path) -> LateArgs {
+    LateArgs { at: Some((at, door, folder.join("late"))) }
+}
+
+/// Waits until the stage is held up with so many items, and its stream at the door, and kills it.
+fn kill_when(node: &Node, worker: &str, gate: &Gate, items: impl Fn() -> bool) {
+    let at_the_door = gate.arrival();
+    until("all that has room is under way", items);
+    let workers = node.workers();
+    let worker = workers.iter().find(|status| status.name == worker).expect("it was started");
+    let pid = Pid::from_raw(worker.pid.cast_signed()).expect("a process");
+    kill_process(pid, Signal::KILL).expect("it runs");
+    drop(at_the_door);
+}
+
+/// DEATH-3: the stage dies while the sink has its results, whose data was not there yet. The sink works on the first of
+/// them, and has the others in its mailbox.
+fn results_that_came_to_nothing_are_named_and_hold_up_nobody(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let file = folder.path().join("out");
+    let flow = Pipeline::new("late").source::<Count>(CountArgs::to(120));
+    let flow = flow.stage::<Late>(late(20, gate.door(), folder.path())).restart(Restart::on_failure(1));
+    let (pipeline, items) = watch(flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
+    let running = node.run_pipeline(&pipeline).unwrap();
+    // The sink has eight of them, and the stage one that finds no room.
+    kill_when(&node, "Late", &gate, || items("Late") == 29);
+    let report = running.wait().unwrap();
+    assert!(matches!(&report.deaths[..], [death] if death.restarted), "{report}");
+    assert_accounted(&report, 120, &file);
+    let at_the_sink: Vec<_> = report.lost.iter().filter(|lost| lost.stage == "WriteDown").cloned().collect();
+    assert_eq!(numbers(&at_the_sink), (20..28).collect::<Vec<_>>(), "{report}");
+    assert!(at_the_sink.iter().all(|lost| lost.why.contains("when it died")), "{report}");
+    assert_eq!((report.failures.len(), report.stage("WriteDown").unwrap().errors), (0, 0), "{report}");
+    assert!(written(&file).contains(&119), "what came later is fine");
+}
+
+/// The same with two replicas, whose order the sink restores: it must not wait for what came to nothing.
+fn an_order_is_not_held_up_by_results_that_came_to_nothing(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let file = folder.path().join("out");
+    let flow = Pipeline::new("late order").source::<Count>(CountArgs::to(400));
+    let flow = flow.stage::<Late>(late(20, gate.door(), folder.path())).replicas(2).ordered();
+    let flow = flow.restart(Restart::on_failure(1));
+    let (pipeline, items) = watch(flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
+    let running = node.run_pipeline(&pipeline).unwrap();
+    kill_when(&node, "Late.0", &gate, || items("Late") >= 36);
+    let report = running.wait().unwrap();
+    assert_accounted(&report, 400, &file);
+    assert!(report.lost.iter().any(|lost| lost.id.number == 20 && lost.stage == "WriteDown"), "{report}");
+    assert!(report.lost.iter().any(|lost| lost.id.number == 22 && lost.stage == "WriteDown"), "{report}");
+    assert!(written(&file).is_sorted(), "{:?}", written(&file));
+    assert_eq!(report.failures, []);
+}
+
+/// Where delivery is at least once, whoever still has something good sends it again. The loss passes a stage that lives.
+fn at_least_once_makes_again_what_came_to_nothing(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let file = folder.path().join("out");
+    let flow = Pipeline::new("late again").source::<Count>(CountArgs::to(120));
+    let flow = flow.stage::<Late>(late(20, gate.door(), folder.path())).restart(Restart::on_failure(1));
+    let flow = flow.stage::<Late>(LateArgs::default()).named("behind");
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+    let (pipeline, items) = watch(end.pipeline().at_least_once(16));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    kill_when(&node, "Late", &gate, || items("behind") == 36);
+    let report = running.wait().unwrap();
+    assert_eq!((report.lost_count, report.failures.len(), report.deaths.len()), (0, 0, 1), "{report}");
+    let mut distinct = written_sorted(&file);
+    distinct.dedup();
+    assert_eq!(distinct, (0..120).collect::<Vec<_>>());
+}
+
+/// Two branches of one source in pairs; the stage of the left one does as it is told, and so does that of the right one.
+fn zipped(folder: &Path, left: Orders, right: Orders, count: u64) -> Pipeline {
+    let pipeline = Pipeline::new("zipped");
+    let [one, other] = pipeline.source::<Count>(CountArgs::to(count)).broadcast();
+    let one = one.stage::<Obey>(left).named("left").on_error(OnError::Skip).restart(Restart::on_failure(1));
+    let other = other.stage::<Obey>(right).named("right").on_error(OnError::Skip);
+    let both = one.zip(other).map("one of both", |pair| Ok(pair.left));
+    both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
+}
+
+fn halves_whose_partners_were_dropped_are_named(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let fails = |numbers: &[u64]| Orders {
+        fails: numbers.iter().map(|number| (*number, 1)).collect(),
+        ..Orders::default()
+    };
+    let pipeline = zipped(folder.path(), fails(&[3, 7]), fails(&[50]), 100);
+    let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    assert_eq!(numbers(&report.left_over), [3, 7, 50], "{report}");
+    assert_eq!(report.left_over_count, 3);
+    assert!(report.left_over.iter().all(|left| left.stage == "zip"), "{report}");
+    assert!(report.to_string().contains("left over: #7 at zip: no partner came for it"), "{report}");
+    let expected: Vec<_> = (0..100).filter(|number| ![3, 7, 50].contains(number)).collect();
+    assert_eq!(written_sorted(folder.path().join("out")), expected);
+    assert_eq!(report.lost_count, 0);
+}
+
+/// DEATH-2: one branch loses items with its process; their partners are named too, and the rest is paired.
+fn halves_whose_partners_died_are_named(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let dies = Orders { dies_once: Some((40, folder.path().join("mark"))), ..Orders::default() };
+    let pipeline = zipped(folder.path(), dies, Orders::default(), 100);
+    let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    let left_over = numbers(&report.left_over);
+    assert!(left_over.contains(&40), "{report}");
+    let lost = numbers(&report.lost);
+    assert!(left_over.iter().all(|number| lost.contains(number)), "{report}");
+    let expected: Vec<_> = (0..100).filter(|number| !left_over.contains(number)).collect();
+    assert_eq!(written_sorted(folder.path().join("out")), expected);
+}
+
+/// Batches, made in the worker of the stage before, on which the next stage fails.
+fn batched(folder: &Path, orders: Orders, on_error: OnError) -> Pipeline {
+    let flow =
+        Pipeline::new("batched").source::<Count>(CountArgs::to(60)).stage::<Obey>(orders).named("before");
+    let flow = flow.stage::<Obey>(Orders::default());
+    let flow = flow.batch(Batch::of(16)).map("no third batch", |many: Many<Numbered>| {
+        anyhow::ensure!(many.items[0].number != 32, "this is the third");
+        Ok(many)
+    });
+    flow.on_error(on_error).unbatch().sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
+}
+
+fn all_items_of_a_batch_that_was_skipped_are_named(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let pipeline = batched(folder.path(), Orders::default(), OnError::Skip);
+    let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    let mut failed: Vec<_> = report.failures.iter().filter_map(|failure| failure.id).collect();
+    failed.sort_unstable();
+    let expected: Vec<_> = (32..48).map(|number| ItemId { source: 0, number }).collect();
+    assert_eq!(failed, expected, "{report}");
+    assert_eq!(report.stage("no third batch").unwrap().errors, 1);
+}
+
+/// The batch is kept by the worker that dies, whose stage had passed its items on already.
+fn a_batch_that_died_with_its_worker_is_named(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let (pipeline, items) = watch(batched(folder.path(), at_a_door(&gate), OnError::Skip));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    kill_when(&node, "Obey", &gate, || items("WriteDown") == 16 && items("batch") == 25);
+    let error = running.wait().unwrap_err();
+    let PipelineError::Died { report, .. } = &error else { panic!("{error}") };
+    let lost = numbers(&report.lost);
+    assert!((16..25).all(|number| lost.contains(&number)) && !lost.contains(&15), "{report}");
+    assert_eq!(written(folder.path().join("out")), (0..16).collect::<Vec<_>>());
+}
+
+/// To stand at the gate with item 25: all behind have nothing to do then.
+fn at_a_door(gate: &Gate) -> Orders {
+    Orders { door: Some((25, gate.door())), ..Orders::default() }
+}
+
+fn windowed(folder: &Path, orders: Orders) -> Pipeline {
+    let flow =
+        Pipeline::new("windowed").source::<Count>(CountArgs::to(60)).stage::<Obey>(orders).named("before");
+    let flow = flow.stage::<Obey>(Orders::default());
+    let flow = flow.window(4).map("last", |mut many: Many<Numbered>| Ok(many.items.remove(3)));
+    flow.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
+}
+
+/// Their own windows came out, but those that they would have been in did not.
+fn what_a_window_kept_when_its_worker_died_is_named(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let (pipeline, items) = watch(windowed(folder.path(), at_a_door(&gate)));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    kill_when(&node, "Obey", &gate, || items("WriteDown") == 22);
+    let error = running.wait().unwrap_err();
+    let PipelineError::Died { report, .. } = &error else { panic!("{error}") };
+    assert_eq!(written(folder.path().join("out")), (3..25).collect::<Vec<_>>());
+    let lost = numbers(&report.lost);
+    assert!((22..25).all(|number| lost.contains(&number)) && !lost.contains(&21), "{report}");
+}
+
+/// A source that is restarted begins anew; what its first life had sent arrives too.
+fn a_source_with_a_policy_begins_anew(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    for replicas in [1, 2] {
+        let [file, mark] = ["out", "mark"].map(|name| folder.path().join(format!("{name} {replicas}")));
+        let args = CountArgs { dies_once: Some((30, mark)), ..CountArgs::to(90) };
+        let flow = Pipeline::new("anew").source::<Count>(args).restart(Restart::on_failure(1));
+        let flow = flow.stage::<Obey>(Orders::default()).replicas(replicas).ordered();
+        let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+        let report = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
+        assert!(
+            matches!(&report.deaths[..], [death] if death.restarted && death.stage == "Count"),
+            "{report}"
+        );
+        let written = written(&file);
+        let mut distinct = written.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct, (0..90).collect::<Vec<_>>(), "every item comes");
+        assert!(
+            written.len() > 90 && written.len() <= 120,
+            "{}: what had been sent comes twice",
+            written.len()
+        );
+        // MBX-1, and of replicas what was restored: the second life is whole and in order.
+        let second: Vec<_> = written[written.len() - 60..].to_vec();
+        assert_eq!(second, (30..90).collect::<Vec<_>>());
+        assert_eq!(report.lost_count, 0, "{report}");
+    }
+}
+
+fn the_death_of_a_source_without_a_policy_names_it(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let file = folder.path().join("out");
+    let args = CountArgs { dies_once: Some((30, folder.path().join("mark"))), ..CountArgs::to(90) };
+    let end = Pipeline::new("no policy").source::<Count>(args).sink::<WriteDown>(WriteDownArgs::to(&file));
+    let error = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap_err();
+    assert!(matches!(&error, PipelineError::Died { stage, .. } if stage == "Count"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("source `Count`") && text.contains(".restart("), "{text}");
+    let written = written(&file);
+    assert_eq!(written, (0..written.len() as u64).collect::<Vec<_>>());
+}
+
+fn main() {
+    harness::run(
+        program,
+        cases![
+            results_that_came_to_nothing_are_named_and_hold_up_nobody,
+            an_order_is_not_held_up_by_results_that_came_to_nothing,
+            at_least_once_makes_again_what_came_to_nothing,
+            halves_whose_partners_were_dropped_are_named,
+            halves_whose_partners_died_are_named,
+            all_items_of_a_batch_that_was_skipped_are_named,
+            a_batch_that_died_with_its_worker_is_named,
+            what_a_window_kept_when_its_worker_died_is_named,
+            a_source_with_a_policy_begins_anew,
+            the_death_of_a_source_without_a_policy_names_it,
+        ],
+    )
+}
