@@ -10,6 +10,8 @@
 //! a bound, and a worker that fills the queue is killed, with a clear word in the log.
 
 mod actors;
+mod comebacks;
+mod endings;
 mod error;
 mod figures;
 mod groups;
