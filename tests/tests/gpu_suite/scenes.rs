@@ -148,7 +148,8 @@ impl Handler<Ball> for Player {
 /// The node that is to be killed.
 fn balls(builder: Builder) -> anyhow::Result<()> {
     let (device, _) = device();
-    let node = builder.start()?;
+    // Pools grow up to a quarter of their budget rather than wait; how fast the system takes gigabytes back is not asked.
+    let node = builder.host_budget(256 << 20).gpu_budget(1 << 30).start()?;
     let spawn = || node.spawn::<Player>(()).device(device.clone()).restart(Restart::on_failure(9)).start();
     let players = (0..3).map(|_| spawn()).collect::<Result<Vec<_>, _>>()?;
     let (news, mut channel) = node.channel::<News>()?;
@@ -210,14 +211,15 @@ fn free_bytes() -> Option<u64> {
     is_gpu.then(|| Running::start(scene("free")).line("free ").parse().unwrap())
 }
 
-/// The processes with this folder for temporary files: a scene's node, what it has started, and what that has.
+/// The processes whose environment names this folder: a scene's node, whose temporary files are there, what it has started,
+/// and what that has.
 fn processes_of(folder: &Path) -> Vec<(u32, String)> {
-    let wanted = format!("TMPDIR={}", folder.display());
+    let wanted = folder.as_os_str().as_encoded_bytes();
     let pids =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_its = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+        environment.windows(wanted.len()).any(|part| part == wanted)
     };
     let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
     pids.filter(is_its).map(|pid: u32| (pid, name(pid))).collect()
