@@ -62,6 +62,38 @@ examples! {
     one_worker "08-one-worker",
     scatter_gather "11-scatter-gather",
     a_pipeline "13-pipeline",
+    crash_and_restart "14-crash-and-restart",
+    task_queue "15-task-queue",
+}
+
+/// What the README of the repository begins with; it is compiled, and run, with the documentation of the framework.
+#[test]
+fn a_pipeline_with_a_message_and_a_stage_of_ones_own_takes_at_most_40_lines() {
+    let readme = include_str!("../../README.md");
+    let program =
+        readme.split_once("\n```rust").expect("a program").1.split_once("\n```").expect("its end").0;
+    let lines: Vec<&str> = program.lines().skip(1).collect();
+    for part in [
+        "derive(Clone, Serialize, Deserialize, GpuMessage)",
+        "impl Stage for",
+        ".items(",
+        ".for_each(\"print\"",
+    ] {
+        assert_eq!(lines.iter().filter(|line| line.contains(part)).count(), 1, "{part}: {program}");
+    }
+    assert!(lines.len() <= 40, "{} lines", lines.len());
+}
+
+#[test]
+fn a_device_that_is_not_there_and_a_way_to_share_that_is_none_are_said() {
+    let run = |arguments: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_15-task-queue")).args(arguments).output().expect("it runs");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{}", text(&output.stdout));
+        text(&output.stderr)
+    };
+    assert!(run(&["--device", "tpu"]).contains("write `host`, `cuda:0`"));
+    assert!(run(&["--sharing", "some"]).contains("[possible values: isolated, mps]"));
 }
 
 #[cfg(feature = "candle")]

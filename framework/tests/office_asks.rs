@@ -153,3 +153,18 @@ fn replies_to_a_process_that_does_not_read_wait_for_it() {
     }
     assert_clean(&cluster);
 }
+
+/// DEATH-2: the asker is another thread than the reader, which hears of the end when room was claimed and nothing written.
+#[test]
+fn an_ask_that_is_written_after_its_receiver_was_given_up_fails() {
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<Tensor>(1, 8);
+    cluster.connect();
+    let prepared = cluster.prepare(0, &to, numbers(&cluster, 0));
+    cluster.end(1);
+    cluster.settle_node();
+    while cluster.poll(0) {}
+    let (prepared, asked) = prepared.expecting::<Tensor>();
+    prepared.commit();
+    assert!(matches!(asked.take(), Some(Err(AskFailure::Gone(_)))), "it waits for a reply that never comes");
+}

@@ -22,13 +22,18 @@ cp "$release/gpu_bench" "$folder/"
 for source in examples/src/bin/*; do
     name="$(basename "$source" .rs)"
     cp "$release/$name" "$folder/examples/"
-    # What run.sh, which has no sources to look at, is to call it with.
+    # What run.sh, which has no sources to look at, is to call it with, and what it is to print.
     arguments=()
     if grep -rq 'images: PathBuf' "$source"; then arguments+=(--images examples/data); fi
-    if grep -rqE '^ *(pub.* )?device: ' "$source" && ! grep -rq 'not in this build yet' "$source"; then
-        arguments+=(--device DEVICE)
-    fi
+    if grep -rq 'tensorpost_examples::Place' "$source"; then arguments+=(--device DEVICE --sharing SHARING); fi
     echo "${arguments[*]}" >"$folder/examples/$name.arguments"
+    awk -v title="## $name" '
+        /^## / { here = $0 == title }
+        here && block && /^```$/ { exit }
+        block { print }
+        here && /^```text$/ { block = 1 }
+    ' examples/README.md >"$folder/examples/$name.expected"
+    [[ -s "$folder/examples/$name.expected" ]] || { echo "examples/README.md does not say what $name prints" >&2; exit 1; }
 done
 
 cargo build --release -p tensorpost-tests --bin gpu_conformance
@@ -48,7 +53,7 @@ cp benches/peers/*.py scripts/gpu/run.sh "$folder/"
 if [[ -d examples/data ]]; then
     cp -r examples/data "$folder/examples/"
 fi
-# Ten programs that are mostly the same.
+# Many programs that are mostly the same.
 tar -C "$folder" -czf "$folder/examples.tgz" examples
 rm -r "$folder/examples"
 megabytes="$(du -sm "$folder" | cut -f1)"

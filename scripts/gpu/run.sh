@@ -141,14 +141,39 @@ if is_wanted suite; then
     step suite 240 ./tests/gpu_suite --test-threads=1 --nocapture && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/suite.log"
 fi
 
+# example ROW PROGRAM SHARING: runs it, and compares what it prints with what examples/README.md says.
+example() {
+    local program="$2" arguments
+    read -ra arguments <"$program.arguments"
+    arguments=("${arguments[@]/#DEVICE/$device}")
+    arguments=("${arguments[@]/#SHARING/$3}")
+    arguments=("${arguments[@]/#examples/$scratch/examples}")
+    step "example-$1" 40 bash -c "$SAYS_WHAT_IS_EXPECTED" example "$program" "${arguments[@]}"
+}
+# A tensor says where it is: on a GPU, by its UUID. Of 10-image-pipeline the README has only the last line, because the
+# others are times; 09-cuda-kernel says that it did nothing where there is no GPU. Nothing else differs.
+# shellcheck disable=SC2016 # for the bash that runs it
+readonly SAYS_WHAT_IS_EXPECTED='
+    "$@" >"$1.said" || { status=$?; cat "$1.said"; exit "$status"; }
+    cat "$1.said"
+    if [[ "$TENSORPOST_DEVICE" == host ]] && grep -q "^no kernel was run: " "$1.said"; then exit 0; fi
+    sed -E "s/ on GPU-[0-9a-f-]+/ on host/g" "$1.said" | tail -n "$(wc -l <"$1.expected")" >"$1.compared"
+    diff --label "examples/README.md" --label "it printed" -u "$1.expected" "$1.compared"'
+
 if is_wanted examples; then
     tar -xzf examples.tgz -C "$scratch"
-    for example in "$scratch"/examples/*; do
-        [[ -f "$example" && -x "$example" ]] || continue
-        read -ra arguments <"$example.arguments"
-        arguments=("${arguments[@]/#DEVICE/$device}")
-        arguments=("${arguments[@]/#examples/$scratch/examples}")
-        step "example-$(basename "$example")" 40 "$example" "${arguments[@]}"
+    for program in "$scratch"/examples/*; do
+        [[ -f "$program" && -x "$program" ]] || continue
+        name="$(basename "$program")"
+        example "$name" "$program" isolated
+        # There is nothing to share on the host.
+        if [[ -n "$gpu" ]] && grep -q SHARING "$program.arguments"; then
+            if command -v nvidia-cuda-mps-control >/dev/null; then
+                example "$name-mps" "$program" mps
+            else
+                left_out "example-$name-mps" "nvidia-cuda-mps-control is not installed"
+            fi
+        fi
     done
 fi
 
@@ -185,7 +210,7 @@ fi
 echo
 for row in "${table[@]}"; do
     IFS='|' read -r result name note <<<"$row"
-    printf '%-9s %-28s %s\n' "$result" "$name" "$note"
+    printf '%-9s %-34s %s\n' "$result" "$name" "$note"
 done
 echo "$gpu_tests tests used a GPU; $failures failures; $SECONDS s"
 exit $((failures > 0))

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::actor::DeadReason;
-use tensorpost::node::Spawned;
+use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
@@ -31,6 +31,10 @@ struct Make {
     /// Who gets them as well.
     also: Option<Address<Item>>,
 }
+
+/// "Make an item with this number by a kernel that panics when it has written half of it, and send it on."
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Slip(u32);
 
 /// "Stand at the door."
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -109,7 +113,7 @@ impl RemoteActor for Stage {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Item>().message::<Make>().message::<Stand>();
+        on.message::<Item>().message::<Make>().message::<Slip>().message::<Stand>();
         on.message::<Count>().message::<Look>().message::<Give>();
     }
 
@@ -175,6 +179,20 @@ impl Handler<Item> for Stage {
         let made = made.freeze();
         self.send_on(id, made.clone());
         self.items.push((id, tensor, made));
+    }
+}
+
+impl Handler<Slip> for Stage {
+    type Result = ();
+
+    fn handle(&mut self, Slip(id): Slip, _: &mut Context<Self>) {
+        let mut tensor = self.gpu.empty(DType::F32, &[ELEMENTS]).unwrap();
+        let half = move |(all,): (&mut [f32],)| {
+            all[..ELEMENTS / 2].fill(id as f32);
+            panic!("a slip");
+        };
+        self.gpu.run((tensor.of_mut::<f32>(),), half).unwrap();
+        self.send_on(id, tensor.freeze());
     }
 }
 
@@ -442,6 +460,31 @@ fn two_deaths_at_once_release_everybody(builder: Builder) {
     drop(at_the_door);
 }
 
+/// A kernel on the host that panics is what one is on a GPU that faults: its worker ends and says why, and nobody takes for
+/// data what it had half written.
+fn a_host_kernel_that_panics_ends_its_worker_and_is_never_read(builder: Builder) {
+    let mut chain = Chain::start(builder);
+    chain.make(1..=2, None);
+    chain.until_handled(2);
+    let dead = chain.process(0);
+    deliver(&chain.node, &chain.stages[0].address(), Slip(3));
+    let Some(WorkerState::Ended { why: Some(why), .. }) =
+        chain.node.supervisor().await_end(chain.stages[0].worker())
+    else {
+        panic!("it did not say why it ended");
+    };
+    assert!(why.contains("a slip") && why.contains("host stream"), "{why}");
+    let mut ids = 20..;
+    until("an item gets to the end", || chain.goes_on(ids.next().expect("no end")));
+    for stage in 1..4 {
+        let report = chain.look(stage);
+        assert_eq!(report.items[..2], [good(stage, 1), good(stage, 2)], "stage {stage}");
+        // It may have died before the item was posted.
+        let third = report.items.iter().find(|(id, ..)| *id == 3);
+        assert!(third.is_none_or(|(_, came, _)| *came == Seen::Lost(dead.clone())), "{report:?}");
+    }
+}
+
 fn main() {
     harness::run_one_by_one(
         |builder| builder.actor::<Stage>(),
@@ -450,6 +493,7 @@ fn main() {
             what_waits_in_a_mailbox_or_a_ring_becomes_a_dead_letter,
             a_stopped_worker_keeps_nobody_waiting,
             two_deaths_at_once_release_everybody,
+            a_host_kernel_that_panics_ends_its_worker_and_is_never_read,
         ],
         harness::DEADLINE,
     )

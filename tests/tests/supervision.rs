@@ -107,7 +107,7 @@ fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
 }
 
-/// Kills a worker's process, and waits until its supervisor has seen it.
+/// Kills a worker's process, and waits until its supervisor has seen it and this process knows.
 fn kill_and_see(node: &Node, worker: WorkerId) {
     let WorkerStatus { pid, process, .. } = status(node, worker);
     kill(pid);
@@ -115,6 +115,8 @@ fn kill_and_see(node: &Node, worker: WorkerId) {
         let now = status(node, worker);
         now.process != process || !matches!(now.state, WorkerState::Running)
     });
+    // It is listed before everybody is told, by one thread that answers when both are done.
+    node.supervisor().report().unwrap();
 }
 
 fn a_killed_worker_comes_back_under_the_same_address_and_name(builder: Builder) {

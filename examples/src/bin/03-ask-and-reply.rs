@@ -1,6 +1,8 @@
 //! Asking: the reply has a type, can hold tensors and can say no; what is not sent comes back.
 
+use clap::Parser as _;
 use tensorpost::prelude::*;
+use tensorpost_examples::Place;
 
 /// Asks for the elements in order, or why there is no order.
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -46,7 +48,7 @@ impl Handler<Sort> for Sorter {
 
 impl Sorter {
     fn sort(&self, values: &Tensor) -> anyhow::Result<Sorted> {
-        let mut values = values.to_vec::<f32>()?;
+        let mut values = self.gpu.download::<f32>(values)?;
         anyhow::ensure!(!values.is_empty(), "there are no values");
         anyhow::ensure!(values.iter().all(|value| !value.is_nan()), "there is a NaN among the values");
         values.sort_by(f32::total_cmp);
@@ -56,9 +58,10 @@ impl Sorter {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Sorter>().start()?;
-    let sorter = node.spawn::<Sorter>(()).start()?.address::<Sort>();
-    let gpu = node.host()?;
+    let Place { device, sharing } = Place::parse();
+    let node = Node::builder().actor::<Sorter>().sharing(sharing).start()?;
+    let sorter = node.spawn::<Sorter>(()).device(device.clone()).start()?.address::<Sort>();
+    let gpu = node.gpu(&device)?;
     let ask = |values: &[f32]| -> anyhow::Result<_> {
         let values = gpu.from_slice(&[values.len()], values)?.freeze();
         Ok(sorter.ask(Sort { values }))
@@ -67,7 +70,7 @@ fn main() -> anyhow::Result<()> {
     // Both are sent before either is answered.
     let (first, second) = (ask(&[3.0, 1.0, 2.0])?, ask(&[1.0, f32::NAN])?);
     match node.block_on(first)? {
-        Ok(Sorted { values, median }) => println!("{:?}, median {median}", values.to_vec::<f32>()?),
+        Ok(Sorted { values, median }) => println!("{:?}, median {median}", gpu.download::<f32>(&values)?),
         Err(why) => println!("refused: {why}"),
     }
     if let Err(why) = node.block_on(second)? {

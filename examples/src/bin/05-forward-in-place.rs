@@ -1,6 +1,21 @@
 //! One buffer through three processes and back: each adds to it in place, because the one before has let go of it.
+//!
+//! `--device cuda:0` does the same with a CUDA kernel; needs an NVIDIA GPU with its driver and NVRTC.
 
+#![expect(unsafe_code, reason = "a kernel launch is a call into code that Rust cannot check")]
+
+use std::sync::Arc;
+
+use clap::Parser as _;
+use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use tensorpost::prelude::*;
+use tensorpost_examples::Place;
+
+const SOURCE: &str = r#"
+extern "C" __global__ void add_one(int *values, unsigned n) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) values[i] += 1;
+}"#;
 
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Parcel {
@@ -17,6 +32,8 @@ struct Stamp {
 
 struct Stamper {
     gpu: Gpu,
+    /// On a GPU.
+    kernel: Option<CudaFunction>,
     stamp: Stamp,
 }
 
@@ -28,7 +45,16 @@ impl RemoteActor for Stamper {
     type Args = Stamp;
 
     fn create(stamp: Stamp, env: &Env) -> anyhow::Result<Self> {
-        Ok(Stamper { gpu: env.gpu(), stamp })
+        let gpu = env.gpu();
+        let kernel = match gpu.kind() {
+            DeviceKind::Host => None,
+            DeviceKind::Cuda => {
+                let module =
+                    Arc::clone(gpu.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
+                Some(module.load_function("add_one")?)
+            }
+        };
+        Ok(Stamper { gpu, kernel, stamp })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -54,10 +80,22 @@ impl Stamper {
     fn stamp(&self, Parcel { values, mut trail }: Parcel) -> anyhow::Result<Parcel> {
         // Fails, and gives the tensor back, if anybody else still holds it.
         let mut values = values.into_mut(&self.gpu)?;
-        self.gpu
-            .run((values.of_mut::<i32>(),), |(values,)| values.iter_mut().for_each(|value| *value += 1))?;
+        self.add_one(&mut values)?;
         trail.push(format!("{} added 1 in place: {}", self.stamp.name, whose(values.lease())));
         Ok(Parcel { values: values.freeze(), trail })
+    }
+
+    fn add_one(&self, values: &mut TensorMut) -> anyhow::Result<()> {
+        let Some(kernel) = &self.kernel else {
+            let add = |(values,): (&mut [i32],)| values.iter_mut().for_each(|value| *value += 1);
+            return Ok(self.gpu.run((values.of_mut::<i32>(),), add)?);
+        };
+        let n = values.len() as u32;
+        let mut launch = self.gpu.launch_builder(kernel)?;
+        launch.arg(values).arg(&n);
+        // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements.
+        unsafe { launch.launch(LaunchConfig::for_num_elems(n))? };
+        Ok(())
     }
 }
 
@@ -68,18 +106,23 @@ fn whose(lease: &tensorpost::lease::Lease) -> String {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Stamper>().start()?;
+    let Place { device, sharing } = Place::parse();
+    let node = Node::builder().actor::<Stamper>().sharing(sharing).start()?;
     let (back, mut parcels) = node.channel::<Parcel>()?;
-    let c = node.spawn::<Stamper>(Stamp { name: "C".to_owned(), next: back }).name("C").start()?;
-    let b = node.spawn::<Stamper>(Stamp { name: "B".to_owned(), next: c.address() }).name("B").start()?;
+    let start = |name: &str, next| {
+        node.spawn::<Stamper>(Stamp { name: name.to_owned(), next }).device(device.clone()).name(name).start()
+    };
+    let c = start("C", back)?;
+    let b = start("B", c.address())?;
 
-    let values = node.host()?.from_slice(&[3], &[10, 20, 30])?.freeze();
+    let gpu = node.gpu(&device)?;
+    let values = gpu.from_slice(&[3], &[10, 20, 30])?.freeze();
     println!("A made {values:?}: {}", whose(values.lease()));
     // Moved, not cloned: A keeps no handle.
     node.block_on(b.address().send(Parcel { values, trail: Vec::new() }))?;
 
     let Parcel { values, trail } = parcels.blocking_recv()?;
     trail.iter().for_each(|line| println!("{line}"));
-    println!("A has it again, {:?}: {}", values.to_vec::<i32>()?, whose(values.lease()));
+    println!("A has it again, {:?}: {}", gpu.download::<i32>(&values)?, whose(values.lease()));
     Ok(())
 }

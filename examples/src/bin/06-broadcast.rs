@@ -1,6 +1,8 @@
 //! One tensor to several workers at once: each gets a lease on the same memory, nobody a copy.
 
+use clap::Parser as _;
 use tensorpost::prelude::*;
+use tensorpost_examples::Place;
 
 const WORKERS: usize = 4;
 
@@ -13,7 +15,9 @@ struct Sum {
     share: usize,
 }
 
-struct Summer;
+struct Summer {
+    gpu: Gpu,
+}
 
 impl Actor for Summer {
     type Context = Context<Self>;
@@ -22,8 +26,8 @@ impl Actor for Summer {
 impl RemoteActor for Summer {
     type Args = ();
 
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Summer)
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Summer { gpu: env.gpu() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -38,19 +42,21 @@ impl Handler<Sum> for Summer {
         let rows = table.shape()[0] / WORKERS;
         let sum = || -> Result<f64, TensorError> {
             let part = table.slice(0, share * rows..(share + 1) * rows)?;
-            Ok(part.as_slice::<f32>()?.iter().copied().map(f64::from).sum())
+            Ok(self.gpu.download::<f32>(&part)?.into_iter().map(f64::from).sum())
         };
         MessageResult(sum().unwrap_or(f64::NAN))
     }
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Summer>().start()?;
-    let start = |index| node.spawn::<Summer>(()).name(format!("worker {index}")).start();
+    let Place { device, sharing } = Place::parse();
+    let node = Node::builder().actor::<Summer>().sharing(sharing).start()?;
+    let start =
+        |index| node.spawn::<Summer>(()).device(device.clone()).name(format!("worker {index}")).start();
     let workers = (0..WORKERS).map(start).collect::<Result<Vec<_>, _>>()?;
 
     let elements: Vec<f32> = (0..1024 * 256).map(|index| (index % 1024) as f32).collect();
-    let table = node.host()?.from_slice(&[1024, 256], &elements)?.freeze();
+    let table = node.gpu(&device)?.from_slice(&[1024, 256], &elements)?.freeze();
     // All asks are under way before the first reply is waited for.
     let asks: Vec<_> = workers
         .iter()

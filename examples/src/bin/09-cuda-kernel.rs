@@ -6,8 +6,10 @@
 
 use std::sync::Arc;
 
+use clap::Parser as _;
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use tensorpost::prelude::*;
+use tensorpost_examples::Place;
 
 const SOURCE: &str = r#"
 extern "C" __global__ void scale(float *out, const float *in, float factor, unsigned n) {
@@ -73,8 +75,14 @@ impl Handler<Scale> for Scaler {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Scaler>().start()?;
-    let device = match Device::cuda(0) {
+    let Place { device, sharing } = Place::parse();
+    let node = Node::builder().actor::<Scaler>().sharing(sharing).start()?;
+    // The first GPU, unless one was named.
+    let device = match device.kind() {
+        DeviceKind::Cuda => Ok(device),
+        DeviceKind::Host => Device::cuda(0),
+    };
+    let device = match device {
         Ok(device) => device,
         Err(error) => {
             println!("no kernel was run: {error}");

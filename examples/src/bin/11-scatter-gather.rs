@@ -6,20 +6,14 @@
 
 use std::sync::Arc;
 
-use clap::Parser;
+use clap::Parser as _;
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use tensorpost::prelude::*;
+use tensorpost_examples::Place;
 
 const WORKERS: usize = 4;
 const ROWS: usize = 512;
 const COLUMNS: usize = 301;
-
-#[derive(Parser)]
-struct Options {
-    /// Device to compute on: `host`, `cuda:0`, …
-    #[arg(long, default_value = "host")]
-    device: Device,
-}
 
 /// "Add row times column to every element of your part." The part comes back.
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -102,8 +96,8 @@ impl Handler<Add> for Adder {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Adder>().start()?;
-    let Options { device } = Options::parse();
+    let Place { device, sharing } = Place::parse();
+    let node = Node::builder().actor::<Adder>().sharing(sharing).start()?;
     let start =
         |worker| node.spawn::<Adder>(()).device(device.clone()).name(format!("worker {worker}")).start();
     let workers = (0..WORKERS).map(start).collect::<Result<Vec<_>, _>>()?;

@@ -13,12 +13,12 @@ use tensorpost_actors::image::ImageSize;
 use tensorpost_actors::ready::{
     Edges, Images, ImagesArgs, Named, Repeat, Resize, ResizeArgs, SavePng, SavePngArgs,
 };
+use tensorpost_examples::Place;
 
 #[derive(Parser)]
 struct Args {
-    /// `host`, `cuda:0`, or the UUID of a GPU
-    #[arg(long, default_value = "host")]
-    device: String,
+    #[command(flatten)]
+    place: Place,
     /// Images to process: the photographs over and over
     #[arg(long, default_value_t = 20)]
     images: u64,
@@ -36,19 +36,21 @@ struct Args {
 fn main() -> anyhow::Result<()> {
     // A worker has no arguments, and needs none: its stage gets its own from the program that started it.
     let args = Args::parse();
+    let Place { device, sharing } = args.place;
     let images = ImagesArgs::folder(concat!(env!("CARGO_MANIFEST_DIR"), "/data"));
     let mut pipeline = Pipeline::new("edges")
         .source::<Images>(images.repeat(Repeat::Images(args.images)))
-        .on(args.device.as_str())
+        .on(&device)
         .stage::<Resize<Named>>(ResizeArgs::bytes(ImageSize::new(192, 128)?))
-        .on(args.device.as_str())
+        .on(&device)
         .replicas(2)
         .ordered()
         .stage::<Edges<Named>>(())
-        .on(args.device.as_str())
+        .on(&device)
         .sink::<SavePng<Named>>(SavePngArgs { folder: args.out.clone(), gain: 0.25 })
-        .on(args.device.as_str())
+        .on(&device)
         .pipeline()
+        .node(move |node| node.sharing(sharing))
         .progress(if args.progress { Progress::auto() } else { Progress::Off });
     if let Some(trace) = args.trace {
         pipeline = pipeline.trace(trace);

@@ -24,6 +24,7 @@ use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal
 use crate::mailbox::post::{AskFailure, Office};
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::trace::FrameId;
+use crate::os::vital;
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -150,7 +151,7 @@ where
     let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
         Ok(Ok(())) => Ok(message),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(panic) => Err(format!("checking it panicked: {}", codec::panic_text(panic.as_ref()))),
+        Err(panic) => Err(format!("checking it panicked: {}", vital::panic_text(panic.as_ref()))),
     });
     match checked {
         Ok(message) => Ok(Box::new(Parcel { message, tickets, done: Done::Remote(receipt) })),

@@ -22,6 +22,7 @@ use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::message::codec;
+use crate::os::vital;
 use crate::tensor::Gpu;
 
 /// Called once when an actor has ended, with the reason if it was a failure.
@@ -115,7 +116,7 @@ fn start<A: RemoteActor>(
             return Ok(Hosted(hosted));
         }
         Ok(Err(error)) => format!("{error:#}"),
-        Err(panic) => format!("`create` panicked: {}", codec::panic_text(panic.as_ref())),
+        Err(panic) => format!("`create` panicked: {}", vital::panic_text(panic.as_ref())),
     };
     env.office.withdraw(env.place.index);
     Err(why)

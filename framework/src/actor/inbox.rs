@@ -33,10 +33,10 @@ use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::Office;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
-use crate::message::codec;
 use crate::observe::figures::{ActorFigures, Meter};
 use crate::observe::sight::ActorSight;
 use crate::observe::trace::{Of, Tracer};
+use crate::os::vital;
 
 mod channel;
 pub use channel::{Channel, ChannelError};
@@ -351,7 +351,7 @@ impl<A: RemoteActor> InboxTask<A> {
                 }
                 Err(panic) => {
                     let text =
-                        format!("its handler of {name} panicked: {}", codec::panic_text(panic.as_ref()));
+                        format!("its handler of {name} panicked: {}", vital::panic_text(panic.as_ref()));
                     self.failure = Some(EndReason::HandlerPanic(text));
                     ctx.terminate();
                     return false;

@@ -9,13 +9,13 @@
 //! The thread is there only while something is late. It keeps the streams, so one that is dropped meanwhile writes first.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::Ticket;
 use super::stream::Stream;
+use crate::os::vital;
 
 /// Longest time between two looks, in case the stream that is watched is not the one that moves on.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ impl LateWriter {
         let mut state = self.state.lock();
         if !state.runs {
             let this = Arc::clone(self);
-            let thread = thread::Builder::new().name("tp-late-writes".to_owned()).spawn(move || this.run());
+            let thread = vital::spawn("tp-late-writes", move || this.run());
             if let Err(error) = thread {
                 tracing::warn!(%error, "a clock write may block: there is no thread to put it off to");
                 return false;

@@ -260,8 +260,8 @@ impl Stream {
     }
 
     fn write_now(&self, state: &mut State) {
-        self.next_value(state);
         fault::point("stream.advance");
+        self.next_value(state);
         let advance = [StreamOp::Advance(state.written)];
         let Err(error) = self.0.backend.submit(&advance) else { return };
         // It may only have reported a failure of earlier work, which it does once; the write is owed all the same.

@@ -14,6 +14,7 @@ use crate::clock::taint::Tainted;
 use crate::fault;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
+use crate::os::vital;
 use crate::tensor::part::Inner;
 use crate::tensor::{LayoutError, Tensor};
 
@@ -138,11 +139,5 @@ pub fn decode<T: DeserializeOwned>(
         decoded
     });
     catch_unwind(read)
-        .unwrap_or_else(|panic| Err(DecodeError::Panicked(panic_text(panic.as_ref()).to_owned())))
-}
-
-/// What somebody panicked with, as far as it is text.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("something that is no text")
+        .unwrap_or_else(|panic| Err(DecodeError::Panicked(vital::panic_text(panic.as_ref()).to_owned())))
 }

@@ -16,6 +16,7 @@ mod punctual;
 pub mod seqpacket;
 mod spin;
 pub mod time;
+pub mod vital;
 
 pub use event::EventFd;
 pub use futex::Woken;

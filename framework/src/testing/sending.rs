@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::inbox::Target;
+use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{AskFailure, Claim, Envelope, NotNow, Office, Parts, PlaceInQueue, PostError};
 use crate::message::codec::{self, Encoded};
@@ -106,6 +107,14 @@ impl Prepared {
         }
     }
 
+    /// Makes it an ask, as an address does between the claim and the commit.
+    pub fn expecting<R: DeserializeOwned + Send + 'static>(mut self) -> (Self, Asked<R>) {
+        let asked = Asked::note(&self.office, self.claim.peer(), self.envelope.actor);
+        self.envelope.kind = Kind::Ask;
+        self.envelope.correlation = asked.correlation;
+        (self, asked)
+    }
+
     /// Sends it.
     pub fn commit(self) {
         self.office.commit(self.claim, &self.envelope, self.encoded);
@@ -134,6 +143,17 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
         to: &Target<M>,
         message: M,
     ) -> Result<Self, (M, Unsent)> {
+        let asked = Self::note(office, to.place.process, to.actor);
+        match send(office, to, Kind::Ask, asked.correlation, message) {
+            Ok(()) => Ok(asked),
+            Err(unsent) => {
+                office.forget_ask(asked.correlation);
+                Err(unsent)
+            }
+        }
+    }
+
+    fn note(office: &Arc<Office>, peer: ProcessId, actor: ActorId) -> Self {
         let answer: Slot<R> = Arc::default();
         let slot = Arc::clone(&answer);
         let take = move |reply: Result<Parts<'_>, AskFailure>| {
@@ -142,14 +162,8 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
             });
             *slot.lock() = Some(reply);
         };
-        let correlation = office.expect_reply(to.place.process, to.actor, Box::new(take));
-        match send(office, to, Kind::Ask, correlation, message) {
-            Ok(()) => Ok(Asked { office: Arc::clone(office), correlation, answer, reply: PhantomData }),
-            Err(unsent) => {
-                office.forget_ask(correlation);
-                Err(unsent)
-            }
-        }
+        let correlation = office.expect_reply(peer, actor, Box::new(take));
+        Asked { office: Arc::clone(office), correlation, answer, reply: PhantomData }
     }
 
     /// The reply, if it has come.

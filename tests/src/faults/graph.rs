@@ -56,9 +56,9 @@ pub enum Verdict {
 }
 
 /// "Let go of everything that you keep, and say what your process uses." Asks `others` first, so that there is a link to
-/// each.
+/// each; the reply says also who of them did not answer, and why.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = Usage)]
+#[gpu_message(reply = (Usage, Vec<String>))]
 pub struct Measure {
     /// The others.
     pub others: Vec<Address<Ping>>,
@@ -93,10 +93,11 @@ fn is_host(gpu: &Gpu) -> bool {
     gpu.pool().device_id() == tensorpost::ids::DeviceId::HOST
 }
 
-async fn measure(others: Vec<Address<Ping>>) -> Usage {
+async fn measure(others: Vec<Address<Ping>>) -> (Usage, Vec<String>) {
     // Those who are just being restarted are linked to at the next look.
-    join_all(others.iter().map(|other| other.ask(Ping).timeout(PATIENCE))).await;
-    leaks()
+    let answers = join_all(others.iter().map(|other| other.ask(Ping).timeout(PATIENCE))).await;
+    let silent = answers.into_iter().filter_map(Result::err).map(|error| error.to_string());
+    (leaks(), silent.collect())
 }
 
 /// Makes items.
@@ -161,7 +162,7 @@ impl Handler<Emit> for Source {
 }
 
 impl Handler<Measure> for Source {
-    type Result = ResponseFuture<Usage>;
+    type Result = ResponseFuture<(Usage, Vec<String>)>;
 
     fn handle(&mut self, Measure { others }: Measure, _: &mut Context<Self>) -> Self::Result {
         Box::pin(measure(others))
@@ -249,7 +250,7 @@ impl Handler<Item> for Stage {
 }
 
 impl Handler<Measure> for Stage {
-    type Result = ResponseFuture<Usage>;
+    type Result = ResponseFuture<(Usage, Vec<String>)>;
 
     fn handle(&mut self, Measure { others }: Measure, _: &mut Context<Self>) -> Self::Result {
         self.kept.clear();
@@ -324,7 +325,7 @@ impl Handler<Item> for Sink {
 }
 
 impl Handler<Measure> for Sink {
-    type Result = ResponseFuture<Usage>;
+    type Result = ResponseFuture<(Usage, Vec<String>)>;
 
     fn handle(&mut self, Measure { others }: Measure, _: &mut Context<Self>) -> Self::Result {
         Box::pin(measure(others))

@@ -50,6 +50,8 @@ pub struct Options {
     pub count_every: u64,
     /// Say each event.
     pub verbose: bool,
+    /// After a failure leave everything as it is, for ever.
+    pub hold: bool,
 }
 
 /// What was seen.
@@ -128,6 +130,14 @@ pub fn run(builder: Builder, options: &Options) -> Result<Report, Failure> {
         graph.ended.store(true, Ordering::SeqCst);
         outcome
     });
+    if let Err(failure) = &outcome
+        && options.hold
+    {
+        println!("held: {failure}");
+        loop {
+            thread::park();
+        }
+    }
     if outcome.is_ok() {
         drop(graph);
         let left = leaks().children;
@@ -362,7 +372,11 @@ impl Graph {
             let others = self.parts.iter().filter(|other| other.name != part.name);
             let others = others.map(|other| other.ping.clone()).collect();
             let asked = part.measure.ask(Measure { others }).timeout(Duration::from_secs(10));
-            let usage = self.node.block_on(asked).map_err(|error| format!("{}: {error}", part.name))?;
+            let (usage, silent) =
+                self.node.block_on(asked).map_err(|error| format!("{}: {error}", part.name))?;
+            if !silent.is_empty() {
+                return Err(format!("{} has no answer from others: {silent:?}", part.name));
+            }
             usages.insert(part.name, usage);
         }
         // What the node holds is looked at when it has read everything.
@@ -382,11 +396,12 @@ impl Counted {
             // A stream's thread starts when it first has something to wait for.
             let before = Usage { threads: before.threads.max(MOST_THREADS), ..before.clone() };
             // A pool keeps what it once needed.
-            let now = Usage { chunk_bytes: before.chunk_bytes.clone(), ..now.clone() };
             let now = Usage {
+                chunk_bytes: before.chunk_bytes.clone(),
                 descriptors: without_chunks(&now.descriptors),
                 mappings: without_chunks(&now.mappings),
-                ..now
+                held: without_chunks(&now.held),
+                ..now.clone()
             };
             grown.extend(before.growth(&now).into_iter().map(|grown| format!("{name}: {grown}")));
         }
@@ -414,7 +429,7 @@ impl Counted {
 fn without_chunks(counts: &BTreeMap<String, usize>) -> BTreeMap<String, usize> {
     counts
         .iter()
-        .filter(|(what, _)| *what != "memfd:tensorpost-chunk")
+        .filter(|(what, _)| !["memfd:tensorpost-chunk", "mapped chunks of others"].contains(&what.as_str()))
         .map(|(k, n)| (k.clone(), *n))
         .collect()
 }

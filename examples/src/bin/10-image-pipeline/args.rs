@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
-use tensorpost::prelude::{Device, Sharing};
+use clap::Parser;
 use tensorpost_actors::image::ImageSize;
+use tensorpost_examples::Place;
 
 /// Photographs through four processes: decode | resize + normalise | edge filter | write, without copying a pixel.
 ///
@@ -21,14 +21,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) frames: u64,
 
-    /// Device to compute on: `host`, `cuda:0` or the UUID of a GPU
-    #[arg(long, default_value = "host")]
-    pub(crate) device: Device,
-
-    /// How the processes share a GPU: in time slices, or at once by a private MPS daemon, where one that dies in the middle
-    /// of a kernel takes the others along
-    #[arg(long, value_name = "HOW", default_value = "isolated")]
-    sharing: Share,
+    #[command(flatten)]
+    pub(crate) place: Place,
 
     /// Tells how far it is, on standard error; on a terminal it always does
     #[arg(long)]
@@ -45,21 +39,6 @@ pub(crate) struct Args {
     /// Leave files out that cannot be decoded, instead of stopping with an error that names the file
     #[arg(long)]
     pub(crate) skip_bad: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Share {
-    Isolated,
-    Mps,
-}
-
-impl Args {
-    pub(crate) fn sharing(&self) -> Sharing {
-        match self.sharing {
-            Share::Isolated => Sharing::Isolated,
-            Share::Mps => Sharing::Mps,
-        }
-    }
 }
 
 fn size(text: &str) -> Result<ImageSize, String> {
@@ -84,11 +63,6 @@ mod tests {
         );
         assert!(parse(&["--size", "640"]).expect_err("no height").contains("512x384"));
         assert!(parse(&["--size", "0x5"]).expect_err("no width").contains("each side must be 1 to"));
-        assert_eq!(parse(&[]).expect("good").device, Device::host());
-        assert!(parse(&["--device", "cuda:4096"]).is_err());
-        assert!(parse(&["--device", "tpu"]).expect_err("no such thing").contains("write `host`, `cuda:0`"));
-        assert_eq!(parse(&["--sharing", "mps"]).expect("good").sharing(), Sharing::Mps);
-        assert!(parse(&["--sharing", "all"]).is_err());
         assert!(parse(&["--frames", "0"]).is_err());
     }
 }

@@ -53,7 +53,7 @@ fn run(began: SystemTime) -> anyhow::Result<bool> {
 fn pipeline(args: &Args) -> Pipeline {
     let mut images = ImagesArgs::folder(&args.images).repeat(Repeat::Images(args.frames));
     images.skip_bad = args.skip_bad;
-    let (device, sharing) = (&args.device, args.sharing());
+    let (device, sharing) = (&args.place.device, args.place.sharing);
     let progress = args.progress || std::io::stderr().is_terminal();
     Pipeline::new("edges")
         .source::<Images>(images)

@@ -12,14 +12,14 @@ use network::{Network, Training, Weights};
 use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
 use tensorpost::published::{Board, Latest, Publisher};
+use tensorpost_examples::Place;
 
 const EVALUATORS: usize = 3;
 
 #[derive(Parser)]
 struct Options {
-    /// Device that the weights are on: `host`, `cuda:0`, …
-    #[arg(long, default_value = "host")]
-    device: Device,
+    #[command(flatten)]
+    place: Place,
     /// Steps of the training, each of which is published
     #[arg(long, default_value_t = 200)]
     steps: u64,
@@ -138,8 +138,9 @@ impl Handler<Evaluate> for Evaluator {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Board<Weights>>().actor::<Trainer>().actor::<Evaluator>().start()?;
-    let Options { device, steps } = Options::parse();
+    let Options { place: Place { device, sharing }, steps } = Options::parse();
+    let node = Node::builder().actor::<Board<Weights>>().actor::<Trainer>().actor::<Evaluator>();
+    let node = node.sharing(sharing).start()?;
     let (learn, test) = iris::flowers()?;
     println!("{} irises to learn from, {} to test with", learn.len(), test.len());
 

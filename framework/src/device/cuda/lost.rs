@@ -7,27 +7,19 @@
 //! The first failing call tells. Because a process may make none for a long time, and a kernel's fault wakes nobody, a
 //! thread asks the driver now and then.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use super::super::DeviceError;
 use super::Shared;
+use crate::os::vital;
 
 /// How long a fault may go unnoticed by a process that makes no calls.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-type Hook = Box<dyn Fn(&str) + Send + Sync>;
-
-static HOOK: OnceLock<Hook> = OnceLock::new();
 static TOLD: AtomicBool = AtomicBool::new(false);
-
-/// Has `hook` called, once, when a device is lost to this process; it is told why. It may be called under locks, so it
-/// must not block or use the device. The first hook stays.
-pub(crate) fn on_lost(hook: impl Fn(&str) + Send + Sync + 'static) {
-    let _ = HOOK.set(Box::new(hook));
-}
 
 /// Whether a device was lost: clocks stand still, and nothing submitted is done.
 pub(super) fn is_lost() -> bool {
@@ -40,9 +32,7 @@ pub(super) fn tell(error: &DeviceError) {
         return;
     }
     tracing::error!(%error, "a GPU is lost to this process");
-    if let Some(hook) = HOOK.get() {
-        hook(&format!("a GPU was lost to it: {error}"));
-    }
+    vital::fail(&format!("a GPU was lost to it: {error}"));
 }
 
 /// Starts the thread that looks at a device.

@@ -58,7 +58,6 @@ mod stream;
 mod streams;
 
 pub use devices::{CudaDeviceInfo, devices};
-pub(crate) use lost::on_lost;
 pub use stream::CudaStreamBackend;
 
 use driver::{Driver, Event};

@@ -18,7 +18,7 @@ use super::super::DeviceError;
 use super::work::Work;
 use crate::clock::{ClockDomain, OwnClock};
 use crate::limits::MAX_STREAM_STEPS;
-use crate::os::AdaptiveSpin;
+use crate::os::{AdaptiveSpin, vital};
 
 /// What a stream and its thread share.
 pub(super) struct Queue {
@@ -115,7 +115,7 @@ impl Queue {
         if state.worker.is_none() {
             let queue = Arc::clone(self);
             let name = format!("tp-stream-{}", self.clock.slot());
-            let thread = thread::Builder::new().name(name).spawn(move || queue.work());
+            let thread = vital::spawn(&name, move || queue.work());
             state.worker =
                 Some(thread.map_err(DeviceError::os("start the thread of a host stream"))?.thread().id());
         }

@@ -20,8 +20,8 @@ const INLINE_BYTES: usize = 256 << 10;
 
 /// A stream of the host device; see [`StreamBackend`] for what it promises.
 ///
-/// A closure that panics does not take the process along: the next fallible call reports it. Dropping the stream
-/// never blocks; what was submitted is still done.
+/// A closure that panics is what a kernel that faults is on a GPU: a worker ends with it, and says why. In the program's
+/// own process the next fallible call reports it. Dropping the stream never blocks; what was submitted is still done.
 pub struct HostStream {
     queue: Arc<Queue>,
 }

@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "copies between raw addresses, as kernels do")]
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +10,7 @@ use super::super::Keep;
 use crate::clock::{ClockDomain, ClockError, ClockPage, OwnClock, Ticket};
 use crate::fault;
 use crate::observe::trace::What;
-use crate::os::monotonic_ns;
+use crate::os::{monotonic_ns, vital};
 
 /// One step. Whatever a step keeps is dropped right after it.
 pub(super) enum Work {
@@ -80,7 +79,8 @@ pub(super) unsafe fn fill(dst: u64, bytes: usize, value: u8) {
 }
 
 impl Work {
-    /// Does the step; says what went wrong. Panics of user code end here.
+    /// Does the step; says what went wrong. Panics of user code end here: a worker ends with them, and elsewhere the next
+    /// caller is told.
     /// What it stood in a wait is added to `stood`, in nanoseconds.
     pub(super) fn perform(
         self,
@@ -106,14 +106,20 @@ impl Work {
             }
             Work::Advance(value) => ended(domain.advance(clock, value)),
             Work::Run(closure, keep) => {
-                // A closure that panics may leave tensors half written; its error reaches the next caller, and
-                // nothing of the stream's own is inside.
+                // Nothing of the stream's own is inside.
                 let done = catch_unwind(AssertUnwindSafe(closure)).map_err(|panic| {
-                    let message = panic_message(panic.as_ref());
+                    let message = format!("a closure panicked: {}", vital::panic_text(panic.as_ref()));
                     // What was thrown is the user's too, and may throw again when it is dropped.
                     let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
                     message
                 });
+                if let Err(message) = &done
+                    && vital::fail(&format!("on its host stream {}, {message}", clock.slot()))
+                {
+                    // It has left tensors half written, as a kernel does that faults: the clock must not say that they
+                    // are ready (CLOCK-1), and whoever waits for them learns of the death (DEATH-3).
+                    vital::await_end();
+                }
                 drop(keep);
                 done
             }
@@ -130,10 +136,4 @@ impl Work {
 
 fn ended(result: Result<(), ClockError>) -> Result<(), String> {
     result.map_err(|error| error.to_string())
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("a closure panicked: {}", text.unwrap_or("(no message)"))
 }

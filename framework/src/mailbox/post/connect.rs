@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use scopeguard::{ScopeGuard, guard};
+
 use super::link::{BadHalf, Link};
 use super::{Office, Slot};
 use crate::clock::ClockPage;
@@ -35,11 +37,23 @@ impl Office {
         if !is_new {
             return Some(link);
         }
-        if let Err(error) = self.send_half(&link) {
-            tracing::error!(%peer, %error, "the half of a link could not be sent");
-            link.break_off();
+        // Also when this thread unwinds: a link whose half was not sent never opens.
+        let unsent = guard(Arc::clone(&link), |link| {
+            if !link.is_connected() {
+                self.links.remove(&link);
+            }
+            self.give_up(&link);
+        });
+        match self.send_half(&link) {
+            Ok(()) => {
+                ScopeGuard::into_inner(unsent);
+                Some(link)
+            }
+            Err(error) => {
+                tracing::error!(%peer, %error, "the half of a link could not be sent; the next use tries again");
+                None
+            }
         }
-        Some(link)
     }
 
     fn new_link(&self, peer: ProcessId) -> Option<Arc<Link>> {

@@ -219,6 +219,11 @@ impl Link {
             && !self.has_ended()
     }
 
+    /// Whether the peer's half is here.
+    pub(super) fn is_connected(&self) -> bool {
+        self.half.get().is_some()
+    }
+
     /// The peer has ended: nothing is sent to it any more.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);

@@ -84,6 +84,14 @@ pub(crate) struct Claim {
     done: bool,
 }
 
+impl Claim {
+    /// The process that it is to be sent to.
+    #[cfg(feature = "testing")]
+    pub(crate) fn peer(&self) -> ProcessId {
+        self.link.peer
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.done {
@@ -213,8 +221,9 @@ impl Office {
         // After the frame is written: with these may go the last local lease, and its last uses into the book.
         drop(leases);
         if link.is_broken() {
-            // It broke between the claim and now.
+            // It broke between the claim and now, and asks were failed before this one was among them, or after.
             self.let_go(&link);
+            self.fail_asks(link.peer);
         }
         self.publish_soon(&link);
     }

@@ -1,6 +1,5 @@
 //! What a worker's main thread does: starts and stops actors as the node asks.
 
-use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use crate::limits::MAX_ACTORS;
 use crate::node::control::Up;
 use crate::node::host::{Stage, StartActor};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
+use crate::os::vital;
 
 /// Requests that may wait for the main thread: every actor, and the two of a shutdown.
 pub(super) const MAX_TASKS: usize = MAX_ACTORS + 2;
@@ -45,14 +45,11 @@ async fn start_actor<S: Stage>(stage: Rc<S>, start: StartActor, uplink: Arc<Upli
     // In a task of its own, so that a panic becomes an answer too.
     let result = match actix::spawn(async move { stage.start_actor(start).await }).await {
         Ok(result) => result,
-        Err(error) if error.is_panic() => Err(format!("it panicked: {}", panic_text(&*error.into_panic()))),
+        Err(error) if error.is_panic() => {
+            Err(format!("it panicked: {}", vital::panic_text(&*error.into_panic())))
+        }
         Err(_) => Err("the worker is ending".to_owned()),
     };
     let result = result.map_err(|why| cut(why, MAX_FAILURE_TEXT));
     let _ = uplink.send(&Up::Started { actor, result }, Vec::new());
-}
-
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }

@@ -33,7 +33,7 @@ use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::trace::{Ring, TraceRing};
-use crate::os::Seqpacket;
+use crate::os::{Seqpacket, vital};
 
 pub(crate) use self::inherited::VARIABLE;
 
@@ -76,7 +76,7 @@ impl<R: Residence> Worker<R> {
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
         files::raise_limit();
-        end_with_the_device(&uplink);
+        end_on_failure(&uplink);
 
         let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
         let port: Arc<dyn Port> = uplink.clone();
@@ -95,9 +95,7 @@ impl<R: Residence> Worker<R> {
         let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
         let control =
             Control { socket, receiving, uplink: uplink.clone(), resident: resident.clone(), to_main };
-        std::thread::Builder::new()
-            .name("tensorpost-control".to_owned())
-            .spawn(move || control.run())
+        vital::spawn("tensorpost-control", move || control.run())
             .map_err(|error| format!("the control thread could not be started: {error}"))?;
         Ok(Worker { identity, resident, uplink, tasks })
     }
@@ -124,29 +122,24 @@ impl<R: Residence> Worker<R> {
     }
 }
 
-/// Has this process end, with a word to the node, when it has lost its GPU: what it has promised will never come, and
+/// Has this process end, with a word to the node, when it cannot go on: what it has promised will never come, and
 /// whoever waits for it is released after its death (DEATH-1).
-fn end_with_the_device(uplink: &Arc<Uplink>) {
-    #[cfg(feature = "cuda")]
-    {
-        let uplink = Arc::clone(uplink);
-        crate::device::cuda::on_lost(move |why| {
-            let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
-            // Whoever notices may hold a lock that logging or the socket needs.
-            let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
-                let _ = uplink.send(&Up::Failing { why: why.clone() }, Vec::new());
-                uplink.drain();
-                say(&why);
-                // No destructors and no exit handlers, which could wait for the device.
-                end_at_once();
-            });
-            if ending.is_err() {
-                end_at_once();
-            }
+fn end_on_failure(uplink: &Arc<Uplink>) {
+    let uplink = Arc::clone(uplink);
+    vital::on_failure(move |why| {
+        let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
+        // Whoever notices may hold a lock that logging or the socket needs.
+        let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
+            let _ = uplink.send(&Up::Failing { why: why.clone() }, Vec::new());
+            uplink.drain();
+            say(&why);
+            // No destructors and no exit handlers, which could wait for the device.
+            end_at_once();
         });
-    }
-    #[cfg(not(feature = "cuda"))]
-    let _ = uplink;
+        if ending.is_err() {
+            end_at_once();
+        }
+    });
 }
 
 /// Says hello and waits for the answer: who we are, what to log, and the pages that the node has made for us.

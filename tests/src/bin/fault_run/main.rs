@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `--device best` puts the tensors on a GPU, `--sharing mps` has the workers share it through MPS, `--count-every N`
-//! counts everything after each N events, `--verbose` says each event.
+//! counts everything after each N events, `--verbose` says each event, `--hold` leaves all processes as they are after a
+//! failure, for a debugger, until it is interrupted.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ struct Arguments {
     sharing: Sharing,
     count_every: u64,
     verbose: bool,
+    hold: bool,
 }
 
 fn arguments() -> Result<Arguments> {
@@ -36,6 +38,7 @@ fn arguments() -> Result<Arguments> {
         sharing: Sharing::Isolated,
         count_every: 25,
         verbose: false,
+        hold: false,
     };
     let mut faults = None;
     let mut words = std::env::args().skip(1);
@@ -61,6 +64,7 @@ fn arguments() -> Result<Arguments> {
             }
             "--count-every" => found.count_every = value()?.parse::<u64>()?.max(1),
             "--verbose" => found.verbose = true,
+            "--hold" => found.hold = true,
             other => bail!("`{other}` is no option"),
         }
     }
@@ -88,6 +92,7 @@ fn main() -> Result<ExitCode> {
             device: arguments.device.clone(),
             count_every: arguments.count_every,
             verbose: arguments.verbose,
+            hold: arguments.hold,
         };
         let builder =
             faults::program(tensorpost::Node::builder()).worker_log("off").sharing(arguments.sharing);
@@ -98,7 +103,10 @@ fn main() -> Result<ExitCode> {
             }
             Err(failure) => {
                 println!("seed {seed} FAILED: {failure}");
-                println!("again: fault_run --seed {seed} --faults {faults} --verbose");
+                println!(
+                    "again: fault_run --seed {seed} --faults {} --verbose",
+                    failure.report.faults.max(1)
+                );
                 return Ok(ExitCode::FAILURE);
             }
         }

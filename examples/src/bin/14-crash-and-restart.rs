@@ -1,0 +1,97 @@
+//! A worker whose handler panics, and that is then killed: who asks is told, it is started again under the same address, and
+//! work goes on until the restarts that its policy allows are used up.
+
+use clap::Parser as _;
+use rustix::process::{Signal, getpid, kill_process};
+use tensorpost::prelude::*;
+use tensorpost_examples::Place;
+
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Tensor)]
+struct Divide {
+    #[tensor(dtype = i32)]
+    values: Tensor,
+    by: i32,
+}
+
+/// "Die as if somebody had killed you."
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Die;
+
+struct Divider {
+    gpu: Gpu,
+}
+
+impl Actor for Divider {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Divider {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Divider { gpu: env.gpu() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Divide>().message::<Die>();
+    }
+}
+
+impl Handler<Divide> for Divider {
+    type Result = MessageResult<Divide>;
+
+    fn handle(&mut self, Divide { values, by }: Divide, _: &mut Context<Self>) -> Self::Result {
+        let divide = || -> Result<Tensor, TensorError> {
+            let elements: Vec<i32> =
+                self.gpu.download(&values)?.into_iter().map(|value: i32| value / by).collect();
+            Ok(self.gpu.from_slice(values.shape(), &elements)?.freeze())
+        };
+        MessageResult(divide().expect("room for a tensor as large as the one that came"))
+    }
+}
+
+impl Handler<Die> for Divider {
+    type Result = ();
+
+    fn handle(&mut self, _: Die, _: &mut Context<Self>) {
+        kill_process(getpid(), Signal::KILL).expect("every process may kill itself");
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let Place { device, sharing } = Place::parse();
+    let node = Node::builder().actor::<Divider>().sharing(sharing).start()?;
+    let policy = Restart::on_failure(2);
+    let divider = node.spawn::<Divider>(()).device(device.clone()).name("divider").restart(policy).start()?;
+    // They stay valid, whatever happens.
+    let (address, to_kill) = (divider.address::<Divide>(), divider.address::<Die>());
+    let mut watch = node.watch(&address);
+    let mut event = || watch.blocking_recv().iter().for_each(|event| println!("event: {event}"));
+
+    let gpu = node.gpu(&device)?;
+    let values = gpu.from_slice(&[3], &[10, 20, 30])?.freeze();
+    let divide = |by| -> anyhow::Result<()> {
+        match node.block_on(address.ask(Divide { values: values.clone(), by })) {
+            Ok(divided) => println!("by {by}: {:?}", gpu.download::<i32>(&divided)?),
+            Err(error) => println!("by {by}: {error}"),
+        }
+        Ok(())
+    };
+    let kill = || node.block_on(to_kill.ask(Die)).unwrap_or_else(|error| println!("{error}"));
+
+    divide(5)?;
+    divide(0)?; // panics
+    event();
+    divide(2)?; // waits until the next life has begun
+    event();
+
+    kill();
+    event();
+    divide(10)?;
+    event();
+
+    kill();
+    event(); // the last one
+    divide(1)
+}

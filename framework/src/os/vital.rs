@@ -1,0 +1,62 @@
+//! Threads that the process cannot do without. What such a thread was about to do when it panicked will never be done, and
+//! others wait for it, in this process and beyond: a worker ends then, with a word to its node, and whoever waits for it is
+//! released after its death (DEATH-1).
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+type Hook = Box<dyn Fn(&str) + Send + Sync>;
+
+static HOOK: OnceLock<Hook> = OnceLock::new();
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Has `hook` called, once, when this process cannot go on; it is told why, and has the process end soon. It may be called
+/// under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to end, has none.
+pub fn on_failure(hook: impl Fn(&str) + Send + Sync + 'static) {
+    let _ = HOOK.set(Box::new(hook));
+}
+
+/// Says that this process cannot go on. Returns whether it is going to end.
+pub fn fail(why: &str) -> bool {
+    let Some(hook) = HOOK.get() else { return false };
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        hook(why);
+    }
+    true
+}
+
+/// Stands still until the process, which [`fail`] said is going to, ends.
+pub fn await_end() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+/// Starts a thread that the process cannot do without. If `body` panics, a worker ends; any other program is aborted, for
+/// the panic is the framework's own fault and nothing sound can follow.
+///
+/// # Errors
+/// As for [`thread::Builder::spawn`].
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let thread = name.to_owned();
+    thread::Builder::new().name(name.to_owned()).spawn(move || {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+            let why = format!("its thread `{thread}` panicked: {}", panic_text(panic.as_ref()));
+            if fail(&why) {
+                await_end();
+            }
+            tracing::error!("{why}");
+            std::process::abort();
+        }
+    })
+}
+
+/// What a panic said, where it said something.
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
+}
