@@ -1,9 +1,11 @@
 //! A strict reader of traces in the Chrome trace event format: what Perfetto's importer
 //! (`src/trace_processor/importers/json/` in its repository) drops, counts as an error or puts elsewhere is a failure
-//! here, with the event in it.
+//! here, with the event in it. Where the environment variable `TENSORPOST_PERFETTO` names the folder of Perfetto's own
+//! parser (`scripts/perfetto/README.md`), that parser reads every file too.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
+use std::process::{Command, Output};
 
 use serde_json::{Map, Value};
 
@@ -59,10 +61,27 @@ impl Trace {
     pub fn read(path: &Path) -> Trace {
         let file =
             std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        // Its own scanner stops at keys that it does not know, and knows no `\u`.
+        let trace = Self::parse(&file);
+        if let Some(theirs) = ask_perfetto(path) {
+            let said = String::from_utf8_lossy(&theirs.stdout);
+            assert!(theirs.status.success(), "{said}{}", String::from_utf8_lossy(&theirs.stderr));
+            print!("{said}");
+        }
+        trace
+    }
+
+    fn parse(file: &str) -> Trace {
+        // Its own scanner stops at keys that it does not know, and knows one escape.
         assert!(file.starts_with("{\"traceEvents\":["), "the events come first");
-        assert!(!file.contains("\\u"), "no escapes that Perfetto does not know");
-        let Value::Object(mut whole) = serde_json::from_str(&file).expect("it is JSON") else {
+        for (at, escape) in file.match_indices('\\') {
+            let known = file[at + escape.len()..].starts_with('"');
+            assert!(
+                known,
+                "an escape that Perfetto does not know: {}",
+                &file[at..].chars().take(2).collect::<String>()
+            );
+        }
+        let Value::Object(mut whole) = serde_json::from_str(file).expect("it is JSON") else {
             panic!("the file has to be an object");
         };
         assert!(whole.get("displayTimeUnit").is_none(), "it would change the unit of all times");
@@ -131,8 +150,7 @@ impl Trace {
                         assert!(!event["args"]["name"].as_str().unwrap_or_default().is_empty(), "{event:?}");
                         assert_eq!(name == "thread_name", event.contains_key("tid"), "{event:?}");
                     }
-                    "process_labels" => assert!(event["args"]["labels"].is_string(), "{event:?}"),
-                    _ => panic!("unknown metadata: {event:?}"),
+                    _ => panic!("metadata that Perfetto does not show: {event:?}"),
                 },
                 "X" => assert!(nanos(event, "dur") > 0 && event.contains_key("tid"), "{event:?}"),
                 "i" => match text(event, "s") {
@@ -153,8 +171,11 @@ impl Trace {
 
     fn check_names(&self) {
         let named = |what: &str, key: &str| -> HashSet<u64> {
-            let of = self.phase("M").filter(|event| text(event, "name") == what);
-            of.map(|event| number(event, key)).collect()
+            let mut named = HashSet::new();
+            for event in self.phase("M").filter(|event| text(event, "name") == what) {
+                assert!(named.insert(number(event, key)), "it has two names: {event:?}");
+            }
+            named
         };
         let (processes, threads) = (named("process_name", "pid"), named("thread_name", "tid"));
         for event in &self.events {
@@ -187,13 +208,22 @@ impl Trace {
 
     /// What begins under an id ends under it, once.
     fn check_async(&self) {
-        let mut open: HashMap<(&str, &str), &str> = HashMap::new();
+        let mut open: HashMap<(&str, &str), &Event> = HashMap::new();
         for event in &self.events {
             let key = (text(event, "cat"), text(event, "id"));
             match text(event, "ph") {
-                "b" => assert!(open.insert(key, text(event, "name")).is_none(), "it began twice: {event:?}"),
+                "b" => assert!(open.insert(key, event).is_none(), "it began twice: {event:?}"),
                 "n" => assert!(open.contains_key(&key), "it has not begun: {event:?}"),
-                "e" => assert_eq!(open.remove(&key), Some(text(event, "name")), "{event:?}"),
+                "e" => {
+                    let Some(began) = open.remove(&key) else { panic!("it has not begun: {event:?}") };
+                    assert_eq!(text(began, "name"), text(event, "name"), "{event:?}");
+                    // They become the details of one slice.
+                    let details = |event: &Event| event.get("args").and_then(Value::as_object).cloned();
+                    let (ours, theirs) =
+                        (details(event).unwrap_or_default(), details(began).unwrap_or_default());
+                    let twice = ours.keys().find(|key| theirs.contains_key(*key));
+                    assert!(twice.is_none(), "a detail of its beginning is there again: {event:?}");
+                }
                 _ => {}
             }
         }
@@ -240,3 +270,18 @@ impl Trace {
             .collect()
     }
 }
+
+/// What Perfetto's own parser says of a file, where it is there: see the module.
+///
+/// # Panics
+/// When there is no `node` to run it.
+fn ask_perfetto(file: &Path) -> Option<Output> {
+    let folder = std::env::var_os("TENSORPOST_PERFETTO").filter(|folder| !folder.is_empty())?;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/perfetto/check.mjs");
+    let asked = Command::new("node").arg(script).arg(folder).arg(file).output();
+    Some(asked.unwrap_or_else(|error| panic!("node, which runs {script}, does not start: {error}")))
+}
+
+#[cfg(test)]
+#[path = "chrome_tests.rs"]
+mod tests;

@@ -207,7 +207,7 @@ impl<R> Drop for LocalReceipt<R> {
     fn drop(&mut self) {
         if let Some(answer) = self.answer.take() {
             // Whoever asked may have given up.
-            let _ = answer.send(Err(AskFailure::Refused(Refusal::NoReply)));
+            let _ = answer.send(Err(AskFailure::Refused(Refusal::of_an_end())));
         }
         self.credits.hand_back();
         self.office.done();

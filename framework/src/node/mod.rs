@@ -33,6 +33,11 @@ pub mod shutdown;
 mod signals;
 mod spawn;
 pub mod supervisor;
+// What tests see through `testing::deaths`.
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(unreachable_pub, reason = "public for the model's test only")
+)]
 pub(crate) mod taint;
 mod wait;
 mod watches;

@@ -84,6 +84,7 @@ pub struct Tensor {
     /// When the data is there; `None` once that is known to be the past.
     ready: Option<Ticket>,
     /// Of the first element, in this process.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
 

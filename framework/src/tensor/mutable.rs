@@ -34,6 +34,7 @@ pub struct TensorMut {
     /// When the data that is there was written by another stream or process.
     ready: Option<Ticket>,
     /// Of the first element, in this process, to write.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
 

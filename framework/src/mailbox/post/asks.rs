@@ -40,7 +40,10 @@ fn refusal_text(refusal: &Refusal) -> String {
             "the actor failed before it came to the message, and is being restarted; ask again".into()
         }
         Refusal::Undelivered(why) => format!("the message was not delivered: {why}"),
-        Refusal::NoReply => "the handler ended without a reply: it panicked, or the actor stopped".into(),
+        Refusal::Panicked => "its handler panicked; the actor's log and its supervisor say how".into(),
+        Refusal::NoReply => {
+            "the handler ended without a reply: its future panicked, or the actor stopped".into()
+        }
         Refusal::BadReply(why) => format!("the reply could not be sent: {why}"),
         Refusal::Tainted(by) => {
             format!("a tensor in it, or in the reply, depends on work that {by} had not done when it died")

@@ -186,12 +186,21 @@ pub enum Refusal {
     Restarting,
     /// The message was not delivered, for this reason.
     Undelivered(String),
-    /// The handler ended without a reply: it panicked, or the actor stopped.
+    /// The handler panicked.
+    Panicked,
+    /// The actor stopped before it replied, or the future that was to reply panicked.
     NoReply,
     /// The reply could not be encoded, for this reason.
     BadReply(String),
     /// A tensor of the message, or of the reply, depends on work that this process had not done when it died (DEATH-3).
     Tainted(ProcessId),
+}
+
+impl Refusal {
+    /// Why there is no reply, for whatever was to send one and is dropped on this thread.
+    pub(crate) fn of_an_end() -> Self {
+        if std::thread::panicking() { Refusal::Panicked } else { Refusal::NoReply }
+    }
 }
 
 /// Ties a delivered message to its sender: dropping it hands the sender's credit back and, where a reply was asked for
@@ -269,7 +278,7 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        self.refuse_now(&Refusal::NoReply);
+        self.refuse_now(&Refusal::of_an_end());
         self.office.hand_back(&self.link, self.credit.take());
         self.office.open.fetch_sub(1, Ordering::SeqCst);
     }

@@ -4,8 +4,10 @@
 //! `src/trace_processor/importers/json/` in the Perfetto repository. What follows from the latter:
 //! * times are in microseconds; a `displayTimeUnit` of `ns` is taken for the unit of all times, so there is none;
 //! * thread ids name threads across processes, and 0 is the idle thread: ids here are dense, from 1, over all processes;
-//! * strings know no `\u` escapes; events hold no lists; keys behind an unknown one are not read, so `traceEvents` is
-//!   first;
+//! * strings know no escape but that of the quote, and one that ends in a backslash makes the whole file unreadable;
+//!   events hold no lists; keys behind an unknown one are not read, so `traceEvents` is first;
+//! * of what is said of a process or thread only its name is read: what else there is to say is part of the name;
+//! * the details of what lasts are those of its beginning and of its end together, each once;
 //! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
 //!   written before the flow that begins or ends in it.
 
@@ -17,8 +19,6 @@ use std::io::{self, Write};
 pub(crate) enum Event {
     /// What a process or thread is called; `tid` for a thread.
     Name { pid: u32, tid: Option<u32>, name: String },
-    /// A few words beside a process's name.
-    Label { pid: u32, label: String },
     /// Something that took a while on a row.
     Slice { pid: u32, tid: u32, at: u64, took: u64, cat: &'static str, name: String, args: Args },
     /// Something that happened at once, on a row or (without `tid`) to a process.
@@ -26,16 +26,7 @@ pub(crate) enum Event {
     /// An arrow between slices.
     Flow { step: Step, pid: u32, tid: u32, at: u64, id: u64 },
     /// Something that lasts, independent of rows.
-    Async {
-        step: Step,
-        pid: u32,
-        tid: u32,
-        at: u64,
-        cat: &'static str,
-        name: &'static str,
-        id: String,
-        args: Args,
-    },
+    Async { step: Step, pid: u32, tid: u32, at: u64, cat: &'static str, name: String, id: String, args: Args },
 }
 
 /// Which part of a flow or an asynchronous event.
@@ -44,6 +35,27 @@ pub(crate) enum Step {
     Begin,
     Middle,
     End,
+}
+
+/// The slices of one row lie inside each other or apart: one that reaches beyond the one around it would be left out.
+#[derive(Default)]
+pub(crate) struct Row {
+    /// When those that are open end, the inner ones last.
+    around: Vec<u64>,
+}
+
+impl Row {
+    /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which they
+    /// begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
+    pub(crate) fn fit(&mut self, at: u64, took: u64) -> u64 {
+        while self.around.last().is_some_and(|end| *end <= at) {
+            self.around.pop();
+        }
+        let end = at.saturating_add(took.max(1));
+        let end = self.around.last().map_or(end, |outer| end.min(*outer));
+        self.around.push(end);
+        end - at
+    }
 }
 
 /// The details of an event, rendered already.
@@ -102,11 +114,6 @@ impl Event {
                 r#"{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_name","args":{{"name":{}}}}}"#,
                 Quoted(name)
             ),
-            Event::Label { pid, label } => write!(
-                out,
-                r#"{{"ph":"M","pid":{pid},"name":"process_labels","args":{{"labels":{}}}}}"#,
-                Quoted(label)
-            ),
             Event::Slice { pid, tid, at, took, cat, name, args } => write!(
                 out,
                 r#"{{"ph":"X","pid":{pid},"tid":{tid},"ts":{},"dur":{},"cat":"{cat}","name":{},"args":{{{}}}}}"#,
@@ -148,8 +155,9 @@ impl Event {
                 };
                 write!(
                     out,
-                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"{cat}","name":"{name}","id":{},"args":{{{}}}}}"#,
+                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"{cat}","name":{},"id":{},"args":{{{}}}}}"#,
                     Micros(*at),
+                    Quoted(name),
                     Quoted(id),
                     args.0
                 )
@@ -177,13 +185,14 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// `text` as a JSON string. Control characters, which would need an escape that not every reader knows, become spaces.
+/// `text` as a JSON string. What would need an escape that not every reader knows is replaced: control characters by
+/// spaces, backslashes by slashes.
 fn quote(out: &mut String, text: &str) {
     out.push('"');
     for letter in text.chars() {
         match letter {
             '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
+            '\\' => out.push('/'),
             letter if letter.is_control() => out.push(' '),
             letter => out.push(letter),
         }
@@ -213,7 +222,7 @@ mod tests {
         let mut out = Vec::new();
         write(&mut out, &events, Args::default().number("dropped", 0)).unwrap();
         let expected = r#"{"traceEvents":[
-{"ph":"M","pid":1,"name":"process_name","args":{"name":"a \"b\" \\"}},
+{"ph":"M","pid":1,"name":"process_name","args":{"name":"a \"b\" /"}},
 {"ph":"X","pid":1,"tid":2,"ts":1000000000.001,"dur":0.020,"cat":"handler","name":"Frame","args":{"bytes":7,"to":"p1.0"}},
 {"ph":"f","pid":1,"tid":2,"ts":5.000,"cat":"message","name":"message","id":3,"bp":"e"}
 ],

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::chrome::{Args, Event, Step};
+use super::chrome::{Args, Event, Row, Step};
 use super::record::{Form, FrameId, LeaseName, Record, Track, What};
 use super::ring::{Of, Snapshot};
 use crate::ids::ProcessId;
@@ -246,13 +246,11 @@ fn write_process(
     out: &mut Vec<(u64, Event)>,
 ) {
     let Process { id, name, seen, .. } = process;
-    let name = format!("{name} ({id})");
-    out.push((0, Event::Name { pid, tid: None, name }));
-    let mut label = format!("process {}", process.pid);
+    let mut name = format!("{name} ({id}), process {}", process.pid);
     if seen.dropped > 0 {
-        label = format!("{label}, {} records dropped", seen.dropped);
+        name = format!("{name}, {} records dropped", seen.dropped);
     }
-    out.push((0, Event::Label { pid, label }));
+    out.push((0, Event::Name { pid, tid: None, name }));
     let mut instant = |at, name: String| {
         let args = Args::default().number("process", u64::from(process.pid));
         out.push((at, Event::Instant { pid, tid: None, at, cat: "life", name, args }));
@@ -306,16 +304,10 @@ fn write_row(
     out: &mut Vec<(u64, Event)>,
 ) {
     slices.sort_by_key(|slice| (slice.at, std::cmp::Reverse(slice.took)));
-    let mut around: Vec<u64> = Vec::new();
+    let mut row = Row::default();
     for Slice { at, took, cat, name, args, flow } in slices {
-        while around.last().is_some_and(|end| *end <= at) {
-            around.pop();
-        }
-        // An arrow needs a slice that is open when it begins, so none is empty.
-        let end = at.saturating_add(took.max(1));
-        let end = around.last().map_or(end, |outer| end.min(*outer));
-        around.push(end);
-        out.push((at, Event::Slice { pid, tid, at, took: end - at, cat, name, args }));
+        let took = row.fit(at, took);
+        out.push((at, Event::Slice { pid, tid, at, took, cat, name, args }));
         let Some((ends, part)) = flow else { continue };
         let Some(arrow) = flows.get_mut(&ends) else { continue };
         // Once, and only what was seen first: a second delivery of one frame is no part of its way.
@@ -371,14 +363,15 @@ fn write_leases(
                 (Step::End, CAT, Args::default())
             }
         };
-        out.push((at, Event::Async { step, pid, tid, at, cat: CAT, name, id, args }));
+        out.push((at, Event::Async { step, pid, tid, at, cat: CAT, name: name.to_owned(), id, args }));
     }
     let mut left: Vec<_> = open.into_iter().collect();
     left.sort_by_key(|(lease, (_, at))| (*at, lease.line, lease.generation));
     for (lease, (tid, last)) in left {
         let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.line, lease.generation);
         let (at, args) = (end.max(last), Args::default().text("ended", "no"));
-        out.push((at, Event::Async { step: Step::End, pid, tid, at, cat: CAT, name: CAT, id, args }));
+        let (step, name) = (Step::End, CAT.to_owned());
+        out.push((at, Event::Async { step, pid, tid, at, cat: CAT, name, id, args }));
     }
 }
 

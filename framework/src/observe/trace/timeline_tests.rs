@@ -128,7 +128,7 @@ fn leases_begin_and_end_in_pairs() {
     let steps: Vec<_> = events
         .iter()
         .filter_map(|event| match event {
-            Event::Async { step, at, name, .. } => Some((*at, *step, *name)),
+            Event::Async { step, at, name, .. } => Some((*at, *step, name.as_str())),
             _ => None,
         })
         .collect();

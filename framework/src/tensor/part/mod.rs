@@ -97,6 +97,7 @@ pub(crate) struct Inner {
     /// Of the allocation, where its mapping is writable.
     address: u64,
     /// Of the first element, to write.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
 
