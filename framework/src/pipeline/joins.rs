@@ -8,6 +8,7 @@ use super::closures;
 use super::flow::{After, Flow, closure_name, hash};
 use super::item::Item;
 use super::many::{Batch, Either, Gather, Many, Pair};
+use super::pairs::Pairs;
 use super::stages::{AsMany, Batcher, Gathered, KeyOf, Lift, Unbatch, Windows, Zip};
 
 impl<T: Item, At> Flow<T, At> {
@@ -67,7 +68,10 @@ impl<T: Item, At> Flow<T, At> {
     ) -> Flow<Pair<T, B>, After<Either<T, B>>> {
         let left = self.helper::<Lift<T, B, true>>("left", PhantomData);
         let right = other.helper::<Lift<T, B, false>>("right", PhantomData);
-        left.merge(right).own_helper::<Zip<T, B>>("zip", key)
+        let pairs = Pairs { sides: [left.index(), right.index()], by_id: key.is_none() };
+        let both = left.merge(right).own_helper::<Zip<T, B>>("zip", key);
+        both.draft().borrow_mut().plan.stages[both.index()].pairs = Some(pairs);
+        both
     }
 }
 
