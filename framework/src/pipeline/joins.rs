@@ -36,7 +36,9 @@ impl<T: Item, At> Flow<T, At> {
 
     /// Pairs of items that have the same id: those that come from the same item of a source, such as the two branches of a
     /// [`broadcast`](Flow::broadcast). Those that find no partner before the end are
-    /// dropped, and named in the report as [left over](super::Report::left_over).
+    /// dropped, and named in the report as [left over](super::Report::left_over). Under
+    /// [at-least-once](super::Pipeline::at_least_once) delivery, which they would hold up, that happens as soon as their fork
+    /// knows that no partner will come.
     ///
     /// An item waits for its partner here, in memory without a bound of its own: as far as one flow gets ahead of the
     /// other.
@@ -45,7 +47,8 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Pairs of items with the same key; of several with one key, the first with the first. As [`zip`](Self::zip)
-    /// otherwise.
+    /// otherwise, but no fork knows of a key whether it comes: under at-least-once delivery the oldest item is left over when
+    /// neither side can go on.
     pub fn join<B: Item, X, K: Hash>(
         self,
         other: Flow<B, X>,
