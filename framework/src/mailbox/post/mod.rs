@@ -294,8 +294,10 @@ impl Office {
         }
     }
 
-    /// What the process and its actors have done.
+    /// What the process and its actors have done. Memory that peers have given back is counted as given back, whether or
+    /// not the reader has seen it.
     pub fn figures(&self) -> ProcessFigures {
+        self.take_in_returns();
         let stats = self.stats();
         let inboxes = self.inboxes.read().clone();
         let actors = inboxes.iter().filter_map(|slot| match slot {
