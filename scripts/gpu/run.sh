@@ -138,7 +138,7 @@ if is_wanted sanitizer; then
 fi
 
 if is_wanted suite; then
-    step suite 150 ./tests/gpu_suite --test-threads=1 --nocapture && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/suite.log"
+    step suite 240 ./tests/gpu_suite --test-threads=1 --nocapture && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/suite.log"
 fi
 
 # example ROW PROGRAM SHARING: runs it, and compares what it prints with what examples/README.md says.
