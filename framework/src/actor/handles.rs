@@ -296,27 +296,22 @@ fn is_done<M: GpuMessage, R>() -> bool {
 impl<M: GpuMessage> Parcel<M> {
     /// Its tensors cannot be waited for.
     #[cold]
-    fn unready<A>(
-        self: Box<Self>,
-        error: DeviceError,
-        actor: &mut A,
-        ctx: &mut Context<A>,
-        office: &Weak<Office>,
-    ) where
+    fn unready<A>(self, error: DeviceError, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    where
         A: RemoteActor + Handler<M>,
     {
         if let DeviceError::Clock(ClockError::Tainted(tainted)) = &error {
             return self.tainted(tainted.by, actor, ctx, office);
         }
         tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-        let Parcel { message, tickets: _, done } = *self;
+        let Parcel { message, tickets: _, done } = self;
         done.refuse(Refusal::Undelivered(error.to_string()));
         drop(message);
     }
 
     /// DEATH-3: it is never handed to a handler as if it were good.
     #[cold]
-    fn tainted<A>(self: Box<Self>, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    fn tainted<A>(self, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
     where
         A: RemoteActor + Handler<M>,
     {
