@@ -366,12 +366,7 @@ impl<T: Item> Branch<T> {
     }
 
     /// An item that was lost in this process. It is lost for good if nobody can send again what it was made of.
-    fn lost_here<'a>(
-        self: &'a Rc<Self>,
-        tag: &'a Tag,
-        why: &str,
-        cargo: &[Cargo],
-    ) -> LocalBoxFuture<'a, ()> {
+    fn lost_here<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str, cargo: &[Cargo]) -> LocalBoxFuture<'a, ()> {
         if self.modes.resend && !self.modes.origin {
             cargo.iter().for_each(Cargo::lose);
         } else {
