@@ -39,7 +39,7 @@ pub(crate) const fn split(due: u8) -> (u8, u8) {
 }
 
 const KINDS: u32 = 4;
-const _: () = assert!(FRAMES | CREDIT | ROOM < 1 << KINDS);
+const _: () = assert!((FRAMES | CREDIT | ROOM).ilog2() < KINDS);
 
 /// A process that is to be woken for everything.
 pub(crate) const ALL: u64 = (CREDIT | ROOM) as u64;
