@@ -73,6 +73,22 @@ fn one_piece_of_memory_goes_round_three_processes() {
     assert_clean(&cluster, 3);
 }
 
+/// LEASE-2: a release does not wake an owner that sleeps, so whoever asks it how things stand has it look first.
+#[test]
+fn figures_count_what_was_given_back_though_nobody_has_read() {
+    let cluster = Cluster::new(2);
+    let (to_b, at_b) = cluster.inbox::<Tensor>(1, 4);
+    cluster.connect();
+    cluster.send(0, &to_b, numbers(&cluster, 0, 1000));
+    cluster.settle();
+    let got = at_b.take_one();
+    assert!(cluster.office(0).figures().bytes_in_flight >= 4000);
+    drop(got);
+    let figures = cluster.office(0).figures();
+    assert_eq!((figures.bytes_in_flight, figures.bytes_held), (0, 0));
+    assert_clean(&cluster, 2);
+}
+
 #[test]
 fn a_fan_out_to_eight_copies_nothing_and_ends_with_the_last() {
     let cluster = Cluster::new(9);

@@ -25,11 +25,12 @@ struct SlowSum {
     door: Option<Door>,
 }
 
-/// "What are you?"
+/// "What are you, and how do you know this device?"
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Identity)]
 struct WhoAreYou {
     tensor: Tensor,
+    device: Device,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +40,11 @@ struct Identity {
     mark: u64,
     /// The device of the tensor that came, as its process names it.
     device: DeviceId,
+    /// That of the message.
+    told: DeviceId,
+    /// What it is called there.
+    text: String,
+    /// All that its process sees, in its order.
     devices: Vec<DeviceId>,
 }
 
@@ -99,11 +105,13 @@ impl Handler<SlowSum> for Worker {
 impl Handler<WhoAreYou> for Worker {
     type Result = MessageResult<WhoAreYou>;
 
-    fn handle(&mut self, WhoAreYou { tensor }: WhoAreYou, _: &mut Context<Self>) -> Self::Result {
+    fn handle(&mut self, WhoAreYou { tensor, device }: WhoAreYou, _: &mut Context<Self>) -> Self::Result {
         MessageResult(Identity {
             pid: std::process::id(),
             mark: MARK.load(Ordering::Relaxed),
             device: tensor.lease().device(),
+            told: device.id(),
+            text: device.to_string(),
             devices: Device::all().iter().map(Device::id).collect(),
         })
     }
@@ -309,15 +317,37 @@ fn a_full_pool_is_an_error_with_a_name_and_at_once(builder: Builder) {
     gpu.zeros(DType::U8, &[8 << 20]).unwrap();
 }
 
-/// "Device 0 here is device 1 there." What travels is the device's identity. (Two GPUs that are visible in another order
-/// to each worker are in `gpu_suite`.)
+/// "Device 0 here is device 1 there." A device is its UUID, with tensors, in arguments and in messages; the number by which
+/// a process counts it stays in that process. (That two workers which count the GPUs differently understand each other
+/// is in `gpu_suite`, for it takes GPUs.)
 fn a_device_is_named_by_its_identity_in_every_process(builder: Builder) {
     let node = builder.start().unwrap();
     let gpu = node.host().unwrap();
-    let who = ask(&node, &worker(&node).address(), WhoAreYou { tensor: numbers(&gpu, 0, 3) });
-    assert_eq!(who.device, DeviceId::HOST);
-    let here: Vec<_> = Device::all().iter().map(Device::id).collect();
-    assert_eq!(who.devices, here);
+    let worker = worker(&node);
+    // One that the sender counts as its fourth, and the receiver need not see at all.
+    #[derive(Serialize)]
+    struct Elsewhere {
+        id: DeviceId,
+        kind: DeviceKind,
+        name: &'static str,
+        ordinal: Option<usize>,
+    }
+    let id = DeviceId([7; 16]);
+    let fourth = Elsewhere { id, kind: DeviceKind::Cuda, name: "a GPU", ordinal: Some(3) };
+    let fourth: Device = rmp_serde::from_slice(&rmp_serde::to_vec_named(&fourth).unwrap()).unwrap();
+    let mut here: Vec<_> = Device::all().iter().map(Device::id).collect();
+    here.sort();
+    let mut devices = Device::all();
+    devices.push(fourth);
+    for device in devices {
+        let ask_for = WhoAreYou { tensor: numbers(&gpu, 0, 3), device: device.clone() };
+        let who = ask(&node, &worker.address(), ask_for);
+        assert_eq!((who.device, who.told), (DeviceId::HOST, device.id()));
+        assert_eq!(who.text, device.id().to_string(), "no number of another process");
+        let mut there = who.devices;
+        there.sort();
+        assert_eq!(there, here, "the same devices, in whatever order");
+    }
     assert!(here.iter().all(|id| Device::by_id(*id).is_ok_and(|device| device.id() == *id)));
 }
 
@@ -330,7 +360,7 @@ fn a_worker_starts_afresh_and_is_no_fork(builder: Builder) {
     let gpu = node.host().unwrap();
     let tensor = numbers(&gpu, 0, 3);
     let spawned = worker(&node);
-    let who = ask(&node, &spawned.address(), WhoAreYou { tensor });
+    let who = ask(&node, &spawned.address(), WhoAreYou { tensor, device: Device::host() });
     assert_eq!(who.mark, 0, "a fork would have brought the value along");
     assert_ne!(who.pid, std::process::id());
     let image = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe")).unwrap();

@@ -1,12 +1,16 @@
-//! Fault runs (see `tensorpost_tests::faults`): a fresh seed, which is printed, for a minute, or for as many seconds as
+//! Fault runs (see `tensorpost_tests::faults`): fresh seeds, which are printed, for two minutes, or for as many seconds as
 //! `TENSORPOST_FAULT_SECONDS` says; then every seed that has once found something. A failure says how to play it again.
 
 use std::process::{Command, Stdio};
 
 const FAULT_RUN: &str = env!("CARGO_BIN_EXE_fault_run");
 
-/// Seeds that failed once, with the number of events that it took, and what it was. None has yet.
-const FOUND: &[(u64, u64, &str)] = &[];
+/// Seeds that failed once, with the number of events that it took, and what it was.
+const FOUND: &[(u64, u64, &str)] = &[(
+    542_254_141,
+    101,
+    "a host stream's thread panicked, and its worker lived on with a clock that stood still",
+)];
 
 fn play(arguments: &[&str]) -> String {
     // Workers that are told to panic say so at length.
@@ -22,7 +26,7 @@ fn play(arguments: &[&str]) -> String {
 #[test]
 fn fresh_seeds() {
     let seconds = std::env::var("TENSORPOST_FAULT_SECONDS").ok();
-    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(60.0);
+    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(120.0);
     let said = play(&["--minutes", &(seconds / 60.0).to_string()]);
     assert!(said.contains("Report"), "{said}");
 }

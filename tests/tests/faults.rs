@@ -145,7 +145,7 @@ impl Scene {
     }
 }
 
-/// Points that a worker passes before a message can tell it to die there: see `node_process`.
+/// Points that a worker passes before anybody can tell it to die there; the processes that are started are armed for it.
 const AT_THE_START: [&str; 2] = ["worker.open", "worker.create"];
 
 fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
@@ -186,6 +186,85 @@ fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
             assert_eq!(grown, Vec::<String>::new(), "{point}, passage {nth}");
         }
     }
+}
+
+/// The other points of the list. Whoever starts it is told; a later life that cannot start uses up the budget.
+fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
+    let scene = Scene::new(builder);
+    let (node, supervisor) = (&scene.node, scene.node.supervisor());
+    let policy = Restart::on_failure(3).backoff(Duration::from_millis(1), Duration::from_millis(2));
+    let spawn = || node.spawn::<Relay>(()).name("victim").restart(policy);
+    // What the first message makes stays: the pool's chunk, the links of those who live.
+    let warm = spawn().start().unwrap();
+    let arrives = |victim: &Spawned<Relay>| {
+        let sink = scene.sink.address();
+        assert!(scene.drive(victim, &sink, || !ask(node, &scene.sink.address(), LetGo).is_empty()));
+    };
+    arrives(&warm);
+    supervisor.arm_starts("victim", Fault::new("worker.create", Action::Kill));
+    supervisor.kill_worker(warm.worker());
+    until("it is given up", || scene.has_ended(&warm));
+    scene.check("the first one");
+    let before = settled(&scene);
+    let nothing_is_left = |after: &str| {
+        supervisor.disarm_starts();
+        scene.check(after);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let grown = loop {
+            ask(node, &scene.sink.address(), LetGo);
+            let grown = before.growth(&leaks());
+            if grown.is_empty() || Instant::now() > deadline {
+                break grown;
+            }
+        };
+        assert_eq!(grown, Vec::<String>::new(), "{after}");
+        assert!(node.lookup::<Pass>("victim").is_err(), "its name is free after {after}");
+    };
+    for point in AT_THE_START {
+        // A panic of `create` is heard by the node before the process ends.
+        let panic = if point == "worker.create" { "was armed" } else { "101" };
+        for (action, last) in [(Action::Kill, "SIGKILL"), (Action::Panic, panic)] {
+            let what = format!("{action:?} at {point}");
+            // In its first life.
+            supervisor.arm_starts("victim", Fault::new(point, action));
+            let error = spawn().start().expect_err(&what).to_string();
+            assert!(error.contains("victim") && error.contains(last), "{what}: {error}");
+            nothing_is_left(&what);
+            // In all but the first.
+            let victim = spawn().start().unwrap();
+            arrives(&victim);
+            supervisor.arm_starts("victim", Fault::new(point, action));
+            supervisor.kill_worker(victim.worker());
+            until("it is given up", || scene.has_ended(&victim));
+            // It said so to whoever asks for its end, and to whoever sends: not that it comes back.
+            let pass = Pass { tensor: scene.slow(), route: Vec::new(), to: scene.sink.address() };
+            let error = node.block_on(victim.address().send(pass)).unwrap_err();
+            assert!(
+                matches!(&error.reason, SendFailure::GaveUp(why) if why.to_string().contains(last)),
+                "{error}"
+            );
+            let status = supervisor.worker(victim.worker()).unwrap();
+            assert_eq!(status.restarts, 3, "{what}");
+            let report = node.report().unwrap();
+            let ends = report.restarts.iter().find(|past| past.worker == victim.worker()).unwrap();
+            assert_eq!(ends.ends.len(), 4, "{what}: {ends:?}");
+            assert!(ends.ends[1..].iter().all(|end| end.to_string().contains(last)), "{what}: {ends:?}");
+            drop(error);
+            nothing_is_left(&what);
+        }
+    }
+}
+
+/// A deadline ends the start of one that stands still.
+fn a_worker_that_stops_at_its_start_is_given_up_at_the_deadline(builder: Builder) {
+    let node = builder.start_deadline(Duration::from_millis(500)).start().unwrap();
+    node.supervisor().arm_starts("frozen", Fault::new("worker.open", Action::Stop));
+    let error = node.spawn::<Holder>(()).name("frozen").start().unwrap_err().to_string();
+    assert!(error.contains("frozen") && error.contains("did not open"), "{error}");
+    until("its process is gone", || leaks().children.is_empty());
+    node.supervisor().disarm_starts();
+    let again = node.spawn::<Holder>(()).name("frozen").start().unwrap();
+    assert!(ask(&node, &again.address(), LetGo).is_empty());
 }
 
 /// What the node uses when nothing is left to do after a death.
@@ -290,6 +369,8 @@ fn main() {
         |builder| builder.actor::<Relay>().actor::<Holder>(),
         cases![
             a_kill_at_any_point_costs_the_killed_alone,
+            a_kill_at_the_start_is_an_error_and_stops_at_the_budget,
+            a_worker_that_stops_at_its_start_is_given_up_at_the_deadline,
             a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was,
             a_panic_while_reading_a_message_costs_that_message,
             a_panic_of_the_reader_ends_the_worker,

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::node::{EndReason, Hang, HangReport, Spawned};
+use tensorpost::ids::{DeviceId, ProcessId};
+use tensorpost::node::{EndReason, Hang, HangReport, Spawned, WaitsIn};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
@@ -156,11 +157,30 @@ fn a_wait_names_the_stream_the_clock_the_value_and_who_is_to_blame(builder: Buil
     let arrival = gate.arrival();
     ask(&node, &waits.address(), Copy(late));
     let first = report(&node);
-    let Hang::Clock { waiter_name, thread, value, now, .. } = &first.hang else { panic!("{first}") };
+    let Hang::Clock { waiter_name, waits_in, value, now, .. } = &first.hang else { panic!("{first}") };
     assert_eq!((first.name.as_str(), first.worker), ("slow", Some(slow.worker())));
-    assert!(waiter_name == "waits" && thread.starts_with("tp-stream-") && now < value, "{first}");
+    let is_stream = matches!(waits_in, WaitsIn::Stream { device: DeviceId::HOST, .. });
+    assert!(waiter_name == "waits" && is_stream && now < value, "{first}");
+    assert!(first.to_string().contains("in its stream") && first.lasted >= LIMIT, "{first}");
     assert!(!first.killed);
     arrival.open();
+}
+
+/// A thread that waits is named too: the test's own, for what the slow one's stream was to make.
+fn a_thread_that_waits_is_named(builder: Builder) {
+    let node = builder.hang_limit(LIMIT, OnHang::Report).start().unwrap();
+    let slow = node.spawn::<Streamer>(()).name("slow").start().unwrap();
+    let gate = Gate::new();
+    let late = ask(&node, &slow.address(), Late(gate.door()));
+    let arrival = gate.arrival();
+    let waiting =
+        std::thread::Builder::new().name("impatient".into()).spawn(move || late.wait(None)).unwrap();
+    let first = report(&node);
+    let Hang::Clock { waiter, waits_in, .. } = &first.hang else { panic!("{first}") };
+    assert_eq!((*waiter, waits_in), (ProcessId::NODE, &WaitsIn::Thread("impatient".into())), "{first}");
+    assert_eq!(first.name, "slow");
+    arrival.open();
+    waiting.join().unwrap().unwrap();
 }
 
 /// In a row of three, the middle one waits as well.
@@ -219,6 +239,7 @@ fn main() {
             an_actor_stuck_in_its_handler_is_named,
             an_actor_stuck_in_its_handler_is_restarted_if_asked_for,
             a_wait_names_the_stream_the_clock_the_value_and_who_is_to_blame,
+            a_thread_that_waits_is_named,
             only_the_last_in_a_row_is_to_blame,
             who_moves_or_has_nothing_to_do_is_not_reported,
         ],

@@ -3,6 +3,7 @@
 use tensorpost::prelude::*;
 use tensorpost::tensor::part::JoinReason;
 use tensorpost_tests::cases;
+use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::wait::{ask, until_free};
 
@@ -15,6 +16,14 @@ struct Add {
     what: u64,
     /// How often.
     times: usize,
+}
+
+/// "Add one to every element of your part, behind this door." The part comes back before that is done.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = TensorPart)]
+struct AddLate {
+    part: TensorPart,
+    door: Option<Door>,
 }
 
 /// "Take these and never give them back."
@@ -44,7 +53,7 @@ impl RemoteActor for Adder {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Add>().message::<Keep>().message::<Join>();
+        on.message::<Add>().message::<AddLate>().message::<Keep>().message::<Join>();
     }
 }
 
@@ -59,6 +68,21 @@ impl Handler<Add> for Adder {
             };
             self.gpu.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
         }
+        MessageResult(part)
+    }
+}
+
+impl Handler<AddLate> for Adder {
+    type Result = MessageResult<AddLate>;
+
+    fn handle(&mut self, AddLate { mut part, door }: AddLate, _: &mut Context<Self>) -> Self::Result {
+        let kernel = move |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| {
+            if let Some(door) = door {
+                let _ = door.pass();
+            }
+            part.runs_mut().flatten().for_each(|element| *element += 1);
+        };
+        self.gpu.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
         MessageResult(part)
     }
 }
@@ -178,6 +202,72 @@ fn a_killed_worker_takes_its_part_with_it(builder: Builder) {
     until_free(&scene.node);
 }
 
+/// DEATH-3, in every way in which a part can be used: the first worker dies while its stream stands at a door, behind which
+/// it would have written the parts that others have by then.
+fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(builder: Builder) {
+    let scene = Scene::<3>::new(builder);
+    let (node, gpu) = (&scene.node, &scene.gpu);
+    let gate = Gate::new();
+    let late = |part, door| ask(node, &scene.address::<AddLate>(0), AddLate { part, door });
+    let add = |worker, part| ask(node, &scene.address::<Add>(worker), Add { part, what: 1, times: 1 });
+    let split = || counting(gpu).split_evenly(1, 3).unwrap().into_iter();
+    let mut parts = split();
+    let first = late(parts.next().unwrap(), Some(gate.door()));
+    let at_the_door = gate.arrival();
+    // Behind a wait in the second worker; this process knows of no other clock than that one's.
+    let second = add(1, late(parts.next().unwrap(), None));
+    let third = add(2, parts.next().unwrap());
+    assert_eq!([first.status(), second.status()], [TensorStatus::Pending; 2]);
+    // Joined while nobody knows: here, and in the third worker. Only one part of each is lost.
+    let some_late = || {
+        let [a, b, c] = split().collect::<Vec<_>>().try_into().expect("three");
+        vec![a, late(b, None), add(2, c)]
+    };
+    let here = TensorMut::join(some_late(), gpu).unwrap();
+    let there = ask(node, &scene.address::<Join>(2), Join(some_late())).unwrap();
+    assert_eq!((here.status(), there.status()), (TensorStatus::Pending, TensorStatus::Pending));
+    // And split again.
+    let again = some_late();
+    let again = TensorMut::join(again, gpu).unwrap().split_evenly(0, 2).unwrap();
+
+    let dead = node.supervisor().worker(scene.workers[0].worker()).unwrap().process;
+    node.supervisor().kill_worker(scene.workers[0].worker());
+    let is_lost = |error: &TensorError| matches!(error, TensorError::Tainted { by } if *by == dead);
+    let mut parts = vec![first, second, third];
+    for part in &mut parts[..2] {
+        assert!(is_lost(&part.wait(None).unwrap_err()), "{part:?}");
+        assert_eq!(part.status(), TensorStatus::Tainted { by: dead });
+        assert!(is_lost(&part.elements_mut::<u64>().unwrap_err()), "{part:?}");
+        assert!(is_lost(&part.write_on(gpu.stream()).unwrap_err()), "{part:?}");
+        let fill = |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| part.fill(1);
+        assert!(is_lost(&gpu.run((part.of_mut::<u64>(),), fill).unwrap_err()), "{part:?}");
+    }
+    assert!(parts[2].to_vec::<u64>().is_ok());
+    // The join refuses it, and gives all back; so does a message.
+    let error = TensorMut::join(parts, gpu).unwrap_err();
+    assert!(matches!(&error.why, JoinReason::Tensor(error) if is_lost(error)), "{error}");
+    let mut parts = error.parts;
+    let part = parts.swap_remove(0);
+    let error = node.block_on(scene.address::<Add>(2).ask(Add { part, what: 1, times: 1 })).unwrap_err();
+    let AskError::NotSent(unsent) = error else { panic!("{error}") };
+    assert!(matches!(unsent.reason, SendFailure::Tainted(_)), "{unsent}");
+    // What had been joined is lost as a whole.
+    assert_eq!(here.status(), TensorStatus::Tainted { by: dead });
+    assert!(is_lost(&here.as_slice::<u64>().unwrap_err()));
+    assert!(is_lost(&here.freeze().to_vec::<u64>().unwrap_err()));
+    assert!(is_lost(&there.to_vec::<u64>().unwrap_err()));
+    for mut part in again {
+        assert!(is_lost(&part.to_vec::<u64>().unwrap_err()), "{part:?}");
+    }
+    // DEATH-2: new parts go on, also on the streams that waited.
+    drop((there, parts, unsent));
+    let parts: Vec<_> = split().map(|part| add(1, add(2, part))).collect();
+    let whole = TensorMut::join(parts, gpu).unwrap().freeze();
+    assert_eq!(whole.to_vec::<u64>().unwrap(), (2..2 + (ROWS * COLUMNS) as u64).collect::<Vec<_>>());
+    drop((whole, at_the_door));
+    until_free(node);
+}
+
 /// An ask whose part is of the wrong form gives the message back, part and all.
 fn a_part_that_does_not_fit_comes_back(builder: Builder) {
     let scene = Scene::<1>::new(builder);
@@ -197,6 +287,7 @@ fn main() {
             workers_write_neighbouring_columns_at_the_same_time,
             the_parts_are_joined_in_another_process,
             a_killed_worker_takes_its_part_with_it,
+            what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went,
             a_part_that_does_not_fit_comes_back,
         ],
     );

@@ -23,6 +23,9 @@ fn program(builder: Builder) -> Builder {
         zipped(none, Orders::default(), Orders::default(), 0),
         batched(none, Orders::default(), OnError::Fail),
         windowed(none, Orders::default()),
+        forked_again(none, Orders::default(), Orders::default(), Orders::default(), 0),
+        two_sources(none, CountArgs::to(0), 0),
+        waits(none, Orders::default()),
     ]
     .iter()
     .fold(builder, |builder, pipeline| builder.pipeline(pipeline))
@@ -126,7 +129,7 @@ fn zipped(folder: &Path, left: Orders, right: Orders, count: u64) -> Pipeline {
     let [one, other] = pipeline.source::<Count>(CountArgs::to(count)).broadcast();
     let one = one.stage::<Obey>(left).named("left").on_error(OnError::Skip).restart(Restart::on_failure(1));
     let other = other.stage::<Obey>(right).named("right").on_error(OnError::Skip);
-    let both = one.zip(other).map("one of both", |pair| Ok(pair.left));
+    let both = one.zip(other).restart(Restart::on_failure(1)).map("one of both", |pair| Ok(pair.left));
     both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
 }
 
@@ -145,6 +148,123 @@ fn halves_whose_partners_were_dropped_are_named(builder: Builder) {
     let expected: Vec<_> = (0..100).filter(|number| ![3, 7, 50].contains(number)).collect();
     assert_eq!(written_sorted(folder.path().join("out")), expected);
     assert_eq!(report.lost_count, 0);
+}
+
+/// What one half of the numbers fails on.
+fn fails_on(keep: fn(u64) -> bool, count: u64) -> Orders {
+    let fails = (0..count).filter(|number| keep(*number)).map(|number| (number, 1));
+    Orders { fails: fails.collect(), ..Orders::default() }
+}
+
+/// With at-least-once delivery a source has at most so many items unacknowledged, and far more halves find no partner: those
+/// whose partners were skipped on either branch, in stages and in filters, before another fork and behind it.
+fn halves_whose_partners_were_dropped_do_not_stop_the_source(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let (left, right) = (fails_on(|n| n % 3 == 0, 200), fails_on(|n| n % 5 == 1, 200));
+    let pipeline = zipped(folder.path(), left, right, 200).at_least_once(4);
+    let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    let expected: Vec<_> = (0..200).filter(|n| n % 3 != 0 && n % 5 != 1).collect();
+    assert_eq!(written_sorted(folder.path().join("out")), expected, "{report}");
+    // Of those that fail on both branches nothing is left.
+    let alone: Vec<_> = (0..200).filter(|n| (n % 3 == 0) != (n % 5 == 1)).collect();
+    assert_eq!(numbers(&report.left_over), alone, "{report}");
+    assert_eq!((report.lost_count, report.left_over_count), (0, alone.len() as u64), "{report}");
+}
+
+/// A branch that forks again, and three that become one: each pair of branches loses other items.
+fn forked_again(folder: &Path, first: Orders, second: Orders, third: Orders, count: u64) -> Pipeline {
+    let pipeline = Pipeline::new("forked again");
+    let [one, other] = pipeline.source::<Count>(CountArgs::to(count)).broadcast();
+    let [first_one, first_other] = one.broadcast();
+    let [second_one, second_other] = other.broadcast();
+    let skips = |flow: Flow<Numbered>, name: &str, orders| {
+        flow.stage::<Obey>(orders).named(name).on_error(OnError::Skip)
+    };
+    // The first loses what goes to one pair, the second what goes to the other.
+    let a = skips(first_one, "a", first).zip(skips(second_one, "b", Orders::default()));
+    let b = skips(first_other, "c", Orders::default()).zip(skips(second_other, "d", second));
+    let a = a.map("left of a", |pair| Ok(pair.left)).stage::<Obey>(third).named("e").on_error(OnError::Skip);
+    let both = a.zip(b.map("left of b", |pair| Ok(pair.left))).map("one of all", |pair| Ok(pair.left));
+    both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
+}
+
+fn halves_behind_several_forks_and_zips_do_not_stop_the_source(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let first = fails_on(|n| n % 3 == 0, 120);
+    let second = fails_on(|n| n % 3 == 0 || n % 4 == 0, 120);
+    let pipeline = forked_again(folder.path(), first, second, fails_on(|n| n % 5 == 0, 120), 120);
+    let report = node.run_pipeline(&pipeline.at_least_once(4)).unwrap().wait().unwrap();
+    let expected: Vec<_> = (0..120).filter(|n| n % 3 != 0 && n % 4 != 0 && n % 5 != 0).collect();
+    assert_eq!(written_sorted(folder.path().join("out")), expected, "{report}");
+    let alone: Vec<_> = (0..120).filter(|n| n % 3 == 0 || n % 4 == 0 || n % 5 == 0).collect();
+    assert_eq!(numbers(&report.left_over), alone, "{report}");
+    assert_eq!(report.lost_count, 0, "{report}");
+}
+
+/// DEATH-2: the zip dies while it has halves, and so does a branch; what was dropped stops nobody all the same.
+fn halves_stop_nobody_after_a_death_either(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let dies_once = Some((60, folder.path().join("mark")));
+    let left = Orders { dies_once, ..fails_on(|n| n % 3 == 0, 150) };
+    let pipeline = zipped(folder.path(), left, fails_on(|n| n % 5 == 1, 150), 150).at_least_once(6);
+    let (pipeline, items) = watch(pipeline);
+    let running = node.run_pipeline(&pipeline).unwrap();
+    until("the zip has had halves", || items("zip") > 40);
+    let workers = node.workers();
+    let zip = workers.iter().find(|status| status.name == "zip").expect("it was started");
+    kill_process(Pid::from_raw(zip.pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    let report = running.wait().unwrap();
+    let mut distinct = written_sorted(folder.path().join("out"));
+    distinct.dedup();
+    assert_eq!(distinct, (0..150).filter(|n| n % 3 != 0 && n % 5 != 1).collect::<Vec<_>>(), "{report}");
+    assert_eq!(report.lost_count, 0, "{report}");
+}
+
+/// Two sources by key; of the other one's items there are `right`, and those below 4 are in both.
+fn two_sources(folder: &Path, left: CountArgs, right: u64) -> Pipeline {
+    let pipeline = Pipeline::new("two sources");
+    let one = pipeline.source::<Count>(left).named("one");
+    let other = pipeline.source::<Count>(CountArgs::to(right)).named("other");
+    let key = |item: &Numbered| if item.number < 4 { item.number } else { item.number + 1000 };
+    let both = one.join(other, |item| item.number, key).map("left half", |pair| Ok(pair.left));
+    both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
+}
+
+/// Nobody knows of a key whether it comes. But when both sources wait for acknowledgements, or have ended, none does.
+fn a_join_in_which_both_sides_stand_still_goes_on(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    for right in [60, 5] {
+        let pipeline = two_sources(folder.path(), CountArgs::to(60), right).at_least_once(4);
+        let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+        assert_eq!(written_sorted(folder.path().join("out")), [0, 1, 2, 3], "{report}");
+        assert_eq!(report.left_over_count, 56 + right - 4, "{report}");
+        std::fs::remove_file(folder.path().join("out")).unwrap();
+    }
+}
+
+/// An endless source, and one of a single item that takes its time, and has another key.
+fn waits(folder: &Path, orders: Orders) -> Pipeline {
+    let pipeline = Pipeline::new("waits");
+    let one = pipeline.source::<Count>(CountArgs::endless()).named("one");
+    let other = pipeline.source::<Count>(CountArgs::to(1)).named("other").stage::<Obey>(orders);
+    let both = one.join(other, |item| item.number + 1, |item| item.number).map("left", |pair| Ok(pair.left));
+    both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
+}
+
+/// One side cannot go on, but the other can, so the join keeps what it has; and a cancel ends it all the same.
+fn a_cancel_ends_a_run_whose_halves_wait(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let orders = Orders { door: Some((0, gate.door())), ..Orders::default() };
+    let (pipeline, items) = watch(waits(folder.path(), orders).at_least_once(4));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    let arrival = gate.arrival();
+    until("the window is full", || items("zip") == 4);
+    running.cancel();
+    until("the source has ended", || items("zip") == 5);
+    arrival.open();
+    let report = running.wait().unwrap();
+    assert!(report.cancelled);
+    assert_eq!(report.left_over_count, 6, "{report}");
 }
 
 /// DEATH-2: one branch loses items with its process; their partners are named too, and the rest is paired.
@@ -276,6 +396,11 @@ fn main() {
             at_least_once_makes_again_what_came_to_nothing,
             halves_whose_partners_were_dropped_are_named,
             halves_whose_partners_died_are_named,
+            halves_whose_partners_were_dropped_do_not_stop_the_source,
+            halves_behind_several_forks_and_zips_do_not_stop_the_source,
+            halves_stop_nobody_after_a_death_either,
+            a_join_in_which_both_sides_stand_still_goes_on,
+            a_cancel_ends_a_run_whose_halves_wait,
             all_items_of_a_batch_that_was_skipped_are_named,
             a_batch_that_died_with_its_worker_is_named,
             what_a_window_kept_when_its_worker_died_is_named,

@@ -332,7 +332,34 @@ fn a_first_start_that_fails_is_reported_and_not_repeated(builder: Builder) {
     let node = builder.start().unwrap();
     let error = node.spawn::<Fragile>(file).restart(SOON).start().unwrap_err();
     assert!(error.to_string().contains("it does not want to"), "{error}");
+    // Nor does the worker stay that was started for it.
+    let has_ended = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Ended { .. });
+    until("its worker has ended", || node.workers().iter().all(has_ended));
     assert!(node.shutdown(Duration::from_secs(20)).unwrap().restarts.is_empty());
+}
+
+/// In whichever way one looks, and at once: no send is accepted for the dead, or told that its place is unknown.
+fn who_has_waited_for_an_end_finds_it_everywhere(builder: Builder) {
+    let node = builder.start().unwrap();
+    let ends = |holder: &Spawned<Holder>| {
+        health(&node, holder);
+        node.supervisor().kill_worker(holder.worker());
+        let ended = node.supervisor().await_end(holder.worker());
+        let error = holder.address().try_send(Hold::label(1)).unwrap_err();
+        assert!(matches!(ended, Some(WorkerState::Ended { .. })), "{ended:?}");
+        (error.reason, status(&node, holder.worker()).state)
+    };
+    for _ in 0..20 {
+        let holder = node.spawn::<Holder>(()).name("mortal").start().unwrap();
+        let now = ends(&holder);
+        assert!(matches!(now, (SendFailure::Gone(_), WorkerState::Ended { .. })), "{now:?}");
+        assert!(node.lookup::<Hold>("mortal").is_err());
+    }
+    let holder = node.spawn::<Holder>(()).restart(LATE).start().unwrap();
+    for _ in 0..3 {
+        let now = ends(&holder);
+        assert!(matches!(now, (SendFailure::Restarting, WorkerState::Restarting { .. })), "{now:?}");
+    }
 }
 
 fn actors_that_share_a_worker_come_back_together_if_they_have_a_policy(builder: Builder) {
@@ -446,6 +473,7 @@ fn main() {
             one_that_dies_while_it_starts_is_given_up_at_its_budget,
             one_that_recovers_before_its_budget_is_used_up_goes_on,
             a_first_start_that_fails_is_reported_and_not_repeated,
+            who_has_waited_for_an_end_finds_it_everywhere,
             actors_that_share_a_worker_come_back_together_if_they_have_a_policy,
             an_actor_that_panics_in_a_shared_worker_comes_back_alone,
             an_actor_that_comes_back_finds_others_that_have_moved,

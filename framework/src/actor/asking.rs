@@ -31,7 +31,7 @@ impl<M: GpuMessage> Unpin for Ask<M> {}
 impl<M: GpuMessage> Ask<M> {
     pub(super) fn new(address: Address<M>, message: M) -> Self {
         let (answer, reply) = oneshot::channel();
-        let sending = Sending::start(address.clone(), message, Some(answer), true);
+        let sending = Sending::start(address.clone(), message, Some(answer));
         Ask { address, sending: Some(sending), reply, correlation: None, timeout: None, sleep: None }
     }
 

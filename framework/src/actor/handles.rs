@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
 use actix::dev::MessageResponse;
-use actix::{Context, Handler};
+use actix::{Context, Handler, MessageResult};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -322,6 +322,39 @@ impl<M: GpuMessage> Parcel<M> {
     }
 }
 
+/// Whether a handler's result of type `R` has resolved when the handler returns.
+fn is_done<M: GpuMessage, R>() -> bool {
+    let result = type_name::<R>();
+    result == type_name::<()>() || result == type_name::<MessageResult<M>>()
+}
+
+impl<M: GpuMessage> Parcel<M> {
+    /// Its tensors cannot be waited for.
+    #[cold]
+    fn unready<A>(self, error: DeviceError, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    where
+        A: RemoteActor + Handler<M>,
+    {
+        if let DeviceError::Clock(ClockError::Tainted(tainted)) = &error {
+            return self.tainted(tainted.by, actor, ctx, office);
+        }
+        tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
+        let Parcel { message, tickets: _, done } = self;
+        done.refuse(Refusal::Undelivered(error.to_string()));
+        drop(message);
+    }
+
+    /// DEATH-3: it is never handed to a handler as if it were good.
+    #[cold]
+    fn tainted<A>(self, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    where
+        A: RemoteActor + Handler<M>,
+    {
+        let (message, sender) = self.refuse_tainted(by, office.upgrade());
+        actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
+    }
+}
+
 impl<A, M> Letter<A> for Parcel<M>
 where
     A: RemoteActor + Handler<M>,
@@ -336,28 +369,22 @@ where
     ) -> Option<LocalBoxFuture<'static, ()>> {
         // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
         // stream, is waited for when it is used.
-        let waited = stream.begin(&self.tickets);
-        let tainted = match &waited {
-            Err(DeviceError::Clock(ClockError::Tainted(tainted))) => Some(tainted.by),
-            // Known now that was not when it was sent.
-            Ok(()) if matches!(self.done, Done::Local(_)) => self.taint(stream.domain()),
-            _ => None,
-        };
-        if let Some(by) = tainted {
-            // DEATH-3: it is never handed to a handler as if it were good.
-            let (message, sender) = self.refuse_tainted(by, office.upgrade());
-            actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
+        if let Err(error) = stream.begin(&self.tickets) {
+            self.unready(error, actor, ctx, office);
+            return None;
+        }
+        // Known now that was not when it was sent.
+        if matches!(self.done, Done::Local(_))
+            && let Some(by) = self.taint(stream.domain())
+        {
+            self.tainted(by, actor, ctx, office);
             return None;
         }
         let Parcel { message, tickets: _, done } = *self;
-        if let Err(error) = waited {
-            tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-            done.refuse(Refusal::Undelivered(error.to_string()));
-            return None;
-        }
         let response = <A as Handler<M>>::handle(actor, message, ctx);
-        // A handler that returns `()` is done; any other result may resolve later, and holds the credit until then.
-        if !done.wants_reply() && type_name::<<A as Handler<M>>::Result>() == type_name::<()>() {
+        // A handler that returns `()` or its reply is done; any other result may resolve later, and holds the credit until
+        // then.
+        if !done.wants_reply() && is_done::<M, <A as Handler<M>>::Result>() {
             response.handle(ctx, None);
             return None;
         }

@@ -13,7 +13,6 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
 
 use actix::fut::ActorFuture;
 use actix::{ActorContext, AsyncContext, Context};
@@ -36,15 +35,15 @@ use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undeliv
 use crate::observe::figures::{ActorFigures, Meter};
 use crate::observe::sight::ActorSight;
 use crate::observe::trace::{Of, Tracer};
-use crate::os::vital;
+use crate::os::{monotonic_ns, vital};
 
 mod channel;
 pub use channel::{Channel, ChannelError};
 
 /// Letters handled before other tasks of the thread get their turn.
 const BATCH: usize = 64;
-/// Short handlers share a turn for this long, so that what they send is published together.
-const TURN: Duration = Duration::from_micros(20);
+/// Short handlers share a turn for this long, in nanoseconds, so that what they send is published together.
+const TURN: u64 = 20_000;
 
 /// An actor's mailbox.
 pub(super) struct ActorInbox<A: RemoteActor> {
@@ -322,7 +321,7 @@ impl<A: RemoteActor> InboxTask<A> {
     /// Handles letters until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
         let mut turn = Turn::begin_on(&self.inbox.stream);
-        let (mut since, mut last): (Option<Instant>, Option<Instant>) = (None, None);
+        let (mut since, mut last): (Option<u64>, Option<u64>) = (None, None);
         for _ in 0..BATCH {
             if ctx.waiting() {
                 return false; // the context polls again when what it waits for is done
@@ -330,16 +329,16 @@ impl<A: RemoteActor> InboxTask<A> {
             let Some(queued) = self.inbox.queue.lock().letters.pop_front() else { return false };
             let name = queued.letter.name();
             // The end of one handler is the beginning of the next: one look at the clock each.
-            let began = last.unwrap_or_else(Instant::now);
+            let began = last.unwrap_or_else(monotonic_ns);
             let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.letter.origin());
             self.inbox.standing.handling.store(true, Ordering::Relaxed);
             let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));
             self.inbox.standing.handling.store(false, Ordering::Relaxed);
             drop(handling);
-            let now = Instant::now();
+            let now = monotonic_ns();
             last = Some(now);
             if !matches!(opened, Ok(Opened::Not(_))) {
-                self.inbox.meter.note(now - began);
+                self.inbox.meter.note(now.saturating_sub(began));
             }
             match opened {
                 Ok(Opened::Done) => {}
@@ -357,7 +356,7 @@ impl<A: RemoteActor> InboxTask<A> {
                     return false;
                 }
             }
-            if now - *since.get_or_insert(now) > TURN {
+            if now.saturating_sub(*since.get_or_insert(now)) > TURN {
                 drop(turn);
                 turn = Turn::begin_on(&self.inbox.stream);
                 (since, last) = (None, None);

@@ -35,40 +35,69 @@ enum Route {
 }
 
 impl Route {
+    #[inline]
     fn to<M: GpuMessage>(address: &Address<M>) -> Result<Self, SendFailure> {
+        if address.office().has_moved() {
+            return Self::by_directory(address);
+        }
+        // As long as no actor of the node has moved, each is where its address says.
+        let place = address.place();
+        match Self::at(address, place) {
+            Some(route) => Ok(route),
+            None => Self::after(address, place),
+        }
+    }
+
+    /// The way to a mailbox at `place`; `None` where nothing, or somebody else, is there now.
+    #[inline]
+    fn at<M: GpuMessage>(address: &Address<M>, place: Place) -> Option<Self> {
         let office = address.office();
-        match office.way_to(address.actor(), address.place()) {
-            Way::To(place, queue) => Self::at(address, place, queue),
+        if place.process == office.process() {
+            let inbox = office.inbox(place.index).filter(|inbox| inbox.actor() == address.actor());
+            return inbox.map(|inbox| Route::Short(inbox, None));
+        }
+        let link = office.link(place.process).filter(|link| !link.has_ended());
+        link.map(|link| Route::Long(link, place, None))
+    }
+
+    #[cold]
+    fn by_directory<M: GpuMessage>(address: &Address<M>) -> Result<Self, SendFailure> {
+        match address.office().way_to(address.actor(), address.place()) {
+            Way::To(place, queue) => Self::along(address, place, queue),
             way => Self::without_place(way),
         }
     }
 
-    fn at<M: GpuMessage>(
+    /// The way to a mailbox at `place`, with the queue that came along with its actor, if one did.
+    fn along<M: GpuMessage>(
         address: &Address<M>,
         place: Place,
         queue: Option<Queue>,
     ) -> Result<Self, SendFailure> {
         let (office, actor) = (address.office(), address.actor());
-        if place.process == office.process() {
-            let inbox = office.inbox(place.index).filter(|inbox| inbox.actor() == actor);
-            let inbox = inbox.ok_or(SendFailure::NoSuchActor)?;
-            if queue.is_some() {
-                office.settle(actor, place, Settled::Here(&*inbox));
-            }
-            return Ok(Route::Short(inbox, queue));
+        let Some(mut route) = Self::at(address, place) else { return Self::after(address, place) };
+        if let Route::Short(_, slot) | Route::Long(_, _, slot) = &mut route {
+            *slot = queue;
         }
-        match office.link(place.process) {
-            Some(link) if !link.has_ended() => {
-                if queue.is_some() {
-                    office.settle(actor, place, Settled::There(&link));
-                }
-                Ok(Route::Long(link, place, queue))
-            }
-            _ => match office.way_after(actor, place) {
-                // It moved between the two looks, to another process.
-                Way::To(place, queue) => Self::at(address, place, queue),
-                way => Self::without_place(way),
-            },
+        match &route {
+            Route::Short(inbox, Some(_)) => office.settle(actor, place, Settled::Here(&**inbox)),
+            Route::Long(link, _, Some(_)) => office.settle(actor, place, Settled::There(link)),
+            _ => {}
+        }
+        Ok(route)
+    }
+
+    /// There is no such mailbox at `place`.
+    #[cold]
+    fn after<M: GpuMessage>(address: &Address<M>, place: Place) -> Result<Self, SendFailure> {
+        let office = address.office();
+        if place.process == office.process() {
+            return Err(SendFailure::NoSuchActor);
+        }
+        match office.way_after(address.actor(), place) {
+            // It moved between the two looks, to another process.
+            Way::To(place, queue) => Self::along(address, place, queue),
+            way => Self::without_place(way),
         }
     }
 
@@ -235,15 +264,71 @@ fn expect<M: GpuMessage>(
 }
 
 pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Result<(), SendError<M>> {
-    let mut sending = Sending::start(address.clone(), message, None, false);
-    match sending.outcome.take() {
-        Some(Ok(_)) => Ok(()),
-        Some(Err(error)) => Err(error),
-        // `start` without a wait always has an outcome; a message that is still here was not sent.
-        None => match sending.message.take() {
-            Some(message) => Err(SendError { message, reason: SendFailure::Full }),
-            None => Ok(()),
-        },
+    let (mut message, mut way) = (Some(message), None);
+    let Err(reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
+    if let (Some(Route::Long(link, ..)), true) = (&way, may_wait(&reason))
+        && link.granted.load(Ordering::Relaxed) + MAX_TENSORS > MAX_GRANTED
+    {
+        // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
+        // nothing else wakes it.
+        address.office().wake_reader();
+    }
+    match message {
+        Some(message) => Err(SendError { message, reason }),
+        None => Ok(()),
+    }
+}
+
+/// The first attempt. Where it fails and there is a way to the mailbox, that is left in `way`: to wait on it.
+fn first<M: GpuMessage>(
+    address: &Address<M>,
+    message: &mut Option<M>,
+    answer: &mut Option<Answer<M::Reply>>,
+    way: &mut Option<Route>,
+) -> Result<Option<u64>, SendFailure> {
+    if !address.takes() {
+        return Err(SendFailure::Unregistered(M::NAME));
+    }
+    if let Some(message) = message {
+        message.check()?;
+    }
+    let route = Route::to(address)?;
+    match attempt_in_order(address, &route, message, answer) {
+        Ok(correlation) => Ok(correlation),
+        Err(reason) => second(address, (route, reason), message, answer, way),
+    }
+}
+
+/// The first attempt failed: makes another one where the actor was not found and has moved.
+fn second<M: GpuMessage>(
+    address: &Address<M>,
+    (route, reason): (Route, SendFailure),
+    message: &mut Option<M>,
+    answer: &mut Option<Answer<M::Reply>>,
+    way: &mut Option<Route>,
+) -> Result<Option<u64>, SendFailure> {
+    if is_lost(&reason) {
+        let now = Route::to(address)?;
+        if !now.is(&route) {
+            return attempt_in_order(address, way.insert(now), message, answer);
+        }
+    }
+    *way = Some(route);
+    Err(reason)
+}
+
+/// One attempt, if nobody waits already (MBX-1).
+fn attempt_in_order<M: GpuMessage>(
+    address: &Address<M>,
+    route: &Route,
+    message: &mut Option<M>,
+    answer: &mut Option<Answer<M::Reply>>,
+) -> Result<Option<u64>, SendFailure> {
+    let queue = route.queue().ok_or(SendFailure::NoSuchActor)?;
+    if matches!(route, Route::Later(_)) || queue.is_empty() {
+        attempt(address, route, message, answer)
+    } else {
+        Err(SendFailure::Full)
     }
 }
 
@@ -257,65 +342,25 @@ pub(super) struct Sending<M: GpuMessage> {
 }
 
 impl<M: GpuMessage> Sending<M> {
-    /// Makes the first attempt; where it fails for want of room and `wait`, takes a place in the queue.
-    pub(super) fn start(
-        address: Address<M>,
-        message: M,
-        answer: Option<Answer<M::Reply>>,
-        wait: bool,
-    ) -> Self {
+    /// Makes the first attempt; where it fails for want of room, takes a place in the queue.
+    pub(super) fn start(address: Address<M>, message: M, answer: Option<Answer<M::Reply>>) -> Self {
         let mut sending = Sending { address, message: Some(message), answer, waiting: None, outcome: None };
-        if let Err(reason) = sending.first(wait) {
-            sending.fail(reason);
+        let mut way = None;
+        match first(&sending.address, &mut sending.message, &mut sending.answer, &mut way) {
+            Ok(correlation) => sending.outcome = Some(Ok(correlation)),
+            Err(reason) => sending.wait(reason, way),
         }
         sending
     }
 
-    fn first(&mut self, wait: bool) -> Result<(), SendFailure> {
-        if !self.address.takes() {
-            return Err(SendFailure::Unregistered(M::NAME));
-        }
-        if let Some(message) = &self.message {
-            message.check()?;
-        }
-        let mut route = Route::to(&self.address)?;
-        let mut result = self.attempt_in_order(&route);
-        if let Err(reason) = &result
-            && is_lost(reason)
-        {
-            let now = Route::to(&self.address)?;
-            if !now.is(&route) {
-                route = now;
-                result = self.attempt_in_order(&route);
-            }
-        }
-        let queue = route.queue().ok_or(SendFailure::NoSuchActor)?;
-        match result {
-            Ok(correlation) => self.outcome = Some(Ok(correlation)),
-            Err(reason) if wait && may_wait(&reason) => {
-                let place = queue.join();
-                self.waiting = Some((route, place));
-            }
-            Err(reason) => {
-                if let (Route::Long(link, ..), true) = (&route, may_wait(&reason))
-                    && link.granted.load(Ordering::Relaxed) + MAX_TENSORS > MAX_GRANTED
-                {
-                    // The lack may be of leases, which the peer has given back; only the reader takes them in, and
-                    // nobody waits, so nothing else wakes it.
-                    self.address.office().wake_reader();
-                }
-                return Err(reason);
-            }
-        }
-        Ok(())
-    }
-
-    /// One attempt, if nobody waits already (MBX-1).
-    fn attempt_in_order(&mut self, route: &Route) -> Result<Option<u64>, SendFailure> {
-        if matches!(route, Route::Later(_)) || route.queue().is_some_and(Queue::is_empty) {
-            attempt(&self.address, route, &mut self.message, &mut self.answer)
-        } else {
-            Err(SendFailure::Full)
+    /// The first attempt has failed.
+    fn wait(&mut self, reason: SendFailure, way: Option<Route>) {
+        match way {
+            Some(route) if may_wait(&reason) => match route.queue().map(Queue::join) {
+                Some(place) => self.waiting = Some((route, place)),
+                None => self.fail(SendFailure::NoSuchActor),
+            },
+            _ => self.fail(reason),
         }
     }
 
@@ -403,7 +448,7 @@ impl<M: GpuMessage> Unpin for Send<M> {}
 
 impl<M: GpuMessage> Send<M> {
     pub(super) fn new(address: Address<M>, message: M) -> Self {
-        Send { sending: Sending::start(address, message, None, true), timeout: None, sleep: None }
+        Send { sending: Sending::start(address, message, None), timeout: None, sleep: None }
     }
 
     /// Gives the message back if there is no room within `timeout`, counted from the first poll. Needs a tokio runtime

@@ -16,13 +16,13 @@ pub(super) struct Asleep {
 
 /// A thread that waits for a clock.
 #[derive(Clone, Debug)]
-pub(crate) struct Waiting {
+pub(super) struct Waiting {
     /// What it waits for.
-    pub(crate) ticket: Ticket,
+    pub(super) ticket: Ticket,
     /// Since when, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub(crate) since: u64,
+    pub(super) since: u64,
     /// The thread's name; a host stream's thread is named after it.
-    pub(crate) thread: String,
+    pub(super) thread: String,
     number: u64,
 }
 
@@ -30,6 +30,13 @@ pub(crate) struct Waiting {
 pub(super) struct Noted<'a> {
     asleep: &'a Asleep,
     number: Option<u64>,
+}
+
+impl Waiting {
+    /// Whether it is the thread of the host stream with clock `slot`.
+    pub(super) fn is_stream(&self, slot: u16) -> bool {
+        self.thread.strip_prefix("tp-stream-").is_some_and(|number| number.parse() == Ok(slot))
+    }
 }
 
 impl Asleep {

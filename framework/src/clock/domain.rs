@@ -18,17 +18,19 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use super::asleep::{Asleep, Waiting};
+use super::asleep::Asleep;
 use super::handshake::{self, Advancer, Sleeper};
 use super::late::LateWriter;
 use super::marking::Knowledge;
 use super::own::OwnStreams;
+use super::queued::Queued;
 use super::taint::Board;
 use super::{ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
+use crate::observe::sight::{WaitSight, WaitsIn};
 use crate::observe::trace::Tracer;
-use crate::os::{AdaptiveSpin, Punctual};
+use crate::os::{AdaptiveSpin, Punctual, monotonic_ns};
 
 /// Longest sleep between two looks at a clock.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -62,6 +64,8 @@ pub struct ClockDomain {
     late_writer: Arc<LateWriter>,
     tracer: Tracer,
     asleep: Asleep,
+    /// By clock of this process: what its stream waits for.
+    queued: Box<[Queued]>,
     #[cfg(any(test, feature = "testing"))]
     frozen: AtomicBool,
     knowledge: Knowledge,
@@ -120,6 +124,7 @@ impl ClockDomain {
             late_writer: Arc::default(),
             tracer: Tracer::default(),
             asleep: Asleep::default(),
+            queued: std::iter::repeat_with(Queued::default).take(MAX_STREAMS).collect(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
             knowledge: Knowledge::new(board),
@@ -279,10 +284,43 @@ impl ClockDomain {
         }
     }
 
-    /// The threads of this process that sleep until a clock passes a value, with what that clock shows now.
-    pub(crate) fn asleep(&self) -> Vec<(Waiting, u64)> {
-        let now = |ticket: &Ticket| self.value_of(ticket.process, ticket.slot).unwrap_or(0);
-        self.asleep.all().into_iter().map(|sleeper| (sleeper.clone(), now(&sleeper.ticket))).collect()
+    /// What the stream of this process's clock `slot` waits for.
+    pub(super) fn queued(&self, slot: u16) -> Option<&Queued> {
+        self.queued.get(usize::from(slot))
+    }
+
+    /// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value. Waits
+    /// for nobody.
+    ///
+    /// Of a stream it is known since which look it has stood there; of a thread, since when. A host stream is both.
+    pub(crate) fn waiting(&self) -> Vec<WaitSight> {
+        let time = monotonic_ns();
+        let sight = |waits_in: WaitsIn, ticket: Ticket, since: u64| WaitSight {
+            waits_in,
+            on: ticket.process,
+            clock: ticket.slot,
+            value: ticket.value,
+            now: self.value_of(ticket.process, ticket.slot).unwrap_or(0),
+            waited: time.saturating_sub(since),
+        };
+        // Nobody waits for a clock that is not known here any more.
+        let is_over = |ticket: &Ticket| self.passed(ticket).unwrap_or(true);
+        let mut asleep = self.asleep.all();
+        let mut waits = Vec::new();
+        for (slot, queued) in (0_u16..).zip(&self.queued) {
+            let shows = self.own_page.load(slot).unwrap_or(0);
+            let Some(stands) = queued.look(shows, time, is_over) else { continue };
+            let thread =
+                asleep.iter().position(|sleeper| sleeper.is_stream(slot) && sleeper.ticket == stands.at);
+            let since = thread.map_or(stands.since, |at| asleep.swap_remove(at).since);
+            waits.push(sight(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at, since));
+        }
+        waits.extend(
+            asleep
+                .into_iter()
+                .map(|sleeper| sight(WaitsIn::Thread(sleeper.thread), sleeper.ticket, sleeper.since)),
+        );
+        waits
     }
 
     /// As [`wait`](Self::wait), on a page looked up earlier: it works after the peer was removed, too.

@@ -156,10 +156,11 @@ impl ClockDomain {
             for (slot, log) in knowledge.logs.iter().enumerate() {
                 let tainted =
                     |process, slot, from, to| knowledge.table.read().any_of(process, slot, from, to);
-                let Some((from, to, by)) = log.mark(tainted) else { continue };
-                let range = TaintRange { process: self.own(), slot: slot as u16, from, to, by };
-                knowledge.add(&range);
-                ranges.push(range);
+                log.mark(tainted, |from, to, by| {
+                    let range = TaintRange { process: self.own(), slot: slot as u16, from, to, by };
+                    knowledge.add(&range);
+                    ranges.push(range);
+                });
             }
             if ranges.len() == before {
                 break;
@@ -203,7 +204,8 @@ impl ClockDomain {
     /// have a ticket of that work yet.
     #[cfg(feature = "cuda")]
     pub(super) fn mark_now(&self, slot: u16, by: ProcessId) {
-        let (from, to) = self.log(slot).mark_now();
-        self.knowledge().add(&TaintRange { process: self.own(), slot, from, to, by });
+        self.log(slot).mark_now(|from, to| {
+            self.knowledge().add(&TaintRange { process: self.own(), slot, from, to, by });
+        });
     }
 }

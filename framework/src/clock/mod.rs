@@ -19,6 +19,7 @@ mod late;
 mod marking;
 mod own;
 mod page;
+mod queued;
 pub mod stream;
 pub mod taint;
 pub(crate) mod turn;

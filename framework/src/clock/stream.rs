@@ -53,6 +53,8 @@ struct Inner {
 struct State {
     /// Value of the last clock write that was enqueued.
     written: u64,
+    /// As `written`, without the values that were given up: the stream really writes it.
+    enqueued: u64,
     /// Whether a ticket for `written + 1` was given out.
     owed: bool,
     /// Whether the device had no room for the write that is owed, and the domain's late writer sees to it.
@@ -98,7 +100,8 @@ impl Stream {
         let clock = domain.allocate_slot()?;
         let slot = clock.slot();
         let log = domain.log(slot);
-        let written = log.leave_range(clock.value());
+        let enqueued = clock.value();
+        let written = log.leave_range(enqueued);
         let backend = device.create_stream(clock, Arc::clone(domain))?;
         let stream = Stream(Arc::new(Inner {
             backend,
@@ -111,6 +114,7 @@ impl Stream {
             sharers: AtomicUsize::new(0),
             state: Mutex::new(State {
                 written,
+                enqueued,
                 owed: false,
                 late: false,
                 waited: HashMap::new(),
@@ -120,6 +124,9 @@ impl Stream {
             failure: Mutex::new(None),
         }));
         domain.own_streams().register(slot, &stream);
+        if let Some(queued) = domain.queued(slot) {
+            queued.begin(device.id());
+        }
         Ok(stream)
     }
 
@@ -268,6 +275,7 @@ impl Stream {
     fn next_value(&self, state: &mut State) {
         state.late = false;
         state.written += 1;
+        state.enqueued = state.written;
         state.owed = false;
         self.0.log.set_written(state.written);
     }
@@ -406,7 +414,19 @@ impl Stream {
             return Ok(());
         }
         fault::point("stream.wait");
+        // Before the driver is called, which may block: behind this very wait, for example.
+        let queued = this.domain.queued(this.slot);
+        let put = queued.map_or(0, |queued| {
+            let waits = ops.iter().filter_map(|op| match op {
+                StreamOp::Wait(ticket) => Some(*ticket),
+                StreamOp::Advance(_) => None,
+            });
+            queued.put(waits, state.enqueued, |ticket| this.domain.passed(ticket).unwrap_or(true))
+        });
         if let Err(error) = this.backend.submit(&ops) {
+            if let Some(queued) = queued {
+                queued.take_back(put);
+            }
             if let Some(advance) = advance {
                 // It may only have reported a failure of earlier work; the write is owed all the same, as in `write`.
                 if let Err(error) = this.backend.submit(&[advance]) {

@@ -20,7 +20,9 @@ pub struct Device {
     id: DeviceId,
     kind: DeviceKind,
     name: String,
-    /// In the process that made this value.
+    /// In the process that made this value. It does not travel: another process may count differently, and there it would
+    /// name another device.
+    #[serde(skip)]
     ordinal: Option<usize>,
 }
 
@@ -90,7 +92,8 @@ impl Device {
         &self.name
     }
 
-    /// A GPU's ordinal in the process that made this value.
+    /// A GPU's ordinal, as this process counts; `None` where the value came from another process, which may count
+    /// differently. Ask [`by_id`](Self::by_id) then.
     pub fn ordinal(&self) -> Option<usize> {
         self.ordinal
     }
@@ -234,6 +237,16 @@ mod tests {
             assert!(matches!(error, DeviceError::Refused { .. }), "{text}: {error}");
         }
         assert!("cuda:4096".parse::<Device>().is_err());
+    }
+
+    /// "Device 0 here is device 1 there": a number that another process gave does not come along.
+    #[test]
+    fn a_device_travels_as_its_identity() {
+        let id = DeviceId([7; 16]);
+        let here = Device { id, kind: DeviceKind::Cuda, name: "a GPU".to_owned(), ordinal: Some(3) };
+        assert_eq!(here.to_string(), "cuda:3");
+        let there: Device = rmp_serde::from_slice(&rmp_serde::to_vec_named(&here).unwrap()).unwrap();
+        assert_eq!((&there, there.ordinal(), there.to_string()), (&here, None, id.to_string()));
     }
 
     #[test]

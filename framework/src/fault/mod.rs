@@ -9,7 +9,8 @@
 //! - by the environment variable [`VARIABLE`], for the node and all its workers, each time that one of them starts:
 //!   `TENSORPOST_FAULTS="blur/post.send.written@3=kill;wire.decode=delay:20"` kills the worker `blur` when it passes
 //!   that point for the third time, and has every process take 20 ms over its first decoding;
-//! - by `Supervisor::arm`, for one worker that runs;
+//! - by `Supervisor::arm`, for one worker that runs, and by `Supervisor::arm_starts`, for each process that is started
+//!   for a worker;
 //! - by `arm`, in the process that calls it.
 //!
 //! A fault strikes once. Passages are counted from the arming.

@@ -76,9 +76,9 @@ struct Users {
     /// where it does, every further use is refused, so this stays what it is.
     written: Option<Ticket>,
 }
-/// No stream of this process used the memory.
+/// Tickets could not be made one: no stream of this process used the memory, or it cannot wait for them.
 #[derive(Debug)]
-pub(crate) struct NoStream;
+pub(crate) struct NotJoined;
 
 enum Origin {
     /// This process's own memory.
@@ -338,7 +338,11 @@ impl Lease {
     pub(crate) fn written_on(&self, stream: &Stream) {
         let mut users = self.0.users.lock();
         users.add(stream);
-        users.written = Some(stream.next_ticket());
+        // The news may have come since the write was allowed: what is tainted stays it (DEATH-3).
+        let is_lost = users.written.is_some_and(|ticket| self.0.domain.tainted_by(&ticket).is_some());
+        if !is_lost {
+            users.written = Some(stream.next_ticket());
+        }
     }
 
     /// Whether what this process has written here depends on the death of a process, and on whose: the ticket to refuse
@@ -390,19 +394,27 @@ impl Lease {
     }
 
     /// One ticket that stands for all of `tickets`, which local streams or whoever sent the lease gave out; several are
-    /// joined into the first stream that used the memory. The error is that there is none.
-    pub(crate) fn one_of(&self, mut tickets: Uses) -> Result<Option<Ticket>, NoStream> {
+    /// joined into the first stream that used the memory.
+    ///
+    /// # Errors
+    /// There is none, or its device is lost.
+    pub(crate) fn one_of(&self, mut tickets: Uses) -> Result<Option<Ticket>, NotJoined> {
         if tickets.len() <= 1 {
             return Ok(tickets.pop());
         }
         let users = self.users();
-        let first = users.first().ok_or(NoStream)?;
+        let first = users.first().ok_or(NotJoined)?;
+        let tainted = || tickets.iter().copied().find(|ticket| self.0.domain.tainted_by(ticket).is_some());
         if let Err(error) = first.wait(tickets.iter().copied()) {
             tracing::error!(%error, "what was done with a tensor cannot be waited for");
-            // What is tainted stays it.
-            return Ok(tickets.into_iter().find(|ticket| self.0.domain.tainted_by(ticket).is_some()));
+            // It may only have reported a failure of earlier work, which it does once.
+            if tainted().is_none() && first.wait(tickets.iter().copied()).is_err() {
+                return tainted().map(Some).ok_or(NotJoined);
+            }
         }
-        Ok(first.ticket())
+        let joined = first.ticket();
+        // What is tainted stays it, also where the stream has gone on meanwhile (DEATH-3).
+        Ok(tainted().or(joined))
     }
 
     /// One ticket that stands for everything the local streams did with the memory so far; several streams are joined

@@ -14,8 +14,9 @@ use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::LeaseId;
 use super::book::{Book, BookError, Left, Uses};
@@ -79,6 +80,8 @@ pub struct Pool {
     chunk_base: u32,
     writers: Writers,
     state: Mutex<State>,
+    /// Nobody is settling any more.
+    settled: Condvar,
 }
 
 struct State {
@@ -93,6 +96,8 @@ struct State {
     /// Ranges given back to the allocator before their last uses had passed.
     pending: Vec<Pending>,
     waiters: Vec<Waker>,
+    /// Threads that have taken candidates and have not closed them yet.
+    settling: usize,
 }
 
 struct Pending {
@@ -161,7 +166,9 @@ impl Pool {
                 quarantine: VecDeque::new(),
                 pending: Vec::new(),
                 waiters: Vec::new(),
+                settling: 0,
             }),
+            settled: Condvar::new(),
         })
     }
 
@@ -397,10 +404,14 @@ impl Pool {
     /// Gives every candidate its second look: drains what peers have posted, then closes the lines that nobody holds.
     pub(crate) fn settle(&self) {
         loop {
-            let candidates = std::mem::take(&mut self.state.lock().candidates);
-            if candidates.is_empty() {
-                return;
-            }
+            let candidates = {
+                let mut state = self.state.lock();
+                if state.candidates.is_empty() {
+                    return;
+                }
+                state.settling += 1;
+                std::mem::take(&mut state.candidates)
+            };
             fault::point("pool.settle");
             // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
             if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
@@ -420,10 +431,23 @@ impl Pool {
                 }
             }
             state.sweep(&self.domain);
+            state.settling -= 1;
+            if state.settling == 0 {
+                self.settled.notify_all();
+            }
             let waiters = std::mem::take(&mut state.waiters);
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
         }
+    }
+
+    /// [`settle`](Self::settle), and waits until other threads are done with theirs, at most for `limit`: what was given
+    /// back before the call is closed then. Not to be called by anything that [`settle`](Self::settle) calls.
+    pub(crate) fn settle_with_all(&self, limit: Duration) {
+        self.settle();
+        let until = Instant::now() + limit;
+        let mut state = self.state.lock();
+        while state.settling > 0 && !self.settled.wait_until(&mut state, until).timed_out() {}
     }
 
     fn reclaim(&self) {

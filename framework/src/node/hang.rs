@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::ids::{ActorId, ProcessId};
 
 use super::supervisor::WorkerId;
+pub use crate::observe::sight::WaitsIn;
 
 /// What happens to a worker that hangs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,9 +44,9 @@ pub enum Hang {
         waiter: ProcessId,
         /// That one's name.
         waiter_name: String,
-        /// The thread in it that waits; a host stream has a thread of its own.
-        thread: String,
-        /// Which clock.
+        /// Which of its streams or threads waits.
+        waits_in: WaitsIn,
+        /// Which clock: that of the stream in the worker with this number.
         clock: u16,
         /// The value that is waited for.
         value: u64,
@@ -86,9 +87,9 @@ impl fmt::Display for HangReport {
                 write!(f, "since {lasted:.1?}")?;
                 if *handling { f.write_str("; it is in a handler") } else { Ok(()) }
             }
-            Hang::Clock { waiter, waiter_name, thread, clock, value, now } => {
+            Hang::Clock { waiter, waiter_name, waits_in, clock, value, now } => {
                 write!(f, "should have advanced its clock {clock} to {value}; it shows {now}. ")?;
-                write!(f, "`{waiter_name}` ({waiter}) has waited for {lasted:.1?}, in thread `{thread}`")
+                write!(f, "`{waiter_name}` ({waiter}) has waited for {lasted:.1?}, in {waits_in}")
             }
         }
     }

@@ -64,6 +64,10 @@ pub trait Resident: Send + Sync + 'static {
     /// Of a worker: its process is about to end, and its actors with a restart policy for failures live on elsewhere.
     fn leaving(&self) {}
 
+    /// What others have given back so far is to be noted, for the trace: the process's actors have stopped, or it is about
+    /// to end.
+    fn settling(&self) {}
+
     /// Of the node's own process: there will be no more messages from the node.
     fn node_ended(&self) {}
 

@@ -56,7 +56,7 @@ pub use crate::mailbox::lives::{EndReason, Lifecycle};
 pub use self::builder::NodeBuilder;
 pub use self::group::{Group, Strategy, Supervision};
 pub use self::handshake::{Build, BuildMismatch};
-pub use self::hang::{Hang, HangReport, OnHang};
+pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
 pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;

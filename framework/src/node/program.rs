@@ -56,7 +56,12 @@ impl Resident for Office {
         self.begin_leaving();
     }
 
+    fn settling(&self) {
+        self.take_in_last_returns();
+    }
+
     fn node_ended(&self) {
+        self.take_in_last_returns();
         self.end_watching();
     }
 }

@@ -322,6 +322,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
         if !args.tensors.is_empty() {
             return Err(ActorError::TensorInArgs(type_name));
         }
+        let own_worker = self.worker.is_none();
         let worker = match self.worker {
             Some(worker) => worker,
             None => self.node.worker(self.name.as_deref().unwrap_or_else(|| short(type_name)))?,
@@ -335,7 +336,13 @@ impl<A: RemoteActor> Spawn<'_, A> {
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
-        let (actor, place) = self.node.supervisor().start_supervised(worker, new, self.how)?;
+        let started = self.node.supervisor().start_supervised(worker, new, self.how).inspect_err(|_| {
+            if own_worker {
+                // Nobody else knows of it.
+                self.node.supervisor().retire(worker);
+            }
+        });
+        let (actor, place) = started?;
         let office = Arc::clone(self.node.resident());
         Ok(Spawned { office, actor, place, worker, kind: PhantomData })
     }

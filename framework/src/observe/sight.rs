@@ -1,16 +1,18 @@
 //! What a process shows of itself to whoever looks for what stands still: see
 //! [`NodeBuilder::hang_limit`](crate::node::NodeBuilder::hang_limit). Told by a thread that runs no actor.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{ActorId, ProcessId};
+use crate::ids::{ActorId, DeviceId, ProcessId};
 
 /// One look at a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sight {
     /// Its actors.
     pub actors: Vec<ActorSight>,
-    /// Its threads and host streams that wait for a clock.
+    /// Its threads and streams that wait for a clock.
     pub waits: Vec<WaitSight>,
 }
 
@@ -32,8 +34,8 @@ pub struct ActorSight {
 /// A wait for a clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitSight {
-    /// The thread that waits; `tp-stream-3` is that of the host stream with clock 3.
-    pub thread: String,
+    /// Who waits.
+    pub waits_in: WaitsIn,
     /// The process whose clock it is: it should advance it.
     pub on: ProcessId,
     /// Which of its clocks.
@@ -42,6 +44,29 @@ pub struct WaitSight {
     pub value: u64,
     /// What the clock shows.
     pub now: u64,
-    /// How long it has waited, in nanoseconds.
+    /// How long it has waited, in nanoseconds; for a stream of a GPU, since it was first seen there.
     pub waited: u64,
+}
+
+/// Where in a process something waits for a clock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WaitsIn {
+    /// In a thread.
+    Thread(String),
+    /// In a stream, on whichever device.
+    Stream {
+        /// The clock of its own that the stream advances: which of the process's streams it is.
+        clock: u16,
+        /// The device.
+        device: DeviceId,
+    },
+}
+
+impl fmt::Display for WaitsIn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitsIn::Thread(name) => write!(f, "thread `{name}`"),
+            WaitsIn::Stream { clock, device } => write!(f, "its stream {clock} on {device}"),
+        }
+    }
 }

@@ -264,6 +264,11 @@ impl<T: Item, At> Flow<T, At> {
         flow
     }
 
+    /// The stage that it comes from, in the plan.
+    pub(super) fn index(&self) -> usize {
+        self.stage
+    }
+
     pub(super) fn draft(&self) -> &RefCell<Draft> {
         &self.draft
     }

@@ -8,6 +8,7 @@ use super::closures;
 use super::flow::{After, Flow, closure_name, hash};
 use super::item::Item;
 use super::many::{Batch, Either, Gather, Many, Pair};
+use super::pairs::Pairs;
 use super::stages::{AsMany, Batcher, Gathered, KeyOf, Lift, Unbatch, Windows, Zip};
 
 impl<T: Item, At> Flow<T, At> {
@@ -35,7 +36,9 @@ impl<T: Item, At> Flow<T, At> {
 
     /// Pairs of items that have the same id: those that come from the same item of a source, such as the two branches of a
     /// [`broadcast`](Flow::broadcast). Those that find no partner before the end are
-    /// dropped, and named in the report as [left over](super::Report::left_over).
+    /// dropped, and named in the report as [left over](super::Report::left_over). Under
+    /// [at-least-once](super::Pipeline::at_least_once) delivery, which they would hold up, that happens as soon as their fork
+    /// knows that no partner will come.
     ///
     /// An item waits for its partner here, in memory without a bound of its own: as far as one flow gets ahead of the
     /// other.
@@ -44,7 +47,8 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Pairs of items with the same key; of several with one key, the first with the first. As [`zip`](Self::zip)
-    /// otherwise.
+    /// otherwise, but no fork knows of a key whether it comes: under at-least-once delivery the oldest item is left over when
+    /// neither side can go on.
     pub fn join<B: Item, X, K: Hash>(
         self,
         other: Flow<B, X>,
@@ -67,7 +71,10 @@ impl<T: Item, At> Flow<T, At> {
     ) -> Flow<Pair<T, B>, After<Either<T, B>>> {
         let left = self.helper::<Lift<T, B, true>>("left", PhantomData);
         let right = other.helper::<Lift<T, B, false>>("right", PhantomData);
-        left.merge(right).own_helper::<Zip<T, B>>("zip", key)
+        let pairs = Pairs { sides: [left.index(), right.index()], by_id: key.is_none() };
+        let both = left.merge(right).own_helper::<Zip<T, B>>("zip", key);
+        both.draft().borrow_mut().plan.stages[both.index()].pairs = Some(pairs);
+        both
     }
 }
 

@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use super::error::PipelineError;
 use super::flow::Draft;
+use super::pairs::Partner;
 use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
 use super::work::{Door, Site, Started, Way, WayTo, Work};
-use super::worker::args::{Config, Control, Event, Run};
+use super::worker::args::{Config, Control, Event, Pairing, PartnerArgs, Run, Side};
 use crate::Node;
 use crate::actor::{Address, Channel};
 use crate::node::{ActorError, Restart, StartError, WorkerId};
@@ -154,6 +155,7 @@ fn site<'s>(
         holds: plan.holds(stage),
         resend: plan.at_least_once.is_some(),
         trace: settings.trace.is_some(),
+        pairing: pairing(plan, stage),
         every: (!settings.progress.is_off()).then_some(settings.every.as_millis() as u64),
         events: events.clone(),
     };
@@ -200,6 +202,22 @@ fn lanes_to(plan: &Plan, stage: usize) -> Vec<u32> {
     lanes.collect()
 }
 
+/// What a stage that pairs has to know to see that nobody can send it anything more.
+fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
+    let (pairs, most) = (plan.stages[stage].pairs?, plan.at_least_once?);
+    let sides = pairs.sides.map(|side| {
+        let edges = plan.edges_to(stage).filter(|(_, edge)| edge.from.stage == side);
+        let replicas = plan.stages[side].replicas as u16;
+        let lanes = edges.flat_map(|(index, _)| (0..replicas).map(move |replica| lane(index, replica)));
+        let sources = plan.sources_of(side).flat_map(|source| {
+            let replicas = plan.stages[source].replicas as u16;
+            (0..replicas).map(move |replica| source_number(plan, source, replica))
+        });
+        Side { lanes: lanes.collect(), sources: sources.collect() }
+    });
+    Some(Pairing { most, sides })
+}
+
 fn way<'s>(
     plan: &'s Plan,
     stage: usize,
@@ -230,9 +248,16 @@ fn way<'s>(
             to: doors,
         }
     });
+    // A stage that is not started yet is behind this one by a way back into a loop only.
+    let tell = plan.partners(stage, output).into_iter().filter_map(|Partner { stage, left, branches }| {
+        let to = started.get(&stage)?.iter().map(|pair| pair.control.clone()).collect();
+        Some(PartnerArgs { to, left, branches })
+    });
+    let tell = tell.collect();
     Way {
         select: plan.stages[stage].outputs[usize::from(output)].select.clone(),
         branches: branches.collect(),
+        tell,
     }
 }
 

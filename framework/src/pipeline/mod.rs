@@ -88,6 +88,7 @@ pub mod limits;
 mod many;
 mod on_error;
 mod out;
+mod pairs;
 mod place;
 mod plan;
 mod progress;

@@ -184,6 +184,16 @@ impl Held {
         self.id
     }
 
+    /// All items that are in it: several where it is a batch.
+    pub(super) fn ids(&self) -> Vec<ItemId> {
+        self.kept.ids(self.number)
+    }
+
+    /// What is held later has a higher one.
+    pub(super) fn age(&self) -> u64 {
+        self.number
+    }
+
     /// This one, which the other is a part of too: for two that have the same id.
     #[must_use = "dropping it says that nothing comes of either"]
     pub fn with(mut self, other: Held) -> Held {

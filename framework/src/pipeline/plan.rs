@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::error::{Mistake, PipelineError};
 use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
 use super::on_error::OnError;
+use super::pairs::Pairs;
 use super::place::On;
 use super::worker::args::Select;
 use crate::limits::MAX_MAILBOX;
@@ -62,6 +63,8 @@ pub(super) struct StagePlan {
     /// In how many loops it is.
     pub(super) depth: usize,
     pub(super) outputs: [Output; 2],
+    /// For one that pairs: what.
+    pub(super) pairs: Option<Pairs>,
     /// The stage whose results it passes on, for one that was put in by [`Plan::complete`].
     pub(super) relays: Option<usize>,
 }
@@ -117,6 +120,7 @@ impl StagePlan {
             helper: false,
             depth: 0,
             outputs: [results, Output { select: Select::All, branches: 0 }],
+            pairs: None,
             relays: None,
         }
     }
@@ -296,6 +300,10 @@ impl Plan {
         if let Some(unanswered) = self.at_least_once {
             // An item keeps its place until it is acknowledged, so there has to be one for each.
             mailbox = mailbox.max(unanswered.saturating_add(2));
+            if plan.pairs.is_some() {
+                // Both sides may come from one process, and what is told of partners is not to wait for them.
+                mailbox = mailbox.max(unanswered.saturating_mul(2).saturating_add(8));
+            }
         }
         if plan.depth > 0 || self.at_least_once.is_some() {
             let windows = self.stages.iter().filter_map(|stage| stage.window);

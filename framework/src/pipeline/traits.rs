@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::item::Item;
 use super::out::Out;
+use super::pairs::News;
 use crate::actor::Env;
 
 /// Where items come from.
@@ -141,6 +142,12 @@ pub trait Stage: Sized + 'static {
     fn finish(&mut self, out: &mut Out<Self::Out>) -> anyhow::Result<()> {
         let _ = out;
         Ok(())
+    }
+
+    /// For the pipeline's own stages.
+    #[doc(hidden)]
+    fn partners(&mut self, news: News<'_>, out: &mut Out<Self::Out>) {
+        let _ = (news, out);
     }
 }
 

@@ -8,7 +8,7 @@ use super::item::{Item, Parcel};
 use super::stages::Identity;
 use super::traits::{Source, Stage};
 use super::worker::args::{
-    BranchArgs, Config, Control, OutletArgs, Receiver, Run, Select, SourceArgs, StageArgs,
+    BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
 };
 use super::worker::{SourceActor, StageActor};
 use crate::Node;
@@ -47,6 +47,7 @@ pub(super) struct Site<'s> {
 pub(super) struct Way<'s> {
     pub(super) select: Select,
     pub(super) branches: Vec<WayTo<'s>>,
+    pub(super) tell: Vec<PartnerArgs>,
 }
 
 /// The way to another stage.
@@ -166,5 +167,6 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         settle_first: to.settle_first,
         shares_fate: to.shares_fate,
     };
-    OutletArgs { select: way.select.clone(), branches: way.branches.iter().map(branch).collect() }
+    let branches = way.branches.iter().map(branch).collect();
+    OutletArgs { select: way.select.clone(), branches, tell: way.tell.clone() }
 }

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use tensorpost::lease::PoolError;
 use tensorpost::mailbox::post::AskFailure;
-use tensorpost::node::WorkerState;
+use tensorpost::node::{EndReason, Sharing, WorkerId, WorkerState};
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::until;
@@ -201,6 +201,66 @@ pub(crate) fn a_kernel_that_faults_ends_its_worker_alone(builder: Builder) {
     doubles(&node, &gpu, &other);
     let new = node.spawn::<Doubler>(()).device(device).start().unwrap().address::<Double>();
     doubles(&node, &gpu, &new);
+}
+
+/// DEATH-2 under MPS: all workers on the GPU share the fate of the one whose kernel faults, and no other does. They are
+/// back together, and the report says why each ended.
+pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
+    let (device, is_gpu) = device();
+    if !is_gpu {
+        println!("the host has no MPS");
+        return;
+    }
+    let node = builder.sharing(Sharing::Mps).start().unwrap();
+    let gpu = node.gpu(&device).unwrap();
+    let soon = Restart::on_failure(5).backoff(Duration::from_millis(1), Duration::from_millis(5));
+    let faulty = node.spawn::<Faulty>(()).name("the faulty one").device(device.clone()).restart(soon);
+    let faulty = faulty.start().unwrap();
+    let companion = node.spawn::<Doubler>(()).name("companion").device(device.clone()).restart(soon);
+    let companion = companion.start().unwrap();
+    let mortal = node.spawn::<Doubler>(()).name("mortal").device(device.clone()).start().unwrap();
+    let elsewhere = node.spawn::<Doubler>(()).name("elsewhere").restart(soon).start().unwrap();
+    let status = |worker: WorkerId| node.supervisor().worker(worker).expect("it was started");
+    let far = status(elsewhere.worker()).pid;
+    for round in 1..=2_usize {
+        doubles(&node, &gpu, &companion.address());
+        let before = [faulty.worker(), companion.worker()].map(|worker| status(worker).pid);
+        let start = std::time::Instant::now();
+        let asked = faulty.address::<Fault>().ask(Fault).timeout(Duration::from_secs(20));
+        let error = node.block_on(asked).unwrap_err();
+        println!("round {round}, after {:?}: {error}", start.elapsed());
+        assert!(matches!(error, AskError::NoReply(AskFailure::Gone(_))), "{error}");
+        // What is sent meanwhile waits for the next life, which works on the GPU again.
+        doubles(&node, &gpu, &companion.address());
+        println!("it serves again after {:?}", start.elapsed());
+        until("both are back", || {
+            let running = |worker| matches!(status(worker).state, WorkerState::Running);
+            running(faulty.worker()) && running(companion.worker())
+        });
+        let after = [faulty.worker(), companion.worker()].map(|worker| status(worker).pid);
+        assert!(before.iter().all(|pid| !after.contains(pid)), "{before:?}, {after:?}");
+        let report = node.report().unwrap().restarts;
+        let ends = |worker: WorkerId| {
+            let past = report.iter().find(|past| past.worker == worker).expect("it was restarted");
+            assert_eq!((past.restarts as usize, past.ends.len()), (round, round), "{past:?}");
+            past.ends.last().expect("as many as rounds").clone()
+        };
+        let ends = [ends(faulty.worker()), ends(companion.worker())];
+        println!("{ends:?}");
+        // Under MPS each client has the fault, and whoever says so first is the one that failed; the others' ends name it.
+        for end in &ends {
+            let (EndReason::GpuFault(why) | EndReason::Group(why)) = end else { panic!("{ends:?}") };
+            assert!(why.contains("CUDA_ERROR"), "{ends:?}");
+            let names = ["the faulty one", "companion", "mortal"];
+            let is_named = names.iter().any(|name| why.contains(&format!("worker `{name}` failed")));
+            assert_eq!(is_named, matches!(end, EndReason::Group(_)), "{ends:?}");
+        }
+    }
+    // Without a policy it shares the fate all the same, and is gone.
+    assert!(matches!(status(mortal.worker()).state, WorkerState::Ended { .. }));
+    let error = mortal.address::<Double>().try_send(Double(gpu.zeros(DType::F32, &[3]).unwrap().freeze()));
+    assert!(!error.expect_err("it is gone").is_retryable());
+    assert_eq!(status(elsewhere.worker()).pid, far, "who is not on the GPU is not touched");
 }
 
 /// MBX-2: more actors in one worker than a GPU has streams for.

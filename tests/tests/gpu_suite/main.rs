@@ -1,20 +1,30 @@
 //! What a device has to get right between processes, on the device that `TENSORPOST_DEVICE` names: `cuda:0` on a machine
 //! with a GPU, the host otherwise.
 //!
+//! On a GPU, run it with `--test-threads=1`: some cases look at what is free there.
+//!
 //! With `REQUIRE_GPU=1`, anything but a GPU is a failure. The last line of a good run says how many cases used one.
 
 #![expect(unsafe_code, reason = "sets a variable before there are threads")]
 
 mod faults;
+mod hangs;
 mod receive;
+mod scenes;
 
 use faults::{
     a_device_that_is_not_there_is_named, a_device_without_room_says_who_holds_it,
-    a_kernel_that_faults_ends_its_worker_alone, more_actors_than_streams_share_them,
+    a_kernel_that_faults_ends_its_worker_alone, a_kernel_that_faults_restarts_its_mps_group,
+    more_actors_than_streams_share_them,
 };
+use hangs::a_stream_that_stands_still_is_named_with_whom_it_waits_for;
 use receive::{
     a_gpu_out_of_reach_is_copied_from_through_the_host, a_gpu_reads_the_memory_of_another_where_it_is,
     an_actor_gets_tensors_where_it_wants_them, tensors_from_the_same_process_are_brought_too,
+};
+use scenes::{
+    VISIBLE, a_node_that_is_killed_leaves_no_mps_daemon, a_node_that_is_killed_leaves_nothing_on_the_device,
+    workers_that_count_the_gpus_differently_mean_the_same,
 };
 use tensorpost::node::Sharing;
 use tensorpost::prelude::*;
@@ -37,14 +47,14 @@ use parts::{
 };
 
 fn program(builder: Builder) -> Builder {
-    parts::program(receive::program(faults::program(builder.actor::<Chain>().actor::<Checker>())))
+    let builder = builder.actor::<Chain>().actor::<Checker>();
+    parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
 }
 
 /// Has the workers count the GPUs from the other end: what a device is, must not depend on its number.
 fn count_the_other_way_round() {
-    const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
     let is_worker = std::env::var_os("TENSORPOST_WORKER").is_some();
-    if !is_worker || std::env::var_os(VISIBLE).is_some() {
+    if !is_worker || scenes::take_order() || std::env::var_os(VISIBLE).is_some() {
         return;
     }
     let gpus =
@@ -58,6 +68,9 @@ fn count_the_other_way_round() {
 
 fn main() {
     count_the_other_way_round();
+    if scenes::play(program) {
+        return;
+    }
     let cases = cases![
         a_chain_of_products_is_right_every_time,
         a_chain_of_products_is_right_every_time_under_mps,
@@ -66,7 +79,9 @@ fn main() {
         a_device_that_is_not_there_is_named,
         a_device_without_room_says_who_holds_it,
         a_kernel_that_faults_ends_its_worker_alone,
+        a_kernel_that_faults_restarts_its_mps_group,
         more_actors_than_streams_share_them,
+        a_stream_that_stands_still_is_named_with_whom_it_waits_for,
         an_actor_gets_tensors_where_it_wants_them,
         tensors_from_the_same_process_are_brought_too,
         a_gpu_reads_the_memory_of_another_where_it_is,
@@ -84,6 +99,9 @@ fn main() {
         several_workers_write_columns_of_one_tensor,
         several_workers_write_columns_of_one_tensor_under_mps,
         a_packed_part_is_a_view,
+        a_node_that_is_killed_leaves_nothing_on_the_device,
+        a_node_that_is_killed_leaves_no_mps_daemon,
+        workers_that_count_the_gpus_differently_mean_the_same,
     ];
     harness::run(program, cases)
 }
@@ -115,12 +133,15 @@ fn chain(builder: Builder, repetitions: u64, skip_waits: bool) -> Verdict {
     };
     // Memory goes round in steps that 13 has nothing in common with: what is left there is another chain's.
     let task = Task { size, products: 50, starts: 13 };
+    // Without waits the device has to be at work when the result comes: half a millisecond for each copy.
+    let head_start = if is_gpu && skip_waits { 1 << 30 } else { 0 };
     let node = builder.start().expect("a node");
     let checker = node.spawn::<Checker>(CheckerArgs { task, skip_waits }).device(device.clone());
     // Few results at a time: their memory goes round, and what is left there of others is wrong.
     let checker = checker.mailbox(4).start().expect("a checker");
     let next: Address<Outcome> = checker.address();
-    let chain = node.spawn::<Chain>(ChainArgs { task, next }).device(device).start().expect("a chain");
+    let chain =
+        node.spawn::<Chain>(ChainArgs { task, next, head_start }).device(device).start().expect("a chain");
     let (chain, tally) = (chain.address::<Run>(), checker.address::<Tally>());
     let verdict = node.block_on(async {
         for repetition in 0..repetitions {

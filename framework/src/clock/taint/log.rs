@@ -143,7 +143,8 @@ impl StreamLog {
 
     /// Whether the stream was marked, and has still to go on behind the range.
     pub(crate) fn is_marked(&self) -> bool {
-        self.floor.load(Ordering::Relaxed) != 0
+        // Pairs with TAINT-RELEASE in `give_up`.
+        self.floor.load(Ordering::Acquire) != 0
     }
 
     /// Checks tickets and notes them, in one step as the marking sees it: either it finds the note, or the check finds
@@ -169,28 +170,34 @@ impl StreamLog {
     }
 
     /// Marks what depends on what is tainted now: the range of own values, and by whose death. See [`Log::mark`].
+    ///
+    /// `add` makes the range known in this process. It is called before the stream can go on behind the range: a ticket
+    /// from there must find what was written in the range to be tainted.
     pub(crate) fn mark(
         &self,
         tainted: impl Fn(ProcessId, u16, u64, u64) -> Option<ProcessId>,
-    ) -> Option<(u64, u64, ProcessId)> {
+        add: impl FnOnce(u64, u64, ProcessId),
+    ) {
         let mut log = self.log.lock();
-        let Marked { from, by } = log.mark(tainted)?;
-        Some((from, self.give_up(), by))
+        let Some(Marked { from, by }) = log.mark(tainted) else { return };
+        self.give_up(|to| add(from, to, by));
     }
 
     /// As [`mark`](Self::mark), for work that is about to be enqueued and known to be worth nothing.
     #[cfg(feature = "cuda")]
-    pub(crate) fn mark_now(&self) -> (u64, u64) {
+    pub(crate) fn mark_now(&self, add: impl FnOnce(u64, u64)) {
         let _log = self.log.lock();
         // One back: what is written by the same launch may have been noted before a flush.
-        (self.written.load(Ordering::Relaxed).max(1), self.give_up())
+        let from = self.written.load(Ordering::Relaxed).max(1);
+        self.give_up(|to| add(from, to));
     }
 
-    fn give_up(&self) -> u64 {
+    fn give_up(&self, add: impl FnOnce(u64)) {
         let written = self.written.load(Ordering::Relaxed);
         let to = (written + MARGIN).max(self.floor.load(Ordering::Relaxed).saturating_sub(1));
-        self.floor.store(to + 1, Ordering::Relaxed);
-        to
+        add(to);
+        // TAINT-RELEASE: who finds the mark finds the range.
+        self.floor.store(to + 1, Ordering::Release);
     }
 
     /// The last value of the marked range, to go on behind; clears the mark. For the stream, with its state locked.
@@ -273,7 +280,12 @@ mod tests {
         log.set_written(6);
         log.push(log.next(), &[ticket(1, 5)], |_| None, |_| false).expect("nothing is tainted");
         let table = dead(1, 4);
-        let marked = log.mark(|process, slot, from, to| table.any_of(process, slot, from, to));
+        let mut marked = None;
+        let add = |from, to, by| {
+            assert!(!log.is_marked(), "the range is known before the stream may leave it");
+            marked = Some((from, to, by));
+        };
+        log.mark(|process, slot, from, to| table.any_of(process, slot, from, to), add);
         let (from, to, by) = marked.expect("it waits");
         assert_eq!((from, by, log.is_marked()), (7, process(1), true));
         let late = log.push(8, &[ticket(1, 5)], |ticket| dead(1, 4).of(ticket), |_| false);

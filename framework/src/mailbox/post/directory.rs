@@ -101,10 +101,16 @@ impl Known {
 }
 
 impl Office {
+    /// Whether any actor is known not to be where it was started.
+    #[inline]
+    pub(crate) fn has_moved(&self) -> bool {
+        // MOVED acquire: pairs with `note`.
+        self.directory.moved.load(Ordering::Acquire)
+    }
+
     /// The way to `actor`: what the node said last, or else the place `remembered`.
     pub(crate) fn way_to(&self, actor: ActorId, remembered: Place) -> Way {
-        // MOVED acquire: pairs with `note`.
-        if !self.directory.moved.load(Ordering::Acquire) {
+        if !self.has_moved() {
             return Way::To(remembered, None);
         }
         self.directory.known.get(&actor).map_or(Way::To(remembered, None), |known| known.way())
@@ -212,7 +218,7 @@ impl Office {
             known.at = Some(at);
             known.queue.clone()
         };
-        // MOVED release: pairs with `way_to`, which sees what is known where it sees this.
+        // MOVED release: pairs with `has_moved`: whoever looks sees what is known where it sees this.
         self.directory.moved.store(true, Ordering::Release);
         queue.wake_front();
     }

@@ -62,8 +62,9 @@ pub type Parcel = Box<dyn Any + Send>;
 #[derive(Debug)]
 pub struct LocalCredits {
     capacity: u32,
-    unhandled: AtomicU32,
-    handled: AtomicU64,
+    /// The low half: messages that are not handled yet; the high one: how many were, modulo 2^32. In one word, because
+    /// handing a credit back changes both.
+    counts: AtomicU64,
     /// [`OPEN`], [`SHUT`] or [`COMES_BACK`].
     closed: AtomicU32,
     queue: Queue,
@@ -75,13 +76,15 @@ const OPEN: u32 = 0;
 const SHUT: u32 = 1;
 const COMES_BACK: u32 = 2;
 
+/// One handled message in [`LocalCredits::counts`].
+const HANDLED: u64 = 1 << 32;
+
 impl LocalCredits {
     /// For a mailbox of `capacity` messages.
     pub fn new(capacity: u32) -> Arc<Self> {
         Arc::new(LocalCredits {
             capacity,
-            unhandled: AtomicU32::new(0),
-            handled: AtomicU64::new(0),
+            counts: AtomicU64::new(0),
             closed: AtomicU32::new(OPEN),
             queue: Queue::default(),
             guests: OnceLock::new(),
@@ -90,14 +93,14 @@ impl LocalCredits {
 
     /// Takes one credit; false when there is none.
     pub(crate) fn take(&self) -> bool {
-        let more = |unhandled: u32| (unhandled < self.capacity).then_some(unhandled + 1);
-        self.unhandled.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        let more = |counts: u64| ((counts as u32) < self.capacity).then_some(counts + 1);
+        self.counts.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
     /// Hands one credit back.
     pub(crate) fn hand_back(&self) {
-        self.unhandled.fetch_sub(1, Ordering::AcqRel);
-        self.handled.fetch_add(1, Ordering::AcqRel);
+        // One less below, one more above.
+        self.counts.fetch_add(HANDLED - 1, Ordering::AcqRel);
         self.wake_front();
     }
 
@@ -118,7 +121,7 @@ impl LocalCredits {
 
     /// Changes whenever a waiting sender might find a credit.
     pub(crate) fn stamp(&self) -> u64 {
-        self.handled.load(Ordering::Acquire).wrapping_add(u64::from(self.is_closed()))
+        (self.counts.load(Ordering::Acquire) / HANDLED).wrapping_add(u64::from(self.is_closed()))
     }
 
     /// Those who waited for the actor while it was elsewhere wait here now.

@@ -55,8 +55,8 @@ use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
-use crate::observe::sight::{Sight, WaitSight};
-use crate::os::{EventFd, monotonic_ns};
+use crate::observe::sight::Sight;
+use crate::os::EventFd;
 use crate::tensor::Gpu;
 use inbox::Inbox;
 
@@ -304,8 +304,10 @@ impl Office {
         }
     }
 
-    /// What the process and its actors have done.
+    /// What the process and its actors have done. Memory that peers have given back is counted as given back, whether or
+    /// not the reader has seen it.
     pub fn figures(&self) -> ProcessFigures {
+        self.take_in_returns();
         let stats = self.stats();
         let inboxes = self.inboxes.read().clone();
         let actors = inboxes.iter().filter_map(|slot| match slot {
@@ -333,21 +335,12 @@ impl Office {
 
     /// What stands still here, if anything does. Waits for nobody.
     pub(crate) fn sight(&self) -> Sight {
-        let now = monotonic_ns();
         let inboxes = self.inboxes.read().clone();
         let actors = inboxes.iter().filter_map(|slot| match slot {
             Slot::Taken(inbox) => inbox.sight(),
             Slot::Free | Slot::Withdrawn { .. } => None,
         });
-        let waits = self.domain.asleep().into_iter().map(|(sleeper, shows)| WaitSight {
-            thread: sleeper.thread,
-            on: sleeper.ticket.process,
-            clock: sleeper.ticket.slot,
-            value: sleeper.ticket.value,
-            now: shows,
-            waited: now.saturating_sub(sleeper.since),
-        });
-        Sight { actors: actors.collect(), waits: waits.collect() }
+        Sight { actors: actors.collect(), waits: self.domain.waiting() }
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.

@@ -281,7 +281,10 @@ impl Office {
         let (ready, in_parts) = match lease.one_of(uses) {
             Ok(ready) => (ready, given),
             Err(error) => {
-                tracing::error!(?error, "parts of one lease have been used by no stream and differ");
+                tracing::error!(
+                    ?error,
+                    "what was done with parts of one lease cannot be waited for; they are not given away"
+                );
                 (None, false)
             }
         };

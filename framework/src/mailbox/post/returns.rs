@@ -3,11 +3,13 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::Office;
 use super::entry::{self, Notice};
 use super::link::Link;
 use super::news;
+use crate::clock::turn::Turn;
 use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
@@ -17,6 +19,9 @@ use crate::lease::{LeaseId, Pool, Returns, Writers};
 use crate::limits::{MAX_GRANTED, RETURN_SLOTS};
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
+
+/// How long a process that ends waits for its own reader to close what was given back.
+const LAST_RETURNS: Duration = Duration::from_millis(200);
 
 impl Returns for Office {
     fn release(&self, id: LeaseId, uses: &[Ticket]) {
@@ -65,6 +70,26 @@ impl Surroundings for Office {
 }
 
 impl Office {
+    /// Takes in what peers have posted about leases, and what they have passed. A release does not wake an owner that
+    /// sleeps, so whoever wants to know how things stand does this before he looks.
+    pub(crate) fn take_in_returns(&self) {
+        let turn = Turn::begin();
+        for link in self.links.all().iter().filter(|link| !link.is_broken()) {
+            self.drain_link_returns(link);
+            self.settle_in_flight(link);
+        }
+        drop(turn);
+        let pools = self.pools.read().clone();
+        pools.iter().for_each(|pool| pool.settle());
+    }
+
+    /// [`take_in_returns`](Self::take_in_returns) for the last time: what the reader is about to do is waited for too.
+    pub(crate) fn take_in_last_returns(&self) {
+        self.take_in_returns();
+        let pools = self.pools.read().clone();
+        pools.iter().for_each(|pool| pool.settle_with_all(LAST_RETURNS));
+    }
+
     /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
     pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
         #[cfg(any(test, feature = "testing"))]

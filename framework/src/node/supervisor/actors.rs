@@ -9,9 +9,9 @@ use crate::node::host::NewActor;
 use crate::node::registry::check_name;
 use crate::observe::log::Severity;
 
+use super::comebacks::start_of;
 use super::error::Closed;
 use super::record::{First, Pending};
-use super::restarts::start_of;
 use super::run::State;
 use super::{Reply, StartError, WorkerId};
 

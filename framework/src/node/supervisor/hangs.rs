@@ -14,7 +14,7 @@ use crate::node::control::Down;
 use crate::node::hang::{Hang, HangReport, OnHang};
 use crate::node::limits::{MAX_HANGS, MAX_NAME, cut};
 use crate::observe::log::Severity;
-use crate::observe::sight::{ActorSight, Sight, WaitSight};
+use crate::observe::sight::{ActorSight, Sight, WaitSight, WaitsIn};
 
 use super::run::State;
 
@@ -115,6 +115,11 @@ impl State {
         }
         seen.waits = sight.waits;
         seen.waits.truncate(MAX_PROCESSES);
+        for wait in &mut seen.waits {
+            if let WaitsIn::Thread(name) = &mut wait.waits_in {
+                *name = cut(std::mem::take(name), MAX_NAME);
+            }
+        }
         let Seen { standing, waits, reported, .. } = seen;
         reported.retain(|said| match said {
             Said::Silent => true,
@@ -139,7 +144,7 @@ impl State {
                 let hang = Hang::Clock {
                     waiter: *process,
                     waiter_name: self.name_of(*process),
-                    thread: cut(wait.thread.clone(), MAX_NAME),
+                    waits_in: wait.waits_in.clone(),
                     clock: wait.clock,
                     value: wait.value,
                     now: wait.now,

@@ -56,7 +56,7 @@ impl Program {
 
     /// Starts it. The kernel kills the new process when the calling *thread* ends, so only the supervisor's thread may
     /// call this.
-    pub(crate) fn launch(&self, environment: Option<&(&'static str, OsString)>) -> io::Result<Launched> {
+    pub(crate) fn launch(&self, environment: &[(&'static str, OsString)]) -> io::Result<Launched> {
         let (socket, theirs) = Seqpacket::pair()?;
         let theirs = OwnedFd::from(theirs);
         let mut command = Command::new(&self.path);
@@ -75,7 +75,7 @@ impl Program {
                 command.env(variable, value);
             }
         }
-        command.envs(environment.map(|(name, value)| (name, value)));
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null());
         // A terminal's Ctrl-C is for the node alone, which then lets the workers finish.
         command.process_group(0);

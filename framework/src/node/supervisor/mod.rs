@@ -10,6 +10,8 @@
 //! a bound, and a worker that fills the queue is killed, with a clear word in the log.
 
 mod actors;
+mod comebacks;
+mod endings;
 mod error;
 mod figures;
 mod groups;
@@ -92,8 +94,13 @@ enum Command {
     Figures(Reply<Figures>),
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     KillWorker(WorkerId),
+    Retire(WorkerId),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
+    #[cfg(feature = "testing")]
+    ArmStarts(String, crate::fault::Fault),
+    #[cfg(feature = "testing")]
+    DisarmStarts,
     Shutdown(Instant, Reply<ShutdownReport>),
     KillAll,
 }
@@ -249,12 +256,32 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
+    /// Lets a worker go in which nothing lives: that for which it was started did not start.
+    pub(crate) fn retire(&self, worker: WorkerId) {
+        // After the node's end there is nobody left to let go.
+        let _ = self.shared.push(Command::Retire(worker));
+    }
+
     /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the worker
     /// before, and by a worker that does not read its socket never. In the node itself, call `fault::arm`.
     #[cfg(feature = "testing")]
     pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
         let _ = self.shared.push(Command::Arm(worker, fault));
+    }
+
+    /// Arms a fault in every process that is started from now on for the worker called `name`, its later lives included:
+    /// for what a worker passes before it can be told anything.
+    #[cfg(feature = "testing")]
+    pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
+        // After the node's end there is nothing left to go wrong.
+        let _ = self.shared.push(Command::ArmStarts(name.to_owned(), fault));
+    }
+
+    /// Takes back all that [`arm_starts`](Self::arm_starts) has said.
+    #[cfg(feature = "testing")]
+    pub fn disarm_starts(&self) {
+        let _ = self.shared.push(Command::DisarmStarts);
     }
 
     /// All workers, also those that have ended and whose slot is not used again yet.

@@ -51,6 +51,9 @@ pub(super) struct State {
     pub(super) hangs: Hangs,
     last_worker: u64,
     pub(super) dirty: bool,
+    /// Faults of processes that are started from now on, by the worker's name.
+    #[cfg(feature = "testing")]
+    start_faults: Vec<(String, crate::fault::Fault)>,
 }
 
 impl State {
@@ -77,6 +80,8 @@ impl State {
             hangs: Hangs::default(),
             last_worker: 0,
             dirty: false,
+            #[cfg(feature = "testing")]
+            start_faults: Vec::new(),
         }
     }
 
@@ -133,6 +138,18 @@ impl State {
                         worker.send(&Down::Arm(fault), Vec::new());
                     }
                 }
+                #[cfg(feature = "testing")]
+                Command::ArmStarts(name, fault) => self.start_faults.push((name, fault)),
+                #[cfg(feature = "testing")]
+                Command::DisarmStarts => self.start_faults.clear(),
+                Command::Retire(worker) => {
+                    let worker = self.worker_by_id(worker).filter(|worker| worker.is_running());
+                    if let Some(worker) = worker {
+                        worker.told_to_exit = true;
+                        worker.retire(EndReason::Normal);
+                        self.dirty = true;
+                    }
+                }
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
                 Command::KillAll => self.kill_all(Instant::now()),
             }
@@ -172,13 +189,27 @@ impl State {
         let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
         // The clock page before its process: the node has to have it when that dies (DEATH-1).
         self.broker.deaths.prepare(process)?;
-        let launched = self.settings.program.launch(self.settings.environment.as_ref());
+        #[cfg_attr(not(feature = "testing"), expect(unused_mut, reason = "only tests have more of them"))]
+        let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
+        #[cfg(feature = "testing")]
+        environment.extend(self.armed_starts());
+        let launched = self.settings.program.launch(&environment);
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         let slot = &mut self.slots[slot];
         slot.next_life += 1;
         slot.worker = Some(Worker::new(id, process, name, launched, stage));
         self.dirty = true;
         Ok(())
+    }
+
+    /// What a process that is started now is armed with, besides what this one's environment says.
+    #[cfg(feature = "testing")]
+    fn armed_starts(&self) -> Option<(&'static str, std::ffi::OsString)> {
+        use crate::fault::VARIABLE;
+
+        let faults = self.start_faults.iter().map(|(name, fault)| format!("{name}/{fault}"));
+        let faults: Vec<String> = std::env::var(VARIABLE).into_iter().chain(faults).collect();
+        (!self.start_faults.is_empty()).then(|| (VARIABLE, faults.join(";").into()))
     }
 
     /// A free slot: one that was never used if there is one, so that the dead are remembered as long as possible.
@@ -408,9 +439,20 @@ impl State {
         let severity = if expected { Severity::Debug } else { Severity::Error };
         self.journal.node(severity, Some(&name), text);
 
-        let state = WorkerState::Ended { exit, why: why.clone() };
+        let ended = WorkerState::Ended { exit, why: why.clone() };
+        let state = if comes_back { WorkerState::Restarting { reason } } else { ended.clone() };
+        let (restarts, last_end) = self.restarts.of_worker(worker.id);
+        let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
+        self.note_end(&worker, exit);
+        self.slots[index].last = Some(status);
+        self.dirty = true;
+        // First, so that whoever gets an error finds what it says in the status.
+        self.publish();
+        self.deliver(told);
+        // Last, so that who has waited for the end finds it in this process wherever they look: a send fails as it will
+        // from then on.
         for reply in worker.awaiting_end.drain(..) {
-            let _ = reply.try_send(state.clone());
+            let _ = reply.try_send(ended.clone());
         }
         for (_, pending) in worker.pending.drain() {
             let Some(first) = pending.first else { continue };
@@ -421,18 +463,9 @@ impl State {
                 why: why.clone(),
             }));
         }
-        let state = if comes_back { WorkerState::Restarting { reason } } else { state };
-        let (restarts, last_end) = self.restarts.of_worker(worker.id);
-        let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
-        self.note_end(&worker, exit);
         if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = worker.stage {
             asker.answer(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
         }
-        self.slots[index].last = Some(status);
-        self.dirty = true;
-        // First, so that whoever gets an error finds what it says in the status.
-        self.publish();
-        self.deliver(told);
     }
 
     pub(super) fn publish(&mut self) {

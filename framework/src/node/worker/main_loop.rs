@@ -8,7 +8,7 @@ use tokio::sync::mpsc::Receiver;
 use super::uplink::Uplink;
 use crate::limits::MAX_ACTORS;
 use crate::node::control::Up;
-use crate::node::host::{Stage, StartActor};
+use crate::node::host::{Resident, Stage, StartActor};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::os::vital;
 
@@ -23,7 +23,12 @@ pub(super) enum Task {
 }
 
 /// Runs until the node says [`Task::Exit`].
-pub(super) async fn run<S: Stage>(stage: S, mut tasks: Receiver<Task>, uplink: &Arc<Uplink>) {
+pub(super) async fn run<S: Stage>(
+    stage: S,
+    resident: &impl Resident,
+    mut tasks: Receiver<Task>,
+    uplink: &Arc<Uplink>,
+) {
     let stage = Rc::new(stage);
     while let Some(task) = tasks.recv().await {
         match task {
@@ -33,9 +38,12 @@ pub(super) async fn run<S: Stage>(stage: S, mut tasks: Receiver<Task>, uplink: &
             }
             Task::StopActors => {
                 stage.stop_actors().await;
+                // Leases that are kept until somebody has passed a message go back while their owners still read.
+                resident.settling();
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
             }
-            Task::Exit => return,
+            // All actors of all processes have stopped by now, so these are the last.
+            Task::Exit => return resident.settling(),
         }
     }
 }

@@ -104,10 +104,10 @@ impl<R: Residence> Worker<R> {
         let Worker { identity, resident, uplink, tasks } = self;
         actix::System::new().block_on(async move {
             let notices = Notices::new(uplink.clone());
-            match residence.stage(resident, notices) {
+            match residence.stage(resident.clone(), notices) {
                 Ok(stage) => {
                     let _ = uplink.send(&Up::Ready, Vec::new());
-                    main_loop::run(stage, tasks, &uplink).await;
+                    main_loop::run(stage, &*resident, tasks, &uplink).await;
                     uplink.drain();
                 }
                 Err(why) => {

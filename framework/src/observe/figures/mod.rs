@@ -165,7 +165,7 @@ pub(crate) mod tests {
 
     pub(crate) fn figures(at: u64, handled: u64) -> Figures {
         let meter = Meter::default();
-        (0..handled).for_each(|_| meter.note(Duration::from_micros(100)));
+        (0..handled).for_each(|_| meter.note(100_000));
         let actor = ActorFigures {
             actor: ActorId(1),
             name: "blur".into(),

@@ -1,6 +1,6 @@
 //! Two flows that become one, item by item.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::marker::PhantomData;
 
@@ -9,6 +9,8 @@ use anyhow::Context as _;
 use crate::actor::Env;
 use crate::pipeline::closures;
 use crate::pipeline::limits::MAX_WAITING;
+use crate::pipeline::pairs::{News, Partners};
+use crate::pipeline::worker::args::Pairing;
 use crate::pipeline::{Either, Held, Item, ItemId, Out, Pair, Stage};
 
 /// Says from which flow an item is.
@@ -58,6 +60,10 @@ pub(in crate::pipeline) type KeyOf<A, B> = dyn Fn(&Either<A, B>) -> u64 + Send +
 pub(in crate::pipeline) struct Zip<A: Item, B: Item> {
     key: Option<std::sync::Arc<KeyOf<A, B>>>,
     waiting: Waiting<(A, Held), (B, Held)>,
+    /// Under at-least-once delivery: who waits for what waits here.
+    pairing: Option<Pairing>,
+    /// Left and right: whether nothing more comes.
+    ended: [bool; 2],
 }
 
 /// Items that wait for their partners, in the order in which they came. Pure bookkeeping.
@@ -98,6 +104,26 @@ impl<A, B> Waiting<A, B> {
 }
 
 impl<A, B> Waiting<(A, Held), (B, Held)> {
+    /// Those that wait on one side.
+    fn held(&self, left: bool) -> Box<dyn Iterator<Item = &Held> + '_> {
+        if left {
+            Box::new(self.left.values().flatten().map(|(_, held)| held))
+        } else {
+            Box::new(self.right.values().flatten().map(|(_, held)| held))
+        }
+    }
+
+    /// Takes out those of one side that are of a kind.
+    fn remove(&mut self, left: bool, bond: Option<Bond>, which: impl Fn(&Held) -> bool) -> Vec<Held> {
+        let removed = if left {
+            remove_from(&mut self.left, bond, which)
+        } else {
+            remove_from(&mut self.right, bond, which)
+        };
+        self.count -= removed.len();
+        removed
+    }
+
     /// All that still wait.
     fn drain(&mut self) -> Vec<Held> {
         self.count = 0;
@@ -116,6 +142,59 @@ fn take_first<K: Hash + Eq, T>(waiting: &mut HashMap<K, VecDeque<T>>, key: K) ->
     first
 }
 
+/// Takes out those of a kind, of one bond where that is known.
+fn remove_from<T>(
+    waiting: &mut HashMap<Bond, VecDeque<(T, Held)>>,
+    bond: Option<Bond>,
+    which: impl Fn(&Held) -> bool,
+) -> Vec<Held> {
+    let mut removed = Vec::new();
+    let mut take = |items: &mut VecDeque<(T, Held)>| {
+        for (item, held) in std::mem::take(items) {
+            if which(&held) { removed.push(held) } else { items.push_back((item, held)) }
+        }
+        !items.is_empty()
+    };
+    match bond {
+        Some(bond) => {
+            if waiting.get_mut(&bond).is_some_and(|items| !take(items)) {
+                waiting.remove(&bond);
+            }
+        }
+        None => waiting.retain(|_, items| take(items)),
+    }
+    removed
+}
+
+impl<A: Item, B: Item> Zip<A, B> {
+    /// Whether all that the sources of one side may have unacknowledged waits here: they make nothing before it is.
+    fn is_full(&self, left: bool, pairing: &Pairing) -> bool {
+        let side = &pairing.sides[usize::from(!left)];
+        let waiting: HashSet<ItemId> = self.waiting.held(left).flat_map(Held::ids).collect();
+        side.sources
+            .iter()
+            .all(|source| waiting.iter().filter(|id| id.source == *source).count() >= pairing.most as usize)
+    }
+
+    /// Where neither side can go on, because each waits for partners that only the other could bring, the oldest half goes.
+    fn end_standstill(&mut self, out: &mut Out<Pair<A, B>>) {
+        let Some(pairing) = &self.pairing else { return };
+        if self.waiting.count < pairing.most as usize {
+            return;
+        }
+        let stands = |left: bool| self.ended[usize::from(!left)] || self.is_full(left, pairing);
+        if !(stands(true) && stands(false)) {
+            return;
+        }
+        let sides = [true, false].into_iter().filter(|left| !self.ended[usize::from(!left)]);
+        let oldest = sides.flat_map(|left| self.waiting.held(left).map(move |held| (held.age(), left))).min();
+        let Some((age, left)) = oldest else { return };
+        for held in self.waiting.remove(left, None, |held| held.age() == age) {
+            out.leave_over(held, "no partner came for it before both sides stood still");
+        }
+    }
+}
+
 impl<A: Item, B: Item> Stage for Zip<A, B> {
     /// The name of the closure that tells an item's key; without one, items belong together that have the same id.
     type Args = Option<String>;
@@ -124,7 +203,8 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
 
     fn create(key: Option<String>, _: &Env) -> anyhow::Result<Self> {
         let key = key.map(|name| closures::find::<KeyOf<A, B>>(&name)).transpose()?;
-        Ok(Zip { key, waiting: Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 } })
+        let waiting = Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 };
+        Ok(Zip { key, waiting, pairing: None, ended: [false; 2] })
     }
 
     fn process(&mut self, item: Either<A, B>, out: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
@@ -148,6 +228,8 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             } else {
                 out.emit_for(Pair { left, right }, [left_held, right_held]);
             }
+        } else {
+            self.end_standstill(out);
         }
         Ok(())
     }
@@ -157,6 +239,24 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             out.leave_over(held, "no partner came for it");
         }
         Ok(())
+    }
+
+    fn partners(&mut self, News(news): News<'_>, out: &mut Out<Pair<A, B>>) {
+        match news {
+            Partners::Begin(pairing) => self.pairing = Some(pairing),
+            Partners::Alone { left, ids, again } => {
+                for id in ids {
+                    for held in self.waiting.remove(!left, Some(Bond::Id(*id)), |held| held.id() == *id) {
+                        // What is sent again, whoever was told so sends with its partner.
+                        if again { drop(held) } else { out.leave_over(held, "no partner came for it") }
+                    }
+                }
+            }
+            Partners::Ended { left } => {
+                self.ended[usize::from(!left)] = true;
+                self.end_standstill(out);
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use tensorpost_derive::GpuMessage;
 use super::meter::{Counts, Failure, Span};
 use crate::actor::Address;
 use crate::pipeline::dead::Dead;
-use crate::pipeline::item::{Item, Parcel};
+use crate::pipeline::item::{Item, ItemId, Parcel};
 use crate::pipeline::on_error::OnError;
 use crate::pipeline::traits::{Source, Stage};
 
@@ -33,6 +33,8 @@ pub(in crate::pipeline) struct Config {
     /// Whether what was lost is sent again, to a replica that is left.
     pub(in crate::pipeline) resend: bool,
     pub(in crate::pipeline) trace: bool,
+    /// For a stage that pairs: who its halves are from.
+    pub(in crate::pipeline) pairing: Option<Pairing>,
     /// Milliseconds between two reports of progress.
     pub(in crate::pipeline) every: Option<u64>,
     pub(in crate::pipeline) events: Address<Event>,
@@ -44,6 +46,37 @@ pub(in crate::pipeline) struct Config {
 pub(in crate::pipeline) struct OutletArgs<T: Item> {
     pub(in crate::pipeline) select: Select,
     pub(in crate::pipeline) branches: Vec<BranchArgs<T>>,
+    /// Who is to be told of items that are settled on some of the branches.
+    pub(in crate::pipeline) tell: Vec<PartnerArgs>,
+}
+
+/// A stage that pairs what comes by a fork's branches with something else.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::pipeline) struct PartnerArgs {
+    /// Its replicas.
+    pub(in crate::pipeline) to: Vec<Address<Control>>,
+    /// Which side the branches lead to.
+    pub(in crate::pipeline) left: bool,
+    /// Those without which no item reaches that side.
+    pub(in crate::pipeline) branches: Vec<u16>,
+}
+
+/// Whose items a stage that pairs has, under at-least-once delivery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::pipeline) struct Pairing {
+    /// Items of each source that may be unacknowledged.
+    pub(in crate::pipeline) most: u32,
+    /// Left and right.
+    pub(in crate::pipeline) sides: [Side; 2],
+}
+
+/// One of the two flows that become one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::pipeline) struct Side {
+    /// Who sends it.
+    pub(in crate::pipeline) lanes: Vec<u32>,
+    /// What the ids of the items begin with that are in it.
+    pub(in crate::pipeline) sources: Vec<u16>,
 }
 
 /// Which of several takes an item.
@@ -128,6 +161,15 @@ pub(in crate::pipeline) enum Control {
     Stop,
     /// These senders have died: nothing more comes from them.
     Gone(Vec<u32>),
+    /// To a stage that pairs: nothing more comes of these items on one of its sides.
+    Alone {
+        /// Which side.
+        left: bool,
+        /// The items.
+        ids: Vec<ItemId>,
+        /// Whether they are on their way again, on both sides.
+        again: bool,
+    },
     /// The pipeline is over; the actor ends.
     Close,
 }

@@ -10,6 +10,8 @@ use std::rc::{Rc, Weak};
 use actix::dev::OneshotSender;
 use smallvec::SmallVec;
 
+use super::siblings::Sibling;
+
 /// All that a result is part of; nearly always one, which then costs no allocation.
 pub(in crate::pipeline) type Cargos = SmallVec<[Cargo; 1]>;
 
@@ -21,6 +23,8 @@ pub(in crate::pipeline) struct Cargo(Rc<Slot>);
 struct Slot {
     answer: RefCell<Option<OneshotSender<()>>>,
     lost: Cell<bool>,
+    /// At a fork: what is settled when this is done with.
+    sibling: Option<Sibling>,
 }
 
 /// An item that may be done with.
@@ -34,6 +38,12 @@ impl Faint {
 }
 
 impl Cargo {
+    /// Nobody's answer: it tells a fork when it is done with.
+    pub(super) fn marking(sibling: Sibling) -> Self {
+        let (answer, lost) = (RefCell::default(), Cell::default());
+        Cargo(Rc::new(Slot { answer, lost, sibling: Some(sibling) }))
+    }
+
     pub(super) fn faint(&self) -> Faint {
         Faint(Rc::downgrade(&self.0))
     }
@@ -46,6 +56,9 @@ impl Cargo {
     /// Something that came of the item was lost, and whoever still has the item can send it again.
     pub(super) fn lose(&self) {
         self.0.lost.set(true);
+        if let Some(sibling) = &self.0.sibling {
+            sibling.lost.set(true);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::cargo::Cargos;
-use crate::pipeline::item::Tag;
+use crate::pipeline::item::{ItemId, Tag};
 
 /// An item that is kept.
 #[derive(Clone)]
@@ -40,6 +40,11 @@ impl Kept {
     /// The item is passed on. `None` if it was given up.
     pub(in crate::pipeline) fn take(&self, number: u64) -> Option<Keeping> {
         self.0.items.borrow_mut().remove(&number)
+    }
+
+    /// All items that are in it.
+    pub(in crate::pipeline) fn ids(&self, number: u64) -> Vec<ItemId> {
+        self.0.items.borrow().get(&number).map_or_else(Vec::new, |item| item.tag.ids().collect())
     }
 
     /// The stage has dropped it. What that means is known when its call has returned.

@@ -27,6 +27,7 @@ mod outlet;
 pub(super) mod pick;
 mod response;
 mod rounds;
+mod siblings;
 mod source;
 mod stage;
 mod window;

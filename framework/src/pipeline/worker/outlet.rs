@@ -2,16 +2,19 @@
 //! everything that was sent.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 use super::args::{BranchArgs, OutletArgs, Receiver};
 use super::cargo::{Cargo, Cargos};
 use super::meter::{Meter, Spanned};
 use super::pick::{Choice, Load, Pick};
+use super::siblings::Siblings;
 use super::window::Window;
 use crate::actor::{Address, Ask, AskError, Env, SendFailure};
 use crate::mailbox::post::AskFailure;
@@ -25,6 +28,8 @@ use crate::pipeline::out::Emitted;
 pub(super) struct Outlet<T: Item> {
     pick: Pick<T>,
     branches: Vec<Rc<Branch<T>>>,
+    /// Which branches still have something of an item, where anybody wants to know.
+    siblings: Option<Rc<Siblings>>,
 }
 
 /// The way to one stage.
@@ -45,6 +50,8 @@ struct Branch<T: Item> {
     shares_fate: bool,
     modes: Modes,
     window: RefCell<Window>,
+    /// The next item waits for no room.
+    hurried: Cell<bool>,
     changed: Notify,
     meter: Meter,
     env: Env,
@@ -116,12 +123,15 @@ impl<T: Item> Outlet<T> {
                 shares_fate: args.shares_fate,
                 modes,
                 window: RefCell::default(),
+                hurried: Cell::new(false),
                 changed: Notify::new(),
                 meter: meter.clone(),
                 env: env.clone(),
             }))
         };
-        Ok(Outlet { pick, branches: args.branches.into_iter().map(branch).collect::<Result<_, _>>()? })
+        let siblings = Siblings::new(args.tell, args.branches.len());
+        let branches = args.branches.into_iter().map(branch).collect::<Result<_, _>>()?;
+        Ok(Outlet { pick, branches, siblings })
     }
 
     /// Sends an item to whom it is for, and returns when they have accepted it. A receiver that has died has lost it;
@@ -129,19 +139,42 @@ impl<T: Item> Outlet<T> {
     pub(super) async fn send(&self, emitted: Emitted<T>) -> Result<(), Unsendable> {
         let Emitted { tag, item, cargo } = emitted;
         match self.pick.choose(&item, self.branches.len(), |at| self.branches[at].load()) {
-            Choice::One(at) => self.branches[at].send(tag, item, cargo).await,
+            Choice::One(at) => {
+                let mark = self.mark(&tag, at..at + 1).pop().flatten();
+                self.branches[at].send(tag, item, cargo.into_iter().chain(mark).collect()).await
+            }
             Choice::All => {
                 let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
-                for branch in others {
-                    branch.send(tag.clone(), item.clone(), cargo.clone()).await?;
+                // All before the first is sent: it may be settled before the next is.
+                let mut marks = self.mark(&tag, 0..self.branches.len());
+                let of_last = marks.pop().flatten();
+                for (branch, mark) in others.iter().zip(marks) {
+                    let cargo = cargo.iter().cloned().chain(mark).collect();
+                    branch.send(tag.clone(), item.clone(), cargo).await?;
                 }
-                last.send(tag, item, cargo).await
+                last.send(tag, item, cargo.into_iter().chain(of_last).collect()).await
             }
             // Every branch is gone: let the first one say so.
             Choice::None => match self.branches.first() {
                 Some(branch) => branch.send(tag, item, cargo).await,
                 None => Ok(()),
             },
+        }
+    }
+
+    /// What is to go with an item on each of these branches.
+    fn mark(&self, tag: &Tag, branches: Range<usize>) -> SmallVec<[Option<Cargo>; 4]> {
+        match &self.siblings {
+            Some(siblings) => siblings.mark(tag, branches).into_iter().map(Some).collect(),
+            None => branches.map(|_| None).collect(),
+        }
+    }
+
+    /// From now on nothing waits for room: one more item comes at most, and then the end.
+    pub(super) fn hurry(&self) {
+        for branch in &self.branches {
+            branch.hurried.set(true);
+            branch.changed.notify_one();
         }
     }
 
@@ -215,7 +248,9 @@ impl<T: Item> Branch<T> {
     /// Waits until one more with so many bytes may go.
     async fn room(&self, bytes: u64) {
         loop {
-            if self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number) {
+            if self.hurried.get()
+                || self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number)
+            {
                 return;
             }
             self.changed.notified().await;

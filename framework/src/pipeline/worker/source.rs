@@ -69,7 +69,7 @@ impl<S: Source> actix::Handler<Run> for SourceActor<S> {
             let core = Rc::clone(&self.core);
             ctx.spawn(wrap_future(async move {
                 core.part.env.stopping().await;
-                core.stopped.set(true);
+                core.stop();
             }));
         }
         Rc::clone(&self.core.part).finished().boxed_local()
@@ -81,9 +81,9 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
 
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) {
         match control {
-            Control::Stop => self.core.stopped.set(true),
+            Control::Stop => self.core.stop(),
             Control::Close => ctx.stop(),
-            Control::Gone(_) => {}
+            Control::Gone(_) | Control::Alone { .. } => {}
         }
     }
 }
@@ -114,6 +114,15 @@ impl<S: Source> Core<S> {
         }
         self.results.end().await;
         part.finish().await;
+    }
+
+    /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind it: that is what
+    /// ends the waiting of halves for their partners.
+    fn stop(&self) {
+        self.stopped.set(true);
+        if self.part.config.resend {
+            self.results.hurry();
+        }
     }
 
     async fn send(&self, id: ItemId, item: S::Out) {

@@ -9,7 +9,7 @@ use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::smallvec;
 
-use super::args::{Control, Run, StageArgs};
+use super::args::{Control, Pairing, Run, StageArgs};
 use super::cargo::Cargo;
 use super::core::Part;
 use super::kept::{Keeping, Kept};
@@ -25,6 +25,7 @@ use crate::message::scope;
 use crate::pipeline::dead::Dead;
 use crate::pipeline::item::{ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::{Current, Emitted, Out};
+use crate::pipeline::pairs::{News, Partners};
 use crate::pipeline::traits::Stage;
 
 /// The actor.
@@ -71,7 +72,10 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     type Args = StageArgs<S>;
 
     fn create(args: StageArgs<S>, env: &Env) -> anyhow::Result<Self> {
-        let stage = S::create(args.user, env)?;
+        let mut stage = S::create(args.user, env)?;
+        if let Some(pairing) = args.config.pairing.clone() {
+            stage.partners(News(Partners::Begin(pairing)), &mut Out::new());
+        }
         let part = Part::new(args.config, env);
         let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: false };
         let core = Rc::new(Core {
@@ -137,6 +141,9 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
             Control::Close => {
                 ctx.stop();
                 async {}.boxed_local()
+            }
+            Control::Alone { left, ids, again } => {
+                async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local()
             }
             Control::Stop => async {}.boxed_local(),
         };
@@ -405,6 +412,27 @@ impl<S: Stage> Core<S> {
         }
     }
 
+    /// Tells a stage that pairs of partners that do not come.
+    async fn partners(&self, news: Partners<'_>) {
+        if self.part.has_failed() {
+            return;
+        }
+        let mut out = Out::during(None, &self.kept);
+        self.stage.borrow_mut().partners(News(news), &mut out);
+        self.send(out).await;
+    }
+
+    /// Some senders have ended, and others have not: of a stage that pairs, it may be one side.
+    async fn side_ended(&self) {
+        let Some(Pairing { sides, .. }) = &self.part.config.pairing else { return };
+        for (side, left) in sides.iter().zip([true, false]) {
+            let ended = side.lanes.iter().all(|lane| self.ends.borrow().lanes.contains(lane));
+            if ended {
+                self.partners(Partners::Ended { left }).await;
+            }
+        }
+    }
+
     async fn wake(&self) {
         if !self.ends.borrow().begun {
             self.call(None, S::wake).await;
@@ -448,10 +476,10 @@ impl<S: Stage> Core<S> {
             }
             ends.lanes.extend(lanes);
             ends.cargo.extend(cargo);
-            if !expected.iter().all(|lane| ends.lanes.contains(lane)) {
-                return;
-            }
-            ends.begun = true;
+            ends.begun = expected.iter().all(|lane| ends.lanes.contains(lane));
+        }
+        if !self.ends.borrow().begun {
+            return self.side_ended().await;
         }
         self.order.borrow_mut().close();
         self.in_order().await;

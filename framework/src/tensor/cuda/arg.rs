@@ -68,7 +68,7 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut TensorPart> for LaunchArgs<'a> {
         if let Some(stream) = launch_stream(part.lease().home())
             && let Err(error) = part.write_on(&stream)
         {
-            stream.fail(&error);
+            refused(&stream, &error);
         }
         self.arg(part.first_element())
     }

@@ -57,10 +57,10 @@ use smallvec::SmallVec;
 pub use join::{JoinError, JoinReason};
 pub use split::{SplitError, SplitReason};
 
-use super::{DType, Gpu, Layout, Tensor, TensorError, TensorMut};
+use super::{DType, Gpu, Layout, Tensor, TensorError, TensorMut, TensorStatus};
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
-use crate::clock::taint::Tainted;
+use crate::clock::taint::{Standing, Tainted};
 use crate::device::DeviceError;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
@@ -261,6 +261,7 @@ impl TensorPart {
         if let Some(tainted) = self.0.taint() {
             return Err(tainted.into());
         }
+        let domain = self.0.lease.domain();
         let others = self.0.users.lock().clone();
         // CLOCK-1 for what came with the part, CLOCK-2 for this process's other streams.
         let others = others.iter().filter(|other| *other != stream).filter_map(Stream::ticket);
@@ -269,10 +270,29 @@ impl TensorPart {
         if !users.contains(stream) {
             users.push(stream.clone());
         }
-        *self.0.written.lock() = Some(stream.next_ticket());
+        let mut written = self.0.written.lock();
+        // The news may have come since the look above: what is tainted stays it (DEATH-3).
+        if let Some((ticket, by)) = written.and_then(|ticket| Some((ticket, domain.tainted_by(&ticket)?))) {
+            return Err(Tainted { ticket, by }.into());
+        }
+        *written = Some(stream.next_ticket());
         // The lease too: the memory's reuse waits for that work.
         self.0.lease.used_on(stream);
         Ok(self.0.address)
+    }
+
+    /// Whether what was done with it is done, on its way, or lost with a process. Never blocks.
+    pub fn status(&self) -> TensorStatus {
+        let domain = self.0.lease.domain();
+        // The look at what is lost comes last in there; of what it finds, the ticket says it again.
+        let uses = self.0.last_uses();
+        match uses.iter().find_map(|ticket| domain.tainted_by(ticket)) {
+            Some(by) => TensorStatus::Tainted { by },
+            None if uses.iter().all(|ticket| matches!(domain.standing(ticket), Ok(Standing::Ready))) => {
+                TensorStatus::Ready
+            }
+            None => TensorStatus::Pending,
+        }
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -283,16 +303,18 @@ impl TensorPart {
 impl Inner {
     /// What stands for everything that was done with this part so far.
     pub(crate) fn last_uses(&self) -> Uses {
-        if let Some(tainted) = self.taint() {
-            // However far the streams have come since.
-            return std::iter::once(tainted.ticket).collect();
-        }
         let users = self.users.lock().clone();
-        if users.is_empty() {
-            return self.ready.into_iter().collect();
-        }
         // A stream that used the part has waited for `ready` before it did.
-        users.iter().filter_map(Stream::ticket).collect()
+        let uses: Uses = if users.is_empty() {
+            self.ready.into_iter().collect()
+        } else {
+            users.iter().filter_map(Stream::ticket).collect()
+        };
+        // After the tickets: a stream that was marked may have gone on behind what is lost.
+        match self.taint() {
+            Some(tainted) => std::iter::once(tainted.ticket).collect(),
+            None => uses,
+        }
     }
 
     /// Why what was done with it is worth nothing, if that is known (DEATH-3).

@@ -1,0 +1,203 @@
+//! What the streams of this process wait for, on every device: the waits that were put on each, in order. For reports
+//! about what stands still; a GPU tells nobody where it stands, but its clock and those that it waits for do.
+//!
+//! A lock of its own for each stream, held for a few comparisons: whoever has the stream's state locked may be blocked in
+//! the driver, behind the very wait that is to be reported.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+
+use super::{Ticket, passed};
+use crate::ids::DeviceId;
+
+/// Waits above which those that are over are looked for.
+const PRUNE_AT: usize = 16;
+
+/// Most waits that are kept of one stream (MBX-2). Later ones are left out: a stream stands at an early one.
+const MOST: usize = 1024;
+
+/// The waits of one stream; for as long as the process lives, because a stream may be dropped while its work goes on.
+#[derive(Debug, Default)]
+pub(super) struct Queued(Mutex<Waits>);
+
+#[derive(Debug, Default)]
+struct Waits {
+    device: Option<DeviceId>,
+    queue: VecDeque<Wait>,
+    prune_at: usize,
+    /// Where it stood when it was looked at last, and since which look.
+    stands_at: Option<(Ticket, u64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    ticket: Ticket,
+    /// The stream's last clock write that was put on it before: with that done, it has come to the wait, or to kernels
+    /// just before it.
+    behind: u64,
+}
+
+/// A stream that stands at a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stands {
+    pub(super) at: Ticket,
+    /// The first look, in nanoseconds of `CLOCK_MONOTONIC`, that found it there.
+    pub(super) since: u64,
+    pub(super) device: DeviceId,
+}
+
+impl Queued {
+    /// A stream of `device` begins to use the clock.
+    pub(super) fn begin(&self, device: DeviceId) {
+        self.0.lock().device = Some(device);
+    }
+
+    /// Waits are about to be put on the stream, whose last clock write before them is `behind`. Returns how many were
+    /// noted, for [`take_back`](Self::take_back).
+    pub(super) fn put(
+        &self,
+        tickets: impl Iterator<Item = Ticket>,
+        behind: u64,
+        is_over: impl Fn(&Ticket) -> bool,
+    ) -> usize {
+        let mut waits = self.0.lock();
+        if waits.queue.len() > waits.prune_at.max(PRUNE_AT) {
+            waits.queue.retain(|wait| !is_over(&wait.ticket));
+            waits.prune_at = 2 * waits.queue.len();
+        }
+        let before = waits.queue.len();
+        let room = MOST.saturating_sub(before);
+        waits.queue.extend(tickets.take(room).map(|ticket| Wait { ticket, behind }));
+        waits.queue.len() - before
+    }
+
+    /// The last `count` could not be put on the stream.
+    pub(super) fn take_back(&self, count: usize) {
+        let mut waits = self.0.lock();
+        let left = waits.queue.len().saturating_sub(count);
+        waits.queue.truncate(left);
+    }
+
+    /// The wait at which the stream stands, whose clock shows `shows`. `now` is the time of this look.
+    pub(super) fn look(&self, shows: u64, now: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
+        let mut waits = self.0.lock();
+        let Waits { device, queue, stands_at, .. } = &mut *waits;
+        while queue.front().is_some_and(|wait| is_over(&wait.ticket)) {
+            queue.pop_front();
+        }
+        // What is in front of the wait may take its time as well; then nobody is to blame but the stream's own process.
+        let at = queue.front().filter(|wait| passed(shows, wait.behind)).map(|wait| wait.ticket);
+        *stands_at = at.map(|at| match *stands_at {
+            Some((before, since)) if before == at => (at, since),
+            _ => (at, now),
+        });
+        let (at, since) = (*stands_at)?;
+        Some(Stands { at, since, device: (*device)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::clock::stream::Stream;
+    use crate::clock::{ClockDomain, ClockPage};
+    use crate::device::Backend;
+    use crate::device::fake::Fake;
+    use crate::ids::ProcessId;
+    use crate::observe::sight::{WaitSight, WaitsIn};
+
+    fn ticket(value: u64) -> Ticket {
+        Ticket { process: ProcessId::new(1, 0).expect("a small slot"), slot: 4, value }
+    }
+
+    fn queued(waits: &[(u64, u64)]) -> Queued {
+        let queued = Queued::default();
+        queued.begin(DeviceId::HOST);
+        for (value, behind) in waits {
+            assert_eq!(queued.put(std::iter::once(ticket(*value)), *behind, |_| false), 1);
+        }
+        queued
+    }
+
+    fn stands(queued: &Queued, shows: u64, now: u64, others: u64) -> Option<(u64, u64)> {
+        let stands = queued.look(shows, now, |ticket| passed(others, ticket.value))?;
+        Some((stands.at.value, stands.since))
+    }
+
+    #[test]
+    fn a_stream_stands_at_its_first_wait_that_is_not_over() {
+        let queued = queued(&[(3, 0), (5, 0), (9, 2)]);
+        assert_eq!(stands(&queued, 0, 100, 2), Some((3, 100)));
+        assert_eq!(stands(&queued, 0, 200, 2), Some((3, 100)), "since the look that found it there first");
+        assert_eq!(stands(&queued, 0, 300, 3), Some((5, 300)));
+        assert_eq!(stands(&queued, 0, 400, 5), None, "its own work in front of the next wait is not done");
+        assert_eq!(stands(&queued, 2, 500, 5), Some((9, 500)));
+        assert_eq!(stands(&queued, 2, 600, 9), None);
+    }
+
+    /// A device that shows nothing of its streams, as a GPU: what they stand at is known all the same, in waits for data
+    /// and in those for order.
+    #[test]
+    fn a_stream_that_says_nothing_is_seen_by_its_clock() {
+        let id = |slot| ProcessId::new(slot, 0).expect("a small slot");
+        let (page, fake) = (ClockPage::create().expect("memory"), Fake::new(7, 2, &[]));
+        let domain = ClockDomain::new(id(1), ClockPage::create().expect("memory"));
+        let other = ClockDomain::new(id(2), Arc::clone(&page));
+        domain.add_peer(id(2), page);
+        fake.seen.mute.store(true, Ordering::SeqCst);
+        let device = Arc::clone(&fake) as Arc<dyn Backend>;
+        let (stream, theirs) =
+            (Stream::new(&device, &domain).expect("one"), other.allocate_slot().expect("one"));
+        assert_eq!(domain.waiting(), []);
+        stream.wait([theirs.ticket(3)]).expect("a clock that is known");
+        stream.wait_in_order([theirs.ticket(5)]).expect("the same");
+        let own = stream.backend().clock_slot();
+        let stands = |value, now| {
+            let [wait] = &domain.waiting()[..] else { panic!("{:?}", domain.waiting()) };
+            let waits_in = WaitsIn::Stream { clock: own, device: fake.id() };
+            let (on, clock, waited) = (id(2), theirs.slot(), wait.waited);
+            assert_eq!(*wait, WaitSight { waits_in, on, clock, value, now, waited });
+            assert!(domain.waiting()[0].waited > waited, "since the first look");
+        };
+        stands(3, 0);
+        other.advance(&theirs, 4).expect("its own clock");
+        stands(5, 4);
+        other.advance(&theirs, 5).expect("its own clock");
+        assert_eq!(domain.waiting(), []);
+        // Behind work of its own that is not done, it is itself the slow one.
+        stream.ticket().expect("the device does nothing");
+        stream.flush();
+        stream.wait([theirs.ticket(6)]).expect("the same");
+        assert_eq!(domain.waiting(), []);
+        domain.forge_clock(own, 1).expect("the device would write it");
+        stands(6, 5);
+    }
+
+    #[test]
+    fn what_was_refused_is_not_waited_for() {
+        let queued = queued(&[(3, 0)]);
+        let count = queued.put([ticket(4), ticket(5)].into_iter(), 0, |_| false);
+        queued.take_back(count);
+        assert_eq!((stands(&queued, 0, 1, 2), stands(&queued, 0, 2, 3)), (Some((3, 1)), None));
+    }
+
+    /// MBX-2.
+    #[test]
+    fn what_is_over_goes_and_too_much_is_left_out() {
+        let queued = queued(&[]);
+        for value in 1..=10_000 {
+            queued.put(std::iter::once(ticket(value)), 0, |ticket| ticket.value + 10 < value);
+            assert!(queued.0.lock().queue.len() <= 2 * PRUNE_AT + 12);
+        }
+        for value in 10_001..=20_000 {
+            queued.put(std::iter::once(ticket(value)), 0, |_| false);
+        }
+        assert!(queued.0.lock().queue.len() <= MOST);
+        assert_eq!(queued.put(std::iter::once(ticket(1)), 0, |_| false), 0);
+        assert!(stands(&queued, 0, 1, 9_999).is_some());
+    }
+}

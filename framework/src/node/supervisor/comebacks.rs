@@ -1,0 +1,180 @@
+//! Bringing back, when its time has come, what is to come back.
+
+use std::time::{Duration, Instant};
+
+use crate::ids::{ActorId, ProcessId};
+use crate::limits::MAX_PROCESSES;
+use crate::mailbox::lives::{EndReason, Lifecycle};
+use crate::mailbox::port::Place;
+use crate::node::control::Down;
+use crate::node::host::{NewActor, StartActor};
+use crate::node::restart::Restart;
+use crate::observe::log::Severity;
+
+use super::record::{Asker, Pending, Stage};
+use super::restarts::Between;
+use super::run::{Slot, State};
+
+/// How long a worker waits for its slot: until everybody has read what its last life had posted. Those who have not by
+/// then are stopped, or stuck.
+const DRAIN_GRACE: Duration = Duration::from_secs(1);
+
+impl State {
+    /// When something is to come back that can.
+    pub(super) fn next_restart(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let workers = self.restarts.between.iter().filter_map(|next| {
+            // Behind both times there is only an event: a worker that drains, or a slot that becomes free.
+            [next.at, next.at + DRAIN_GRACE]
+                .into_iter()
+                .find(|at| *at > now || self.slot_for(next, now).is_some())
+        });
+        workers.chain(self.restarts.away.iter().map(|next| next.at)).min()
+    }
+
+    /// Brings back whatever it is time for.
+    pub(super) fn restart_due(&mut self) {
+        let now = Instant::now();
+        while let Some(at) = self.restarts.away.iter().position(|next| next.at <= now) {
+            let next = self.restarts.away.swap_remove(at);
+            let running =
+                |slot: &Slot| slot.worker.as_ref().is_some_and(|w| w.id == next.worker && w.is_running());
+            if let Some(index) = self.slots.iter().position(running) {
+                self.start_again(index, next.actor);
+            }
+        }
+        let ready = |state: &State| {
+            let mut all = state.restarts.between.iter().enumerate();
+            all.find_map(|(at, next)| Some((at, state.slot_for(next, now)?)))
+        };
+        while let Some((at, slot)) = ready(self) {
+            let next = self.restarts.between.swap_remove(at);
+            self.launch_again(next, slot);
+        }
+    }
+
+    /// The slot for the next life of a worker, if it is time for it: the same as before, once everybody has read what the
+    /// last life had posted; another where somebody does not read.
+    fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
+        if next.at > now || self.is_ending(next.round) {
+            return None;
+        }
+        let free = |slot: usize| {
+            self.slots.get(slot).is_some_and(|slot| slot.worker.is_none()) && self.is_buried(slot)
+        };
+        if free(next.slot) {
+            return Some(next.slot);
+        }
+        if next.at + DRAIN_GRACE > now {
+            return None;
+        }
+        if self.slots.len() < MAX_PROCESSES {
+            return Some(self.slots.len());
+        }
+        (1..self.slots.len()).find(|&slot| free(slot) && !self.restarts.reserves(slot))
+    }
+
+    /// Whether everybody has read what the last life in a slot had posted.
+    pub(super) fn is_buried(&self, slot: usize) -> bool {
+        let life = self.slots.get(slot).and_then(|known| known.next_life.checked_sub(1));
+        let process = life.and_then(|life| ProcessId::new(u16::try_from(slot).ok()?, life));
+        process.is_none_or(|process| self.broker.is_buried(process))
+    }
+
+    fn launch_again(&mut self, next: Between, slot: usize) {
+        if slot == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+        let deadline = Instant::now() + self.settings.start_deadline;
+        let stage = Stage::Greeting { deadline, asker: Asker::Restart };
+        if slot != next.slot
+            && let Some(last) = self.slots.get_mut(next.slot)
+        {
+            last.last = None;
+        }
+        if let Err(source) = self.launch(slot, next.worker, &next.name, stage) {
+            // The system may have room for it later; the budget and the backoff are as for a death.
+            let reason = EndReason::CreateFailed(format!("its process could not be started: {source}"));
+            let fates = self.restarts.fates(next.worker, &reason, None, Instant::now());
+            self.restarts.note_end(next.worker, &next.name, &reason, !fates.restarting.is_empty());
+            let mut told = Vec::new();
+            for actor in fates.gave_up {
+                self.restarts.forget(actor);
+                self.broker.given_up(actor, reason.clone());
+                self.broker.announce(actor, &mut told);
+                self.broker.tell(&Lifecycle::GaveUp { actor, reason: reason.clone() }, &mut told);
+            }
+            self.deliver(told);
+            if !fates.restarting.is_empty() {
+                let at = Instant::now() + fates.delay; // its companions, if any, have all ended
+                self.restarts.between.push(Between { at, slot, ..next });
+            }
+        }
+        self.dirty = true;
+    }
+
+    /// A worker that was started again is ready: its actors follow.
+    pub(super) fn worker_is_back(&mut self, index: usize) {
+        let Some(worker) = self.slots[index].worker.as_ref() else { return };
+        let (id, name, process) = (worker.id, worker.name.clone(), worker.process);
+        self.journal.node(Severity::Info, Some(&name), format!("worker `{name}` is back, as {process}"));
+        for actor in self.restarts.of(id) {
+            self.start_again(index, actor);
+        }
+    }
+
+    fn start_again(&mut self, index: usize, actor: ActorId) {
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(charge) = self.restarts.charges.get_mut(&actor) else { return };
+        let place = match self.broker.roster.move_to(actor, worker.process) {
+            Ok(Some(place)) => place,
+            Ok(None) => return,
+            Err(error) => {
+                self.actor_failed(index, actor, EndReason::CreateFailed(error.to_string()));
+                return;
+            }
+        };
+        charge.life += 1;
+        worker.uses(charge.made_of.device);
+        let start = start_of(actor, place, &charge.made_of, charge.life, charge.budget.policy());
+        let type_name = start.type_name.clone();
+        worker.pending.insert(actor, Pending { place, type_name, ended: None, first: None });
+        worker.send(&Down::Start(start), Vec::new());
+        self.dirty = true;
+    }
+
+    /// An actor has started in another life.
+    pub(super) fn actor_is_back(&mut self, actor: ActorId) {
+        self.broker.roster.started(actor);
+        let mut told = Vec::new();
+        self.broker.announce(actor, &mut told);
+        // Behind the news of where it is: whoever hears of it can write to it.
+        if let Some(charge) = self.restarts.charges.get(&actor) {
+            self.broker.tell(&Lifecycle::Up { actor, incarnation: charge.life }, &mut told);
+        }
+        self.deliver(told);
+    }
+}
+
+/// What the worker is told to start.
+pub(super) fn start_of(
+    actor: ActorId,
+    place: Place,
+    made_of: &NewActor,
+    life: u32,
+    policy: Restart,
+) -> StartActor {
+    let type_name = made_of.type_name.clone();
+    StartActor {
+        actor,
+        place,
+        name: made_of.name.clone().unwrap_or_else(|| format!("{type_name} {actor}")),
+        type_name,
+        args: made_of.args.clone(),
+        device: made_of.device,
+        receive_on: made_of.receive_on,
+        own_thread: made_of.own_thread,
+        life,
+        restarts: policy.when(),
+    }
+}

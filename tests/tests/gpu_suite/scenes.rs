@@ -1,0 +1,399 @@
+//! Nodes of their own, in programs of their own: one that is killed, and one whose workers count the GPUs differently.
+//!
+//! A scene is this program again, with [`SCENE`] in its environment; its workers inherit that, and become workers.
+
+#![expect(unsafe_code, reason = "sets a variable before there are threads")]
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Lines};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use actix::fut::wrap_future;
+use rustix::process::{Pid, Signal, kill_process};
+use tensorpost::ids::DeviceId;
+use tensorpost::node::Sharing;
+use tensorpost::os::PidFd;
+use tensorpost::prelude::*;
+use tensorpost_tests::harness::Builder;
+use tensorpost_tests::wait::until;
+
+use crate::device;
+
+/// Which scene this process plays.
+const SCENE: &str = "TENSORPOST_TESTS_SCENE";
+/// A file with what the next worker is to find in [`VISIBLE`].
+const ORDER: &str = "TENSORPOST_TESTS_ORDER";
+pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// A process may have a little more or less of the driver's memory than before.
+const MEMORY_SLACK: u64 = 64 << 20;
+
+pub(crate) fn program(builder: Builder) -> Builder {
+    builder.actor::<Player>().actor::<Counter>()
+}
+
+/// What a worker does before anything else: it takes the order in which its test wants it to see the GPUs. Whether there
+/// was one.
+pub(crate) fn take_order() -> bool {
+    let order = env::var_os(ORDER).and_then(|file| fs::read_to_string(file).ok());
+    if let Some(order) = order.as_ref().filter(|order| !order.is_empty()) {
+        // SAFETY: the first thing that the program does; there is no other thread.
+        unsafe { env::set_var(VISIBLE, order) };
+    }
+    order.is_some()
+}
+
+/// Plays the scene that this process is for, if it is; a worker of a scene does not return from its start either.
+pub(crate) fn play(program: fn(Builder) -> Builder) -> bool {
+    let Ok(scene) = env::var(SCENE) else { return false };
+    let builder = program(Node::builder());
+    let played = match scene.as_str() {
+        "isolated" => balls(builder.sharing(Sharing::Isolated)),
+        "mps" => balls(builder.sharing(Sharing::Mps)),
+        "orders" => orders(builder),
+        "free" => free_memory(),
+        other => Err(anyhow::anyhow!("there is no scene `{other}`")),
+    };
+    if let Err(error) = played {
+        println!("failed {error:#}");
+    }
+    true
+}
+
+fn scene(name: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.env(SCENE, name).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// Passed from worker to worker for ever, copied on the device each time.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+struct Ball {
+    hops: u64,
+    pixels: Tensor,
+    news: Address<News>,
+}
+
+/// "So many hops." Said now and then.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+struct News(u64);
+
+/// "Play to this one from now on, with so many balls of your own." Replies with the process.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = u32)]
+struct Play {
+    next: Address<Ball>,
+    news: Address<News>,
+    balls: usize,
+}
+
+struct Player {
+    gpu: Gpu,
+    next: Option<Address<Ball>>,
+}
+
+impl Actor for Player {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Player {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Player { gpu: env.gpu(), next: None })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Ball>().message::<Play>();
+    }
+}
+
+impl Player {
+    fn pass(&self, ball: Ball, ctx: &mut Context<Self>) {
+        let Some(next) = &self.next else { return };
+        if ball.hops.is_multiple_of(50) {
+            let news = ball.news.send(News(ball.hops));
+            ctx.spawn(wrap_future(async move { drop(news.await) }));
+        }
+        let sending = next.send(ball);
+        ctx.spawn(wrap_future(async move { drop(sending.await) }));
+    }
+}
+
+impl Handler<Play> for Player {
+    type Result = u32;
+
+    fn handle(&mut self, play: Play, ctx: &mut Context<Self>) -> u32 {
+        self.next = Some(play.next);
+        for _ in 0..play.balls {
+            let pixels = self.gpu.zeros(DType::F32, &[1 << 20]).expect("room").freeze();
+            self.pass(Ball { hops: 1, pixels, news: play.news.clone() }, ctx);
+        }
+        std::process::id()
+    }
+}
+
+impl Handler<Ball> for Player {
+    type Result = ();
+
+    fn handle(&mut self, ball: Ball, ctx: &mut Context<Self>) {
+        let pixels = self.gpu.copy(&ball.pixels).expect("room").freeze();
+        self.pass(Ball { hops: ball.hops + 1, pixels, news: ball.news }, ctx);
+    }
+}
+
+/// The node that is to be killed.
+fn balls(builder: Builder) -> anyhow::Result<()> {
+    let (device, _) = device();
+    // Pools grow up to a quarter of their budget rather than wait; how fast the system takes gigabytes back is not asked.
+    let node = builder.host_budget(256 << 20).gpu_budget(1 << 30).start()?;
+    let spawn = || node.spawn::<Player>(()).device(device.clone()).restart(Restart::on_failure(9)).start();
+    let players = (0..3).map(|_| spawn()).collect::<Result<Vec<_>, _>>()?;
+    let (news, mut channel) = node.channel::<News>()?;
+    let mut pids = vec![std::process::id().to_string()];
+    for (number, player) in players.iter().enumerate() {
+        let next = players[(number + 1) % players.len()].address();
+        let play = Play { next, news: news.clone(), balls: 4 };
+        pids.push(node.block_on(player.address().ask(play))?.to_string());
+    }
+    println!("pids {}", pids.join(" "));
+    loop {
+        println!("news {}", channel.blocking_recv()?.0);
+    }
+}
+
+/// Prints the device's free bytes, as a process sees them that has a context there and nothing else.
+fn free_memory() -> anyhow::Result<()> {
+    let (device, _) = device();
+    let context = cudarc::driver::CudaContext::new(device.ordinal().unwrap_or(0))?;
+    println!("free {}", context.mem_get_info()?.0);
+    Ok(())
+}
+
+/// A scene, seen from outside.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Running { child, lines }
+    }
+
+    /// The next line that begins so, without its beginning.
+    fn line(&mut self, with: &str) -> String {
+        for line in self.lines.by_ref().map(Result::unwrap) {
+            assert!(!line.starts_with("failed "), "{line}");
+            if let Some(rest) = line.strip_prefix(with) {
+                return rest.trim().to_owned();
+            }
+        }
+        panic!("the scene has ended without `{with}`");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Free bytes of the GPU; `None` on the host, whose memory everybody uses.
+fn free_bytes() -> Option<u64> {
+    let (_, is_gpu) = device();
+    is_gpu.then(|| Running::start(scene("free")).line("free ").parse().unwrap())
+}
+
+/// The processes whose environment names this folder: a scene's node, whose temporary files are there, what it has started,
+/// and what that has.
+fn processes_of(folder: &Path) -> Vec<(u32, String)> {
+    let wanted = folder.as_os_str().as_encoded_bytes();
+    let pids =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_its = |pid: &u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(wanted.len()).any(|part| part == wanted)
+    };
+    let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+    pids.filter(is_its).map(|pid: u32| (pid, name(pid))).collect()
+}
+
+fn names(folder: &Path) -> HashSet<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Kills a node with workers on the device in the middle of traffic, and looks at what is left.
+fn is_killed_and_leaves_nothing(sharing: &str) {
+    let free = free_bytes();
+    let shared = names(Path::new("/dev/shm"));
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = scene(sharing);
+    command.env("TMPDIR", folder.path());
+    let mut running = Running::start(command);
+    let pids: Vec<u32> = running.line("pids ").split(' ').map(|pid| pid.parse().unwrap()).collect();
+    let workers: Vec<_> = pids[1..].iter().map(|pid| PidFd::open(*pid).unwrap()).collect();
+    while running.line("news ").parse::<u64>().unwrap() < 200 {}
+    // What is looked for later is there now.
+    let there = processes_of(folder.path());
+    println!("{sharing}: {there:?}");
+    assert!(pids.iter().all(|pid| there.iter().any(|(other, _)| other == pid)), "{there:?}");
+    if sharing == "mps" {
+        let daemons = there.iter().filter(|(_, name)| name.starts_with("nvidia-cuda-mps")).count();
+        assert!(daemons >= 2, "a control daemon and a server: {there:?}");
+        assert!(names(folder.path()).iter().any(|name| name.starts_with("tensorpost-mps-")));
+    }
+    if let Some(free) = free {
+        assert!(free_bytes().unwrap() + MEMORY_SLACK < free, "the workers use memory of the GPU");
+    }
+    // One that cannot act any more ends too.
+    kill_process(Pid::from_raw(pids[1].cast_signed()).unwrap(), Signal::STOP).unwrap();
+    let start = Instant::now();
+    running.child.kill().unwrap();
+    for worker in &workers {
+        assert!(worker.wait(Some(Duration::from_secs(30))).unwrap(), "a worker outlived its node");
+    }
+    let took = start.elapsed();
+    running.child.wait().unwrap();
+    println!("{sharing}: the workers have ended after {took:?}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    until("no process of it is left", || processes_of(folder.path()).is_empty());
+    println!("{sharing}: all its processes have ended after {:?}", start.elapsed());
+    until("no file of it is left", || names(folder.path()).is_empty());
+    let left: Vec<_> = names(Path::new("/dev/shm")).difference(&shared).cloned().collect();
+    println!("{sharing}: new in /dev/shm: {left:?}");
+    assert!(left.iter().all(|name| !name.contains("tensorpost")), "{left:?}");
+    if let Some(free) = free {
+        let is_back = || free_bytes().unwrap() + MEMORY_SLACK >= free;
+        until("the GPU's memory is back", is_back);
+        println!("{sharing}: the memory is back after {:?} at most", start.elapsed());
+    }
+}
+
+/// On a GPU its free memory is looked at, so nothing else may use it meanwhile: `--test-threads=1`.
+pub(crate) fn a_node_that_is_killed_leaves_nothing_on_the_device(_: Builder) {
+    is_killed_and_leaves_nothing("isolated");
+}
+
+/// The same with a daemon and its server. There is no MPS without a GPU.
+pub(crate) fn a_node_that_is_killed_leaves_no_mps_daemon(_: Builder) {
+    if !device().1 {
+        println!("the host has no MPS");
+        return;
+    }
+    is_killed_and_leaves_nothing("mps");
+}
+
+/// "How do you count, and what is in this?" Passed on first, if there is somebody to pass it on to.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<Counted>)]
+struct Count {
+    tensor: Tensor,
+    device: Device,
+    next: Option<Address<Count>>,
+}
+
+/// What a worker says of its devices.
+#[derive(Debug, Serialize, Deserialize)]
+struct Counted {
+    visible: Option<String>,
+    /// In its order.
+    all: Vec<DeviceId>,
+    /// The number there of the device that was told, and of the tensor's.
+    numbers: [Option<usize>; 2],
+    tensor: DeviceId,
+    elements: Vec<u32>,
+}
+
+struct Counter {
+    gpu: Gpu,
+}
+
+impl Actor for Counter {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Counter {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Counter { gpu: env.gpu() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Count>();
+    }
+}
+
+impl Handler<Count> for Counter {
+    type Result = ResponseFuture<Vec<Counted>>;
+
+    fn handle(&mut self, Count { tensor, device, next }: Count, _: &mut Context<Self>) -> Self::Result {
+        let number = |id| Device::by_id(id).expect("it is visible here").ordinal();
+        let copy = self.gpu.copy(&tensor).expect("reach").freeze();
+        let counted = Counted {
+            visible: env::var(VISIBLE).ok(),
+            all: Device::all().iter().map(Device::id).collect(),
+            numbers: [number(device.id()), number(tensor.device())],
+            tensor: tensor.device(),
+            elements: self.gpu.download(&copy).expect("elements"),
+        };
+        let further = next.map(|next| next.ask(Count { tensor: copy, device, next: None }));
+        Box::pin(async move {
+            let mut all = vec![counted];
+            if let Some(further) = further {
+                all.extend(further.await.expect("the other worker answers"));
+            }
+            all
+        })
+    }
+}
+
+/// The node counts the GPUs as they are, its first worker from the other end, and its second one by UUIDs.
+fn orders(builder: Builder) -> anyhow::Result<()> {
+    let order = PathBuf::from(env::var_os(ORDER).expect("where to write it"));
+    let (device, _) = device();
+    let gpus: Vec<Device> = Device::all().into_iter().filter(|gpu| gpu.kind() == DeviceKind::Cuda).collect();
+    let backwards: Vec<String> = (0..gpus.len()).rev().map(|number| number.to_string()).collect();
+    let by_identity: Vec<String> = gpus.iter().map(|gpu| gpu.id().to_string()).collect();
+    let node = builder.start()?;
+    let mut counters = Vec::new();
+    for visible in [backwards, by_identity] {
+        fs::write(&order, visible.join(","))?;
+        counters.push(node.spawn::<Counter>(()).device(device.clone()).start()?.address::<Count>());
+    }
+    let elements: Vec<u32> = (0..1000).collect();
+    for [first, second] in [[0, 1], [1, 0]] {
+        let tensor = node.gpu(&device)?.from_slice(&[1000], &elements)?.freeze();
+        let count = Count { tensor, device: device.clone(), next: Some(counters[second].clone()) };
+        let counted = node.block_on(counters[first].ask(count))?;
+        for Counted { visible, all, numbers, tensor, elements: got } in &counted {
+            println!("a worker with {VISIBLE}={visible:?}: {numbers:?} of {all:?}");
+            anyhow::ensure!(*tensor == device.id() && *got == elements, "the tensor is another there");
+            anyhow::ensure!(numbers[0] == numbers[1], "the device that was told is not the tensor's");
+            anyhow::ensure!(all.len() == gpus.len() + 1, "it sees other devices: {all:?}");
+        }
+        let differ = counted[0].numbers != counted[1].numbers;
+        // The one in the middle of an odd number has the same number from both ends.
+        let middle = device.ordinal().is_none_or(|number| 2 * number + 1 == gpus.len());
+        anyhow::ensure!(differ != middle, "both count alike: {counted:?}");
+    }
+    println!("done");
+    Ok(())
+}
+
+/// "Device 0 here is device 1 there." With one GPU, it is a number in one worker's variable and a UUID in the other's.
+pub(crate) fn workers_that_count_the_gpus_differently_mean_the_same(_: Builder) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = scene("orders");
+    command.env(ORDER, folder.path().join("order")).env_remove(VISIBLE);
+    let mut running = Running::start(command);
+    running.line("done");
+}
