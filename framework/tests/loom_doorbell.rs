@@ -7,12 +7,14 @@ mod loom_platform;
 
 use std::sync::Arc;
 
+use loom::sync::atomic::AtomicBool;
+use loom::sync::atomic::Ordering::{AcqRel, Relaxed};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
 use tensorpost::mailbox::doorbell::{Ringer, Sleeper};
 use tensorpost::mailbox::ring::entries::ENTRY_BYTES;
-use tensorpost::mailbox::ring::{EntryConsumer, EntryProducer, Orders, Sound};
+use tensorpost::mailbox::ring::{EntryConsumer, EntryProducer, Orders, Platform as _, Sound};
 
 /// Switches away from a runnable thread: three threads are too many to explore without a bound.
 const PREEMPTIONS: Option<usize> = Some(3);
@@ -146,4 +148,78 @@ fn bell_needs_the_ringers_fence() {
 fn bell_needs_the_second_look() {
     assert_deadlock(&failure_of(PREEMPTIONS, || model::<Sound>(2, 1, false)));
     assert_deadlock(&failure_of(PREEMPTIONS, || model::<Sound>(1, 1, false)));
+}
+
+/// What a process does that has published something and not rung for it (`post/news.rs`): one thread publishes and keeps
+/// quiet, the reader's thread rings when it finds nothing to do, parked or not. `last_look` is the reader's look after it
+/// has said that it is parked, `wake` what the publisher does when it finds it parked.
+fn quiet_model(last_look: bool, wake: bool) {
+    let (word, bell) = (LoomWord::zero(), Bell::new());
+    let mut sleeper: Sleeper<Loom> = Sleeper::new(word.clone());
+    let (mut producer, mut consumer) = ring::<Sound>(1);
+    let quiet = Arc::new(AtomicBool::new(false));
+    let parked = Arc::new(AtomicBool::new(false));
+    let came = Bell::new();
+
+    let publish = {
+        let (quiet, parked, came) = (Arc::clone(&quiet), Arc::clone(&parked), came.clone());
+        thread::spawn(move || {
+            producer.push([7; 8]).expect("there is room");
+            producer.publish();
+            quiet.swap(true, AcqRel);
+            Loom::fence_seq_cst();
+            if wake && parked.load(Relaxed) {
+                came.ring();
+            }
+        })
+    };
+    let reader = {
+        let (bell, mut ringer) = (bell.clone(), Ringer::<Loom>::new(word));
+        let mut end_quiet = move || {
+            let due = quiet.load(Relaxed) && quiet.swap(false, AcqRel);
+            if due && ringer.should_ring() {
+                bell.ring();
+            }
+            due
+        };
+        thread::spawn(move || {
+            // Until it has rung, or seen that nobody sleeps.
+            loop {
+                if end_quiet() {
+                    break;
+                }
+                parked.store(true, Relaxed);
+                Loom::fence_seq_cst();
+                if last_look && end_quiet() {
+                    break;
+                }
+                came.wait();
+                parked.store(false, Relaxed);
+            }
+        })
+    };
+    while consumer.pop().expect("the producer is sound").is_none() {
+        sleeper.prepare();
+        if consumer.is_empty().expect("the producer is sound") {
+            bell.wait();
+        }
+        sleeper.awake();
+    }
+    publish.join().expect("it finishes");
+    reader.join().expect("it finishes");
+}
+
+#[test]
+fn quiet_news_is_rung_for_in_the_end() {
+    explore(PREEMPTIONS, || quiet_model(true, true));
+}
+
+#[test]
+fn quiet_news_needs_the_readers_last_look() {
+    assert_deadlock(&failure_of(PREEMPTIONS, || quiet_model(false, true)));
+}
+
+#[test]
+fn quiet_news_needs_a_parked_reader_to_be_woken() {
+    assert_deadlock(&failure_of(PREEMPTIONS, || quiet_model(true, false)));
 }

@@ -128,3 +128,109 @@ fn a_pool_that_is_waited_for_is_woken_by_a_release() {
         }
     });
 }
+
+/// Lets the readers go on until process `i` sleeps.
+async fn until_asleep(cluster: &Cluster, i: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while !cluster.sleeps(i) {
+        assert!(Instant::now() < deadline, "process {i} never goes to sleep");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A credit that is not rung for, because most of the mailbox is under way, is the last one for a while: the receiver has
+/// nothing else to do, and its reader sleeps already. Then it rings; nobody waits for the next message in vain.
+#[test]
+fn quiet_credits_end_when_the_receiver_is_idle() {
+    const CAPACITY: u32 = 8;
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u32>(1, CAPACITY);
+    cluster.connect();
+    let mut quiet = 0;
+    with_readers(&cluster, 2, async {
+        let fill = || while cluster.try_send(0, &to, 0).is_ok() {};
+        let mut at_hand = Vec::new();
+        for round in 0..500 {
+            fill();
+            let waiter = cluster.wait_in_line(0, &to);
+            waiter.wait();
+            until("the messages", || {
+                at_hand.extend(inbox.take());
+                at_hand.len() == CAPACITY as usize
+            })
+            .await;
+            // Of the first the sender is told, for it has heard nothing for long. Somebody takes its place.
+            drop(at_hand.pop());
+            until("the first credit", || cluster.try_send(0, &to, 0).is_ok()).await;
+            drop(waiter);
+            let waiter = cluster.wait_in_line(0, &to);
+            waiter.wait();
+            // That rang the sender's own bell, which it may not have heard yet.
+            for _ in 0..50 {
+                tokio::task::yield_now().await;
+            }
+            until_asleep(&cluster, 0).await;
+            until_asleep(&cluster, 1).await;
+            // Nothing that has moved until now, as the receiver's cursor, is what wakes it.
+            waiter.remember();
+            let before = waiter.wakes();
+            // Of the second it is not, unless the machine was so slow that a millisecond has passed.
+            drop(at_hand.pop());
+            quiet += u32::from(cluster.keeps_quiet(1));
+            until(&format!("the second credit of round {round}"), || waiter.wakes() > before).await;
+            until("its place", || cluster.try_send(0, &to, 0).is_ok()).await;
+            if quiet == 20 {
+                break;
+            }
+        }
+        drop(at_hand);
+    });
+    assert!(quiet > 0, "no credit was quiet in 500 rounds: this machine is too slow for this test");
+}
+
+/// Mailboxes of all small sizes, with senders that are woken by nothing but their reader.
+#[test]
+fn senders_of_any_mailbox_come_through() {
+    for capacity in 1..=9 {
+        let cluster = Cluster::new(2);
+        let (to, inbox) = cluster.inbox::<u32>(1, capacity);
+        cluster.connect();
+        with_readers(&cluster, 2, async {
+            let send = async {
+                for n in 0..2000 {
+                    let mut waiter = None;
+                    let deadline = Instant::now() + PATIENCE;
+                    while cluster.try_send(0, &to, n).is_err() {
+                        let waiter = waiter.get_or_insert_with(|| cluster.wait_in_line(0, &to));
+                        let before = waiter.wakes();
+                        waiter.wait();
+                        if cluster.try_send(0, &to, n).is_ok() {
+                            break;
+                        }
+                        while waiter.wakes() == before {
+                            assert!(
+                                Instant::now() < deadline,
+                                "message {n} to a mailbox of {capacity} waits in vain"
+                            );
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                }
+            };
+            let take = async {
+                let mut next = 0;
+                while next < 2000 {
+                    for received in inbox.take() {
+                        assert_eq!(received.message, next);
+                        next += 1;
+                    }
+                    if next % 64 == 0 {
+                        tokio::time::sleep(Duration::from_micros(100)).await;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::join!(send, take);
+        });
+    }
+}

@@ -35,9 +35,11 @@ pub struct Handles<A: RemoteActor> {
 /// A letter, boxed because a mailbox holds letters of all types that its actor takes.
 type AnyLetter<A> = Box<dyn Letter<A>>;
 
+type Decode<A> = fn(&Arc<Office>, Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>;
+
 struct Entry<A: RemoteActor> {
     name: &'static str,
-    decode: fn(&Arc<Office>, Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>,
+    decode: Decode<A>,
     accept: fn(inbox::Parcel) -> Result<AnyLetter<A>, inbox::Parcel>,
 }
 
@@ -85,7 +87,28 @@ impl<A: RemoteActor> Handles<A> {
         M: GpuMessage,
         A: Handler<M>,
     {
-        let entry = Entry { name: M::NAME, decode: decode::<A, M>, accept: accept::<A, M> };
+        self.enter::<M>(decode::<A, M>)
+    }
+
+    /// As [`message`](Self::message), for messages that are asked only to know when they are done with: senders of such ask
+    /// for several, and wait for none alone. Its replies to other processes are not told one by one. A sender that sleeps is
+    /// woken for several of them: for half of the mailbox's capacity, or when this process has nothing else to do. (Below a
+    /// capacity of 4, for each.) A handler that takes longer than a millisecond has the reply before its own told at the
+    /// latest with its own.
+    pub fn acknowledged<M>(&mut self) -> &mut Self
+    where
+        M: GpuMessage,
+        A: Handler<M>,
+    {
+        self.enter::<M>(decode_acknowledged::<A, M>)
+    }
+
+    fn enter<M>(&mut self, decode: Decode<A>) -> &mut Self
+    where
+        M: GpuMessage,
+        A: Handler<M>,
+    {
+        let entry = Entry { name: M::NAME, decode, accept: accept::<A, M> };
         let key = message_key::<M>();
         match self.by_key.binary_search_by_key(&key, |(key, _)| *key) {
             Ok(at) => self.by_key[at].1 = entry,
@@ -138,6 +161,18 @@ impl<A: RemoteActor> Handles<A> {
             None => Err((parcel, Undelivered::Unregistered { key })),
         }
     }
+}
+
+fn decode_acknowledged<A, M>(
+    office: &Arc<Office>,
+    mut delivery: Delivery<'_>,
+) -> Result<AnyLetter<A>, Undelivered>
+where
+    A: RemoteActor + Handler<M>,
+    M: GpuMessage,
+{
+    delivery.receipt.acknowledge();
+    decode::<A, M>(office, delivery)
 }
 
 fn decode<A, M>(office: &Arc<Office>, delivery: Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>

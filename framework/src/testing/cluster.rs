@@ -229,6 +229,24 @@ impl Cluster {
         asked.unwrap_or_else(|(_, unsent)| panic!("the ask was not sent: {unsent:?}"))
     }
 
+    /// Whether the reader of process `i` sleeps, or is about to.
+    pub fn sleeps(&self, i: usize) -> bool {
+        self.office(i).says_it_sleeps()
+    }
+
+    /// Whether process `i` has published something and rung for nobody yet.
+    pub fn keeps_quiet(&self, i: usize) -> bool {
+        self.office(i).is_quiet()
+    }
+
+    /// How often process `from` has rung the doorbell of process `to`.
+    ///
+    /// # Panics
+    /// As [`forge_frame`](Self::forge_frame).
+    pub fn rung(&self, from: usize, to: usize) -> u64 {
+        self.link(from, to).rung.load(Ordering::Relaxed)
+    }
+
     /// Joins the queue of senders of process `from` to a mailbox.
     ///
     /// # Panics

@@ -221,4 +221,10 @@ impl Waiter {
             self.place.remember(&Waker::from(Arc::clone(&self.woken)), link.stamp(self.to.index));
         }
     }
+
+    /// As [`remember`](Self::remember), and has the reader see before it sleeps that somebody waits, as a send does.
+    pub fn wait(&self) {
+        self.remember();
+        self.office.wake_reader();
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::link::Credit;
 use super::{Link, Office, Queue};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
@@ -213,9 +214,11 @@ pub struct Receipt {
     office: Arc<Office>,
     link: Arc<Link>,
     /// The place whose credit the message has; the reply takes it over.
-    credit: Option<u16>,
+    credit: Option<Credit>,
     /// Set while a reply is owed.
     correlation: Option<u64>,
+    /// The reply need not wake its receiver by itself.
+    acknowledges: bool,
     /// Where the message's frame ends in its ring.
     end: u64,
 }
@@ -224,12 +227,12 @@ impl Receipt {
     pub(super) fn new(
         office: Arc<Office>,
         link: Arc<Link>,
-        index: u16,
+        credit: Credit,
         correlation: Option<u64>,
         end: u64,
     ) -> Self {
         office.open.fetch_add(1, Ordering::SeqCst);
-        Receipt { office, link, credit: Some(index), correlation, end }
+        Receipt { office, link, credit: Some(credit), correlation, acknowledges: false, end }
     }
 
     /// The process that sent the message.
@@ -247,6 +250,11 @@ impl Receipt {
         self.correlation.is_some()
     }
 
+    /// The reply only says that the message is done with, and nobody waits for it alone: it is told with the credits.
+    pub(crate) fn acknowledge(&mut self) {
+        self.acknowledges = true;
+    }
+
     /// Sends the reply, where one is wanted.
     pub fn reply<R: Serialize>(mut self, reply: R) {
         let Some(correlation) = self.correlation.take() else { return };
@@ -258,7 +266,7 @@ impl Receipt {
                 }
                 None => {
                     drop(reply);
-                    self.office.reply(&self.link, correlation, encoded, asked);
+                    self.office.reply(&self.link, correlation, encoded, asked, self.acknowledges);
                 }
             },
             Err(error) => {

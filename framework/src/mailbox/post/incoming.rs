@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::inbox::{Delivery, Receipt, Refusal};
-use super::link::{AWAY, Inbound, Link};
-use super::{Office, entry};
+use super::link::{AWAY, Credit, Inbound, Link};
+use super::{Office, entry, news};
 use crate::clock::Ticket;
 use crate::device::Access;
 use crate::fault;
@@ -81,7 +81,7 @@ impl Office {
             fault::point("post.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
             inbound.data.publish_head();
-            link.ring(false);
+            link.ring(news::ROOM);
         }
         any
     }
@@ -222,7 +222,7 @@ impl Office {
                 look = Look::Wait;
             } else if !self.has_room_for_holds(&owners, count) {
                 // The owner may sleep: nothing else that is posted to it is worth waking it.
-                owners.ring(true);
+                owners.ring(news::FRAMES);
                 look = Look::Wait;
             }
         }
@@ -357,7 +357,8 @@ impl Office {
         *received += 1;
         let Some(office) = self.arc() else { return };
         let correlation = (frame.header.kind == Kind::Ask).then_some(frame.header.correlation);
-        let receipt = Receipt::new(office, Arc::clone(link), index, correlation, inbound.taking);
+        let credit = Credit { index, capacity: inbox.capacity() };
+        let receipt = Receipt::new(office, Arc::clone(link), credit, correlation, inbound.taking);
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
@@ -388,7 +389,8 @@ impl Office {
         let received = inbound.received.get_mut(usize::from(index)).filter(|_| counts);
         let credit = received.map(|received| {
             *received += 1;
-            index
+            // Of a mailbox that there may not be: its sender is told at once.
+            Credit { index, capacity: 0 }
         });
         if frame.header.kind == Kind::Ask {
             self.refuse(link, frame.header.correlation, why, credit);

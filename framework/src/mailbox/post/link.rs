@@ -10,12 +10,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::news;
 use super::pages::{LinkMemory, MailPage};
 use super::waiting::Queue;
 use crate::ids::ProcessId;
@@ -60,15 +62,22 @@ pub(crate) struct Link {
     /// Senders in all of them.
     waiting: Arc<AtomicUsize>,
     /// Messages of the peer that this process's actors are done with, by index: the credits granted.
-    handled: Mutex<Vec<(u64, NativeWord)>>,
+    handled: Mutex<Vec<Handled>>,
     /// Leases on this process's memory that the peer was granted or took.
     pub(crate) granted: AtomicUsize,
     /// Leases on the peer's memory that this process holds.
     pub(crate) held: AtomicUsize,
     /// Leases that the peer has given back.
     pub(crate) released: AtomicU64,
-    /// Something was committed that is not published yet.
-    pub(crate) dirty: AtomicBool,
+    /// What was committed and is not published yet, see [`news`].
+    pub(crate) due: AtomicU8,
+    /// What was published and not rung for.
+    quiet: AtomicU8,
+    /// A frame found no room in the ring, or no lease to be had, once: senders that wait may lack that.
+    pub(crate) lacks_room: AtomicBool,
+    /// How often the peer's doorbell was rung.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) rung: AtomicU64,
     /// A frame of the peer lies unread until something comes that it needs.
     pub(crate) stuck: AtomicBool,
 }
@@ -79,6 +88,49 @@ struct Half {
     wants: NativeWord,
     bell: EventFd,
     ringer: Mutex<Ringer>,
+}
+
+/// A credit that a message has: it goes back when the message is done with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credit {
+    /// Of the actor.
+    pub(crate) index: u16,
+    /// Of its mailbox, per sending process.
+    pub(crate) capacity: u32,
+}
+
+/// The credits of one of this process's actors.
+#[derive(Debug)]
+struct Handled {
+    /// Messages that it is done with.
+    count: u64,
+    /// Those of them that the peer was told of, at least; and when.
+    told: u64,
+    told_at: Instant,
+    word: NativeWord,
+}
+
+impl Handled {
+    fn set(&mut self, count: u64) {
+        (self.count, self.told) = (count, count);
+        // CREDIT release: pairs with `credit`.
+        self.word.store(count, Ordering::Release);
+    }
+
+    /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the quiet in
+    /// [`news`] are others' to see to.
+    fn one_more(&mut self, capacity: u32, now: Instant) -> bool {
+        self.count += 1;
+        // CREDIT release: pairs with `credit`.
+        self.word.store(self.count, Ordering::Release);
+        let tell = capacity < news::LEAST_GATHERED
+            || self.count - self.told >= u64::from(capacity / 2)
+            || now.saturating_duration_since(self.told_at) >= news::TELL_EVERY;
+        if tell {
+            (self.told, self.told_at) = (self.count, now);
+        }
+        tell
+    }
 }
 
 /// The sending end of the data ring, with what it must remember.
@@ -93,7 +145,7 @@ pub(crate) struct Outbound {
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer may ask
     /// (MBX-2).
-    pub(crate) outbox: VecDeque<(Header, Encoded, Option<u16>)>,
+    pub(crate) outbox: VecDeque<(Header, Encoded, Option<Credit>)>,
     pub(crate) head: Vec<u8>,
     /// What a test does to the next frame.
     #[cfg(any(test, feature = "testing"))]
@@ -141,7 +193,9 @@ pub(crate) enum BadHalf {
 impl Link {
     pub(crate) fn new(peer: ProcessId) -> io::Result<Self> {
         let memory = LinkMemory::create()?;
-        let handled = (0..MAX_ACTORS as u16).map(|index| (0, memory.credit(index))).collect();
+        let told_at = Instant::now();
+        let handled = |index| Handled { count: 0, told: 0, told_at, word: memory.credit(index) };
+        let handled = (0..MAX_ACTORS as u16).map(handled).collect();
         Ok(Link {
             peer,
             memory,
@@ -161,7 +215,11 @@ impl Link {
             granted: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             released: AtomicU64::new(0),
-            dirty: AtomicBool::new(false),
+            due: AtomicU8::new(0),
+            quiet: AtomicU8::new(0),
+            lacks_room: AtomicBool::new(false),
+            #[cfg(any(test, feature = "testing"))]
+            rung: AtomicU64::new(0),
             stuck: AtomicBool::new(false),
         })
     }
@@ -254,21 +312,17 @@ impl Link {
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// One message of the peer to this process's actor `index` is done with.
-    pub(crate) fn hand_back(&self, index: u16) {
+    /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if it waits: not while it has most of the mailbox under way (see [`news`]).
+    pub(crate) fn hand_back(&self, credit: Credit) -> bool {
+        let Credit { index, capacity } = credit;
         let mut handled = self.handled.lock();
-        if let Some((count, word)) = handled.get_mut(usize::from(index))
-            && *count < AWAY
-        {
-            *count += 1;
-            // CREDIT release: pairs with `credit`.
-            word.store(*count, Ordering::Release);
-        }
+        let handled = handled.get_mut(usize::from(index)).filter(|handled| handled.count < AWAY);
+        handled.is_some_and(|handled| handled.one_more(capacity, Instant::now()))
     }
 
     /// How many messages of the peer this process's actor `index` is done with.
     pub(crate) fn handed_back(&self, index: u16) -> u64 {
-        self.handled.lock().get(usize::from(index)).map_or(CLOSED, |(count, _)| *count)
+        self.handled.lock().get(usize::from(index)).map_or(CLOSED, |handled| handled.count)
     }
 
     /// Another actor has come to the place `index`: the credits go on where the messages taken stand.
@@ -279,38 +333,56 @@ impl Link {
             .as_ref()
             .and_then(|inbound| inbound.received.get(usize::from(index)).copied());
         let mut handled = self.handled.lock();
-        if let Some((count, word)) = handled.get_mut(usize::from(index))
-            && *count >= AWAY
-        {
+        if let Some(handled) = handled.get_mut(usize::from(index)).filter(|handled| handled.count >= AWAY) {
             // Those of the last actor are done with: they were handled, or dropped when it stopped.
-            *count = received.unwrap_or(0);
-            word.store(*count, Ordering::Release);
+            handled.set(received.unwrap_or(0));
         }
     }
 
     /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next life.
     pub(crate) fn close(&self, index: u16, away: bool) {
         let mut handled = self.handled.lock();
-        if let Some((count, word)) = handled.get_mut(usize::from(index)) {
-            *count = if away { AWAY } else { CLOSED };
-            word.store(*count, Ordering::Release);
+        if let Some(handled) = handled.get_mut(usize::from(index)) {
+            handled.set(if away { AWAY } else { CLOSED });
         }
     }
 
-    /// Rings the peer's doorbell if it sleeps: for frames always, for anything else only if it asked for that.
-    pub(crate) fn ring(&self, frames: bool) {
+    /// Rings the peer's doorbell if it sleeps: for frames always, for other [`news`] only if it wants to know of such.
+    pub(crate) fn ring(&self, what: u8) {
         let Some(half) = self.half.get() else { return };
-        if !frames {
+        if what & news::FRAMES == 0 {
             // WANTS: pairs with the fence in the reader's `Sleeper::prepare`, which comes after it has written the word.
             fence(Ordering::SeqCst);
-            if half.wants.load(Ordering::Relaxed) == 0 {
+            if half.wants.load(Ordering::Relaxed) & u64::from(what) == 0 {
                 return;
             }
         }
-        if half.ringer.lock().should_ring()
-            && let Err(error) = half.bell.ring()
-        {
+        // One ring for both. Acquire: what was published quietly, by whichever thread, comes before the fence in
+        // `should_ring`.
+        if self.quiet.load(Ordering::Relaxed) != 0 {
+            self.quiet.swap(0, Ordering::AcqRel);
+        }
+        if !half.ringer.lock().should_ring() {
+            return;
+        }
+        #[cfg(any(test, feature = "testing"))]
+        self.rung.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = half.bell.ring() {
             tracing::warn!(peer = %self.peer, %error, "a doorbell could not be rung");
+        }
+    }
+
+    /// Something was published that the peer is not woken for now.
+    pub(super) fn keep_quiet(&self, what: u8) {
+        // After it was published: pairs with the swaps in `ring` and `end_quiet`.
+        self.quiet.fetch_or(what, Ordering::AcqRel);
+    }
+
+    /// Rings for what the peer was not woken for.
+    pub(super) fn end_quiet(&self) {
+        let what = self.quiet.swap(0, Ordering::AcqRel);
+        if what != 0 {
+            self.ring(what);
         }
     }
 
@@ -370,5 +442,51 @@ impl Link {
                 queue.wake_front();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn handled(at: Instant) -> Handled {
+        Handled { count: 0, told: 0, told_at: at, word: NativeWord::in_memory() }
+    }
+
+    #[test]
+    fn half_a_mailbox_makes_one_ring_and_each_credit_is_published() {
+        let at = Instant::now();
+        for (capacity, told) in
+            [(8, [4, 8, 12]), (4, [2, 4, 6]), (5, [2, 4, 6]), (3, [1, 2, 3]), (1, [1, 2, 3])]
+        {
+            let mut handled = handled(at);
+            let mut rings = Vec::new();
+            for count in 1..=12 {
+                if handled.one_more(capacity, at) {
+                    rings.push(count);
+                }
+                assert_eq!(handled.word.load(Ordering::Acquire), count);
+            }
+            assert_eq!(rings[..3], told, "a mailbox of {capacity}");
+        }
+    }
+
+    #[test]
+    fn slow_handlers_tell_of_each_message() {
+        let at = Instant::now();
+        let mut handled = handled(at);
+        for count in 1..20_u32 {
+            assert!(handled.one_more(64, at + news::TELL_EVERY * count));
+        }
+        assert!(!handled.one_more(64, at + news::TELL_EVERY * 19 + Duration::from_micros(999)));
+    }
+
+    #[test]
+    fn who_is_told_that_an_actor_has_gone_needs_no_more() {
+        let mut handled = handled(Instant::now());
+        handled.set(AWAY);
+        assert_eq!((handled.count, handled.told, handled.word.load(Ordering::Acquire)), (AWAY, AWAY, AWAY));
     }
 }

@@ -17,6 +17,7 @@ pub mod inbox;
 mod incoming;
 mod link;
 mod links;
+mod news;
 mod outgoing;
 mod pages;
 mod reader;
@@ -33,7 +34,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use dashmap::DashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 pub use asks::AskFailure;
 pub(crate) use directory::{Settled, Way};
@@ -92,6 +93,12 @@ pub struct Office {
     counters: Counters,
     /// Messages delivered and not done with.
     open: AtomicUsize,
+    /// Something was published that nobody was rung for (see [`news`]).
+    quiet: AtomicBool,
+    /// The reader waits for its doorbell, or is about to.
+    parked: AtomicBool,
+    /// Ends that wait.
+    quiet_came: Notify,
     /// Notices of peers handled so far.
     notices: AtomicU64,
     /// Whether a shutdown of the node has begun.
@@ -215,6 +222,9 @@ impl Office {
             scratch: OnceLock::new(),
             counters: Counters::default(),
             open: AtomicUsize::new(0),
+            quiet: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
+            quiet_came: Notify::new(),
             notices: AtomicU64::new(0),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
@@ -413,7 +423,7 @@ impl Office {
         drop(slot);
         for link in self.links.all().iter() {
             link.close(index, away);
-            link.ring(false);
+            link.ring(news::CREDIT);
         }
     }
 

@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 
 use super::Office;
 use super::inbox::Refusal;
-use super::link::{AWAY, CLOSED, InFlight, Link, Outbound};
+use super::link::{AWAY, CLOSED, Credit, InFlight, Link, Outbound};
+use super::news;
 use crate::clock::taint::Standing;
 use crate::fault;
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -143,9 +144,12 @@ impl Office {
         check_credit(link, out, envelope)?;
         let free = out.ring.free().map_err(|error| self.corrupt(link, &error))?;
         if free < out.claimed + bytes {
+            // Before the sender asks the reader to be woken for it, see `Sending::poll`.
+            link.lacks_room.store(true, Ordering::Release);
             return Err(PostError::NotNow(NotNow::RingFull));
         }
         if owned > 0 && link.granted.load(Ordering::Relaxed) + owned > MAX_GRANTED {
+            link.lacks_room.store(true, Ordering::Release);
             return Err(PostError::NotNow(NotNow::LeasesOut));
         }
         link.granted.fetch_add(owned, Ordering::Relaxed);
@@ -158,7 +162,12 @@ impl Office {
     }
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
-    pub(crate) fn commit(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded) {
+    pub(crate) fn commit(&self, claim: Claim, envelope: &Envelope, encoded: Encoded) {
+        self.commit_as(claim, envelope, encoded, news::FRAMES);
+    }
+
+    /// As [`commit`](Self::commit); the frame is [`news`] of that kind.
+    fn commit_as(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("post.send.claimed");
         let link = Arc::clone(&claim.link);
@@ -225,7 +234,7 @@ impl Office {
             self.let_go(&link);
             self.fail_asks(link.peer);
         }
-        self.publish_soon(&link);
+        self.publish_soon(&link, due);
     }
 
     fn entry_for(
@@ -307,14 +316,23 @@ impl Office {
 
     /// Sends a reply, and hands the credit of `asked`, the place of the actor that was asked, back when it went; where
     /// there is no room now, the reader sends it when there is.
-    pub(crate) fn reply(&self, link: &Arc<Link>, correlation: u64, encoded: Encoded, asked: Option<u16>) {
-        self.answer(link, Kind::Reply, correlation, encoded, asked);
+    ///
+    /// A reply that only `acknowledges` wakes the sender when its credit does.
+    pub(crate) fn reply(
+        &self,
+        link: &Arc<Link>,
+        correlation: u64,
+        encoded: Encoded,
+        asked: Option<Credit>,
+        acknowledges: bool,
+    ) {
+        self.answer(link, Kind::Reply, correlation, encoded, asked, acknowledges);
     }
 
     /// As [`reply`](Self::reply), but says why there is none.
-    pub(crate) fn refuse(&self, link: &Arc<Link>, correlation: u64, why: &Refusal, asked: Option<u16>) {
+    pub(crate) fn refuse(&self, link: &Arc<Link>, correlation: u64, why: &Refusal, asked: Option<Credit>) {
         match codec::encode(why, Vec::new()) {
-            Ok(encoded) => self.answer(link, Kind::Refusal, correlation, encoded, asked),
+            Ok(encoded) => self.answer(link, Kind::Refusal, correlation, encoded, asked, false),
             Err(error) => {
                 tracing::error!(%error, "a refusal could not be encoded");
                 self.hand_back(link, asked);
@@ -323,18 +341,32 @@ impl Office {
     }
 
     /// A message of the peer is done with.
-    pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<u16>) {
+    pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<Credit>) {
+        self.hand_back_with(link, asked, news::CREDIT);
+    }
+
+    /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for [`news`] of the kind `what`.
+    fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
         #[cfg(any(test, feature = "testing"))]
         if self.is_abandoned() {
             return;
         }
-        if let Some(index) = asked {
-            link.hand_back(index);
-            self.credit_soon(link);
+        if let Some(credit) = asked {
+            let tell = link.hand_back(credit);
+            // At the end of the turn.
+            self.publish_soon(link, if tell { what } else { news::quiet(what) });
         }
     }
 
-    fn answer(&self, link: &Arc<Link>, kind: Kind, correlation: u64, encoded: Encoded, asked: Option<u16>) {
+    fn answer(
+        &self,
+        link: &Arc<Link>,
+        kind: Kind,
+        correlation: u64,
+        encoded: Encoded,
+        asked: Option<Credit>,
+        acknowledges: bool,
+    ) {
         let envelope = Envelope { kind, index: 0, actor: ActorId(0), correlation, key: 0, capacity: 0 };
         let waiting = link.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty());
         let claim = if waiting {
@@ -343,6 +375,10 @@ impl Office {
             self.claim(link, &envelope, &encoded)
         };
         match claim {
+            Ok(claim) if acknowledges && asked.is_some() => {
+                self.commit_as(claim, &envelope, encoded, news::quiet(news::FRAMES));
+                self.hand_back_with(link, asked, news::FRAMES);
+            }
             Ok(claim) => {
                 self.commit(claim, &envelope, encoded);
                 self.hand_back(link, asked);

@@ -8,13 +8,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::link::Link;
-use super::{Office, entry};
+use super::{Office, entry, news};
 use crate::clock::turn::Turn;
 use crate::lease::LeaseId;
 use crate::mailbox::doorbell::Sleeper;
@@ -34,6 +34,9 @@ impl Office {
             pools.iter().for_each(|pool| pool.settle());
         }
         self.loosen_if_due();
+        if !any {
+            self.end_quiet();
+        }
         any
     }
 
@@ -68,23 +71,54 @@ impl Office {
         any
     }
 
-    /// Whether a peer's progress, not only its frames, has to wake this process.
-    fn wants_progress(&self) -> bool {
-        let waits = self.links.all().iter().any(|link| {
-            link.has_waiting()
+    /// For which news of a peer, other than frames, this process has to be woken; see [`news`].
+    fn wanted_news(&self) -> u64 {
+        let links = self.links.all();
+        let credit = links.iter().any(|link| link.has_waiting());
+        let room = links.iter().any(|link| {
+            (link.has_waiting() && link.lacks_room.load(Ordering::Acquire))
                 || link.stuck.load(Ordering::Relaxed)
                 || link.out.lock().as_ref().is_some_and(|out| {
                     !out.outbox.is_empty() || out.in_flight.iter().any(|frame| !frame.kept.is_empty())
                 })
         });
-        waits || self.pools.read().iter().any(|pool| pool.has_waiters())
+        let room = room || self.pools.read().iter().any(|pool| pool.has_waiters());
+        let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
+        bit(credit, news::CREDIT) | bit(room, news::ROOM)
+    }
+
+    /// Something was published that nobody was rung for. The reader rings when it finds nothing to do: soon, if it is not
+    /// parked. It says that it is before it looks for this for the last time.
+    pub(super) fn keep_quiet(&self) {
+        self.quiet.swap(true, Ordering::AcqRel);
+        // QUIET: pairs with the fence in `park`: one of the two sees what the other has written.
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed) {
+            self.quiet_came.notify_one();
+        }
+    }
+
+    /// The reader is about to sleep. What is published quietly from now on wakes it; what was before is seen by its next
+    /// look.
+    fn park(&self) {
+        self.parked.store(true, Ordering::Relaxed);
+        // QUIET: pairs with the fence in `keep_quiet`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Rings for everything that was published quietly.
+    fn end_quiet(&self) {
+        if self.quiet.load(Ordering::Relaxed) && self.quiet.swap(false, Ordering::AcqRel) {
+            self.links.all().iter().for_each(|link| link.end_quiet());
+        }
     }
 
     /// From now on peers' progress wakes this process. Called before what the progress is waited for is published.
     pub(super) fn want_progress(&self) {
         let wants = self.mail.wants();
-        if wants.load(Ordering::Relaxed) == 0 {
-            wants.store(1, Ordering::Relaxed);
+        if wants.load(Ordering::Relaxed) & u64::from(news::ROOM) == 0 {
+            // All of it: the reader may be writing what it wants just now.
+            wants.store(news::ALL, Ordering::Relaxed);
         }
     }
 
@@ -114,20 +148,39 @@ impl Office {
                 Step::Yield => tokio::task::yield_now().await,
                 Step::Park => {
                     // WANTS: written before the fence in `prepare`.
-                    let waits = self.wants_progress();
-                    wants.store(u64::from(waits), Ordering::Relaxed);
+                    let wanted = self.wanted_news();
+                    wants.store(wanted, Ordering::Relaxed);
+                    self.park();
                     sleeper.prepare();
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
-                    let asleep = !self.poll(&mut buffer) && (waits || !self.wants_progress());
+                    let asleep = !self.poll(&mut buffer) && self.wanted_news() & !wanted == 0;
                     if asleep && !self.stopped.load(Ordering::Acquire) {
-                        bell.readable().await?.clear_ready();
+                        tokio::select! {
+                            rung = bell.readable() => rung?.clear_ready(),
+                            // Another task of this thread, or another thread, goes on while the reader sleeps.
+                            () = self.quiet_came.notified() => {}
+                        }
                     }
+                    self.parked.store(false, Ordering::Relaxed);
                     sleeper.awake();
                 }
             }
         }
+        self.end_quiet();
         Ok(())
+    }
+
+    /// What the mail page says.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn says_it_sleeps(&self) -> bool {
+        self.mail.sleep().load(Ordering::Relaxed) & 1 == 1
+    }
+
+    /// Whether something was published that nobody was rung for.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::Relaxed)
     }
 
     /// Whether [`stop`](Self::stop) was called.
@@ -144,10 +197,5 @@ impl Office {
     /// Posts the hold on a third process's memory, visible at once.
     pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId) {
         self.post_notice_now(owners, entry::hold(id));
-    }
-
-    /// The peer's credit was handed back: it is told at the end of the turn.
-    pub(super) fn credit_soon(&self, link: &Arc<Link>) {
-        self.publish_soon(link);
     }
 }

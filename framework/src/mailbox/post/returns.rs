@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Office;
 use super::entry::{self, Notice};
 use super::link::Link;
+use super::news;
 use crate::clock::turn::Turn;
 use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
@@ -105,7 +106,7 @@ impl Office {
         }
         drop(returns);
         fault::point("lease.released");
-        self.publish_soon(link);
+        self.publish_soon(link, news::ROOM);
     }
 
     /// [`post_notice`](Self::post_notice), visible to the peer when this returns: something that has to be seen before a
@@ -154,7 +155,7 @@ impl Office {
             }
         }
         if ring.publish_head() {
-            link.ring(false);
+            link.ring(news::ROOM);
         }
         found
     }
@@ -250,9 +251,9 @@ impl Office {
         pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
     }
 
-    /// Publishes at the end of the turn, or now where no turn is open.
-    pub(super) fn publish_soon(&self, link: &Arc<Link>) {
-        link.dirty.store(true, Ordering::Release);
+    /// Publishes at the end of the turn, or now where no turn is open. `due` is what for, see [`news`].
+    pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
+        link.due.fetch_or(due, Ordering::AcqRel);
         let deferred = self.arc().is_some_and(|office| turn::at_end(&office));
         if !deferred {
             self.publish_if_due(link);
@@ -262,23 +263,36 @@ impl Office {
     /// Publishes if that was put off.
     pub(super) fn publish_if_due(&self, link: &Link) {
         // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
-        if link.dirty.load(Ordering::Acquire) && link.dirty.swap(false, Ordering::AcqRel) {
-            self.publish(link);
+        if link.due.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let due = link.due.swap(0, Ordering::AcqRel);
+        if due != 0 {
+            self.publish(link, due);
         }
     }
 
     /// Makes everything committed on a link visible to the peer, and wakes it if it has to be.
-    pub(super) fn publish(&self, link: &Link) {
+    fn publish(&self, link: &Link, due: u8) {
         #[cfg(any(test, feature = "testing"))]
         if self.is_abandoned() {
             return;
         }
-        let frames = link.out.lock().as_mut().is_some_and(|out| out.ring.publish());
+        if let Some(out) = link.out.lock().as_mut() {
+            out.ring.publish();
+        }
         if let Some(ring) = link.returns_out.lock().as_mut() {
             ring.publish();
         }
         fault::point("post.send.published");
-        // Though nothing may be new to see: what was published early has not rung yet.
-        link.ring(frames);
+        let (ring, quiet) = news::split(due);
+        if quiet != 0 {
+            link.keep_quiet(quiet);
+            self.keep_quiet();
+        }
+        if ring != 0 {
+            // Though nothing may be new to see: what was published early has not rung yet.
+            link.ring(ring);
+        }
     }
 }

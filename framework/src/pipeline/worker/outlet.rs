@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
+use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
@@ -289,7 +290,7 @@ impl<T: Item> Branch<T> {
                     let cargo = if self.modes.chain || self.shares_fate { cargo } else { Cargos::new() };
                     let underway = Underway { to: at, tag, bytes, copy, since: Instant::now(), cargo };
                     let branch = Rc::clone(self);
-                    actix::spawn(async move { branch.watch(ask, underway).await });
+                    actix::spawn(branch.watch(ask, underway));
                     return Ok(());
                 }
                 Err(error) => {
@@ -323,20 +324,27 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Follows an item until it is answered.
-    async fn watch(self: Rc<Self>, ask: Ask<Parcel<T>>, underway: Underway<T>) {
-        let answer = ask.await;
-        let Underway { to, tag, bytes, copy, since, cargo } = underway;
+    /// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is rare is
+    /// boxed, and nothing is moved that need not be.
+    async fn watch(self: Rc<Self>, mut ask: Ask<Parcel<T>>, underway: Underway<T>) {
+        let answer = (&mut ask).await;
         if self.meter.traces() {
-            self.meter.span(Spanned::Lease(self.index), Some(tag.id), since, Instant::now());
+            let Underway { tag, since, .. } = &underway;
+            self.meter.span(Spanned::Lease(self.index), Some(tag.id), *since, Instant::now());
         }
-        let Err(error) = answer else {
-            self.settle(&tag);
-            self.answered(to, bytes);
-            return;
-        };
-        let why = why(&error);
-        match Unanswered::of(&error) {
+        match answer {
+            Ok(()) => {
+                self.settle(&underway.tag);
+                self.answered(underway.to, underway.bytes);
+            }
+            Err(error) => self.unanswered(&error, underway).boxed_local().await,
+        }
+    }
+
+    async fn unanswered(self: &Rc<Self>, error: &AskError<Parcel<T>>, underway: Underway<T>) {
+        let Underway { to, tag, bytes, copy, since: _, cargo } = underway;
+        let why = why(error);
+        match Unanswered::of(error) {
             Unanswered::Tainted => {
                 // The receiver has named it, unless somebody can send again what it was made of. A copy is as tainted.
                 if self.modes.resend {
@@ -379,25 +387,27 @@ impl<T: Item> Branch<T> {
         item: T,
         bytes: u64,
         cargo: Cargos,
-    ) -> futures_util::future::LocalBoxFuture<'static, bool> {
+    ) -> LocalBoxFuture<'static, bool> {
         let branch = Rc::clone(self);
         Box::pin(async move { branch.deliver(at, tag, item, bytes, cargo).await.is_ok() })
     }
 
     /// An item that the receiver, or the way to it, has lost.
-    async fn lost(self: &Rc<Self>, tag: &Tag, why: &str) {
+    ///
+    /// Boxed, as what follows: rare, and otherwise part of the future of every item.
+    fn lost<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str) -> LocalBoxFuture<'a, ()> {
         self.meter.lost(&self.stage, tag.ids(), why);
-        self.leave_gap(tag).await;
+        self.leave_gap(tag).boxed_local()
     }
 
     /// An item that was lost in this process. It is lost for good if nobody can send again what it was made of.
-    async fn lost_here(self: &Rc<Self>, tag: &Tag, why: &str, cargo: &[Cargo]) {
+    fn lost_here<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str, cargo: &[Cargo]) -> LocalBoxFuture<'a, ()> {
         if self.modes.resend && !self.modes.origin {
             cargo.iter().for_each(Cargo::lose);
         } else {
             self.meter.lost(&self.stage, tag.ids(), why);
         }
-        self.leave_gap(tag).await;
+        self.leave_gap(tag).boxed_local()
     }
 
     /// Whoever restores the order must not wait for the item. Any replica can pass that on.
@@ -478,7 +488,7 @@ impl<T: Item> Branch<T> {
                 if let Some(address) = &*to.found.borrow() {
                     return Ok(address.clone());
                 }
-                let found = self.env.lookup(name).await.map_err(|error| error.to_string())?;
+                let found = self.env.lookup(name).boxed_local().await.map_err(|error| error.to_string())?;
                 *to.found.borrow_mut() = Some(found);
                 Ok(to.found.borrow().clone().ok_or("")?)
             }

@@ -93,7 +93,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Parcel<S::In>>().message::<Run>().message::<Control>();
+        on.acknowledged::<Parcel<S::In>>().message::<Run>().message::<Control>();
     }
 
     /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.
@@ -187,13 +187,14 @@ impl<S: Stage> Core<S> {
         let (order, came) = match parcel {
             Parcel::Item(tag, item) => (tag.order, Came::Item(tag, item, cargo)),
             Parcel::Gap(order) => (Some(order), Came::Gap(order)),
-            Parcel::End { lane } => return self.ended(vec![lane], Some(cargo)).await,
+            // Boxed, as all that is rare: it would be part of the future of every item.
+            Parcel::End { lane } => return self.ended(vec![lane], Some(cargo)).boxed_local().await,
         };
         if !self.restores() {
             self.one(came).await;
             if self.ends.borrow().begun {
                 // Sent again after the end, because the one that had it died; what it left is wanted now.
-                self.call(None, S::finish).await;
+                self.call(None, S::finish).boxed_local().await;
             }
             return;
         }
@@ -202,7 +203,7 @@ impl<S: Stage> Core<S> {
             Came::Gap(_) => None,
         };
         self.order.borrow_mut().put(order, item);
-        self.in_order().await;
+        self.in_order().boxed_local().await;
     }
 
     /// Takes all whose turn it is.
@@ -307,9 +308,8 @@ impl<S: Stage> Core<S> {
                     part.meter.note(|counts| counts.dead_letters += 1);
                     let dead = Dead { item, stage: part.config.stage.clone(), why, attempts: attempt };
                     let tag = Tag { order: None, ..tag };
-                    if let Err(unsent) =
-                        self.dead.send(Emitted { tag, item: dead, cargo: smallvec![cargo] }).await
-                    {
+                    let dead = Emitted { tag, item: dead, cargo: smallvec![cargo] };
+                    if let Err(unsent) = self.dead.send(dead).boxed_local().await {
                         part.failed(Some(unsent.tag.id), unsent.why, 1, false);
                     }
                 }
@@ -408,7 +408,7 @@ impl<S: Stage> Core<S> {
 
     async fn nothing_of(&self, order: Option<Order>) {
         if let Some(order) = order.filter(|order| order.last) {
-            self.results.gap(order).await;
+            self.results.gap(order).boxed_local().await;
         }
     }
 
