@@ -243,7 +243,8 @@ fn the_death_of_a_stage_ends_the_program_with_an_error() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1), "{}{said:?}", text(&output.stdout));
     assert!(
-        said.iter().any(|line| line.starts_with("error: stage `") && line.contains("` (replica 0) died")),
+        // The first of them is the source.
+        said.iter().any(|line| line.starts_with("error: source `") && line.contains("` (replica 0) died")),
         "{said:?}"
     );
 }
