@@ -243,8 +243,11 @@ fn the_death_of_a_stage_ends_the_program_with_an_error() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1), "{}{said:?}", text(&output.stdout));
     assert!(
-        // The first of them is the source.
-        said.iter().any(|line| line.starts_with("error: source `") && line.contains("` (replica 0) died")),
+        // Which of them it is depends on the order in which they are listed.
+        said.iter().any(|line| {
+            ["error: source `", "error: stage `"].iter().any(|begin| line.starts_with(begin))
+                && line.contains("` (replica 0) died")
+        }),
         "{said:?}"
     );
 }

@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -20,6 +21,15 @@ use crate::lease::LeaseId;
 use crate::mailbox::doorbell::Sleeper;
 use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
+
+/// The doorbell of an office that is there for as long.
+struct Bell(Arc<Office>);
+
+impl AsRawFd for Bell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.bell.as_raw_fd()
+    }
+}
 
 impl Office {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
@@ -130,9 +140,9 @@ impl Office {
     /// # Cancel safety
     /// Dropping it between two polls loses nothing; frames stay in their rings.
     pub async fn run(self: Arc<Self>) -> io::Result<()> {
-        // SAFETY: the descriptor is this value's own, moved into the `AsyncFd`, which lives as long as this future; it
-        // always names the same eventfd.
-        let bell = unsafe { AsyncFd::register_with_interest(self.bell.try_clone()?, Interest::READABLE) }?;
+        // SAFETY: the descriptor is the office's own, which the `Bell` keeps, and so is open for as long as the `AsyncFd`
+        // is there; it always names the same eventfd.
+        let bell = unsafe { AsyncFd::register_with_interest(Bell(Arc::clone(&self)), Interest::READABLE) }?;
         let wants = self.mail.wants();
         let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.mail.sleep());
         let mut spin: Spin = Spin::new();
