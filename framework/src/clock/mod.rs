@@ -20,9 +20,11 @@ mod marking;
 mod own;
 mod page;
 mod queued;
+mod slots;
 pub mod stream;
 pub mod taint;
 pub(crate) mod turn;
+mod waiting;
 
 use std::io;
 use std::sync::Arc;
@@ -31,8 +33,10 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use domain::{ClockDomain, OwnClock, Waited};
+pub use domain::ClockDomain;
 pub use page::{BadClockPage, ClockPage};
+pub use slots::OwnClock;
+pub use waiting::Waited;
 
 use crate::ids::ProcessId;
 use taint::Board;

@@ -312,7 +312,8 @@ impl Link {
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if it waits: not while it has most of the mailbox under way (see [`news`]).
+    /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if it waits: not
+    /// while it has most of the mailbox under way (see [`news`]).
     pub(crate) fn hand_back(&self, credit: Credit) -> bool {
         let Credit { index, capacity } = credit;
         let mut handled = self.handled.lock();

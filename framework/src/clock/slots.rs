@@ -1,0 +1,140 @@
+//! The clocks that a process gives to its streams: which are free, and the right to advance one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{ClockDomain, ClockError, ClockPage, Ticket, passed};
+use crate::ids::ProcessId;
+use crate::limits::MAX_STREAMS;
+
+/// Which of this process's clocks are free. A bit per clock.
+#[derive(Debug)]
+pub(super) struct Slots {
+    free: Mutex<u64>,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        let free = if MAX_STREAMS == 64 { u64::MAX } else { (1 << MAX_STREAMS) - 1 };
+        Slots { free: Mutex::new(free) }
+    }
+}
+
+const _: () = assert!(MAX_STREAMS <= u64::BITS as usize);
+
+/// The right to advance one clock of this process; one per stream.
+#[derive(Debug)]
+pub struct OwnClock {
+    page: Arc<ClockPage>,
+    slots: Arc<Slots>,
+    process: ProcessId,
+    slot: u16,
+    /// Largest value that anyone was told to wait for.
+    promised: AtomicU64,
+}
+
+impl ClockDomain {
+    /// Takes a free clock of this process. It goes on from where its last user left it.
+    ///
+    /// # Errors
+    /// [`ClockError::Exhausted`] where all [`MAX_STREAMS`] are in use.
+    pub fn allocate_slot(&self) -> Result<OwnClock, ClockError> {
+        let mut free = self.slots.free.lock();
+        if *free == 0 {
+            return Err(ClockError::Exhausted);
+        }
+        let slot = free.trailing_zeros() as u16;
+        *free &= !(1 << slot);
+        drop(free);
+        let value = self.own_page.load(slot).unwrap_or(0);
+        self.own_page.leave_to_device(slot, false)?;
+        Ok(OwnClock {
+            page: Arc::clone(&self.own_page),
+            slots: Arc::clone(&self.slots),
+            process: self.own,
+            slot,
+            promised: AtomicU64::new(value),
+        })
+    }
+}
+
+impl OwnClock {
+    /// Which clock of its process it is.
+    pub fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    /// Where it stands. Its first user starts at zero, a later one where the last one stopped.
+    pub fn value(&self) -> u64 {
+        self.page.load(self.slot).unwrap_or(0)
+    }
+
+    /// The page it is on.
+    pub fn page(&self) -> &Arc<ClockPage> {
+        &self.page
+    }
+
+    /// Says that a device advances it from now on, without waking anybody: waiters look again in short steps.
+    ///
+    /// # Errors
+    /// [`ClockError::NotWriter`] where this process does not write the page.
+    pub fn leave_to_device(&self) -> Result<(), ClockError> {
+        self.page.leave_to_device(self.slot, true)
+    }
+
+    /// Notes that `value` will be reached: somebody may wait for it from now on.
+    pub fn promise(&self, value: u64) {
+        // Only ever raised, and compared like the clock itself.
+        let raise = |old| (!passed(old, value)).then_some(value);
+        let _ = self.promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
+    }
+
+    /// The largest value promised so far.
+    pub fn promised(&self) -> u64 {
+        self.promised.load(Ordering::Relaxed)
+    }
+
+    /// The ticket of one of its values.
+    pub fn ticket(&self, value: u64) -> Ticket {
+        Ticket { process: self.process, slot: self.slot, value }
+    }
+}
+
+impl Drop for OwnClock {
+    fn drop(&mut self) {
+        // A clock that owes somebody a value must not be continued by another stream: reaching that value would
+        // then mean something else. It is lost to the process instead, and its waiters end with the process.
+        if passed(self.value(), self.promised()) {
+            *self.slots.free.lock() |= 1 << self.slot;
+        } else {
+            tracing::debug!(slot = self.slot, "a clock was dropped before it reached what it had promised");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::waiting::tests::domain;
+    use super::*;
+
+    #[test]
+    fn clocks_are_bounded_and_never_go_back() {
+        let a = domain(1);
+        let mut clocks: Vec<_> = (0..MAX_STREAMS).map(|_| a.allocate_slot().unwrap()).collect();
+        assert!(matches!(a.allocate_slot(), Err(ClockError::Exhausted)));
+        let done = clocks.pop().unwrap();
+        a.advance(&done, 7).unwrap();
+        a.advance(&done, 6).unwrap();
+        assert_eq!(done.value(), 7);
+        let slot = done.slot();
+        drop(done);
+        let next = a.allocate_slot().unwrap();
+        assert_eq!((next.slot(), next.value()), (slot, 7));
+        // One that owes a value is not given to anyone else.
+        next.promise(8);
+        drop(next);
+        assert!(matches!(a.allocate_slot(), Err(ClockError::Exhausted)));
+    }
+}

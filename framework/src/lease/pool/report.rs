@@ -1,0 +1,75 @@
+//! What a pool says of itself: how full it is, and who has its memory.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::{Pool, State};
+use crate::ids::ProcessId;
+
+/// Sizes of a pool, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// All chunks together.
+    pub chunk_bytes: u64,
+    /// Allocations that somebody holds.
+    pub held_bytes: u64,
+    /// How many those are.
+    pub allocations: usize,
+    /// Those of them that other processes have leases on.
+    pub lent_bytes: u64,
+    /// Released, but the last use has not passed.
+    pub quarantined_bytes: u64,
+}
+
+impl Pool {
+    /// Sizes, in bytes.
+    pub fn stats(&self) -> PoolStats {
+        self.state.lock().stats()
+    }
+
+    /// Who holds this pool's memory, the largest first, in words.
+    pub fn holders(&self) -> String {
+        self.state.lock().holders(self.process)
+    }
+}
+
+impl State {
+    pub(super) fn stats(&self) -> PoolStats {
+        let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
+        for (block, lent) in self.book.live() {
+            stats.held_bytes += block.bytes;
+            stats.lent_bytes += if lent { block.bytes } else { 0 };
+            stats.allocations += 1;
+        }
+        stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();
+        stats
+    }
+
+    pub(super) fn holders(&self, process: ProcessId) -> String {
+        let mut by_process: BTreeMap<ProcessId, (u64, usize, f64)> = Default::default();
+        for line in self.book.report() {
+            let local = (line.local > 0).then_some(process);
+            for holder in line.holders.iter().map(|(process, _)| *process).chain(local) {
+                let entry = by_process.entry(holder).or_default();
+                entry.0 += line.block.bytes;
+                entry.1 += 1;
+                entry.2 = entry.2.max(line.age.as_secs_f64());
+            }
+        }
+        let mut rows: Vec<_> = by_process.into_iter().collect();
+        rows.sort_by_key(|(_, (bytes, ..))| std::cmp::Reverse(*bytes));
+        let mut text = String::from("Held by");
+        for (index, (holder, (bytes, count, age))) in rows.iter().take(8).enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let own = if *holder == process { " (this process)" } else { "" };
+            let _ = write!(
+                text,
+                "{comma} {holder}{own}: {bytes} bytes in {count} tensors, the oldest for {age:.1} s"
+            );
+        }
+        if rows.is_empty() {
+            text.push_str(" nobody: the last uses have not passed yet");
+        }
+        text
+    }
+}
