@@ -46,12 +46,17 @@ struct Run {
     count: u64,
 }
 
-/// Where to send notes back to.
+/// Where to send notes back to. The reply comes once that is possible at once.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = bool)]
 struct Meet {
     peer: Address<Note>,
+    hello: Address<Hello>,
 }
+
+/// The first message to a process waits for the link to it.
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Hello;
 
 /// Sends notes and counts those that come back.
 struct Driver {
@@ -76,7 +81,7 @@ impl RemoteActor for Driver {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Note>().message::<Run>();
+        on.message::<Note>().message::<Run>().message::<Hello>();
     }
 }
 
@@ -105,6 +110,12 @@ impl Handler<Run> for Driver {
         }
         Box::pin(async move { result.await.expect("the driver outlives its runs") })
     }
+}
+
+impl Handler<Hello> for Driver {
+    type Result = ();
+
+    fn handle(&mut self, _: Hello, _: &mut Context<Self>) {}
 }
 
 impl Handler<Note> for Driver {
@@ -146,11 +157,11 @@ impl RemoteActor for Echo {
 }
 
 impl Handler<Meet> for Echo {
-    type Result = MessageResult<Meet>;
+    type Result = ResponseFuture<bool>;
 
     fn handle(&mut self, meet: Meet, _: &mut Context<Self>) -> Self::Result {
         self.peer = Some(meet.peer);
-        MessageResult(true)
+        Box::pin(async move { meet.hello.send(Hello).await.is_ok() })
     }
 }
 
@@ -188,11 +199,11 @@ impl RemoteActor for Sink {
 }
 
 impl Handler<Meet> for Sink {
-    type Result = MessageResult<Meet>;
+    type Result = ResponseFuture<bool>;
 
     fn handle(&mut self, meet: Meet, _: &mut Context<Self>) -> Self::Result {
         self.peer = Some(meet.peer);
-        MessageResult(true)
+        Box::pin(async move { meet.hello.send(Hello).await.is_ok() })
     }
 }
 
@@ -216,8 +227,9 @@ fn main() -> anyhow::Result<()> {
     let sink = node.spawn::<Sink>(()).worker(there).mailbox(1024).start()?;
     let driver = node.spawn::<Driver>((echo.address(), sink.address(), text()?)).start()?;
     let peer = driver.address::<Note>();
-    node.block_on(echo.address().ask(Meet { peer: peer.clone() }))?;
-    node.block_on(sink.address().ask(Meet { peer }))?;
+    let hello = driver.address::<Hello>();
+    anyhow::ensure!(node.block_on(echo.address().ask(Meet { peer: peer.clone(), hello: hello.clone() }))?);
+    anyhow::ensure!(node.block_on(sink.address().ask(Meet { peer, hello }))?);
     let runs = driver.address::<Run>();
     let run = |stream: bool, count: u64| -> Duration {
         Duration::from_nanos(node.block_on(runs.ask(Run { stream, count })).expect("the driver runs"))

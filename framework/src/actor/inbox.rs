@@ -26,7 +26,7 @@ use super::host::Ended;
 use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
-use crate::clock::turn::Turn;
+use crate::clock::turn::{self, Turn};
 use crate::ids::ActorId;
 use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
@@ -330,6 +330,7 @@ impl<A: RemoteActor> InboxTask<A> {
             let name = queued.letter.name();
             // The end of one handler is the beginning of the next: one look at the clock each.
             let began = last.unwrap_or_else(monotonic_ns);
+            turn::note_time(began);
             let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.letter.origin());
             self.inbox.standing.handling.store(true, Ordering::Relaxed);
             let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));

@@ -230,7 +230,7 @@ fn post<M: GpuMessage>(
     let failed = |error| failure(office, address.actor(), error);
     office.may_send(link, &envelope).map_err(failed)?;
     let Some(value) = message.as_ref() else { return Ok(None) };
-    let encoded = codec::encode(value, Vec::with_capacity(256))?;
+    let encoded = codec::encode(value, codec::buffer())?;
     let claim = office.claim(link, &envelope, &encoded).map_err(failed)?;
     let correlation = answer.take().map(|answer| expect::<M>(office, place, address.actor(), answer));
     envelope.correlation = correlation.unwrap_or(0);
@@ -332,42 +332,40 @@ fn attempt_in_order<M: GpuMessage>(
     }
 }
 
-/// A message on its way into a mailbox.
+/// A message on its way into a mailbox. It is moved about with each message, so it is kept small.
 pub(super) struct Sending<M: GpuMessage> {
     address: Address<M>,
+    /// Until it is sent.
     message: Option<M>,
     answer: Option<Answer<M::Reply>>,
-    waiting: Option<(Route, PlaceInQueue)>,
-    outcome: Option<Result<Option<u64>, SendError<M>>>,
+    state: State,
+}
+
+enum State {
+    /// It has gone, as the ask with this number if it is one.
+    Sent(Option<u64>),
+    /// It waits for its turn and for room.
+    Waiting(Route, PlaceInQueue),
+    Failed(Box<SendFailure>),
+    /// Whoever asked was told.
+    Told,
 }
 
 impl<M: GpuMessage> Sending<M> {
     /// Makes the first attempt; where it fails for want of room, takes a place in the queue.
     pub(super) fn start(address: Address<M>, message: M, answer: Option<Answer<M::Reply>>) -> Self {
-        let mut sending = Sending { address, message: Some(message), answer, waiting: None, outcome: None };
-        let mut way = None;
-        match first(&sending.address, &mut sending.message, &mut sending.answer, &mut way) {
-            Ok(correlation) => sending.outcome = Some(Ok(correlation)),
-            Err(reason) => sending.wait(reason, way),
-        }
-        sending
-    }
-
-    /// The first attempt has failed.
-    fn wait(&mut self, reason: SendFailure, way: Option<Route>) {
-        match way {
-            Some(route) if may_wait(&reason) => match route.queue().map(Queue::join) {
-                Some(place) => self.waiting = Some((route, place)),
-                None => self.fail(SendFailure::NoSuchActor),
-            },
-            _ => self.fail(reason),
-        }
+        let (mut message, mut answer, mut way) = (Some(message), answer, None);
+        let state = match first(&address, &mut message, &mut answer, &mut way) {
+            Ok(correlation) => State::Sent(correlation),
+            Err(reason) => State::after(reason, way),
+        };
+        Sending { address, message, answer, state }
     }
 
     /// The actor was not found where `waiting` leads to, for this reason: finds its new place, or fails. False if there is
     /// nothing new.
     fn follow(&mut self, reason: SendFailure) -> bool {
-        let Some((route, place)) = &mut self.waiting else { return true };
+        let State::Waiting(route, place) = &mut self.state else { return true };
         match Route::to(&self.address) {
             Ok(now) if now.is(route) => {
                 if may_wait(&reason) {
@@ -392,17 +390,17 @@ impl<M: GpuMessage> Sending<M> {
 
     /// The number of an ask that was sent and not polled since.
     pub(super) fn correlation(&self) -> Option<u64> {
-        self.outcome.as_ref().and_then(|outcome| outcome.as_ref().ok().copied().flatten())
+        if let State::Sent(correlation) = self.state { correlation } else { None }
     }
 
     pub(super) fn fail(&mut self, reason: SendFailure) {
-        self.waiting = None;
-        self.outcome = self.message.take().map(|message| Err(SendError { message, reason }));
+        if self.message.is_some() {
+            self.state = State::Failed(Box::new(reason));
+        }
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, SendError<M>>> {
-        while self.outcome.is_none() {
-            let Some((route, place)) = &self.waiting else { return Poll::Pending };
+        while let State::Waiting(route, place) = &self.state {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
             place.remember(cx.waker(), stamp);
@@ -410,10 +408,7 @@ impl<M: GpuMessage> Sending<M> {
                 return Poll::Pending;
             }
             match attempt(&self.address, route, &mut self.message, &mut self.answer) {
-                Ok(correlation) => {
-                    self.waiting = None;
-                    self.outcome = Some(Ok(correlation));
-                }
+                Ok(correlation) => self.state = State::Sent(correlation),
                 Err(reason) if is_lost(&reason) => {
                     if !self.follow(reason) {
                         return Poll::Pending;
@@ -429,9 +424,27 @@ impl<M: GpuMessage> Sending<M> {
                 Err(reason) => self.fail(reason),
             }
         }
-        match self.outcome.take() {
-            Some(outcome) => Poll::Ready(outcome),
-            None => Poll::Pending,
+        match std::mem::replace(&mut self.state, State::Told) {
+            State::Sent(correlation) => Poll::Ready(Ok(correlation)),
+            State::Failed(reason) => match self.message.take() {
+                Some(message) => Poll::Ready(Err(SendError { message, reason: *reason })),
+                None => Poll::Pending,
+            },
+            State::Told | State::Waiting(..) => Poll::Pending,
+        }
+    }
+}
+
+impl State {
+    /// The first attempt has failed.
+    #[cold]
+    fn after(reason: SendFailure, way: Option<Route>) -> Self {
+        match way {
+            Some(route) if may_wait(&reason) => match route.queue().map(Queue::join) {
+                Some(place) => State::Waiting(route, place),
+                None => State::Failed(Box::new(SendFailure::NoSuchActor)),
+            },
+            _ => State::Failed(Box::new(reason)),
         }
     }
 }

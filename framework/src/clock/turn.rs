@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use super::stream::Stream;
 use crate::fault;
+use crate::os::monotonic_ns;
 
 /// Something to do when the turn ends: a post office publishes what its links have gathered.
 pub(crate) trait TurnEnd: Send + Sync + 'static {
@@ -30,6 +31,8 @@ thread_local! {
     static TURN: RefCell<Option<Open>> = const { RefCell::new(None) };
     /// How many turns this thread has opened.
     static TURNS: Cell<u64> = const { Cell::new(0) };
+    /// See [`note_time`].
+    static TIME: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// An open turn on this thread.
@@ -74,7 +77,19 @@ impl Drop for Turn {
             fault::point("turn.end");
             open.settle();
         }
+        TIME.set(None);
     }
+}
+
+/// It is `now` on the monotonic clock, in nanoseconds: whoever opened the turn has just looked, and who needs to know it
+/// no better than to one handler need not look again.
+pub(crate) fn note_time(now: u64) {
+    TIME.set(Some(now));
+}
+
+/// The time that was [noted](note_time) last in this turn, or else the time.
+pub(crate) fn about_now() -> u64 {
+    TIME.get().unwrap_or_else(monotonic_ns)
 }
 
 impl Open {
@@ -123,16 +138,18 @@ pub(super) fn defer(stream: &Stream) -> bool {
     })
 }
 
-/// Calls `end` when the turn ends, once however often it is asked for; false when no turn is open.
-pub(crate) fn at_end(end: &Arc<impl TurnEnd>) -> bool {
-    TURN.with_borrow_mut(|turn| match turn {
-        Some(open) => {
-            let new = Arc::as_ptr(end).cast::<()>();
-            if !open.ends.iter().any(|known| std::ptr::eq(Arc::as_ptr(known).cast::<()>(), new)) {
-                open.ends.push(Arc::clone(end) as Arc<dyn TurnEnd>);
-            }
-            true
+/// Calls `end` when the turn ends, once however often it is asked for; false when no turn is open, or `owned`, which is
+/// asked for the same value once a turn, has none.
+pub(crate) fn at_end<E: TurnEnd>(end: &E, owned: impl FnOnce() -> Option<Arc<E>>) -> bool {
+    TURN.with_borrow_mut(|turn| {
+        let Some(open) = turn else { return false };
+        let new = std::ptr::from_ref(end).cast::<()>();
+        if open.ends.iter().any(|known| std::ptr::eq(Arc::as_ptr(known).cast::<()>(), new)) {
+            return true;
         }
-        None => false,
+        let owned = owned();
+        let is_there = owned.is_some();
+        open.ends.extend(owned.map(|end| end as Arc<dyn TurnEnd>));
+        is_there
     })
 }

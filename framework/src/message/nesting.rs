@@ -3,6 +3,8 @@
 //! Decoding recurses, so a body from a peer could overflow the stack by nesting; this walk does not recurse. The format
 //! is that of <https://github.com/msgpack/msgpack/blob/master/spec.md>.
 
+use smallvec::SmallVec;
+
 use crate::limits::MAX_NESTING;
 
 /// Why a body is not one value of bounded depth.
@@ -37,39 +39,36 @@ pub enum NestingError {
 /// # Errors
 /// See [`NestingError`].
 pub fn check(body: &[u8]) -> Result<(), NestingError> {
-    // Values still to come on each level.
-    let mut open = [0_u64; MAX_NESTING + 1];
-    let mut depth = 0;
-    open[0] = 1;
+    // Values still to come in this container, and in those around it.
+    let mut left = 1_u64;
+    let mut around = SmallVec::<[u64; 16]>::new();
     let mut at = 0;
     loop {
-        while open[depth] == 0 {
-            if depth == 0 {
-                return if at == body.len() {
-                    Ok(())
-                } else {
-                    Err(NestingError::Trailing { bytes: body.len() - at })
-                };
-            }
-            depth -= 1;
+        while left == 0 {
+            left = match around.pop() {
+                Some(left) => left,
+                None if at == body.len() => return Ok(()),
+                None => return Err(NestingError::Trailing { bytes: body.len() - at }),
+            };
         }
-        open[depth] -= 1;
+        left -= 1;
         let (skip, children) = value(body, at)?;
         at = at
             .checked_add(skip)
             .filter(|at| *at <= body.len())
             .ok_or(NestingError::CutShort { at: body.len() })?;
         if children > 0 {
-            if depth == MAX_NESTING {
+            if around.len() == MAX_NESTING {
                 return Err(NestingError::TooDeep);
             }
-            depth += 1;
-            open[depth] = children;
+            around.push(left);
+            left = children;
         }
     }
 }
 
 /// Bytes that the value at `at` takes without its children, and how many children it has.
+#[inline]
 fn value(body: &[u8], at: usize) -> Result<(usize, u64), NestingError> {
     let cut = NestingError::CutShort { at: body.len() };
     let tag = *body.get(at).ok_or(cut)?;

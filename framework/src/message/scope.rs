@@ -72,8 +72,10 @@ impl Guard {
     }
 
     fn close(self) -> Option<Scope> {
+        let depth = self.depth;
+        std::mem::forget(self);
         SCOPES.with_borrow_mut(|scopes| {
-            scopes.truncate(self.depth);
+            scopes.truncate(depth);
             scopes.pop()
         })
     }

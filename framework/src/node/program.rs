@@ -158,8 +158,15 @@ fn run_reader_on_a_thread(office: &Arc<Office>) -> Result<(), String> {
     let runtime = runtime.map_err(|error| format!("no runtime for the node's reader: {error}"))?;
     let office = Arc::clone(office);
     let spawned = std::thread::Builder::new().name("tensorpost-reader".into()).spawn(move || {
-        if let Err(error) = runtime.block_on(office.run()) {
-            tracing::error!(%error, "the node's reader stopped; no more messages reach this process");
+        // A task of the runtime, and not its root: that one could not step aside without a system call.
+        match runtime.block_on(async { tokio::spawn(office.run()).await }) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(%error, "the node's reader stopped; no more messages reach this process");
+            }
+            Err(error) => {
+                tracing::error!(%error, "the node's reader panicked; no more messages reach this process");
+            }
         }
     });
     spawned.map(|_| ()).map_err(|error| format!("no thread for the node's reader: {error}"))

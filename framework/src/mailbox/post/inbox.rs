@@ -94,24 +94,25 @@ impl LocalCredits {
     /// Takes one credit; false when there is none.
     pub(crate) fn take(&self) -> bool {
         let more = |counts: u64| ((counts as u32) < self.capacity).then_some(counts + 1);
-        self.counts.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        self.counts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
     /// Hands one credit back.
     pub(crate) fn hand_back(&self) {
         // One less below, one more above.
-        self.counts.fetch_add(HANDLED - 1, Ordering::AcqRel);
+        // SeqCst, as in `stamp` and `take`: see `Queue::is_empty`, which is asked next.
+        self.counts.fetch_add(HANDLED - 1, Ordering::SeqCst);
         self.wake_front();
     }
 
     /// No more messages: the actor has stopped, and is started anew if it is `away`.
     pub(crate) fn close(&self, away: bool) {
-        self.closed.store(if away { COMES_BACK } else { SHUT }, Ordering::Release);
+        self.closed.store(if away { COMES_BACK } else { SHUT }, Ordering::SeqCst);
         self.wake_front();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire) != OPEN
+        self.closed.load(Ordering::SeqCst) != OPEN
     }
 
     /// Whether the actor has stopped and is started anew.
@@ -121,7 +122,7 @@ impl LocalCredits {
 
     /// Changes whenever a waiting sender might find a credit.
     pub(crate) fn stamp(&self) -> u64 {
-        (self.counts.load(Ordering::Acquire) / HANDLED).wrapping_add(u64::from(self.is_closed()))
+        (self.counts.load(Ordering::SeqCst) / HANDLED).wrapping_add(u64::from(self.is_closed()))
     }
 
     /// Those who waited for the actor while it was elsewhere wait here now.
@@ -259,7 +260,7 @@ impl Receipt {
     pub fn reply<R: Serialize>(mut self, reply: R) {
         let Some(correlation) = self.correlation.take() else { return };
         let asked = self.credit.take();
-        match codec::encode(&reply, Vec::new()) {
+        match codec::encode(&reply, codec::buffer()) {
             Ok(encoded) => match encoded.taint() {
                 Some(tainted) => {
                     self.office.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);

@@ -55,7 +55,9 @@ impl Office {
         let mut guard = link.inbound.lock();
         let Some(inbound) = guard.as_mut() else { return false };
         link.stuck.store(false, Ordering::Relaxed);
-        for _ in 0..BATCH {
+        let mut left = BATCH;
+        while left > 0 {
+            left -= 1;
             match inbound.data.peek(buffer) {
                 Ok(None) => break,
                 Ok(Some(end)) => {
@@ -77,6 +79,7 @@ impl Office {
                 }
             }
         }
+        link.unfinished.store(left == 0, Ordering::Relaxed);
         if any {
             fault::point("post.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.

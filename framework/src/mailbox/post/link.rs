@@ -12,7 +12,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -20,6 +19,7 @@ use smallvec::SmallVec;
 use super::news;
 use super::pages::{LinkMemory, MailPage};
 use super::waiting::Queue;
+use crate::clock::turn;
 use crate::ids::ProcessId;
 use crate::lease::{Lease, LeaseId};
 use crate::limits::MAX_ACTORS;
@@ -27,7 +27,7 @@ use crate::mailbox::doorbell::Ringer;
 use crate::mailbox::ring::{BadCapacity, Consumer, EntryConsumer, EntryProducer, NativeWord, Producer, Word};
 use crate::message::codec::Encoded;
 use crate::message::wire::Header;
-use crate::os::EventFd;
+use crate::os::{EventFd, monotonic_ns};
 
 /// In a credit word: the actor is gone, or never was.
 pub(crate) const CLOSED: u64 = u64::MAX;
@@ -80,6 +80,14 @@ pub(crate) struct Link {
     pub(crate) rung: AtomicU64,
     /// A frame of the peer lies unread until something comes that it needs.
     pub(crate) stuck: AtomicBool,
+    /// Something is left to do for the reader of which no word of the peer's will tell: frames that it did not take yet.
+    pub(super) unfinished: AtomicBool,
+    /// Replies wait in the outbox.
+    pub(super) backlog: AtomicBool,
+    /// What the peer moves: the tails of its two rings, and its head in the data ring to it. There once all is connected.
+    cursors: OnceLock<[NativeWord; 3]>,
+    /// They as the reader last found them.
+    looked_at: [AtomicU64; 3],
 }
 
 #[derive(Debug)]
@@ -106,7 +114,8 @@ struct Handled {
     count: u64,
     /// Those of them that the peer was told of, at least; and when.
     told: u64,
-    told_at: Instant,
+    /// Nanoseconds on the monotonic clock.
+    told_at: u64,
     word: NativeWord,
 }
 
@@ -119,13 +128,13 @@ impl Handled {
 
     /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the quiet in
     /// [`news`] are others' to see to.
-    fn one_more(&mut self, capacity: u32, now: Instant) -> bool {
+    fn one_more(&mut self, capacity: u32, now: u64) -> bool {
         self.count += 1;
         // CREDIT release: pairs with `credit`.
         self.word.store(self.count, Ordering::Release);
         let tell = capacity < news::LEAST_GATHERED
             || self.count - self.told >= u64::from(capacity / 2)
-            || now.saturating_duration_since(self.told_at) >= news::TELL_EVERY;
+            || now.saturating_sub(self.told_at) >= news::TELL_EVERY.as_nanos() as u64;
         if tell {
             (self.told, self.told_at) = (self.count, now);
         }
@@ -193,7 +202,7 @@ pub(crate) enum BadHalf {
 impl Link {
     pub(crate) fn new(peer: ProcessId) -> io::Result<Self> {
         let memory = LinkMemory::create()?;
-        let told_at = Instant::now();
+        let told_at = monotonic_ns();
         let handled = |index| Handled { count: 0, told: 0, told_at, word: memory.credit(index) };
         let handled = (0..MAX_ACTORS as u16).map(handled).collect();
         Ok(Link {
@@ -221,6 +230,10 @@ impl Link {
             #[cfg(any(test, feature = "testing"))]
             rung: AtomicU64::new(0),
             stuck: AtomicBool::new(false),
+            unfinished: AtomicBool::new(false),
+            backlog: AtomicBool::new(false),
+            cursors: OnceLock::new(),
+            looked_at: Default::default(),
         })
     }
 
@@ -262,6 +275,8 @@ impl Link {
         *self.inbound.lock() = Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS] });
         let (tail, bytes) = memory.returns();
         *self.returns_in.lock() = Some(EntryConsumer::new(tail, own_return_head, bytes)?);
+        // Last: who finds a cursor moved reads what it tells of.
+        let _ = self.cursors.set([memory.data().0, memory.returns().0, memory.heads().0]);
         Ok(())
     }
 
@@ -318,7 +333,7 @@ impl Link {
         let Credit { index, capacity } = credit;
         let mut handled = self.handled.lock();
         let handled = handled.get_mut(usize::from(index)).filter(|handled| handled.count < AWAY);
-        handled.is_some_and(|handled| handled.one_more(capacity, Instant::now()))
+        handled.is_some_and(|handled| handled.one_more(capacity, turn::about_now()))
     }
 
     /// How many messages of the peer this process's actor `index` is done with.
@@ -401,6 +416,23 @@ impl Link {
         guests.push((index, queue.clone()));
     }
 
+    /// Whether there is more for the reader to do than to look at this again: the peer has moved a cursor since the last
+    /// time that this was asked, or something is left over. For the reader alone, which then does all of it.
+    pub(super) fn has_moved(&self) -> bool {
+        let Some(cursors) = self.cursors.get() else { return false };
+        let mut moved = self.stuck.load(Ordering::Relaxed) || self.backlog.load(Ordering::Acquire);
+        moved |= self.unfinished.load(Ordering::Relaxed);
+        for (cursor, looked_at) in cursors.iter().zip(&self.looked_at) {
+            // Before anything is read: what comes later moves it once more. Acquire as in the rings, though each looks again.
+            let at = cursor.load(Ordering::Acquire);
+            if at != looked_at.load(Ordering::Relaxed) {
+                looked_at.store(at, Ordering::Relaxed);
+                moved = true;
+            }
+        }
+        moved
+    }
+
     /// Whether a sender waits for the peer.
     pub(crate) fn has_waiting(&self) -> bool {
         self.waiting.load(Ordering::Acquire) > 0
@@ -448,17 +480,15 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
-    fn handled(at: Instant) -> Handled {
+    fn handled(at: u64) -> Handled {
         Handled { count: 0, told: 0, told_at: at, word: NativeWord::in_memory() }
     }
 
     #[test]
     fn half_a_mailbox_makes_one_ring_and_each_credit_is_published() {
-        let at = Instant::now();
+        let at = monotonic_ns();
         for (capacity, told) in
             [(8, [4, 8, 12]), (4, [2, 4, 6]), (5, [2, 4, 6]), (3, [1, 2, 3]), (1, [1, 2, 3])]
         {
@@ -476,17 +506,17 @@ mod tests {
 
     #[test]
     fn slow_handlers_tell_of_each_message() {
-        let at = Instant::now();
+        let (at, tell_every) = (monotonic_ns(), news::TELL_EVERY.as_nanos() as u64);
         let mut handled = handled(at);
-        for count in 1..20_u32 {
-            assert!(handled.one_more(64, at + news::TELL_EVERY * count));
+        for count in 1..20 {
+            assert!(handled.one_more(64, at + tell_every * count));
         }
-        assert!(!handled.one_more(64, at + news::TELL_EVERY * 19 + Duration::from_micros(999)));
+        assert!(!handled.one_more(64, at + tell_every * 20 - 1));
     }
 
     #[test]
     fn who_is_told_that_an_actor_has_gone_needs_no_more() {
-        let mut handled = handled(Instant::now());
+        let mut handled = handled(monotonic_ns());
         handled.set(AWAY);
         assert_eq!((handled.count, handled.told, handled.word.load(Ordering::Acquire)), (AWAY, AWAY, AWAY));
     }

@@ -226,6 +226,7 @@ impl Office {
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(&link);
         }
+        codec::give_back(body);
         fault::point("post.send.written");
         // After the frame is written: with these may go the last local lease, and its last uses into the book.
         drop(leases);
@@ -368,8 +369,7 @@ impl Office {
         acknowledges: bool,
     ) {
         let envelope = Envelope { kind, index: 0, actor: ActorId(0), correlation, key: 0, capacity: 0 };
-        let waiting = link.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty());
-        let claim = if waiting {
+        let claim = if link.backlog.load(Ordering::Acquire) {
             Err(PostError::NotNow(NotNow::RingFull))
         } else {
             self.claim(link, &envelope, &encoded)
@@ -395,6 +395,7 @@ impl Office {
                 };
                 if let Some(out) = link.out.lock().as_mut() {
                     out.outbox.push_back((header, encoded, asked));
+                    link.backlog.store(true, Ordering::Release);
                 }
                 self.wake_reader();
             }
@@ -413,8 +414,12 @@ impl Office {
     /// Sends replies that found no room before; true if one went.
     pub(super) fn flush_outbox(&self, link: &Arc<Link>) -> bool {
         let mut any = false;
-        loop {
-            let next = link.out.lock().as_mut().and_then(|out| out.outbox.pop_front());
+        while link.backlog.load(Ordering::Acquire) {
+            let next = link.out.lock().as_mut().and_then(|out| {
+                let next = out.outbox.pop_front();
+                link.backlog.store(next.is_some(), Ordering::Release);
+                next
+            });
             let Some((header, encoded, asked)) = next else { return any };
             let envelope = Envelope {
                 kind: header.kind,
@@ -442,6 +447,7 @@ impl Office {
                 }
             }
         }
+        any
     }
 
     fn corrupt(&self, link: &Link, error: &RingCorrupt) -> PostError {

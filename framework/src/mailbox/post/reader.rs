@@ -6,18 +6,21 @@
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::task::Poll;
 
+use smallvec::SmallVec;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::link::Link;
 use super::{Office, entry, news};
 use crate::clock::turn::Turn;
-use crate::lease::LeaseId;
+use crate::lease::{LeaseId, Pool};
 use crate::mailbox::doorbell::Sleeper;
 use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
@@ -31,6 +34,21 @@ impl AsRawFd for Bell {
     }
 }
 
+/// Lets the other tasks of this thread run, and then the reader again. Unlike `tokio::task::yield_now` it does not have
+/// the runtime look at its descriptors and timers each time, which is a system call: the runtime does so every 61 tasks.
+async fn step_aside() {
+    let mut has_stepped = false;
+    poll_fn(|cx| {
+        if has_stepped {
+            return Poll::Ready(());
+        }
+        has_stepped = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 impl Office {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
     /// [`run`](Self::run) calls it in a loop.
@@ -40,7 +58,7 @@ impl Office {
             any |= self.poll_link(link, buffer);
         }
         if any {
-            let pools = self.pools.read().clone();
+            let pools: SmallVec<[Arc<Pool>; 4]> = self.pools.read().iter().map(Arc::clone).collect();
             pools.iter().for_each(|pool| pool.settle());
         }
         self.loosen_if_due();
@@ -63,17 +81,20 @@ impl Office {
             return any || ended;
         }
         let ended = link.has_ended();
-        // One turn: what the frames lead to here (leases back, refusals) is published together.
-        let turn = Turn::begin();
-        let mut any = self.drain_link_returns(link);
-        any |= self.settle_in_flight(link);
-        any |= self.flush_outbox(link);
-        any |= self.take_frames(link, buffer);
-        drop(turn);
-        if ended && link.is_drained() {
-            self.give_up(link);
-            self.part_with(link);
-            return true;
+        let mut any = false;
+        if link.has_moved() || ended {
+            // One turn: what the frames lead to here (leases back, refusals) is published together.
+            let turn = Turn::begin();
+            any |= self.drain_link_returns(link);
+            any |= self.settle_in_flight(link);
+            any |= self.flush_outbox(link);
+            any |= self.take_frames(link, buffer);
+            drop(turn);
+            if ended && link.is_drained() {
+                self.give_up(link);
+                self.part_with(link);
+                return true;
+            }
         }
         if link.has_waiting() {
             link.wake_senders();
@@ -150,12 +171,12 @@ impl Office {
         while !self.stopped.load(Ordering::Acquire) {
             if self.poll(&mut buffer) {
                 spin.found();
-                tokio::task::yield_now().await;
+                step_aside().await;
                 continue;
             }
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
-                Step::Yield => tokio::task::yield_now().await,
+                Step::Yield => step_aside().await,
                 Step::Park => {
                     // WANTS: written before the fence in `prepare`.
                     let wanted = self.wanted_news();

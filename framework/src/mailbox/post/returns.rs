@@ -254,8 +254,7 @@ impl Office {
     /// Publishes at the end of the turn, or now where no turn is open. `due` is what for, see [`news`].
     pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
         link.due.fetch_or(due, Ordering::AcqRel);
-        let deferred = self.arc().is_some_and(|office| turn::at_end(&office));
-        if !deferred {
+        if !turn::at_end(self, || self.arc()) {
             self.publish_if_due(link);
         }
     }

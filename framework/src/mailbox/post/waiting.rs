@@ -13,8 +13,13 @@ use parking_lot::Mutex;
 
 /// The queue of one mailbox. It follows its actor from one life to the next, with all who wait in it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Queue {
-    places: Arc<Mutex<Places>>,
+pub(crate) struct Queue(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// How many wait, changed under the lock: nearly always nobody does, and each message looks.
+    waiting: AtomicUsize,
+    places: Mutex<Places>,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +49,7 @@ impl Queue {
 
     /// From now on its waiting senders are counted in `waiting`, and nowhere else.
     pub(crate) fn count_in(&self, waiting: &Arc<AtomicUsize>) {
-        let mut places = self.places.lock();
+        let mut places = self.0.places.lock();
         let count = places.waiting.len();
         places.counted.fetch_sub(count, Ordering::Release);
         waiting.fetch_add(count, Ordering::Release);
@@ -53,20 +58,24 @@ impl Queue {
 
     /// Whether both are the same queue.
     pub(crate) fn is(&self, other: &Queue) -> bool {
-        Arc::ptr_eq(&self.places, &other.places)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Whether nobody waits.
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.lock().waiting.is_empty()
+        // WAITING: pairs with `join`. Who joined before this was called is seen, and who joins now looks for what it lacks
+        // once more, after it has: it finds what the caller has published before.
+        self.0.waiting.load(Ordering::SeqCst) == 0
     }
 
     /// The last place.
     pub(crate) fn join(&self) -> PlaceInQueue {
-        let mut places = self.places.lock();
+        let mut places = self.0.places.lock();
         let number = places.next;
         places.next += 1;
         places.waiting.push_back((number, None));
+        // WAITING: pairs with `is_empty`.
+        self.0.waiting.fetch_add(1, Ordering::SeqCst);
         // Before this sender looks again at what it lacks, and then wakes the reader if it has to.
         places.counted.fetch_add(1, Ordering::Release);
         PlaceInQueue { queue: self.clone(), number }
@@ -74,12 +83,15 @@ impl Queue {
 
     /// Whether something has changed since the one in front last tried.
     pub(crate) fn has_moved(&self, stamp: u64) -> bool {
-        self.places.lock().seen != stamp
+        self.0.places.lock().seen != stamp
     }
 
     /// Tells the one in front that something changed.
     pub(crate) fn wake_front(&self) {
-        let waker = self.places.lock().waiting.front().and_then(|(_, waker)| waker.clone());
+        if self.is_empty() {
+            return;
+        }
+        let waker = self.0.places.lock().waiting.front().and_then(|(_, waker)| waker.clone());
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -94,12 +106,12 @@ impl PlaceInQueue {
 
     /// Whether it is this one's turn to try.
     pub(crate) fn is_front(&self) -> bool {
-        self.queue.places.lock().waiting.front().is_some_and(|(number, _)| *number == self.number)
+        self.queue.0.places.lock().waiting.front().is_some_and(|(number, _)| *number == self.number)
     }
 
     /// Remembers whom to wake when the mailbox has moved from `stamp`, which was read before the last try.
     pub(crate) fn remember(&self, waker: &Waker, stamp: u64) {
-        let mut places = self.queue.places.lock();
+        let mut places = self.queue.0.places.lock();
         if places.waiting.front().is_some_and(|(number, _)| *number == self.number) {
             places.seen = stamp;
         }
@@ -115,10 +127,11 @@ impl PlaceInQueue {
 impl Drop for PlaceInQueue {
     fn drop(&mut self) {
         let was_front = {
-            let mut places = self.queue.places.lock();
+            let mut places = self.queue.0.places.lock();
             places.counted.fetch_sub(1, Ordering::Release);
             let front = places.waiting.front().map(|(number, _)| *number);
             places.waiting.retain(|(number, _)| *number != self.number);
+            self.queue.0.waiting.fetch_sub(1, Ordering::SeqCst);
             front == Some(self.number)
         };
         if was_front {
