@@ -16,7 +16,7 @@ use crate::observe::log::LogRecord;
 use crate::observe::sight::Sight;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]

@@ -174,7 +174,10 @@ impl Office {
     /// has passed their frames. It never will, or its own hold is on its way to the owner (LEASE-3). True if there was any.
     pub(super) fn let_go(&self, link: &Link) -> bool {
         let (in_flight, outbox) = match link.out.lock().as_mut() {
-            Some(out) => (std::mem::take(&mut out.in_flight), std::mem::take(&mut out.outbox)),
+            Some(out) => {
+                out.forwards = 0;
+                (std::mem::take(&mut out.in_flight), std::mem::take(&mut out.outbox))
+            }
             None => return false,
         };
         // Dropped here, without the lock: leases go with them, over other links.

@@ -29,10 +29,10 @@ use crate::message::codec::Encoded;
 use crate::message::wire::Header;
 use crate::os::{EventFd, monotonic_ns};
 
-/// In a credit word: the actor is gone, or never was.
+/// In a standing word: the actor is gone, or never was.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
-/// In a credit word: the actor failed and is started anew, somewhere.
+/// In a standing word: the actor failed and is started anew, somewhere.
 pub(crate) const AWAY: u64 = u64::MAX - 1;
 
 /// This process's side of a link.
@@ -84,6 +84,8 @@ pub(crate) struct Link {
     pub(super) unfinished: AtomicBool,
     /// Replies wait in the outbox.
     pub(super) backlog: AtomicBool,
+    /// Frames with leases of others are under way, and those are to be let go once the peer has passed them.
+    pub(super) forwards: AtomicBool,
     /// What the peer moves: the tails of its two rings, and its head in the data ring to it. There once all is connected.
     cursors: OnceLock<[NativeWord; 3]>,
     /// They as the reader last found them.
@@ -93,6 +95,7 @@ pub(crate) struct Link {
 #[derive(Debug)]
 struct Half {
     credits: Vec<NativeWord>,
+    standings: Vec<NativeWord>,
     wants: NativeWord,
     bell: EventFd,
     ringer: Mutex<Ringer>,
@@ -110,27 +113,33 @@ pub(crate) struct Credit {
 /// The credits of one of this process's actors.
 #[derive(Debug)]
 struct Handled {
-    /// Messages that it is done with.
+    /// Messages that it is done with; [`CLOSED`] or [`AWAY`] where there will be no more.
     count: u64,
     /// Those of them that the peer was told of, at least; and when.
     told: u64,
     /// Nanoseconds on the monotonic clock.
     told_at: u64,
     word: NativeWord,
+    standing: NativeWord,
 }
 
 impl Handled {
     fn set(&mut self, count: u64) {
         (self.count, self.told) = (count, count);
-        // CREDIT release: pairs with `credit`.
-        self.word.store(count, Ordering::Release);
+        // CREDIT release, both: pair with `handled` and `standing`.
+        if count < AWAY {
+            self.word.store(count, Ordering::Release);
+            self.standing.store(0, Ordering::Release);
+        } else {
+            self.standing.store(count, Ordering::Release);
+        }
     }
 
     /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the quiet in
     /// [`news`] are others' to see to.
     fn one_more(&mut self, capacity: u32, now: u64) -> bool {
         self.count += 1;
-        // CREDIT release: pairs with `credit`.
+        // CREDIT release: pairs with `handled`.
         self.word.store(self.count, Ordering::Release);
         let tell = capacity < news::LEAST_GATHERED
             || self.count - self.told >= u64::from(capacity / 2)
@@ -150,8 +159,12 @@ pub(crate) struct Outbound {
     pub(crate) claimed: usize,
     /// Messages sent or promised, by the index of the peer's actor.
     pub(crate) sent: Vec<u64>,
+    /// Of them, those that it is done with, as far as it was looked.
+    pub(crate) handled: Vec<u64>,
     /// Frames with leases that the peer has not passed yet.
     pub(crate) in_flight: VecDeque<InFlight>,
+    /// How many of them keep leases of others.
+    pub(crate) forwards: usize,
     /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer may ask
     /// (MBX-2).
     pub(crate) outbox: VecDeque<(Header, Encoded, Option<Credit>)>,
@@ -203,7 +216,10 @@ impl Link {
     pub(crate) fn new(peer: ProcessId) -> io::Result<Self> {
         let memory = LinkMemory::create()?;
         let told_at = monotonic_ns();
-        let handled = |index| Handled { count: 0, told: 0, told_at, word: memory.credit(index) };
+        let handled = |index| {
+            let (word, standing) = (memory.credit(index), memory.standing(index));
+            Handled { count: 0, told: 0, told_at, word, standing }
+        };
         let handled = (0..MAX_ACTORS as u16).map(handled).collect();
         Ok(Link {
             peer,
@@ -232,6 +248,7 @@ impl Link {
             stuck: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
+            forwards: AtomicBool::new(false),
             cursors: OnceLock::new(),
             looked_at: Default::default(),
         })
@@ -248,6 +265,7 @@ impl Link {
         let memory = LinkMemory::open(memory)?;
         let half = Half {
             credits: (0..MAX_ACTORS as u16).map(|index| memory.credit(index)).collect(),
+            standings: (0..MAX_ACTORS as u16).map(|index| memory.standing(index)).collect(),
             wants: mail.wants(),
             bell: EventFd::from_fd(bell)?,
             ringer: Mutex::new(Ringer::new(mail.sleep())),
@@ -262,7 +280,9 @@ impl Link {
             ring: Producer::new(tail, data_head, bytes)?,
             claimed: 0,
             sent: vec![0; MAX_ACTORS],
+            handled: vec![0; MAX_ACTORS],
             in_flight: VecDeque::new(),
+            forwards: 0,
             outbox: VecDeque::new(),
             head: Vec::new(),
             #[cfg(any(test, feature = "testing"))]
@@ -319,11 +339,17 @@ impl Link {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// How many messages to its actor `index` the peer is done with; [`CLOSED`] when there is no such actor, [`AWAY`]
-    /// when it is started anew.
-    pub(crate) fn credit(&self, index: u16) -> u64 {
+    /// How many messages to its actor `index` the peer is done with.
+    pub(crate) fn handled(&self, index: u16) -> u64 {
         let word = self.half.get().and_then(|half| half.credits.get(usize::from(index)));
         // CREDIT acquire: pairs with `hand_back`.
+        word.map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// [`CLOSED`] when the peer has no actor `index`, [`AWAY`] when it is started anew, or else another number.
+    pub(crate) fn standing(&self, index: u16) -> u64 {
+        let word = self.half.get().and_then(|half| half.standings.get(usize::from(index)));
+        // CREDIT acquire: pairs with `close` and `reopen`.
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
@@ -418,11 +444,16 @@ impl Link {
 
     /// Whether there is more for the reader to do than to look at this again: the peer has moved a cursor since the last
     /// time that this was asked, or something is left over. For the reader alone, which then does all of it.
-    pub(super) fn has_moved(&self) -> bool {
+    ///
+    /// Its head in the data ring counts only if `heads` or where a frame waits for it: each look takes the cache line away
+    /// from the peer, which moves it with every batch of frames.
+    pub(super) fn has_moved(&self, heads: bool) -> bool {
         let Some(cursors) = self.cursors.get() else { return false };
         let mut moved = self.stuck.load(Ordering::Relaxed) || self.backlog.load(Ordering::Acquire);
         moved |= self.unfinished.load(Ordering::Relaxed);
-        for (cursor, looked_at) in cursors.iter().zip(&self.looked_at) {
+        let heads = heads || self.forwards.load(Ordering::Acquire);
+        let count = if heads { cursors.len() } else { cursors.len() - 1 };
+        for (cursor, looked_at) in cursors.iter().zip(&self.looked_at).take(count) {
             // Before anything is read: what comes later moves it once more. Acquire as in the rings, though each looks again.
             let at = cursor.load(Ordering::Acquire);
             if at != looked_at.load(Ordering::Relaxed) {
@@ -451,7 +482,10 @@ impl Link {
     pub(crate) fn stamp(&self, index: u16) -> u64 {
         let head = self.out.lock().as_mut().and_then(|out| out.ring.consumed().ok()).unwrap_or(0);
         let opened = u64::from(self.is_open()) + 2 * u64::from(self.is_broken());
-        self.credit(index)
+        // Its last two bits are all that it says, and where they go no count comes.
+        let standing = self.standing(index) << 62;
+        self.handled(index)
+            .wrapping_add(standing)
             .wrapping_add(head)
             .wrapping_add(self.released.load(Ordering::Relaxed))
             .wrapping_add(opened)
@@ -483,7 +517,8 @@ mod tests {
     use super::*;
 
     fn handled(at: u64) -> Handled {
-        Handled { count: 0, told: 0, told_at: at, word: NativeWord::in_memory() }
+        let (word, standing) = (NativeWord::in_memory(), NativeWord::in_memory());
+        Handled { count: 0, told: 0, told_at: at, word, standing }
     }
 
     #[test]
@@ -517,7 +552,13 @@ mod tests {
     #[test]
     fn who_is_told_that_an_actor_has_gone_needs_no_more() {
         let mut handled = handled(monotonic_ns());
+        assert!(!handled.one_more(8, handled.told_at));
         handled.set(AWAY);
-        assert_eq!((handled.count, handled.told, handled.word.load(Ordering::Acquire)), (AWAY, AWAY, AWAY));
+        let words = |handled: &Handled| {
+            (handled.word.load(Ordering::Acquire), handled.standing.load(Ordering::Acquire))
+        };
+        assert_eq!((handled.count, handled.told, words(&handled)), (AWAY, AWAY, (1, AWAY)));
+        handled.set(5);
+        assert_eq!((handled.count, handled.told, words(&handled)), (5, 5, (5, 0)));
     }
 }

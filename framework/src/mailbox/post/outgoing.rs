@@ -112,8 +112,8 @@ impl Office {
     /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
     pub(crate) fn may_send(&self, link: &Link, envelope: &Envelope) -> Result<(), PostError> {
         check_open(link)?;
-        let out = link.out.lock();
-        let Some(out) = out.as_ref() else { return Err(PostError::NotNow(NotNow::Connecting)) };
+        let mut out = link.out.lock();
+        let Some(out) = out.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
         check_credit(link, out, envelope)
     }
 
@@ -142,8 +142,7 @@ impl Office {
         let mut guard = link.out.lock();
         let Some(out) = guard.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
         check_credit(link, out, envelope)?;
-        let free = out.ring.free().map_err(|error| self.corrupt(link, &error))?;
-        if free < out.claimed + bytes {
+        if !out.ring.has_free(out.claimed + bytes).map_err(|error| self.corrupt(link, &error))? {
             // Before the sender asks the reader to be woken for it, see `Sending::poll`.
             link.lacks_room.store(true, Ordering::Release);
             return Err(PostError::NotNow(NotNow::RingFull));
@@ -215,6 +214,8 @@ impl Office {
                 if waits {
                     // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
                     self.want_progress();
+                    out.forwards += 1;
+                    link.forwards.store(true, Ordering::Release);
                 }
                 write(out, &header, &entries, &tensors, inline, granted, kept)
             })
@@ -488,23 +489,28 @@ fn check_open(link: &Link) -> Result<(), PostError> {
     if link.is_open() { Ok(()) } else { Err(PostError::NotNow(NotNow::Connecting)) }
 }
 
-fn check_credit(link: &Link, out: &Outbound, envelope: &Envelope) -> Result<(), PostError> {
+fn check_credit(link: &Link, out: &mut Outbound, envelope: &Envelope) -> Result<(), PostError> {
     if !wants_credit(envelope.kind) {
         return Ok(());
     }
-    let done = link.credit(envelope.index);
-    match done {
+    match link.standing(envelope.index) {
         CLOSED => return Err(PostError::NoSuchActor),
         AWAY => return Err(PostError::Restarting),
         _ => {}
     }
-    let sent = out.sent.get(usize::from(envelope.index)).copied().ok_or(PostError::NoSuchActor)?;
+    let index = usize::from(envelope.index);
+    let sent = out.sent.get(index).copied().ok_or(PostError::NoSuchActor)?;
+    let handled = out.handled.get_mut(index).ok_or(PostError::NoSuchActor)?;
     // A peer that claims to have handled more than was sent gets no more than a full window for it.
-    if sent.saturating_sub(done) < u64::from(envelope.capacity) {
-        Ok(())
-    } else {
-        Err(PostError::NotNow(NotNow::MailboxFull))
+    let is_full = |handled: u64| sent.saturating_sub(handled) >= u64::from(envelope.capacity);
+    if is_full(*handled) {
+        // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
+        *handled = link.handled(envelope.index);
+        if is_full(*handled) {
+            return Err(PostError::NotNow(NotNow::MailboxFull));
+        }
     }
+    Ok(())
 }
 
 /// Where the frame ends in the ring, if there was room.

@@ -3,7 +3,7 @@
 //! | memory | one per | written by | holds |
 //! |---|---|---|---|
 //! | mail page | process | it | its sleep word, and whether it wants to be woken for room |
-//! | link memory | ordered pair | the sender | its tails, both rings, and of the other direction: its cursors, and the credits that it grants |
+//! | link memory | ordered pair | the sender | its tails, both rings, and of the other direction: its cursors, the credits that it grants, and which of its actors take messages |
 //!
 //! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros while the last
 //! one is still read to the end.
@@ -33,7 +33,8 @@ const RETURN_TAIL: usize = LINE;
 const DATA_HEAD: usize = 2 * LINE;
 const RETURN_HEAD: usize = 3 * LINE;
 const CREDITS: usize = PAGE;
-const RETURNS: usize = 2 * PAGE;
+const STANDINGS: usize = 2 * PAGE;
+const RETURNS: usize = 3 * PAGE;
 const RETURN_BYTES: usize = RETURN_SLOTS * LINE;
 const DATA: usize = RETURNS + RETURN_BYTES;
 const LINK_BYTES: usize = DATA + RING_BYTES;
@@ -152,5 +153,11 @@ impl LinkMemory {
     /// How many messages from the peer the writer's actor `index` is done with.
     pub(crate) fn credit(&self, index: u16) -> NativeWord {
         self.0.word(CREDITS + usize::from(index) % MAX_ACTORS * 8)
+    }
+
+    /// Whether the writer's actor `index` takes messages: zero, or [`CLOSED`](super::link::CLOSED) or
+    /// [`AWAY`](super::link::AWAY). Apart from the credits: each send looks at it, and it changes once in a life.
+    pub(crate) fn standing(&self, index: u16) -> NativeWord {
+        self.0.word(STANDINGS + usize::from(index) % MAX_ACTORS * 8)
     }
 }

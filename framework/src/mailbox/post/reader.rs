@@ -53,9 +53,15 @@ impl Office {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
     /// [`run`](Self::run) calls it in a loop.
     pub fn poll(&self, buffer: &mut Vec<u8>) -> bool {
+        self.look_at_links(buffer, true)
+    }
+
+    /// As [`poll`](Self::poll); what peers have passed in their rings is looked at only if `heads` or where that is waited
+    /// for.
+    fn look_at_links(&self, buffer: &mut Vec<u8>, heads: bool) -> bool {
         let mut any = false;
         for link in self.links.all().iter() {
-            any |= self.poll_link(link, buffer);
+            any |= self.poll_link(link, buffer, heads);
         }
         if any {
             let pools: SmallVec<[Arc<Pool>; 4]> = self.pools.read().iter().map(Arc::clone).collect();
@@ -68,7 +74,7 @@ impl Office {
         any
     }
 
-    fn poll_link(&self, link: &Arc<Link>, buffer: &mut Vec<u8>) -> bool {
+    fn poll_link(&self, link: &Arc<Link>, buffer: &mut Vec<u8>, heads: bool) -> bool {
         if link.is_broken() {
             if !link.given_up.load(Ordering::Acquire) {
                 self.give_up(link);
@@ -82,11 +88,11 @@ impl Office {
         }
         let ended = link.has_ended();
         let mut any = false;
-        if link.has_moved() || ended {
+        if link.has_moved(heads) || ended {
             // One turn: what the frames lead to here (leases back, refusals) is published together.
             let turn = Turn::begin();
             any |= self.drain_link_returns(link);
-            any |= self.settle_in_flight(link);
+            any |= self.settle_in_flight(link, heads);
             any |= self.flush_outbox(link);
             any |= self.take_frames(link, buffer);
             drop(turn);
@@ -169,7 +175,7 @@ impl Office {
         let mut spin: Spin = Spin::new();
         let mut buffer = Vec::new();
         while !self.stopped.load(Ordering::Acquire) {
-            if self.poll(&mut buffer) {
+            if self.look_at_links(&mut buffer, false) {
                 spin.found();
                 step_aside().await;
                 continue;

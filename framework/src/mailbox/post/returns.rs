@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Office;
 use super::entry::{self, Notice};
-use super::link::Link;
+use super::link::{InFlight, Link};
 use super::news;
 use crate::clock::turn::Turn;
 use crate::clock::{Ticket, turn};
@@ -19,6 +19,9 @@ use crate::lease::{LeaseId, Pool, Returns, Writers};
 use crate::limits::{MAX_GRANTED, RETURN_SLOTS};
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
+
+/// So many frames under way are remembered before it is looked which of them the peer has passed.
+const REMEMBERED: usize = 64;
 
 /// How long a process that ends waits for its own reader to close what was given back.
 const LAST_RETURNS: Duration = Duration::from_millis(200);
@@ -76,7 +79,7 @@ impl Office {
         let turn = Turn::begin();
         for link in self.links.all().iter().filter(|link| !link.is_broken()) {
             self.drain_link_returns(link);
-            self.settle_in_flight(link);
+            self.settle_in_flight(link, true);
         }
         drop(turn);
         let pools = self.pools.read().clone();
@@ -215,11 +218,12 @@ impl Office {
 
     /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is drained, so
     /// that the rejection of a frame is seen before its grants are forgotten.
-    pub(super) fn settle_in_flight(&self, link: &Arc<Link>) -> bool {
+    pub(super) fn settle_in_flight(&self, link: &Arc<Link>, heads: bool) -> bool {
         let consumed = {
             let mut out = link.out.lock();
             let Some(out) = out.as_mut() else { return false };
-            if out.in_flight.is_empty() {
+            // What is not kept is only remembered, should the peer reject a frame: that has time.
+            if out.in_flight.is_empty() || !(heads || out.forwards > 0 || out.in_flight.len() >= REMEMBERED) {
                 return false;
             }
             out.ring.consumed()
@@ -241,6 +245,8 @@ impl Office {
             while out.in_flight.front().is_some_and(|frame| frame.end <= consumed) {
                 passed.extend(out.in_flight.pop_front());
             }
+            out.forwards -= passed.iter().filter(|frame: &&InFlight| !frame.kept.is_empty()).count();
+            link.forwards.store(out.forwards > 0, Ordering::Release);
         }
         // Dropped outside of the lock: this lets leases go, on other links too.
         drained || !passed.is_empty()

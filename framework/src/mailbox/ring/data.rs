@@ -87,6 +87,17 @@ impl<P: Platform, O: Orders> Producer<P, O> {
         Ok(Reservation { pad, payload: (start + HEADER) as usize, len, ring: self })
     }
 
+    /// Whether at least `bytes` bytes are free, headers and pads included. Looks at the consumer's cursor only where what
+    /// it said last is not enough: its cache line is the consumer's to write.
+    ///
+    /// # Errors
+    /// As [`consumed`](Self::consumed).
+    #[inline]
+    pub fn has_free(&mut self, bytes: usize) -> Result<bool, RingCorrupt> {
+        let known = self.capacity - (self.tail.at - self.head.seen);
+        Ok(bytes as u64 <= known || bytes <= self.free()?)
+    }
+
     /// Bytes that are free now, headers and pads included.
     ///
     /// # Errors
