@@ -5,11 +5,19 @@
 //! A budget below that is bistable. A fixed one is a waste where the peer shares the core or is silent (52 µs a
 //! hop), so a spin in vain is followed by parks without one, 4 at first and twice as many each time up to 256; a
 //! spin that finds something starts over.
+//!
+//! **What comes at intervals** is worth waiting for longer where cores are plenty: a neighbour that works for 100 µs on
+//! each item would have to wake this process for each, at its own cost of 5 to 8 µs. A reader that may be
+//! [patient](Spin::set_patient) expects the next spell to be as long as the last ones were, and looks for up to twice that
+//! long, if that is at most [`PATIENCE`].
 
 use std::time::{Duration, Instant};
 
 /// Time to look for: about one wake-up.
 pub const BUDGET: Duration = Duration::from_micros(50);
+
+/// The longest that a patient reader looks for. A core is then busy with that alone.
+pub const PATIENCE: Duration = Duration::from_micros(300);
 
 /// Polls between two yields to the runtime, so that what the reader waits for can run on the same thread.
 pub const POLLS_PER_YIELD: u32 = 16;
@@ -36,8 +44,14 @@ pub enum Step {
 pub struct Spin<C = fn() -> Instant> {
     clock: C,
     budget: Duration,
-    /// When the spin in progress began, and its polls so far.
-    since: Option<(Instant, u32)>,
+    /// Whether cores are plenty.
+    patient: bool,
+    /// How long nothing came, between work and work, lately.
+    expected: Duration,
+    /// When the spell in progress began: nothing came since.
+    spell: Option<Instant>,
+    /// When the spin in progress began, its polls so far, and how long it lasts.
+    since: Option<(Instant, u32, Duration)>,
     /// Parks still to come without a spin.
     skip: u32,
     /// Parks that the last miss cost; 0 after a hit.
@@ -60,30 +74,48 @@ impl Default for Spin {
 impl<C: FnMut() -> Instant> Spin<C> {
     /// The policy with another budget (zero: always park) or another clock.
     pub fn with(budget: Duration, clock: C) -> Self {
-        Spin { clock, budget, since: None, skip: 0, penalty: 0 }
+        let expected = PATIENCE;
+        Spin { clock, budget, patient: false, expected, spell: None, since: None, skip: 0, penalty: 0 }
+    }
+
+    /// Whether there are cores that nobody else needs.
+    pub fn set_patient(&mut self, patient: bool) {
+        self.patient = patient;
+        if !patient {
+            (self.spell, self.expected) = (None, PATIENCE);
+        }
     }
 
     /// Nothing was there: what to do next.
     #[inline]
     pub fn idle(&mut self) -> Step {
-        let Some((since, polls)) = self.since else {
+        let Some((since, polls, budget)) = self.since else {
             return self.begin();
         };
         let polls = polls + 1;
         if polls.is_multiple_of(POLLS_PER_CLOCK)
-            && (self.clock)().saturating_duration_since(since) >= self.budget
+            && (self.clock)().saturating_duration_since(since) >= budget
         {
             return self.miss();
         }
-        self.since = Some((since, polls));
+        self.since = Some((since, polls, budget));
         if polls.is_multiple_of(POLLS_PER_YIELD) { Step::Yield } else { Step::Poll }
     }
 
     /// Something was there. During a spin this is a hit; after a park it says nothing about spinning.
     #[inline]
     pub fn found(&mut self) {
-        if self.since.take().is_some() {
+        let spin = self.since.take();
+        if spin.is_some() {
             self.penalty = 0;
+        }
+        if let Some(began) = self.spell.take() {
+            // Within the budget: no need to know it better, and a look at the clock costs as much as a few polls.
+            let soon = spin.is_some_and(|(_, _, budget)| budget <= self.budget);
+            let spell =
+                if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
+            // Two spells make an expectation, and one that was much longer is forgotten as soon.
+            self.expected = (self.expected.min(PATIENCE * 2) + spell.min(PATIENCE * 2)) / 2;
         }
     }
 
@@ -92,11 +124,20 @@ impl<C: FnMut() -> Instant> Spin<C> {
         if self.budget.is_zero() {
             return Step::Park;
         }
+        let mut budget = self.budget;
+        if self.patient {
+            let now = (self.clock)();
+            // A park that nothing came of is part of its spell.
+            self.spell.get_or_insert(now);
+            if self.expected * 2 <= PATIENCE {
+                budget = budget.max(self.expected * 2);
+            }
+        }
         if self.skip > 0 {
             self.skip -= 1;
             return Step::Park;
         }
-        self.since = Some(((self.clock)(), 0));
+        self.since = Some(((self.clock)(), 0, budget));
         Step::Poll
     }
 
@@ -179,6 +220,40 @@ mod tests {
             assert_eq!(spin.idle(), Step::Park);
             spin.found();
         }
+    }
+
+    /// Looks until it parks or has looked for `spell`, and then finds something; whether it was still looking.
+    fn wait_for(spin: &mut Spin<impl FnMut() -> Instant>, now: &Cell<Instant>, spell: Duration) -> bool {
+        let until = now.get() + spell;
+        let mut parked = false;
+        while !parked && now.get() < until {
+            parked = spin.idle() == Step::Park;
+        }
+        now.set(until);
+        spin.found();
+        !parked
+    }
+
+    #[test]
+    fn who_is_patient_looks_through_the_intervals_of_what_comes() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(1)));
+        spin.set_patient(true);
+        let interval = Duration::from_micros(100);
+        let looked = (0..50).filter(|_| wait_for(&mut spin, &now, interval)).count();
+        assert!(looked > 40, "after a few parks it looks through each: {looked} of 50");
+        // Too long to look through, from the third on at most.
+        let looked = (0..50).filter(|_| wait_for(&mut spin, &now, PATIENCE * 3)).count();
+        assert_eq!(looked, 0);
+        assert!((0..300).any(|_| wait_for(&mut spin, &now, interval)), "and it learns again");
+    }
+
+    #[test]
+    fn who_is_not_patient_parks_after_the_budget() {
+        let now = Cell::new(Instant::now());
+        let mut spin = Spin::with(BUDGET, ticking(&now, Duration::from_micros(1)));
+        let looked = (0..100).filter(|_| wait_for(&mut spin, &now, BUDGET * 2)).count();
+        assert_eq!(looked, 0);
     }
 
     #[test]

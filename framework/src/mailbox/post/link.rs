@@ -57,6 +57,8 @@ pub(crate) struct Link {
     pub(crate) returns_in: Mutex<Option<EntryConsumer>>,
     /// Senders that wait, by the index of the peer's actor.
     queues: Vec<OnceLock<Queue>>,
+    /// How many of them there may be.
+    queues_used: AtomicUsize,
     /// Queues of actors that were elsewhere before, with those who waited for them to come back.
     guests: Mutex<Vec<(u16, Queue)>>,
     /// Senders in all of them.
@@ -234,6 +236,7 @@ impl Link {
             inbound: Mutex::new(None),
             returns_in: Mutex::new(None),
             queues: vec![OnceLock::new(); MAX_ACTORS],
+            queues_used: AtomicUsize::new(0),
             guests: Mutex::default(),
             waiting: Arc::default(),
             handled: Mutex::new(handled),
@@ -431,7 +434,10 @@ impl Link {
     /// The queue of senders to the peer's actor `index`; `None` for an actor that there cannot be.
     pub(crate) fn queue(&self, index: u16) -> Option<&Queue> {
         let queue = self.queues.get(usize::from(index))?;
-        Some(queue.get_or_init(|| Queue::counted_in(&self.waiting)))
+        Some(queue.get_or_init(|| {
+            self.queues_used.fetch_max(usize::from(index) + 1, Ordering::Release);
+            Queue::counted_in(&self.waiting)
+        }))
     }
 
     /// The peer's actor `index` was elsewhere before, and those who wait for it are in `queue`.
@@ -494,7 +500,9 @@ impl Link {
     /// Tells the sender in front of every queue whose mailbox has moved since it last tried.
     pub(crate) fn wake_senders(&self) {
         let guests = self.guests.lock().clone();
-        for (index, queue) in self.queues.iter().enumerate() {
+        // Who waits in one has made it before.
+        let used = self.queues_used.load(Ordering::Acquire);
+        for (index, queue) in self.queues.iter().enumerate().take(used) {
             let Some(queue) = queue.get().filter(|queue| !queue.is_empty()) else { continue };
             let index = index as u16; // there are MAX_ACTORS
             if guests.iter().any(|(_, guest)| guest.is(queue)) {

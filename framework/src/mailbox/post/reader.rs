@@ -8,6 +8,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::num::NonZero;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -150,6 +151,13 @@ impl Office {
         }
     }
 
+    /// Whether there are twice as many of `cores`, and of those that this thread may use, as processes that it knows of: one
+    /// that looks for long then takes none away from another.
+    fn has_cores_to_spare(&self, cores: usize) -> bool {
+        let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize);
+        cores.min(allowed) >= 2 * (self.links.all().len() + 1)
+    }
+
     /// From now on peers' progress wakes this process. Called before what the progress is waited for is published.
     pub(super) fn want_progress(&self) {
         let wants = self.mail.wants();
@@ -173,6 +181,7 @@ impl Office {
         let wants = self.mail.wants();
         let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.mail.sleep());
         let mut spin: Spin = Spin::new();
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let mut buffer = Vec::new();
         while !self.stopped.load(Ordering::Acquire) {
             if self.look_at_links(&mut buffer, false) {
@@ -201,6 +210,7 @@ impl Office {
                     }
                     self.parked.store(false, Ordering::Relaxed);
                     sleeper.awake();
+                    spin.set_patient(self.has_cores_to_spare(cores));
                 }
             }
         }
