@@ -40,6 +40,7 @@ pub use crate::mailbox::lives::{Departed, EndReason, Lifecycle};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{Office, OfficeStats};
 use crate::message::GpuMessage;
+pub use crate::os::step_aside;
 use crate::tensor::Gpu;
 
 /// An actor that can be started in a worker process.

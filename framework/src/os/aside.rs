@@ -1,0 +1,56 @@
+//! Stepping aside for other tasks without a system call.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+/// Lets the other tasks of this thread run, and then the caller again. Unlike `tokio::task::yield_now` it does not have the
+/// runtime look at its descriptors and timers first, which is a system call each time: the runtime looks after every 61
+/// tasks, and in a worker after every few looks of the reader.
+///
+/// # Cancel safety
+/// It holds nothing.
+pub async fn step_aside() {
+    let mut has_stepped = false;
+    poll_fn(|cx| {
+        if has_stepped {
+            return Poll::Ready(());
+        }
+        has_stepped = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn others_run_in_between() {
+        let local = tokio::task::LocalSet::new();
+        let turns = Rc::new(Cell::new(0));
+        let other = Rc::clone(&turns);
+        local.spawn_local(async move {
+            while other.get() < 100 {
+                other.set(other.get() + 1);
+                step_aside().await;
+            }
+        });
+        let seen = local
+            .run_until(async {
+                tokio::task::spawn_local(async move {
+                    for _ in 0..50 {
+                        step_aside().await;
+                    }
+                    turns.get()
+                })
+                .await
+            })
+            .await;
+        assert!(matches!(seen, Ok(49..=51)), "each has as many turns as the other: {seen:?}");
+    }
+}
