@@ -1,8 +1,8 @@
 //! Medians by name, and the table of what they should be.
 //!
-//! A name is `who.mode.what`: `post` is tensorpost, `alone` one process without a receiver, `floor` the bare driver,
-//! `bare` a bare context, `torch` PyTorch. Times are in microseconds, rates (`stream`) in messages per second, sizes in
-//! bytes.
+//! A name is `who.mode.what`: `post` is tensorpost, `alone` one process without a receiver, `both` two such at once,
+//! `floor` the bare driver, `bare` a bare context, `torch` PyTorch. Times are in microseconds, rates (`stream`) in messages
+//! per second, sizes in bytes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -113,6 +113,8 @@ const TARGETS: &[Target] = &[
     target("round trip 64 MiB over 4 KiB, MPS", "post.mps.trip.64MiB", "post.mps.trip.4KiB", Bound::Most(1.05)),
     target("round trip 1 GiB over 4 KiB, MPS", "post.mps.trip.1GiB", "post.mps.trip.4KiB", Bound::Most(1.05)),
     target("stream of 4 KiB, a kernel each side, MPS, msg/s", "post.mps.stream.kernels.4KiB", "torch.mps.stream.4KiB", Bound::AtLeast(150_000.0)),
+    target("  over what both can launch at once without messages, MPS", "post.mps.stream.kernels.4KiB", "both.mps.stream.kernels.4KiB", Bound::None),
+    target("  over what one can launch alone, MPS", "post.mps.stream.kernels.4KiB", "alone.mps.stream.kernels.4KiB", Bound::None),
     target("stream of 4 KiB, a kernel each side, isolated, msg/s", "post.isolated.stream.kernels.4KiB", "torch.isolated.stream.4KiB", Bound::None),
     target("stream of 4 KiB, no kernels, isolated, msg/s", "post.isolated.stream.4KiB", "torch.isolated.stream.4KiB", Bound::AtLeast(400_000.0)),
     target("stream of 4 KiB, no kernels, MPS, msg/s", "post.mps.stream.4KiB", "torch.mps.stream.4KiB", Bound::AtLeast(400_000.0)),

@@ -211,11 +211,31 @@ impl<'o> Suite<'o> {
             results.set(self.named("post", what), rate);
         }
         results.set(self.named("post", "stream.memory"), memory as f64);
+        self.launches(results, &ends)?;
         let alone = self.rate(100, |count| self.alone(&ends, count, LARGE, Work::Kernel))?;
         results.set(self.named("alone", "stream.64MiB"), alone);
         let filled = (Work::Kernel, Work::Nothing);
         let rate = self.rate(100, |count| Ok(self.stream(&ends, count, LARGE, filled)?.0))?;
         results.set(self.named("post", "stream.64MiB"), rate);
+        Ok(())
+    }
+
+    /// What the kernels of a stream allow that is not sent: launched by one process, and by both at once.
+    fn launches(&self, results: &mut Results, ends: &Ends) -> anyhow::Result<()> {
+        let made = self.rate(1000, |count| self.alone(ends, count, SMALL, Work::Kernel))?;
+        results.set(self.named("alone", "stream.kernels.4KiB"), made);
+        let far = self.node.spawn::<Source>(()).worker(self.far).device(self.device.clone()).start()?;
+        let far = far.address::<Produce>();
+        let slower = self.rate(1000, |count| {
+            let produce = || Produce { to: None, count, elements: SMALL, work: Work::Kernel };
+            let asked = [ends.source.ask(produce()), far.ask(produce())];
+            let mut slower = f64::INFINITY;
+            for ask in asked {
+                slower = slower.min(rate(count, self.get(ask)?));
+            }
+            Ok(slower)
+        })?;
+        results.set(self.named("both", "stream.kernels.4KiB"), slower);
         Ok(())
     }
 
