@@ -24,7 +24,9 @@ use crate::ids::ProcessId;
 use crate::lease::{Lease, LeaseId};
 use crate::limits::MAX_ACTORS;
 use crate::mailbox::doorbell::Ringer;
-use crate::mailbox::ring::{BadCapacity, Consumer, EntryConsumer, EntryProducer, NativeWord, Producer, Word};
+use crate::mailbox::ring::{
+    BadCapacity, Consumer, EntryConsumer, EntryProducer, NativeWord, NativeWords, Producer, Word,
+};
 use crate::message::codec::Encoded;
 use crate::message::wire::Header;
 use crate::os::{EventFd, monotonic_ns};
@@ -63,8 +65,8 @@ pub(crate) struct Link {
     guests: Mutex<Vec<(u16, Queue)>>,
     /// Senders in all of them.
     waiting: Arc<AtomicUsize>,
-    /// Messages of the peer that this process's actors are done with, by index: the credits granted.
-    handled: Mutex<Vec<Handled>>,
+    /// The credits granted.
+    handled: Mutex<Granted>,
     /// Leases on this process's memory that the peer was granted or took.
     pub(crate) granted: AtomicUsize,
     /// Leases on the peer's memory that this process holds.
@@ -96,8 +98,8 @@ pub(crate) struct Link {
 
 #[derive(Debug)]
 struct Half {
-    credits: Vec<NativeWord>,
-    standings: Vec<NativeWord>,
+    credits: NativeWords,
+    standings: NativeWords,
     wants: NativeWord,
     bell: EventFd,
     ringer: Mutex<Ringer>,
@@ -112,8 +114,16 @@ pub(crate) struct Credit {
     pub(crate) capacity: u32,
 }
 
-/// The credits of one of this process's actors.
+/// Messages of the peer that this process's actors are done with, by index.
 #[derive(Debug)]
+struct Granted {
+    actors: Vec<Handled>,
+    credits: NativeWords,
+    standings: NativeWords,
+}
+
+/// The credits of one of this process's actors.
+#[derive(Clone, Copy, Debug)]
 struct Handled {
     /// Messages that it is done with; [`CLOSED`] or [`AWAY`] where there will be no more.
     count: u64,
@@ -121,33 +131,46 @@ struct Handled {
     told: u64,
     /// Nanoseconds on the monotonic clock.
     told_at: u64,
-    word: NativeWord,
-    standing: NativeWord,
 }
 
-impl Handled {
-    fn set(&mut self, count: u64) {
-        (self.count, self.told) = (count, count);
-        // CREDIT release, both: pair with `handled` and `standing`.
+impl Granted {
+    fn new(credits: NativeWords, standings: NativeWords) -> Self {
+        let none = Handled { count: 0, told: 0, told_at: monotonic_ns() };
+        Granted { actors: vec![none; MAX_ACTORS], credits, standings }
+    }
+
+    fn count(&self, index: u16) -> Option<u64> {
+        self.actors.get(usize::from(index)).map(|handled| handled.count)
+    }
+
+    fn set(&mut self, index: u16, count: u64) {
+        let index = usize::from(index);
+        let Some(handled) = self.actors.get_mut(index) else { return };
+        (handled.count, handled.told) = (count, count);
+        // CREDIT release, all: pair with `Link::handled` and `Link::standing`.
         if count < AWAY {
-            self.word.store(count, Ordering::Release);
-            self.standing.store(0, Ordering::Release);
+            self.credits.store(index, count, Ordering::Release);
+            self.standings.store(index, 0, Ordering::Release);
         } else {
-            self.standing.store(count, Ordering::Release);
+            self.standings.store(index, count, Ordering::Release);
         }
     }
 
     /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the quiet in
     /// [`news`] are others' to see to.
-    fn one_more(&mut self, capacity: u32, now: u64) -> bool {
-        self.count += 1;
-        // CREDIT release: pairs with `handled`.
-        self.word.store(self.count, Ordering::Release);
-        let tell = capacity < news::LEAST_GATHERED
-            || self.count - self.told >= u64::from(capacity / 2)
-            || now.saturating_sub(self.told_at) >= news::TELL_EVERY.as_nanos() as u64;
+    fn one_more(&mut self, credit: Credit, now: u64) -> bool {
+        let index = usize::from(credit.index);
+        let Some(handled) = self.actors.get_mut(index).filter(|handled| handled.count < AWAY) else {
+            return false;
+        };
+        handled.count += 1;
+        // CREDIT release: pairs with `Link::handled`.
+        self.credits.store(index, handled.count, Ordering::Release);
+        let tell = credit.capacity < news::LEAST_GATHERED
+            || handled.count - handled.told >= u64::from(credit.capacity / 2)
+            || now.saturating_sub(handled.told_at) >= news::TELL_EVERY.as_nanos() as u64;
         if tell {
-            (self.told, self.told_at) = (self.count, now);
+            (handled.told, handled.told_at) = (handled.count, now);
         }
         tell
     }
@@ -217,12 +240,7 @@ pub(crate) enum BadHalf {
 impl Link {
     pub(crate) fn new(peer: ProcessId) -> io::Result<Self> {
         let memory = LinkMemory::create()?;
-        let told_at = monotonic_ns();
-        let handled = |index| {
-            let (word, standing) = (memory.credit(index), memory.standing(index));
-            Handled { count: 0, told: 0, told_at, word, standing }
-        };
-        let handled = (0..MAX_ACTORS as u16).map(handled).collect();
+        let handled = Granted::new(memory.credits(), memory.standings());
         Ok(Link {
             peer,
             memory,
@@ -267,8 +285,8 @@ impl Link {
         let mail = MailPage::open(mail)?;
         let memory = LinkMemory::open(memory)?;
         let half = Half {
-            credits: (0..MAX_ACTORS as u16).map(|index| memory.credit(index)).collect(),
-            standings: (0..MAX_ACTORS as u16).map(|index| memory.standing(index)).collect(),
+            credits: memory.credits(),
+            standings: memory.standings(),
             wants: mail.wants(),
             bell: EventFd::from_fd(bell)?,
             ringer: Mutex::new(Ringer::new(mail.sleep())),
@@ -344,30 +362,27 @@ impl Link {
 
     /// How many messages to its actor `index` the peer is done with.
     pub(crate) fn handled(&self, index: u16) -> u64 {
-        let word = self.half.get().and_then(|half| half.credits.get(usize::from(index)));
         // CREDIT acquire: pairs with `hand_back`.
-        word.map_or(0, |word| word.load(Ordering::Acquire))
+        let load = |half: &Half| half.credits.load(usize::from(index), Ordering::Acquire);
+        self.half.get().and_then(load).unwrap_or(0)
     }
 
     /// [`CLOSED`] when the peer has no actor `index`, [`AWAY`] when it is started anew, or else another number.
     pub(crate) fn standing(&self, index: u16) -> u64 {
-        let word = self.half.get().and_then(|half| half.standings.get(usize::from(index)));
         // CREDIT acquire: pairs with `close` and `reopen`.
-        word.map_or(0, |word| word.load(Ordering::Acquire))
+        let load = |half: &Half| half.standings.load(usize::from(index), Ordering::Acquire);
+        self.half.get().and_then(load).unwrap_or(0)
     }
 
     /// The message of the peer that has this credit is done with. Whether the peer is to be woken for it, if it waits: not
     /// while it has most of the mailbox under way (see [`news`]).
     pub(crate) fn hand_back(&self, credit: Credit) -> bool {
-        let Credit { index, capacity } = credit;
-        let mut handled = self.handled.lock();
-        let handled = handled.get_mut(usize::from(index)).filter(|handled| handled.count < AWAY);
-        handled.is_some_and(|handled| handled.one_more(capacity, turn::about_now()))
+        self.handled.lock().one_more(credit, turn::about_now())
     }
 
     /// How many messages of the peer this process's actor `index` is done with.
     pub(crate) fn handed_back(&self, index: u16) -> u64 {
-        self.handled.lock().get(usize::from(index)).map_or(CLOSED, |handled| handled.count)
+        self.handled.lock().count(index).unwrap_or(CLOSED)
     }
 
     /// Another actor has come to the place `index`: the credits go on where the messages taken stand.
@@ -378,18 +393,15 @@ impl Link {
             .as_ref()
             .and_then(|inbound| inbound.received.get(usize::from(index)).copied());
         let mut handled = self.handled.lock();
-        if let Some(handled) = handled.get_mut(usize::from(index)).filter(|handled| handled.count >= AWAY) {
+        if handled.count(index).is_some_and(|count| count >= AWAY) {
             // Those of the last actor are done with: they were handled, or dropped when it stopped.
-            handled.set(received.unwrap_or(0));
+            handled.set(index, received.unwrap_or(0));
         }
     }
 
     /// No more messages for this process's actor `index`; where it is `away`, its senders wait for its next life.
     pub(crate) fn close(&self, index: u16, away: bool) {
-        let mut handled = self.handled.lock();
-        if let Some(handled) = handled.get_mut(usize::from(index)) {
-            handled.set(if away { AWAY } else { CLOSED });
-        }
+        self.handled.lock().set(index, if away { AWAY } else { CLOSED });
     }
 
     /// Rings the peer's doorbell if it sleeps: for frames always, for other [`news`] only if it wants to know of such.
@@ -524,9 +536,23 @@ impl Link {
 mod tests {
     use super::*;
 
-    fn handled(at: u64) -> Handled {
-        let (word, standing) = (NativeWord::in_memory(), NativeWord::in_memory());
-        Handled { count: 0, told: 0, told_at: at, word, standing }
+    /// The last of the actors.
+    const INDEX: u16 = MAX_ACTORS as u16 - 1;
+
+    fn granted(at: u64) -> Granted {
+        let mut granted =
+            Granted::new(NativeWords::in_memory(MAX_ACTORS), NativeWords::in_memory(MAX_ACTORS));
+        granted.actors[usize::from(INDEX)].told_at = at;
+        granted
+    }
+
+    fn credit(capacity: u32) -> Credit {
+        Credit { index: INDEX, capacity }
+    }
+
+    fn words(granted: &Granted) -> (Option<u64>, Option<u64>) {
+        let index = usize::from(INDEX);
+        (granted.credits.load(index, Ordering::Acquire), granted.standings.load(index, Ordering::Acquire))
     }
 
     #[test]
@@ -535,13 +561,13 @@ mod tests {
         for (capacity, told) in
             [(8, [4, 8, 12]), (4, [2, 4, 6]), (5, [2, 4, 6]), (3, [1, 2, 3]), (1, [1, 2, 3])]
         {
-            let mut handled = handled(at);
+            let mut granted = granted(at);
             let mut rings = Vec::new();
             for count in 1..=12 {
-                if handled.one_more(capacity, at) {
+                if granted.one_more(credit(capacity), at) {
                     rings.push(count);
                 }
-                assert_eq!(handled.word.load(Ordering::Acquire), count);
+                assert_eq!(words(&granted), (Some(count), Some(0)));
             }
             assert_eq!(rings[..3], told, "a mailbox of {capacity}");
         }
@@ -550,23 +576,24 @@ mod tests {
     #[test]
     fn slow_handlers_tell_of_each_message() {
         let (at, tell_every) = (monotonic_ns(), news::TELL_EVERY.as_nanos() as u64);
-        let mut handled = handled(at);
+        let mut granted = granted(at);
         for count in 1..20 {
-            assert!(handled.one_more(64, at + tell_every * count));
+            assert!(granted.one_more(credit(64), at + tell_every * count));
         }
-        assert!(!handled.one_more(64, at + tell_every * 20 - 1));
+        assert!(!granted.one_more(credit(64), at + tell_every * 20 - 1));
     }
 
     #[test]
     fn who_is_told_that_an_actor_has_gone_needs_no_more() {
-        let mut handled = handled(monotonic_ns());
-        assert!(!handled.one_more(8, handled.told_at));
-        handled.set(AWAY);
-        let words = |handled: &Handled| {
-            (handled.word.load(Ordering::Acquire), handled.standing.load(Ordering::Acquire))
-        };
-        assert_eq!((handled.count, handled.told, words(&handled)), (AWAY, AWAY, (1, AWAY)));
-        handled.set(5);
-        assert_eq!((handled.count, handled.told, words(&handled)), (5, 5, (5, 0)));
+        let at = monotonic_ns();
+        let mut granted = granted(at);
+        assert!(!granted.one_more(credit(8), at));
+        granted.set(INDEX, AWAY);
+        assert!(!granted.one_more(credit(8), at));
+        assert_eq!((granted.count(INDEX), words(&granted)), (Some(AWAY), (Some(1), Some(AWAY))));
+        granted.set(INDEX, 5);
+        assert_eq!((granted.count(INDEX), words(&granted)), (Some(5), (Some(5), Some(0))));
+        granted.set(INDEX + 1, CLOSED);
+        assert_eq!(granted.count(INDEX + 1), None);
     }
 }

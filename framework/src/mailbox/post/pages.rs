@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::limits::{MAX_ACTORS, RETURN_SLOTS, RING_BYTES};
-use crate::mailbox::ring::{NativeBytes, NativeWord};
+use crate::mailbox::ring::{NativeBytes, NativeWord, NativeWords};
 use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
 
 const LINE: usize = 64;
@@ -69,6 +69,15 @@ impl Shared {
         // the word keeps it. Where it is read-only the word is only loaded: the kernel would stop anything else, and
         // each constructor below hands it to the loading side.
         unsafe { NativeWord::from_raw(at, self.mapping.clone()) }
+    }
+
+    fn words(&self, offset: usize, count: usize) -> NativeWords {
+        assert!(
+            offset + 8 * count <= self.mapping.len(),
+            "words are in the memory that they are looked for in"
+        );
+        // SAFETY: as for `word`, for each of them: they end before the mapping does.
+        unsafe { NativeWords::from_raw(self.place(offset).cast(), count, self.mapping.clone()) }
     }
 
     fn bytes(&self, offset: usize, len: usize) -> NativeBytes {
@@ -150,14 +159,14 @@ impl LinkMemory {
         (self.0.word(DATA_HEAD), self.0.word(RETURN_HEAD))
     }
 
-    /// How many messages from the peer the writer's actor `index` is done with.
-    pub(crate) fn credit(&self, index: u16) -> NativeWord {
-        self.0.word(CREDITS + usize::from(index) % MAX_ACTORS * 8)
+    /// How many messages from the peer each of the writer's actors is done with.
+    pub(crate) fn credits(&self) -> NativeWords {
+        self.0.words(CREDITS, MAX_ACTORS)
     }
 
-    /// Whether the writer's actor `index` takes messages: zero, or [`CLOSED`](super::link::CLOSED) or
+    /// Whether each of the writer's actors takes messages: zero, or [`CLOSED`](super::link::CLOSED) or
     /// [`AWAY`](super::link::AWAY). Apart from the credits: each send looks at it, and it changes once in a life.
-    pub(crate) fn standing(&self, index: u16) -> NativeWord {
-        self.0.word(STANDINGS + usize::from(index) % MAX_ACTORS * 8)
+    pub(crate) fn standings(&self) -> NativeWords {
+        self.0.words(STANDINGS, MAX_ACTORS)
     }
 }

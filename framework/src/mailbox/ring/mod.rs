@@ -21,5 +21,5 @@ mod tests;
 pub use data::{Consumer, Producer, Reservation};
 pub use entries::{Entry, EntryConsumer, EntryProducer, PushError};
 pub use error::{BadCapacity, Cursor, RingCorrupt, RingError};
-pub use native::{Keep, Native, NativeBytes, NativeWord};
+pub use native::{Keep, Native, NativeBytes, NativeWord, NativeWords};
 pub use platform::{Bytes, Orders, Platform, Sound, Word};

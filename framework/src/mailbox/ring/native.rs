@@ -62,13 +62,7 @@ impl NativeWord {
 impl Word for NativeWord {
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
-        // Of all atomic loads, Rust guarantees only relaxed ones of this size on read-only pages (it may make the
-        // others a compare-exchange). A fence after it orders at least as much as an acquire load.
-        let value = self.atomic().load(Ordering::Relaxed);
-        if order != Ordering::Relaxed {
-            fence(order);
-        }
-        value
+        load(self.atomic(), order)
     }
 
     #[inline]
@@ -76,6 +70,75 @@ impl Word for NativeWord {
         self.atomic().store(value, order);
     }
 }
+
+#[inline]
+fn load(word: &AtomicU64, order: Ordering) -> u64 {
+    // Of all atomic loads, Rust guarantees only relaxed ones of this size on read-only pages (it may make the others a
+    // compare-exchange). A fence after it orders at least as much as an acquire load.
+    let value = word.load(Ordering::Relaxed);
+    if order != Ordering::Relaxed {
+        fence(order);
+    }
+    value
+}
+
+/// Words side by side in mapped memory, found by index. There are many, and they are few bytes for each process that knows
+/// them.
+#[derive(Clone)]
+pub struct NativeWords {
+    first: NonNull<AtomicU64>,
+    count: usize,
+    _keep: Keep,
+}
+
+impl NativeWords {
+    /// The `count` words from `first` on, which `keep` keeps mapped.
+    ///
+    /// # Safety
+    /// As for [`NativeWord::from_raw`], for each of them.
+    pub unsafe fn from_raw(first: NonNull<AtomicU64>, count: usize, keep: Keep) -> Self {
+        NativeWords { first, count, _keep: keep }
+    }
+
+    /// Words of this process's own, zero.
+    #[cfg(test)]
+    pub(crate) fn in_memory(count: usize) -> Self {
+        let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
+        NativeWords { first: NonNull::from(words.as_slice()).cast(), count, _keep: words }
+    }
+
+    #[inline]
+    fn get(&self, index: usize) -> Option<&AtomicU64> {
+        // SAFETY: it is one of the `count` words that `from_raw`'s caller promised, or that `in_memory` has allocated;
+        // `&self` borrows `_keep`, for as long as which they are there.
+        (index < self.count).then(|| unsafe { self.first.add(index).as_ref() })
+    }
+
+    /// The word `index`; `None` where there are not so many.
+    #[inline]
+    pub fn load(&self, index: usize, order: Ordering) -> Option<u64> {
+        self.get(index).map(|word| load(word, order))
+    }
+
+    /// Stores to the word `index`, if there is one. For the side that has it mapped writable.
+    #[inline]
+    pub fn store(&self, index: usize, value: u64, order: Ordering) {
+        if let Some(word) = self.get(index) {
+            word.store(value, order);
+        }
+    }
+}
+
+impl fmt::Debug for NativeWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NativeWords({:p}, {})", self.first, self.count)
+    }
+}
+
+// SAFETY: the pointees are atomics that any thread may access, and `_keep` is `Send + Sync`.
+unsafe impl Send for NativeWords {}
+// SAFETY: as for `Send`; `&self` gives only atomic accesses.
+unsafe impl Sync for NativeWords {}
 
 // SAFETY: the pointee is an atomic that any thread may access, and `_keep` is `Send + Sync`.
 unsafe impl Send for NativeWord {}
