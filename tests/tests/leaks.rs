@@ -57,10 +57,10 @@ impl Usage {
         }
     }
 
-    /// What has grown, in words, beyond what may vary.
-    fn growth(&self, later: &Usage) -> Option<String> {
+    /// What has grown, in words, beyond what may vary and so many bytes that are remembered.
+    fn growth(&self, later: &Usage, remembered: u64) -> Option<String> {
         // Five per cent, and a page or two per allocator arena.
-        let bound = self.resident + self.resident / 20 + (256 << 10);
+        let bound = self.resident + self.resident / 20 + (256 << 10) + remembered;
         let steady = later.resident <= bound
             && later.descriptors <= self.descriptors
             && later.mappings <= self.mappings
@@ -116,6 +116,10 @@ impl Handler<Measure> for Worker {
     }
 }
 
+/// Bytes that a process keeps of a worker that has ended: how far its clocks had come (`MAX_CERTIFICATES`), in the node what
+/// there is to say of it, and what tables of both have in reserve.
+const REMEMBERED: u64 = 1536;
+
 fn messages() -> u32 {
     if std::env::var_os("TENSORPOST_MANY").is_some() { 1_000_000 } else { 200_000 }
 }
@@ -141,9 +145,10 @@ impl Scene {
         usage
     }
 
-    /// Plays `round` until it is warm, then for the rest, and compares.
-    fn check(&self, rounds: u32, mut round: impl FnMut(u32)) {
+    /// Plays `round` until it is warm, then for the rest, and compares. So many bytes may be `remembered` of each round.
+    fn check(&self, rounds: u32, remembered: u64, mut round: impl FnMut(u32)) {
         let warm = rounds / 5;
+        let remembered = remembered * u64::from(rounds - warm);
         (0..warm).for_each(&mut round);
         until_free(&self.node);
         let before = self.usage();
@@ -153,7 +158,8 @@ impl Scene {
         let settled = Instant::now() + Duration::from_secs(5);
         loop {
             let after = self.usage();
-            let growth = before.iter().zip(&after).map(|(before, after)| before.growth(after)).enumerate();
+            let growth =
+                before.iter().zip(&after).map(|(before, after)| before.growth(after, remembered)).enumerate();
             let Some((process, growth)) = growth.into_iter().find(|(_, growth)| growth.is_some()) else {
                 break;
             };
@@ -170,7 +176,7 @@ fn asks_with_tensors_through_three_processes(builder: Builder) {
     let (first, others) = scene.workers.split_first().unwrap();
     let address = first.address::<Increment>();
     let route: Vec<_> = others.iter().map(Spawned::address).collect();
-    scene.check(messages() / 2 / 6 / 64, |round| {
+    scene.check(messages() / 2 / 6 / 64, 0, |round| {
         let asked = (0..64).map(|index| {
             let tensor = numbers(&scene.gpu, round + index, 1 + (index as usize * 37) % 500);
             address.ask(Increment { tensor, route: route.clone() })
@@ -192,7 +198,7 @@ fn sends_refusals_and_timeouts(builder: Builder) {
     node.register("holder", &hold).unwrap();
     let wrong = node.lookup::<Increment>("holder").unwrap();
     let health = AtomicBool::new(true);
-    scene.check(messages() / 4 / 50, |round| {
+    scene.check(messages() / 4 / 50, 0, |round| {
         for index in 0..40 {
             let message = Hold::with(0, numbers(&scene.gpu, index, 100));
             if let Err(error) = hold.try_send(message) {
@@ -225,7 +231,7 @@ fn workers_that_come_and_go(builder: Builder) {
     let fixed = &scene.workers[0];
     let keeper = node.spawn::<Holder>(()).start().unwrap();
     let mut kept = VecDeque::new();
-    scene.check(messages() / 1000, |round| {
+    scene.check(messages() / 1000, REMEMBERED, |round| {
         let worker = node.spawn::<Worker>(()).start().unwrap();
         let message = Increment { tensor: numbers(&scene.gpu, round, 10), route: vec![fixed.address()] };
         let of_fixed = ask(node, &worker.address(), message);
