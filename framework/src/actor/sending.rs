@@ -362,7 +362,7 @@ impl<M: GpuMessage> Sending<M> {
         Sending { address, message, answer, state }
     }
 
-    /// The actor was not found where `waiting` leads to, for this reason: finds its new place, or fails. False if there is
+    /// The actor was not found where its way leads, for this reason: finds its new place, or fails. False if there is
     /// nothing new.
     fn follow(&mut self, reason: SendFailure) -> bool {
         let State::Waiting(route, place) = &mut self.state else { return true };

@@ -32,8 +32,8 @@ const SETTLING: Duration = Duration::from_secs(30);
 /// the reader's and those of the run.
 const MOST_THREADS: usize = 10;
 
-/// How a mapping without a descriptor is listed. The framework has none; the CUDA driver maps some when it starts, and now
-/// and then one more.
+/// How a shared mapping without a descriptor is listed. The framework makes none; with CUDA there are 14 from the start, and
+/// once there was one more, so they are taken for the driver's.
 const OF_THE_DRIVER: &str = "/dev/zero (deleted)";
 /// So many of them are nobody's leak.
 const MOST_OF_THE_DRIVER: usize = 24;
