@@ -234,3 +234,20 @@ fn senders_of_any_mailbox_come_through() {
         });
     }
 }
+
+/// A look takes so many frames of a process and then turns to others; the rest is taken though nothing more comes.
+#[test]
+fn what_a_look_leaves_is_taken_by_the_next() {
+    const MANY: u32 = 1000;
+    let cluster = Cluster::new(2);
+    cluster.connect();
+    let (to, inbox) = cluster.inbox::<u32>(1, MANY);
+    for number in 0..MANY {
+        cluster.send(0, &to, number);
+    }
+    assert!(cluster.poll(1));
+    let first = inbox.take().len();
+    assert!(first < MANY as usize, "one look took all: {first}");
+    while cluster.poll(1) {}
+    assert_eq!(first + inbox.take().len(), MANY as usize);
+}
