@@ -5,6 +5,7 @@
 
 mod fanout;
 mod floor;
+mod four;
 mod kernels;
 mod launcher;
 mod options;

@@ -16,9 +16,9 @@ pub(crate) struct Options {
     /// How workers share the GPU; both, one after the other, unless said otherwise.
     #[arg(long, value_delimiter = ',', default_value = "isolated,mps")]
     pub(crate) modes: Vec<Mode>,
-    /// Only measurements whose name has this in it, such as `stream`.
-    #[arg(long)]
-    pub(crate) only: Option<String>,
+    /// Only measurements whose name has one of these in it, such as `stream,floor`.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
     /// A tenth of the repetitions.
     #[arg(long)]
     pub(crate) quick: bool,

@@ -9,6 +9,7 @@ use tensorpost::node::{NodeBuilder, WorkerId};
 use tensorpost::prelude::*;
 
 use crate::fanout::{CastTo, Caster, Hold, Holder};
+use crate::four;
 use crate::launcher::{Launch, Launcher};
 use crate::options::{Mode, Options, name};
 use crate::outcome::{Outcome, now};
@@ -36,7 +37,7 @@ const LARGEST: usize = SIZES[2].1;
 
 /// The actor types of this program.
 pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
-    builder
+    four::program(builder)
         .actor::<Player>()
         .actor::<Source>()
         .actor::<Sink>()
@@ -44,6 +45,11 @@ pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
         .actor::<Holder>()
         .actor::<Launcher>()
         .actor::<Reader>()
+}
+
+fn node(mode: Mode) -> anyhow::Result<Node> {
+    let builder = program(Node::builder()).sharing(mode.sharing()).gpu_budget(BUDGET).host_budget(BUDGET);
+    builder.start().with_context(|| format!("no node that is {}", mode.name()))
 }
 
 /// A node with two workers, and what to measure on it.
@@ -58,8 +64,7 @@ pub(crate) struct Suite<'o> {
 
 impl<'o> Suite<'o> {
     pub(crate) fn start(options: &'o Options, device: Device, mode: Mode) -> anyhow::Result<Self> {
-        let builder = program(Node::builder()).sharing(mode.sharing()).gpu_budget(BUDGET).host_budget(BUDGET);
-        let node = builder.start().with_context(|| format!("no node that is {}", mode.name()))?;
+        let node = node(mode)?;
         let (near, far) = (node.worker("near")?, node.worker("far")?);
         Ok(Suite { options, device, mode, node, near, far })
     }
@@ -70,6 +75,7 @@ impl<'o> Suite<'o> {
         self.one("trip", results, Self::trips);
         self.one("stream", results, Self::streams);
         self.one("stages", results, Self::stages);
+        self.one("four", results, Self::four);
         self.one("fanout", results, Self::fanout);
         if self.mode == Mode::Isolated {
             self.one("peer", results, Self::peers);
@@ -77,7 +83,8 @@ impl<'o> Suite<'o> {
     }
 
     fn one(&self, what: &str, results: &mut Results, measure: fn(&Self, &mut Results) -> anyhow::Result<()>) {
-        if self.options.only.as_ref().is_some_and(|only| !what.contains(only.as_str())) {
+        if !self.options.only.is_empty() && !self.options.only.iter().any(|only| what.contains(only.as_str()))
+        {
             return;
         }
         let start = Instant::now();
@@ -251,6 +258,29 @@ impl<'o> Suite<'o> {
         results.set(self.named("post", "stages.slower"), first.max(second));
         let both = micros(self.rate(300, |count| Ok(self.stream(&ends, count, SMALL, (busy, busy))?.0))?);
         results.set(self.named("post", "stages.both"), both);
+        Ok(())
+    }
+
+    /// Four processes by the pipeline builder, and the slowest of them: each with the others only handing on.
+    fn four(&self, results: &mut Results) -> anyhow::Result<()> {
+        let count = self.times(5000) as u64;
+        let run = |works| -> anyhow::Result<f64> {
+            let node = node(self.mode)?;
+            let item = four::run(&node, &self.device, count, 100, works)?;
+            node.shutdown(PATIENCE)?;
+            Ok(item)
+        };
+        let mut slowest: f64 = 0.0;
+        for place in 0..four::PLACES {
+            let alone = run(std::array::from_fn(|at| at == place))?;
+            slowest = slowest.max(alone);
+        }
+        results.set(self.named("post", "four.slowest"), slowest);
+        let mut all = Vec::new();
+        for _ in 0..RUNS {
+            all.push(run([true; four::PLACES])?);
+        }
+        results.set(self.named("post", "four.all"), median(&mut all));
         Ok(())
     }
 

@@ -29,9 +29,16 @@ pub(crate) enum Work {
     Clocks,
     /// A small kernel besides.
     Kernels,
+    /// [`BURST`] times a small kernel and a clock write, on both sides at once; nobody waits for the other.
+    Burst,
 }
 
-/// Times of the floor's round trips on GPU `ordinal` (`None`: the socket only), as lines of a name and microseconds.
+/// Items of a burst, and how many bursts there are.
+const BURST: u64 = 30_000;
+const BURSTS: usize = 5;
+
+/// Times of the floor's round trips on GPU `ordinal` (`None`: the socket only), as lines of a name and microseconds; and
+/// the rate at which both sides can launch and write clocks, in items a second.
 pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     end_with_parent()?;
     let clocks = rustix::fs::memfd_create("tensorpost-floor", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -55,9 +62,32 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
         }
         println!("{} {}", format!("{work:?}").to_lowercase(), median(&mut times));
     }
+    if let Some(gpu) = &gpu {
+        let mut rates = Vec::with_capacity(BURSTS);
+        for _ in 0..BURSTS {
+            let start = Instant::now();
+            socket.write_all(&[Work::Burst as u8])?;
+            burst(gpu, NEAR_BURST)?;
+            socket.read_exact(&mut [0])?;
+            rates.push(BURST as f64 / start.elapsed().as_secs_f64());
+        }
+        println!("stream.kernels {}", median(&mut rates));
+    }
     drop(socket); // the end for the other side
     peer.0.wait()?;
     Ok(())
+}
+
+/// Clocks of the bursts, apart from those of the round trips.
+const NEAR_BURST: u64 = 2;
+const FAR_BURST: u64 = 3;
+
+fn burst(gpu: &Gpu, clock: u64) -> anyhow::Result<()> {
+    for value in 1..=BURST {
+        gpu.launch()?;
+        gpu.write(clock, value)?;
+    }
+    gpu.synchronize()
 }
 
 fn serve(socket: &mut UnixStream, gpu: Option<&Gpu>, work: Work, value: u64) -> anyhow::Result<()> {
@@ -87,6 +117,11 @@ pub(crate) fn answer(ordinal: Option<usize>) -> anyhow::Result<()> {
     let mut value = 0;
     let mut word = [0];
     while socket.read(&mut word)? == 1 {
+        if let Some(gpu) = gpu.as_ref().filter(|_| word[0] == Work::Burst as u8) {
+            burst(gpu, FAR_BURST)?;
+            socket.write_all(&word)?;
+            continue;
+        }
         value += 1;
         let gpu = gpu.as_ref().filter(|_| word[0] != Work::Socket as u8);
         if let Some(gpu) = gpu {
