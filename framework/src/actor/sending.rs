@@ -13,6 +13,7 @@ use tokio::time::{Sleep, sleep};
 use super::address::Address;
 use super::error::{SendError, SendFailure};
 use super::handles::{Done, LocalReceipt, Parcel};
+use crate::clock::turn::Turn;
 use crate::ids::ActorId;
 use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::mailbox::port::Place;
@@ -230,6 +231,8 @@ fn post<M: GpuMessage>(
     let failed = |error| failure(office, address.actor(), error);
     office.may_send(link, &envelope).map_err(failed)?;
     let Some(value) = message.as_ref() else { return Ok(None) };
+    // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock write.
+    let _turn = Turn::begin();
     let encoded = codec::encode(value, codec::buffer())?;
     let claim = office.claim(link, &envelope, &encoded).map_err(failed)?;
     let correlation = answer.take().map(|answer| expect::<M>(office, place, address.actor(), answer));

@@ -175,7 +175,7 @@ pub trait StreamBackend: Send + Sync + Debug + 'static {
         true
     }
 
-    /// Waits, while very much is ahead, until it is done (MBX-2). Called with no lock held, before waits are submitted.
+    /// Waits, while very much is ahead, until less is (MBX-2). Called with no lock held, before waits are submitted.
     ///
     /// # Errors
     /// Work on the stream failed.

@@ -33,6 +33,9 @@ use crate::observe::trace::{LeaseName, What};
 mod report;
 pub use report::PoolStats;
 
+/// Blocks in use that one allocation or return looks at, where it does not need them.
+const LOOKS: usize = 8;
+
 /// How large a pool may get.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolOptions {
@@ -198,11 +201,11 @@ impl Pool {
     /// # Errors
     /// See [`PoolError`]; nothing was taken.
     pub fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Allocation, PoolError> {
-        if let Some(allocation) = self.try_allocate(bytes)? {
+        if let Some(allocation) = self.try_allocate(bytes, LOOKS) {
             return Ok(allocation);
         }
         self.reclaim();
-        if let Some(allocation) = self.try_allocate(bytes)? {
+        if let Some(allocation) = self.try_allocate(bytes, usize::MAX) {
             return Ok(allocation);
         }
         let mut state = self.state.lock();
@@ -256,10 +259,10 @@ impl Pool {
         }
     }
 
-    fn try_allocate(self: &Arc<Self>, bytes: u64) -> Result<Option<Allocation>, PoolError> {
+    fn try_allocate(self: &Arc<Self>, bytes: u64, looks: usize) -> Option<Allocation> {
         let mut state = self.state.lock();
-        state.sweep(&self.domain);
-        Ok(self.cut(&mut state, bytes))
+        state.sweep(&self.domain, looks);
+        self.cut(&mut state, bytes)
     }
 
     fn cut(self: &Arc<Self>, state: &mut State, bytes: u64) -> Option<Allocation> {
@@ -417,7 +420,7 @@ impl Pool {
                     state.quarantine.push_back((block, uses));
                 }
             }
-            state.sweep(&self.domain);
+            state.sweep(&self.domain, LOOKS);
             state.settling -= 1;
             if state.settling == 0 {
                 self.settled.notify_all();
@@ -501,18 +504,23 @@ impl Pool {
 }
 
 impl State {
-    /// Gives blocks whose last uses have passed back to the allocator.
-    fn sweep(&mut self, domain: &ClockDomain) {
-        let mut kept = VecDeque::new();
-        while let Some((block, mut uses)) = self.quarantine.pop_front() {
+    /// Gives blocks whose last uses have passed back to the allocator, until `most` were found whose uses have not. The next
+    /// call begins behind those: who is far behind with its stream has many, and looks at few for each allocation.
+    fn sweep(&mut self, domain: &ClockDomain, most: usize) {
+        let mut kept = 0;
+        for _ in 0..self.quarantine.len() {
+            let Some((block, mut uses)) = self.quarantine.pop_front() else { return };
             uses.retain(|ticket| !has_passed(domain, ticket));
             if uses.is_empty() {
                 self.allocator.free(block);
-            } else {
-                kept.push_back((block, uses));
+                continue;
+            }
+            self.quarantine.push_back((block, uses));
+            kept += 1;
+            if kept >= most {
+                return;
             }
         }
-        self.quarantine = kept;
     }
 
     /// Gives all quarantined blocks back to the allocator, remembering what their ranges wait for.

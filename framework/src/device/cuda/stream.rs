@@ -12,6 +12,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 use parking_lot::{Mutex, MutexGuard};
@@ -27,16 +28,26 @@ use super::pending::Pending;
 use super::pinned::{self, PIECE, Pinned, Word};
 use super::streams::Lent;
 use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket, UnknownClock, passed};
+use crate::os::Punctual;
 
-/// Operations that may be ahead of a copy, a fill or a wait before its submitter waits. About 1,020 fit behind an operation
-/// that waits; beyond that the driver would block clock writes, too, which must never wait (LEASE-2). Kernels of the user's
-/// are not counted: nobody here sees them.
-const MOST_AHEAD: u64 = 640;
+/// Operations that may be ahead of a copy, a fill or a wait before its submitter waits (MBX-2). Kernels of the user's are not
+/// counted: nobody here sees them.
+const MOST_AHEAD: u64 = 384;
+
+/// Operations that may be left when such a submitter goes on. Not none: the GPU is to have work until more has come, in this
+/// process and in those that wait for it.
+const LESS_AHEAD: u64 = 320;
 
 /// Operations that may be ahead of a clock write: with more, it is put off, and one later write stands for all that were.
+/// About 1,020 fit behind an operation that waits, kernels included; beyond that the driver would block clock writes, too,
+/// which must never wait (LEASE-2).
 const CROWDED: u64 = 512;
 
-const _: () = assert!(CROWDED < MOST_AHEAD);
+/// Shortest and longest time between two looks for room.
+const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(500)];
+
+// Who waits for room gets so much that no clock write of its own is put off: those behind it would get its work in lumps.
+const _: () = assert!(LESS_AHEAD < MOST_AHEAD && MOST_AHEAD < CROWDED);
 
 /// A stream of a GPU; see [`StreamBackend`] for what it promises. Its [`stream`](Self::stream) is cudarc's, for kernels.
 pub struct CudaStreamBackend {
@@ -131,8 +142,20 @@ impl Core {
                 return Ok(entered);
             }
             drop(entered);
-            self.finish()?;
+            self.await_room()?;
         }
+    }
+
+    /// Sleeps until no more than [`LESS_AHEAD`] operations are ahead.
+    fn await_room(&self) -> Result<(), DeviceError> {
+        let since = Instant::now();
+        let _punctual = Punctual::begin();
+        while self.enter().order.pending.ahead() > LESS_AHEAD {
+            // Marks come no further when the stream has failed, which a look at it says.
+            self.shared.driver.is_idle(&self.stream)?;
+            thread::sleep((since.elapsed() / 8).clamp(NAPS[0], NAPS[1]));
+        }
+        Ok(())
     }
 
     /// Sleeps until everything submitted so far is done.
@@ -248,7 +271,7 @@ impl StreamBackend for CudaStreamBackend {
     fn make_room(&self) -> Result<(), DeviceError> {
         while self.core.enter().order.pending.ahead() >= MOST_AHEAD {
             self.core.shared.bind()?;
-            self.core.finish()?;
+            self.core.await_room()?;
         }
         Ok(())
     }
