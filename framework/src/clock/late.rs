@@ -48,6 +48,22 @@ impl LateWriter {
         true
     }
 
+    /// Makes the writes that are late, where there is room for them; false if none was late.
+    pub(super) fn write_all(&self) -> bool {
+        let (streams, runs) = {
+            let state = self.state.lock();
+            (state.streams.clone(), state.runs)
+        };
+        for stream in streams {
+            stream.write_late();
+        }
+        if runs {
+            // The thread has some in its hands, or is about to find that it has none.
+            std::thread::yield_now();
+        }
+        runs
+    }
+
     fn run(&self) {
         loop {
             // Not under the lock: a stream that is locked may be about to put itself here. Nobody puts one here again

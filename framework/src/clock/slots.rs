@@ -13,12 +13,20 @@ use crate::limits::MAX_STREAMS;
 #[derive(Debug)]
 pub(super) struct Slots {
     free: Mutex<u64>,
+    /// Per clock the largest value that anyone was told to wait for.
+    promised: [AtomicU64; MAX_STREAMS],
 }
 
 impl Default for Slots {
     fn default() -> Self {
         let free = if MAX_STREAMS == 64 { u64::MAX } else { (1 << MAX_STREAMS) - 1 };
-        Slots { free: Mutex::new(free) }
+        Slots { free: Mutex::new(free), promised: [const { AtomicU64::new(0) }; MAX_STREAMS] }
+    }
+}
+
+impl Slots {
+    fn promised(&self, slot: u16) -> u64 {
+        self.promised[usize::from(slot)].load(Ordering::Relaxed)
     }
 }
 
@@ -31,8 +39,6 @@ pub struct OwnClock {
     slots: Arc<Slots>,
     process: ProcessId,
     slot: u16,
-    /// Largest value that anyone was told to wait for.
-    promised: AtomicU64,
 }
 
 impl ClockDomain {
@@ -48,15 +54,34 @@ impl ClockDomain {
         let slot = free.trailing_zeros() as u16;
         *free &= !(1 << slot);
         drop(free);
-        let value = self.own_page.load(slot).unwrap_or(0);
+        // Whoever had it before has reached what it promised, or the clock would not be free.
+        self.slots.promised[usize::from(slot)]
+            .store(self.own_page.load(slot).unwrap_or(0), Ordering::Relaxed);
         self.own_page.leave_to_device(slot, false)?;
         Ok(OwnClock {
             page: Arc::clone(&self.own_page),
             slots: Arc::clone(&self.slots),
             process: self.own,
             slot,
-            promised: AtomicU64::new(value),
         })
+    }
+
+    /// Waits until every clock of this process has reached what was promised on it: everything that its streams were told
+    /// to do is done then, those included that were dropped. For a process that ends in order, when nobody uses its streams
+    /// any more.
+    pub(crate) fn finish_own_work(&self) {
+        loop {
+            for slot in 0..MAX_STREAMS as u16 {
+                let ticket = Ticket { process: self.own, slot, value: self.slots.promised(slot) };
+                if let Err(error) = self.wait(&ticket, None) {
+                    tracing::error!(%error, clock = slot, "what is on a stream cannot be waited for");
+                }
+            }
+            // A write that is late is one that was not promised yet.
+            if !self.late_writer().write_all() {
+                return;
+            }
+        }
     }
 }
 
@@ -88,12 +113,13 @@ impl OwnClock {
     pub fn promise(&self, value: u64) {
         // Only ever raised, and compared like the clock itself.
         let raise = |old| (!passed(old, value)).then_some(value);
-        let _ = self.promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
+        let promised = &self.slots.promised[usize::from(self.slot)];
+        let _ = promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
     }
 
     /// The largest value promised so far.
     pub fn promised(&self) -> u64 {
-        self.promised.load(Ordering::Relaxed)
+        self.slots.promised(self.slot)
     }
 
     /// The ticket of one of its values.

@@ -79,6 +79,8 @@ pub(crate) enum Down {
     Arm(crate::fault::Fault),
     /// Stop every actor.
     StopActors,
+    /// Exit with status 0 when what was put on streams is done; no actor is left.
+    Leave,
     /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped for good.
     Exit { comes_back: bool },
 }

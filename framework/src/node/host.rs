@@ -68,6 +68,9 @@ pub trait Resident: Send + Sync + 'static {
     /// to end.
     fn settling(&self) {}
 
+    /// Waits until everything is done that was put on the process's streams, as long as it takes. No actor is left.
+    fn finish_work(&self) {}
+
     /// Of the node's own process: there will be no more messages from the node.
     fn node_ended(&self) {}
 

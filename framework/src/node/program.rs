@@ -60,6 +60,10 @@ impl Resident for Office {
         self.take_in_last_returns();
     }
 
+    fn finish_work(&self) {
+        self.domain().finish_own_work();
+    }
+
     fn node_ended(&self) {
         self.take_in_last_returns();
         self.end_watching();

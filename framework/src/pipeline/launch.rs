@@ -26,17 +26,44 @@ pub(super) struct Member {
     pub(super) lanes: Vec<u32>,
 }
 
-/// Starts the workers and actors of a plan that was checked.
+/// A pipeline that was started.
+pub(super) struct Launched {
+    pub(super) members: Vec<Member>,
+    /// What its actors tell.
+    pub(super) news: Channel<Event>,
+    /// All of them were started for it.
+    pub(super) workers: Vec<WorkerId>,
+}
+
+/// Starts the workers and actors of a plan that was checked. Where that fails, nothing of it stays.
 pub(super) fn launch(
     node: &Node,
     plan: &Plan,
     works: &[Rc<dyn Work>],
     settings: &Settings,
-) -> Result<(Vec<Member>, Channel<Event>), PipelineError> {
+) -> Result<Launched, PipelineError> {
     let channel = node.channel::<Event>().map_err(ActorError::from);
     let (events, news) =
         channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
     let workers = start_workers(node, plan)?;
+    match start_actors(node, plan, works, settings, &workers, &events) {
+        Ok(members) => Ok(Launched { members, news, workers: workers.into_values().collect() }),
+        Err(error) => {
+            // Nobody closes those that have started.
+            workers.into_values().for_each(|worker| node.supervisor().retire(worker));
+            Err(error)
+        }
+    }
+}
+
+fn start_actors(
+    node: &Node,
+    plan: &Plan,
+    works: &[Rc<dyn Work>],
+    settings: &Settings,
+    workers: &HashMap<(usize, u16), WorkerId>,
+    events: &Address<Event>,
+) -> Result<Vec<Member>, PipelineError> {
     let mut started: HashMap<usize, Vec<Started>> = HashMap::new();
     let mut members = Vec::new();
     for stage in plan.sinks_first() {
@@ -44,7 +71,7 @@ pub(super) fn launch(
         for replica in 0..plan.stages[stage].replicas as u16 {
             let worker =
                 workers[&(plan.home(stage), if plan.stages[stage].beside.is_some() { 0 } else { replica })];
-            let site = site(node, plan, settings, (stage, replica), worker, &events, &started)?;
+            let site = site(node, plan, settings, (stage, replica), worker, events, &started)?;
             let replica_started = Draft::work(works, plan, stage)
                 .start(site)
                 .map_err(|source| not_started(&plan.stages[stage], source))?;
@@ -60,7 +87,7 @@ pub(super) fn launch(
         }
         started.insert(stage, replicas);
     }
-    Ok((members, news))
+    Ok(members)
 }
 
 /// Why a stage did not start, in the words of who wrote the pipeline down: with the stage's type, and not the actor's around
@@ -115,12 +142,23 @@ fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), Worke
         };
         threads.into_iter().map(|(at, thread)| (at, join(thread))).collect()
     });
-    let mut workers = HashMap::new();
+    let (mut workers, mut failure) = (HashMap::new(), None);
     for (at, result) in results {
-        let stage = || plan.stages[at.0].name.clone();
-        workers.insert(at, result.map_err(|source| PipelineError::Worker { stage: stage(), source })?);
+        match result {
+            Ok(worker) => drop(workers.insert(at, worker)),
+            Err(source) => {
+                let stage = plan.stages[at.0].name.clone();
+                failure.get_or_insert(PipelineError::Worker { stage, source });
+            }
+        }
     }
-    Ok(workers)
+    match failure {
+        None => Ok(workers),
+        Some(failure) => {
+            workers.into_values().for_each(|worker| supervisor.retire(worker));
+            Err(failure)
+        }
+    }
 }
 
 fn site<'s>(

@@ -11,7 +11,7 @@ use super::conduct::{Baton, Command, Follow, conduct};
 use super::error::PipelineError;
 use super::flow::{Ending, Pipeline};
 use super::item::Item;
-use super::launch::launch;
+use super::launch::{Launched, launch};
 use super::progress::Progress;
 use super::report::Report;
 use super::stages::AsSink;
@@ -19,7 +19,7 @@ use super::traits::{Sink, Source, Stage};
 use super::work::{register_source, register_stage};
 use crate::Node;
 use crate::actor::Program;
-use crate::node::NodeBuilder;
+use crate::node::{NodeBuilder, Supervisor};
 
 /// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its own is then
 /// shut down.
@@ -64,7 +64,7 @@ impl Pipeline {
         let builder = builder.run_if_worker();
         self.check()?;
         let node = builder.start()?;
-        let mut running = node.begin(self, signals)?;
+        let mut running = node.begin(self, signals, true)?;
         running.node = Some(node);
         Ok(running)
     }
@@ -149,29 +149,37 @@ impl NodeBuilder<Program> {
 
 impl Node {
     /// Starts a pipeline on this node, whose builder was given its types
-    /// ([`NodeBuilder::pipeline`], or `source`, `stage` and `sink`). The pipeline's workers stay, without actors, when it
-    /// has ended.
+    /// ([`NodeBuilder::pipeline`], or `source`, `stage` and `sink`). The pipeline's workers end when it has: they finish what
+    /// they have put on their streams, and tensors that came out of it stay valid. The node goes on.
     ///
     /// # Errors
     /// [`PipelineError`], if it does not start.
     pub fn run_pipeline(&self, pipeline: &Pipeline) -> Result<Running, PipelineError> {
-        self.begin(pipeline, false)
+        self.begin(pipeline, false, false)
     }
 
-    fn begin(&self, pipeline: &Pipeline, signals: bool) -> Result<Running, PipelineError> {
+    /// `alone`: the node ends with the pipeline, and its workers with it.
+    fn begin(&self, pipeline: &Pipeline, signals: bool, alone: bool) -> Result<Running, PipelineError> {
         let (plan, works, settings) = {
             let draft = pipeline.draft.borrow();
             (draft.plan.clone().complete(), draft.works.clone(), draft.settings.clone())
         };
         plan.check()?;
-        let (members, events) = launch(self, &plan, &works, &settings)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let Launched { members, news, workers } = launch(self, &plan, &works, &settings)?;
         let (sender, commands) = mpsc::unbounded_channel();
+        let supervisor = Arc::clone(self.supervisor());
         let follow =
             Follow { progress: settings.progress, every: settings.every, trace: settings.trace, signals };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let thread = std::thread::Builder::new()
-            .name("tensorpost-pipeline".into())
-            .spawn(move || runtime.block_on(conduct(plan, follow, members, events, commands)))?;
+        let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
+            let result = runtime.block_on(conduct(plan, follow, members, news, commands));
+            if !alone {
+                let killed = matches!(result, Err(PipelineError::Killed { .. }));
+                let end = if killed { Supervisor::kill_worker } else { Supervisor::let_go };
+                workers.into_iter().for_each(|worker| end(&supervisor, worker));
+            }
+            result
+        })?;
         Ok(Running {
             baton: Baton(Arc::new(sender)),
             thread: Some(thread),
@@ -192,7 +200,7 @@ impl Running {
         Canceller(self.baton.clone())
     }
 
-    /// Ends it at once: nothing is finished. A node of its own is killed with it; on another node, its actors stay.
+    /// Ends it at once: nothing is finished. Its workers are killed, and a node of its own with them.
     pub fn kill(&self) {
         self.baton.give(Command::Kill);
     }

@@ -122,6 +122,7 @@ impl State {
             (Some(First { reply, .. }), Err(why)) => {
                 self.broker.actor_ended(actor);
                 let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
+                self.leave_if_empty(index);
             }
             (None, Ok(())) => self.actor_is_back(actor),
             (None, Err(why)) => {
@@ -161,6 +162,7 @@ impl State {
         if !self.actor_failed(index, actor, reason.clone()) {
             self.actor_ended(actor, reason);
         }
+        self.leave_if_empty(index);
         self.dirty = true;
     }
 

@@ -17,6 +17,7 @@ mod figures;
 mod groups;
 mod hangs;
 mod launch;
+mod letting_go;
 mod messages;
 mod record;
 mod restarts;
@@ -95,6 +96,7 @@ enum Command {
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     KillWorker(WorkerId),
     Retire(WorkerId),
+    LetGo(WorkerId),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
     #[cfg(feature = "testing")]
@@ -260,6 +262,13 @@ impl Supervisor {
     pub(crate) fn retire(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::Retire(worker));
+    }
+
+    /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy says. What the
+    /// worker has put on its streams is finished first.
+    pub(crate) fn let_go(&self, worker: WorkerId) {
+        // After the node's end there is nobody left to let go.
+        let _ = self.shared.push(Command::LetGo(worker));
     }
 
     /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the worker

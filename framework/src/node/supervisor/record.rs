@@ -134,6 +134,8 @@ pub(super) struct Worker {
     pub(super) told_to_stop_actors: bool,
     pub(super) actors_stopped: bool,
     pub(super) told_to_exit: bool,
+    /// It ends when nothing is left in it.
+    pub(super) leaves: bool,
     pub(super) complaints: u64,
     pub(super) logs_dropped: u64,
     /// When to kill it.
@@ -174,6 +176,7 @@ impl Worker {
             told_to_stop_actors: false,
             actors_stopped: false,
             told_to_exit: false,
+            leaves: false,
             complaints: 0,
             logs_dropped: 0,
             kill_at: None,
@@ -238,6 +241,14 @@ impl Worker {
         self.stage = Stage::Ending;
         self.send(&Down::Exit { comes_back: true }, Vec::new());
         self.end_soon(Instant::now());
+    }
+
+    /// It will end by itself, in order, and is killed if it has not until then.
+    pub(super) fn leave(&mut self, until: Instant) {
+        self.cause.get_or_insert(EndReason::Normal);
+        self.stage = Stage::Ending;
+        self.told_to_exit = true;
+        self.kill_at = Some(self.kill_at.map_or(until, |earlier| earlier.min(until)));
     }
 
     /// Why it has ended.

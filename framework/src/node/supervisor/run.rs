@@ -150,6 +150,7 @@ impl State {
                         self.dirty = true;
                     }
                 }
+                Command::LetGo(worker) => self.let_go(worker),
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
                 Command::KillAll => self.kill_all(Instant::now()),
             }

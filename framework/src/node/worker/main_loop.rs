@@ -12,17 +12,18 @@ use crate::node::host::{Resident, Stage, StartActor};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::os::vital;
 
-/// Requests that may wait for the main thread: every actor, and the two of a shutdown.
-pub(super) const MAX_TASKS: usize = MAX_ACTORS + 2;
+/// Requests that may wait for the main thread: every actor, the two of a shutdown, and that to leave.
+pub(super) const MAX_TASKS: usize = MAX_ACTORS + 3;
 
 /// What the control thread asks of the main thread.
 pub(super) enum Task {
     Start(Box<StartActor>),
     StopActors,
+    Leave,
     Exit,
 }
 
-/// Runs until the node says [`Task::Exit`].
+/// Runs until the node says [`Task::Exit`] or [`Task::Leave`].
 pub(super) async fn run<S: Stage>(
     stage: S,
     resident: &impl Resident,
@@ -41,6 +42,11 @@ pub(super) async fn run<S: Stage>(
                 // Leases that are kept until somebody has passed a message go back while their owners still read.
                 resident.settling();
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
+            }
+            Task::Leave => {
+                // Others may hold what is still being made (LEASE-4); after this thread nobody would make it.
+                resident.finish_work();
+                return resident.settling();
             }
             // All actors of all processes have stopped by now, so these are the last.
             Task::Exit => return resident.settling(),

@@ -295,6 +295,7 @@ impl<R: Resident> Control<R> {
             }
             Down::Start(start) => Task::Start(Box::new(start)),
             Down::StopActors => Task::StopActors,
+            Down::Leave => Task::Leave,
             Down::Exit { comes_back } => {
                 if comes_back {
                     self.resident.leaving();

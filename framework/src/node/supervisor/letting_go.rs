@@ -1,0 +1,48 @@
+//! Workers that are not needed any more: they end when their actors have, and by themselves.
+//!
+//! What such a worker has put on its streams is finished before it exits. Memory that it owns stays valid for its holders,
+//! as after any end (LEASE-4), and so its data has to be there.
+
+use std::time::Instant;
+
+use super::WorkerId;
+use super::run::State;
+use crate::mailbox::lives::{EndReason, Lifecycle};
+use crate::node::control::Down;
+use crate::node::limits::LEAVE_GRACE;
+
+impl State {
+    /// Nothing comes back in this worker from now on, and when nothing is left in it, it ends.
+    pub(super) fn let_go(&mut self, id: WorkerId) {
+        let mut told = Vec::new();
+        for actor in self.restarts.of(id) {
+            self.restarts.forget(actor);
+            if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
+                let reason = EndReason::Normal;
+                self.broker.given_up(actor, reason.clone());
+                self.broker.announce(actor, &mut told);
+                self.broker.tell(&Lifecycle::GaveUp { actor, reason }, &mut told);
+            }
+        }
+        self.deliver(told);
+        self.restarts.away.retain(|away| away.worker != id);
+        self.stay_ended(id);
+        let here = |slot: &super::run::Slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id);
+        let Some(index) = self.slots.iter().position(here) else { return };
+        if let Some(worker) = self.slots[index].worker.as_mut() {
+            worker.leaves = true;
+        }
+        self.leave_if_empty(index);
+    }
+
+    /// Has a worker end that was let go and has nothing left in it.
+    pub(super) fn leave_if_empty(&mut self, index: usize) {
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let is_empty = worker.pending.is_empty() && self.broker.roster.actors_of(worker.process) == 0;
+        if worker.leaves && worker.is_running() && is_empty {
+            worker.leave(Instant::now() + LEAVE_GRACE);
+            worker.send(&Down::Leave, Vec::new());
+            self.dirty = true;
+        }
+    }
+}

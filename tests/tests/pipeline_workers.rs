@@ -1,0 +1,168 @@
+//! The workers of a pipeline on a node that goes on: they end with it, and what it made stays.
+
+use std::time::Duration;
+
+use tensorpost::node::{WorkerState, WorkerStatus};
+use tensorpost::pipeline::PipelineError;
+use tensorpost::prelude::*;
+use tensorpost_tests::cases;
+use tensorpost_tests::gate::{Door, Gate};
+use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::pipes::{Count, CountArgs, Numbered, Obey, Orders};
+use tensorpost_tests::wait::until;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn program(builder: Builder) -> Builder {
+    builder.source::<Count>().stage::<Obey>().sink::<Show>().sink::<Refuse>()
+}
+
+/// Shows what comes to the program, as a copy that its stream makes when a door was opened.
+struct Show {
+    gpu: Gpu,
+    args: ShowArgs,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct ShowArgs {
+    to: Address<Numbered>,
+    door: Option<Door>,
+}
+
+impl Sink for Show {
+    type Args = ShowArgs;
+    type In = Numbered;
+
+    fn create(args: ShowArgs, env: &Env) -> anyhow::Result<Self> {
+        Ok(Show { gpu: env.gpu(), args })
+    }
+
+    fn consume(&mut self, item: Numbered) -> anyhow::Result<()> {
+        let tensor = item.tensor.ok_or_else(|| anyhow::anyhow!("no tensor"))?;
+        let mut copy = self.gpu.empty(DType::U32, tensor.shape())?;
+        let door = self.args.door.clone();
+        self.gpu.run((tensor.of::<u32>(), copy.of_mut::<u32>()), move |(from, to)| {
+            if let Some(door) = &door {
+                door.pass().expect("the gate is there");
+            }
+            to.copy_from_slice(from);
+        })?;
+        let shown = Numbered { number: item.number, tensor: Some(copy.freeze()) };
+        self.args.to.try_send(shown).map_err(|error| error.reason)?;
+        Ok(())
+    }
+}
+
+/// Cannot be created.
+struct Refuse;
+
+impl Sink for Refuse {
+    type Args = ();
+    type In = Numbered;
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        anyhow::bail!("it will not")
+    }
+
+    fn consume(&mut self, _: Numbered) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+fn line(args: ShowArgs) -> Pipeline {
+    let flow = Pipeline::new("line").source::<Count>(CountArgs::to(3));
+    flow.stage::<Obey>(Orders::default()).sink::<Show>(args).pipeline()
+}
+
+fn ended(node: &Node) -> Vec<WorkerState> {
+    let await_end = |worker: WorkerStatus| node.supervisor().await_end(worker.worker).unwrap();
+    node.workers().into_iter().map(await_end).collect()
+}
+
+fn is_in_order(state: &WorkerState) -> bool {
+    matches!(state, WorkerState::Ended { exit: Some(exit), .. } if exit.success())
+}
+
+fn they_end_with_it_and_its_tensors_stay(builder: Builder) {
+    let node = builder.start().unwrap();
+    let (to, mut shown) = node.channel::<Numbered>().unwrap();
+    for _ in 0..3 {
+        node.run_pipeline(&line(ShowArgs { to: to.clone(), door: None })).unwrap().wait().unwrap();
+        let ends = ended(&node);
+        assert!(ends.iter().all(is_in_order), "{ends:?}");
+        for number in 0..3 {
+            let item = node.block_on(shown.recv()).unwrap();
+            assert_eq!(item.number, number);
+            let found = node.host().unwrap().download::<u32>(item.tensor.as_ref().unwrap()).unwrap();
+            assert_eq!(found, (number as u32..).take(4).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// The last work of a worker may still be going on when the pipeline has ended.
+fn what_is_on_a_stream_is_done_before_they_end(builder: Builder) {
+    let (node, gate) = (builder.start().unwrap(), Gate::new());
+    let (to, mut shown) = node.channel::<Numbered>().unwrap();
+    node.run_pipeline(&line(ShowArgs { to, door: Some(gate.door()) })).unwrap().wait().unwrap();
+    let item = node.block_on(shown.recv()).unwrap();
+    let tensor = item.tensor.unwrap();
+    // All others have ended; this one has been told to.
+    let sink = |node: &Node| node.workers().into_iter().find(|worker| worker.name == "Show").unwrap();
+    until("it is told", || sink(&node).state == WorkerState::Ending);
+    assert!(matches!(tensor.wait(Some(std::time::Instant::now())), Err(TensorError::TimedOut)));
+    for _ in 0..3 {
+        gate.pass_one();
+    }
+    tensor.wait(Some(std::time::Instant::now() + SOON)).unwrap();
+    assert_eq!(node.host().unwrap().download::<u32>(&tensor).unwrap(), [0, 1, 2, 3]);
+    let ends = ended(&node);
+    assert!(ends.iter().all(is_in_order), "{ends:?}");
+}
+
+/// One that always comes back does not when its pipeline has ended.
+fn a_restart_policy_does_not_keep_them(builder: Builder) {
+    let node = builder.start().unwrap();
+    let (to, _shown) = node.channel::<Numbered>().unwrap();
+    let flow = Pipeline::new("line").source::<Count>(CountArgs::to(3));
+    let flow = flow.stage::<Obey>(Orders::default()).restart(Restart::always(3));
+    let pipeline = flow.sink::<Show>(ShowArgs { to, door: None }).pipeline();
+    node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    let ends = ended(&node);
+    assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
+}
+
+fn killed_they_end_at_once(builder: Builder) {
+    let (node, gate) = (builder.start().unwrap(), Gate::new());
+    let flow = Pipeline::new("held").source::<Count>(CountArgs::endless());
+    let flow = flow.stage::<Obey>(Orders { door: Some((0, gate.door())), ..Orders::default() });
+    let (to, _shown) = node.channel::<Numbered>().unwrap();
+    let running = node.run_pipeline(&flow.sink::<Show>(ShowArgs { to, door: None }).pipeline()).unwrap();
+    let _held = gate.arrival();
+    running.kill();
+    assert!(matches!(running.wait(), Err(PipelineError::Killed { .. })));
+    let ends = ended(&node);
+    assert!(ends.len() == 3 && !ends.iter().any(is_in_order), "{ends:?}");
+}
+
+fn one_that_does_not_start_leaves_nothing(builder: Builder) {
+    let node = builder.start().unwrap();
+    let flow = Pipeline::new("refused").source::<Count>(CountArgs::to(3));
+    let end = flow.stage::<Obey>(Orders::default()).sink::<Refuse>(());
+    let error = node.run_pipeline(&end.pipeline()).unwrap_err().to_string();
+    assert!(error.contains("it will not"), "{error}");
+    let ends = ended(&node);
+    assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
+}
+
+fn main() {
+    harness::run(
+        program,
+        cases![
+            they_end_with_it_and_its_tensors_stay,
+            what_is_on_a_stream_is_done_before_they_end,
+            a_restart_policy_does_not_keep_them,
+            killed_they_end_at_once,
+            one_that_does_not_start_leaves_nothing,
+        ],
+    )
+}
