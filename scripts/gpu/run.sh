@@ -132,6 +132,8 @@ if is_wanted sanitizer; then
     elif command -v compute-sanitizer >/dev/null; then
         # The suite has the driver refuse things, which is no error here.
         step sanitizer 120 "${AS_WORKER[@]}" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 ./gpu_conformance conformance
+        # The only kernels with memory that threads of a block share; the conformance suite has none.
+        step sanitizer-races 120 compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 9 ./tests/gpu_suite --test-threads=1 statistics_agree
     else
         table+=("left out|sanitizer|compute-sanitizer is not installed")
     fi

@@ -40,6 +40,8 @@ use images::{
 
 mod ready;
 use ready::ready_made_stages_agree_with_the_host;
+mod pipelines;
+use pipelines::a_pipelines_last_work_is_done_before_its_workers_end;
 mod parts;
 use parts::{
     a_packed_part_is_a_view, several_workers_write_columns_of_one_tensor,
@@ -48,6 +50,7 @@ use parts::{
 
 fn program(builder: Builder) -> Builder {
     let builder = builder.actor::<Chain>().actor::<Checker>();
+    let builder = pipelines::program(builder);
     parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
 }
 
@@ -99,6 +102,7 @@ fn main() {
         several_workers_write_columns_of_one_tensor,
         several_workers_write_columns_of_one_tensor_under_mps,
         a_packed_part_is_a_view,
+        a_pipelines_last_work_is_done_before_its_workers_end,
         a_node_that_is_killed_leaves_nothing_on_the_device,
         a_node_that_is_killed_leaves_no_mps_daemon,
         workers_that_count_the_gpus_differently_mean_the_same,

@@ -6,71 +6,62 @@
 //! cargo run -p tensorpost-tests --bin fault_run -- --minutes 2               # fresh seeds for two minutes
 //! ```
 //!
-//! `--device best` puts the tensors on a GPU, `--sharing mps` has the workers share it through MPS, `--count-every N`
-//! counts everything after each N events, `--verbose` says each event, `--hold` leaves all processes as they are after a
-//! failure, for a debugger, until it is interrupted.
+//! `--help` has the rest.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
 use tensorpost::device::Device;
 use tensorpost::node::Sharing;
 use tensorpost_tests::faults::{self, Options};
 
+/// Kills, stops and continues workers of a graph at points that a seed chooses, and checks that nothing is lost that was not
+/// the dead one's, and nothing leaked. Prints the seed; the same seed plays the same events.
+#[derive(Debug, Parser)]
+#[command(name = "fault_run")]
 struct Arguments {
+    /// Plays this seed; fresh ones otherwise.
+    #[arg(long)]
     seed: Option<u64>,
-    faults: u64,
-    time: Option<Duration>,
+    /// Faults in all; 200, or with `--minutes` as many as there is time for.
+    #[arg(long)]
+    faults: Option<u64>,
+    /// Plays fresh seeds for so long.
+    #[arg(long, value_parser = minutes)]
+    minutes: Option<Duration>,
+    /// Where the tensors are: `host`, `best` (a GPU, where there is one), `cuda:` and a number, or a UUID.
+    #[arg(long, default_value = "host", value_parser = device)]
     device: Device,
-    sharing: Sharing,
+    /// How the workers share a GPU.
+    #[arg(long, default_value = "isolated")]
+    sharing: Shared,
+    /// Counts descriptors, mappings, leases and processes after each so many events.
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..))]
     count_every: u64,
+    /// Says each event.
+    #[arg(long)]
     verbose: bool,
+    /// Leaves all processes as they are after a failure, for a debugger, until it is interrupted.
+    #[arg(long)]
     hold: bool,
 }
 
-fn arguments() -> Result<Arguments> {
-    let mut found = Arguments {
-        seed: None,
-        faults: 200,
-        time: None,
-        device: Device::host(),
-        sharing: Sharing::Isolated,
-        count_every: 25,
-        verbose: false,
-        hold: false,
-    };
-    let mut faults = None;
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || words.next().with_context(|| format!("{word} needs a value"));
-        match word.as_str() {
-            "--seed" => found.seed = Some(value()?.parse()?),
-            "--faults" => faults = Some(value()?.parse()?),
-            "--minutes" => found.time = Some(Duration::from_secs_f64(60.0 * value()?.parse::<f64>()?)),
-            "--device" => {
-                found.device = match value()?.as_str() {
-                    "host" => Device::host(),
-                    "best" => Device::best(),
-                    other => bail!("`{other}` is no device; `host` or `best`"),
-                }
-            }
-            "--sharing" => {
-                found.sharing = match value()?.as_str() {
-                    "isolated" => Sharing::Isolated,
-                    "mps" => Sharing::Mps,
-                    other => bail!("`{other}` is no way to share a GPU; `isolated` or `mps`"),
-                }
-            }
-            "--count-every" => found.count_every = value()?.parse::<u64>()?.max(1),
-            "--verbose" => found.verbose = true,
-            "--hold" => found.hold = true,
-            other => bail!("`{other}` is no option"),
-        }
-    }
-    // With a time, as many as there are time for.
-    found.faults = faults.unwrap_or(if found.time.is_some() { u64::MAX } else { found.faults });
-    Ok(found)
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Shared {
+    Isolated,
+    Mps,
+}
+
+const FAULTS: u64 = 200;
+
+fn minutes(text: &str) -> Result<Duration> {
+    Ok(Duration::try_from_secs_f64(60.0 * text.parse::<f64>()?)?)
+}
+
+fn device(text: &str) -> Result<Device> {
+    Ok(if text == "best" { Device::best() } else { text.parse()? })
 }
 
 /// A run of one seed is bounded, so that fresh ones come.
@@ -78,9 +69,13 @@ const FAULTS_PER_SEED: u64 = 500;
 
 fn main() -> Result<ExitCode> {
     let _ = faults::program(tensorpost::Node::builder()).run_if_worker();
-    let arguments = arguments()?;
+    let arguments = Arguments::parse();
     let begin = Instant::now();
-    let mut left = arguments.faults;
+    let mut left = arguments.faults.unwrap_or(if arguments.minutes.is_some() { u64::MAX } else { FAULTS });
+    let sharing = match arguments.sharing {
+        Shared::Isolated => Sharing::Isolated,
+        Shared::Mps => Sharing::Mps,
+    };
     loop {
         let seed = arguments.seed.unwrap_or_else(fresh_seed);
         let faults = if arguments.seed.is_some() { left } else { left.min(FAULTS_PER_SEED) };
@@ -88,14 +83,13 @@ fn main() -> Result<ExitCode> {
         let options = Options {
             seed,
             faults,
-            time: arguments.time.map(|time| time.saturating_sub(begin.elapsed())),
+            time: arguments.minutes.map(|time| time.saturating_sub(begin.elapsed())),
             device: arguments.device.clone(),
             count_every: arguments.count_every,
             verbose: arguments.verbose,
             hold: arguments.hold,
         };
-        let builder =
-            faults::program(tensorpost::Node::builder()).worker_log("off").sharing(arguments.sharing);
+        let builder = faults::program(tensorpost::Node::builder()).worker_log("off").sharing(sharing);
         match faults::run(builder, &options) {
             Ok(report) => {
                 println!("seed {seed}: {report:?}");
@@ -110,7 +104,7 @@ fn main() -> Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        let is_over = arguments.time.is_some_and(|time| begin.elapsed() >= time);
+        let is_over = arguments.minutes.is_some_and(|time| begin.elapsed() >= time);
         if left == 0 || is_over || arguments.seed.is_some() {
             return Ok(ExitCode::SUCCESS);
         }

@@ -1,0 +1,75 @@
+//! Pipelines on a node that goes on.
+
+use tensorpost::prelude::*;
+use tensorpost::tensor::TensorStatus;
+use tensorpost_tests::harness::Builder;
+use tensorpost_tests::pipes::{Count, CountArgs, Numbered};
+
+/// Elements of what a sink makes, and how often it makes it again: some 100 ms of work, on a GPU and on the host.
+const LARGE: (usize, usize) = (128 << 20, 400);
+const SMALL: (usize, usize) = (1 << 20, 200);
+
+pub(super) fn program(builder: Builder) -> Builder {
+    builder.source::<Count>().sink::<Slow>()
+}
+
+/// Gives its stream much to do, and sends what comes of it to the program at once.
+struct Slow {
+    gpu: Gpu,
+    to: Address<Numbered>,
+}
+
+impl Sink for Slow {
+    type Args = Address<Numbered>;
+    type In = Numbered;
+
+    fn create(to: Address<Numbered>, env: &Env) -> anyhow::Result<Self> {
+        Ok(Slow { gpu: env.gpu(), to })
+    }
+
+    fn consume(&mut self, item: Numbered) -> anyhow::Result<()> {
+        let (elements, times) = if self.gpu.kind() == DeviceKind::Cuda { LARGE } else { SMALL };
+        let mut made = self.gpu.empty(DType::U32, &[elements])?;
+        let other = self.gpu.zeros(DType::U32, &[elements])?.freeze();
+        for _ in 0..times {
+            self.gpu.copy_into(&mut made, 0, &other)?;
+        }
+        self.gpu.copy_into(
+            &mut made,
+            0,
+            item.tensor.as_ref().ok_or_else(|| anyhow::anyhow!("no tensor"))?,
+        )?;
+        let made = Numbered { number: item.number, tensor: Some(made.freeze()) };
+        Ok(self.to.try_send(made).map_err(|error| error.reason)?)
+    }
+}
+
+/// Its workers end with it, but not before their streams are through: a program may hold what they are still making.
+pub(super) fn a_pipelines_last_work_is_done_before_its_workers_end(builder: Builder) {
+    let (device, _) = super::device();
+    let node = builder.start().expect("a node");
+    let (to, mut made) = node.channel::<Numbered>().expect("a channel");
+    for _ in 0..2 {
+        let flow = Pipeline::new("last work").source::<Count>(CountArgs::to(1)).on(device.clone());
+        let pipeline = flow.sink::<Slow>(to.clone()).on(device.clone()).pipeline();
+        node.run_pipeline(&pipeline).expect("it starts").wait().expect("it ends well");
+        let made = node.block_on(made.recv()).expect("made");
+        let tensor = made.tensor.expect("a tensor");
+        assert_eq!(
+            tensor.status(),
+            TensorStatus::Pending,
+            "this shows nothing unless the work outlasts the pipeline"
+        );
+        for worker in node.workers() {
+            let end = node.supervisor().await_end(worker.worker);
+            let in_order = matches!(
+                &end,
+                Some(tensorpost::node::WorkerState::Ended { exit: Some(exit), .. }) if exit.success()
+            );
+            assert!(in_order, "{}: {end:?}", worker.name);
+        }
+        let gpu = node.gpu(&device).expect("the device");
+        let first = tensor.slice(0, 0..4).expect("in bounds");
+        assert_eq!(gpu.download::<u32>(&first).expect("there"), [0, 1, 2, 3]);
+    }
+}
