@@ -251,3 +251,35 @@ fn what_a_look_leaves_is_taken_by_the_next() {
     while cluster.poll(1) {}
     assert_eq!(first + inbox.take().len(), MANY as usize);
 }
+
+/// Who forwards a tensor keeps its own lease until the receiver has passed the frame (LEASE-3), and notices that also while
+/// other links keep it busy: the owner may wait for the memory.
+#[test]
+fn a_busy_forwarder_lets_go() {
+    let cluster = Cluster::new(3);
+    let (to_b, at_b) = cluster.inbox::<Tensor>(1, 8);
+    let (to_c, at_c) = cluster.inbox::<Tensor>(2, 8);
+    cluster.connect();
+    let tensor = cluster.gpu(0).zeros(DType::U8, &[1]).expect("memory").freeze();
+    let id = tensor.lease().id();
+    cluster.send(0, &to_b, tensor);
+    cluster.settle();
+    cluster.send(1, &to_c, at_b.take_one().message);
+    let b = cluster.process(1);
+    let b_holds = || {
+        while cluster.poll(0) {}
+        cluster.shares(0, id).expect("somebody has it").holders.iter().any(|(holder, _)| *holder == b)
+    };
+    cluster.glance(1);
+    assert!(b_holds(), "the frame is not passed yet");
+    while at_c.is_empty() {
+        // It asks the node for the owner's memory.
+        cluster.glance(2);
+        cluster.settle_node();
+    }
+    cluster.glance(1);
+    assert!(!b_holds());
+    drop(at_c.take());
+    cluster.settle();
+    assert_eq!(cluster.leases(0), 0);
+}

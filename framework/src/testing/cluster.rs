@@ -139,6 +139,11 @@ impl Cluster {
         !*self.members[i].ended.lock() && self.office(i).poll(&mut self.buffer.lock())
     }
 
+    /// As [`poll`](Self::poll), but as a reader looks that other links keep busy: it saves what it can.
+    pub fn glance(&self, i: usize) -> bool {
+        !*self.members[i].ended.lock() && self.office(i).glance(&mut self.buffer.lock())
+    }
+
     /// Lets the node finish what it was asked.
     pub fn settle_node(&self) {
         self.hub.settle();

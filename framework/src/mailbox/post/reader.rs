@@ -55,6 +55,12 @@ impl Office {
         self.look_at_links(buffer, true)
     }
 
+    /// As [`poll`](Self::poll), as a reader looks that is kept busy.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn glance(&self, buffer: &mut Vec<u8>) -> bool {
+        self.look_at_links(buffer, false)
+    }
+
     /// As [`poll`](Self::poll); what peers have passed in their rings is looked at only if `heads` or where that is waited
     /// for.
     fn look_at_links(&self, buffer: &mut Vec<u8>, heads: bool) -> bool {
