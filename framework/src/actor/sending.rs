@@ -495,3 +495,6 @@ impl<M: GpuMessage> Future for Send<M> {
         Poll::Pending
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;
