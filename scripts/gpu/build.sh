@@ -36,6 +36,10 @@ for source in examples/src/bin/*; do
     [[ -s "$folder/examples/$name.expected" ]] || { echo "examples/README.md does not say what $name prints" >&2; exit 1; }
 done
 
+# To find out which call of the driver takes how long; see benches/gpu/README.md.
+cargo build --release -p tensorpost-driver-calls
+cp "$release/libdriver_calls.so" "$folder/"
+
 cargo build --release -p tensorpost-tests --bin gpu_conformance
 cp "$release/gpu_conformance" "$folder/"
 # Prints `Executable tests/gpu_suite.rs (…/gpu_suite-0123456789abcdef)`.
