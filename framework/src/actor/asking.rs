@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -51,6 +51,18 @@ impl<M: GpuMessage> Ask<M> {
     /// Dropping the future loses nothing; the ask goes on.
     pub async fn accepted(&mut self) -> Result<(), AskError<M>> {
         poll_fn(|cx| self.poll_accepted(cx)).await
+    }
+
+    /// As [`accepted`](Self::accepted), without waiting: `None` while the mailbox has not accepted the message. Nobody is woken
+    /// for it before `accepted`, or the ask, is awaited.
+    ///
+    /// # Errors
+    /// As for [`accepted`](Self::accepted).
+    pub fn try_accepted(&mut self) -> Option<Result<(), AskError<M>>> {
+        match self.poll_accepted(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(accepted) => Some(accepted),
+            Poll::Pending => None,
+        }
     }
 
     fn poll_accepted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), AskError<M>>> {

@@ -3,7 +3,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
@@ -33,7 +35,7 @@ pub(super) struct Outlet<T: Item> {
 }
 
 /// The way to one stage.
-struct Branch<T: Item> {
+pub(super) struct Branch<T: Item> {
     stage: String,
     index: u16,
     lane: u32,
@@ -81,9 +83,29 @@ struct Underway<T> {
     bytes: u64,
     /// To send it again.
     copy: Option<T>,
-    since: Instant,
+    /// When it was accepted, for the trace.
+    since: Option<Instant>,
     /// What is done with when it is answered.
     cargo: Cargos,
+}
+
+/// An item that could not be sent at once.
+pub(super) enum NotYet<T: Item> {
+    /// It is not even known where to.
+    Untouched(Box<Emitted<T>>),
+    /// This branch has no room, or has to be looked for.
+    On(Rc<Branch<T>>, Box<Emitted<T>>),
+    /// The receiver has no room, or has refused it.
+    Asked(Rc<Branch<T>>, Box<Asked<T>>),
+}
+
+/// An item that was offered to a receiver.
+pub(super) struct Asked<T: Item> {
+    ask: Ask<Parcel<T>>,
+    accepted: Option<Result<(), AskError<Parcel<T>>>>,
+    underway: Underway<T>,
+    /// When it was to be sent.
+    from: Instant,
 }
 
 /// An item that cannot be sent to anybody.
@@ -162,6 +184,30 @@ impl<T: Item> Outlet<T> {
         }
     }
 
+    /// As [`send`](Self::send), if nobody need wait for that. Nearly every item goes this way: a future would have room for
+    /// all that can happen to one, and be moved about with each.
+    pub(super) fn send_now(&self, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
+        if self.siblings.is_some() {
+            return Err(NotYet::Untouched(Box::new(emitted)));
+        }
+        match self.pick.choose(&emitted.item, self.branches.len(), |at| self.branches[at].load()) {
+            Choice::One(at) => self.branches[at].send_now(emitted),
+            Choice::All | Choice::None => Err(NotYet::Untouched(Box::new(emitted))),
+        }
+    }
+
+    /// Sends what could not go at once.
+    pub(super) async fn send_later(&self, item: NotYet<T>) -> Result<(), Unsendable> {
+        match item {
+            NotYet::Untouched(emitted) => self.send(*emitted).await,
+            NotYet::On(branch, emitted) => {
+                let Emitted { tag, item, cargo } = *emitted;
+                branch.send(tag, item, cargo).await
+            }
+            NotYet::Asked(branch, asked) => branch.go_on(*asked).await,
+        }
+    }
+
     /// What is to go with an item on each of these branches.
     fn mark(&self, tag: &Tag, branches: Range<usize>) -> SmallVec<[Option<Cargo>; 4]> {
         match &self.siblings {
@@ -219,13 +265,8 @@ impl<T: Item> Branch<T> {
     async fn send(self: &Rc<Self>, mut tag: Tag, item: T, cargo: Cargos) -> Result<(), Unsendable> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
-        // What leaves a loop is not in it any more.
-        tag.rounds.truncate(self.depth);
         self.room(bytes).await;
-        if self.number.is_some() {
-            let number = self.window.borrow_mut().number();
-            tag.order = Some(Order { lane: self.lane, life: self.env.incarnation(), number, last: true });
-        }
+        self.put_number(&mut tag);
         let id = tag.id;
         let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
             Choice::One(at) => self.deliver(at, tag, item, bytes, cargo).await,
@@ -245,14 +286,25 @@ impl<T: Item> Branch<T> {
         sent
     }
 
+    /// What an item is called on its way.
+    fn put_number(&self, tag: &mut Tag) {
+        // What leaves a loop is not in it any more.
+        tag.rounds.truncate(self.depth);
+        if self.number.is_some() {
+            let number = self.window.borrow_mut().number();
+            tag.order = Some(Order { lane: self.lane, life: self.env.incarnation(), number, last: true });
+        }
+    }
+
+    /// Whether one more with so many bytes may go.
+    fn has_room(&self, bytes: u64) -> bool {
+        self.hurried.get()
+            || self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number)
+    }
+
     /// Waits until one more with so many bytes may go.
     async fn room(&self, bytes: u64) {
-        loop {
-            if self.hurried.get()
-                || self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number)
-            {
-                return;
-            }
+        while !self.has_room(bytes) {
             self.changed.notified().await;
         }
     }
@@ -264,15 +316,68 @@ impl<T: Item> Branch<T> {
         }
     }
 
+    /// As [`send`](Self::send), if nobody need wait for that.
+    fn send_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
+        let bytes = if self.max_bytes.is_some() { bytes_of(&emitted.item) } else { 0 };
+        let to = || match self.pick.choose(&emitted.item, self.to.len(), |at| self.replica(at)) {
+            Choice::One(at) => Some((at, self.known_address(at)?)),
+            Choice::All | Choice::None => None,
+        };
+        let Some((to, address)) = self.has_room(bytes).then(to).flatten() else {
+            return Err(NotYet::On(Rc::clone(self), Box::new(emitted)));
+        };
+        // Nobody waits here; the time is for the trace.
+        let since = self.meter.traces().then(Instant::now);
+        let Emitted { mut tag, item, cargo } = emitted;
+        self.put_number(&mut tag);
+        let copy = self.modes.resend.then(|| item.clone());
+        let mut ask = address.ask(Parcel::Item(tag.clone(), item));
+        let accepted = ask.try_accepted();
+        let underway = Underway { to, tag, bytes, copy, since, cargo };
+        if let Some(Ok(())) = accepted {
+            if let Some(since) = since {
+                self.meter.waited(self.index, underway.tag.id, since);
+            }
+            self.follow(ask, underway);
+            return Ok(());
+        }
+        let from = since.unwrap_or_else(Instant::now);
+        Err(NotYet::Asked(Rc::clone(self), Box::new(Asked { ask, accepted, underway, from })))
+    }
+
+    /// An item that was offered and not accepted at once.
+    async fn go_on(self: &Rc<Self>, asked: Asked<T>) -> Result<(), Unsendable> {
+        let Asked { mut ask, accepted, underway, from } = asked;
+        let id = underway.tag.id;
+        let accepted = match accepted {
+            Some(accepted) => accepted,
+            None => ask.accepted().await,
+        };
+        let sent = match accepted {
+            Ok(()) => {
+                self.follow(ask, underway);
+                Ok(())
+            }
+            Err(error) => {
+                let Underway { to, mut tag, bytes, cargo, .. } = underway;
+                match self.turned_away(error, to, &mut tag, &cargo).await {
+                    Turned::To(other, item) => self.deliver(other, tag, item, bytes, cargo).await,
+                    Turned::Away(end) => end,
+                }
+            }
+        };
+        self.meter.waited(self.index, id, from);
+        sent
+    }
+
     async fn deliver(
         self: &Rc<Self>,
         mut at: usize,
         mut tag: Tag,
-        item: T,
+        mut item: T,
         bytes: u64,
         cargo: Cargos,
     ) -> Result<(), Unsendable> {
-        let mut item = item;
         loop {
             let copy = self.modes.resend.then(|| item.clone());
             let address = match self.address(at).await {
@@ -285,60 +390,60 @@ impl<T: Item> Branch<T> {
             let mut ask = address.ask(Parcel::Item(tag.clone(), item));
             match ask.accepted().await {
                 Ok(()) => {
-                    self.begin(at, bytes);
-                    // In a chain the items that it came from are not done with before it is.
-                    let cargo = if self.modes.chain || self.shares_fate { cargo } else { Cargos::new() };
-                    let underway = Underway { to: at, tag, bytes, copy, since: Instant::now(), cargo };
-                    let branch = Rc::clone(self);
-                    actix::spawn(branch.watch(ask, underway));
+                    self.follow(ask, Underway { to: at, tag, bytes, copy, since: None, cargo });
                     return Ok(());
                 }
-                Err(error) => {
-                    let why = why(&error);
-                    let AskError::NotSent(error) = error else {
-                        self.lost(&tag, &why).await;
-                        return Ok(());
-                    };
-                    let Parcel::Item(_, back) = error.message else { return Ok(()) };
-                    if let SendFailure::Tainted(_) = error.reason {
-                        // Lost with a process (DEATH-3), and nobody's error.
-                        drop(back);
-                        self.lost_here(&tag, &why, &cargo).await;
-                        return Ok(());
-                    }
-                    if !is_gone(&error.reason) {
-                        self.settle(&tag);
-                        return Err(Unsendable { tag, why });
-                    }
-                    self.to[at].gone.set(true);
-                    match self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
-                        Choice::One(other) => (at, item) = (other, back),
-                        _ => {
-                            self.lost(&tag, &why).await;
-                            return Ok(());
-                        }
-                    }
-                    tag.attempt += 1;
-                }
+                Err(error) => match self.turned_away(error, at, &mut tag, &cargo).boxed_local().await {
+                    Turned::To(other, back) => (at, item) = (other, back),
+                    Turned::Away(end) => return end,
+                },
             }
         }
     }
 
-    /// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is rare is
-    /// boxed, and nothing is moved that need not be.
-    async fn watch(self: Rc<Self>, mut ask: Ask<Parcel<T>>, underway: Underway<T>) {
-        let answer = (&mut ask).await;
-        if self.meter.traces() {
-            let Underway { tag, since, .. } = &underway;
-            self.meter.span(Spanned::Lease(self.index), Some(tag.id), *since, Instant::now());
+    /// The receiver `at` does not take an item.
+    async fn turned_away(
+        self: &Rc<Self>,
+        error: AskError<Parcel<T>>,
+        at: usize,
+        tag: &mut Tag,
+        cargo: &Cargos,
+    ) -> Turned<T> {
+        let why = why(&error);
+        let AskError::NotSent(error) = error else {
+            self.lost(tag, &why).await;
+            return Turned::Away(Ok(()));
+        };
+        let Parcel::Item(_, back) = error.message else { return Turned::Away(Ok(())) };
+        if let SendFailure::Tainted(_) = error.reason {
+            // Lost with a process (DEATH-3), and nobody's error.
+            drop(back);
+            self.lost_here(tag, &why, cargo).await;
+            return Turned::Away(Ok(()));
         }
-        match answer {
-            Ok(()) => {
-                self.settle(&underway.tag);
-                self.answered(underway.to, underway.bytes);
-            }
-            Err(error) => self.unanswered(&error, underway).boxed_local().await,
+        if !is_gone(&error.reason) {
+            self.settle(tag);
+            return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));
         }
+        self.to[at].gone.set(true);
+        if let Choice::One(other) = self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
+            tag.attempt += 1;
+            return Turned::To(other, back);
+        }
+        self.lost(tag, &why).await;
+        Turned::Away(Ok(()))
+    }
+
+    /// An item was accepted: follows it until it is answered.
+    fn follow(self: &Rc<Self>, ask: Ask<Parcel<T>>, mut underway: Underway<T>) {
+        self.begin(underway.to, underway.bytes);
+        // In a chain the items that it came from are not done with before it is.
+        if !(self.modes.chain || self.shares_fate) {
+            underway.cargo = Cargos::new();
+        }
+        underway.since = self.meter.traces().then(Instant::now);
+        let branch = Rc::clone(self);
+        actix::spawn(Watch { branch, ask, underway: Some(underway), rest: None });
     }
 
     async fn unanswered(self: &Rc<Self>, error: &AskError<Parcel<T>>, underway: Underway<T>) {
@@ -480,19 +585,71 @@ impl<T: Item> Branch<T> {
         self.changed.notify_one();
     }
 
+    fn known_address(&self, at: usize) -> Option<Address<Parcel<T>>> {
+        match &self.to[at].receiver {
+            Receiver::At(address) => Some(address.clone()),
+            Receiver::Named(_) => self.to[at].found.borrow().clone(),
+        }
+    }
+
     async fn address(&self, at: usize) -> Result<Address<Parcel<T>>, String> {
+        if let Some(address) = self.known_address(at) {
+            return Ok(address);
+        }
         let to = &self.to[at];
         match &to.receiver {
             Receiver::At(address) => Ok(address.clone()),
             Receiver::Named(name) => {
-                if let Some(address) = &*to.found.borrow() {
-                    return Ok(address.clone());
-                }
                 let found = self.env.lookup(name).boxed_local().await.map_err(|error| error.to_string())?;
-                *to.found.borrow_mut() = Some(found);
-                Ok(to.found.borrow().clone().ok_or("")?)
+                *to.found.borrow_mut() = Some(found.clone());
+                Ok(found)
             }
         }
+    }
+}
+
+/// What becomes of an item that a receiver does not take.
+enum Turned<T> {
+    /// Another is to have it.
+    To(usize, T),
+    /// Nobody is.
+    Away(Result<(), Unsendable>),
+}
+
+/// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is rare is boxed.
+struct Watch<T: Item> {
+    branch: Rc<Branch<T>>,
+    ask: Ask<Parcel<T>>,
+    /// Until it is answered.
+    underway: Option<Underway<T>>,
+    /// What is to be done where there is no answer.
+    rest: Option<LocalBoxFuture<'static, ()>>,
+}
+
+impl<T: Item> Unpin for Watch<T> {}
+
+impl<T: Item> Future for Watch<T> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if this.rest.is_none() {
+            let answer = ready!(Pin::new(&mut this.ask).poll(cx));
+            let Some(underway) = this.underway.take() else { return Poll::Ready(()) };
+            let branch = &this.branch;
+            if let Some(since) = underway.since {
+                let of = Spanned::Lease(branch.index);
+                branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
+            }
+            let Err(error) = answer else {
+                branch.settle(&underway.tag);
+                branch.answered(underway.to, underway.bytes);
+                return Poll::Ready(());
+            };
+            let branch = Rc::clone(branch);
+            this.rest = Some(async move { branch.unanswered(&error, underway).await }.boxed_local());
+        }
+        this.rest.as_mut().map_or(Poll::Ready(()), |rest| rest.as_mut().poll(cx))
     }
 }
 

@@ -21,20 +21,19 @@ pub(in crate::pipeline) struct Handled {
 }
 
 impl Handled {
-    /// Begins the work, now.
+    /// The work is done but for `rest`, which begins now.
     pub(in crate::pipeline) fn begin<A: Settle>(
         actor: &mut A,
         ctx: &mut Context<A>,
         cargo: Cargo,
-        work: impl Future<Output = ()> + 'static,
+        rest: Option<LocalBoxFuture<'static, ()>>,
     ) -> Self {
-        let mut work = work.boxed_local();
-        // Most work never waits; then the context need not know of it.
-        if (&mut work).now_or_never().is_some() {
+        // Where it need not wait, the context need not know of it.
+        let work = rest.and_then(|mut rest| (&mut rest).now_or_never().is_none().then_some(rest));
+        if work.is_none() {
             actor.settle(ctx);
-            return Handled { work: None, cargo };
         }
-        Handled { work: Some(work), cargo }
+        Handled { work, cargo }
     }
 }
 

@@ -127,7 +127,11 @@ impl<S: Source> Core<S> {
 
     async fn send(&self, id: ItemId, item: S::Out) {
         let cargo = smallvec![Cargo::default()];
-        match self.results.send(Emitted { tag: Tag::of(id), item, cargo }).await {
+        let sent = match self.results.send_now(Emitted { tag: Tag::of(id), item, cargo }) {
+            Ok(()) => Ok(()),
+            Err(not_yet) => self.results.send_later(not_yet).boxed_local().await,
+        };
+        match sent {
             Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
             Err(unsent) => {
                 let fatal = self.part.config.on_error.fails();

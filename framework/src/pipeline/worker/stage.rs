@@ -16,7 +16,7 @@ use super::kept::{Keeping, Kept};
 use super::loss;
 use super::meter::{Counts, Failure};
 use super::order::Reorder;
-use super::outlet::{Modes, Outlet};
+use super::outlet::{Modes, Outlet, Unsendable};
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
 use crate::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
@@ -117,8 +117,8 @@ impl<S: Stage> actix::Handler<Parcel<S::In>> for StageActor<S> {
         // What came of earlier items is not to wait for this one, which may take long.
         self.core.part.env.publish();
         let cargo = Cargo::default();
-        let work = Rc::clone(&self.core).take(parcel, cargo.clone());
-        Handled::begin(self, ctx, cargo, work)
+        let rest = self.core.take_now(parcel, cargo.clone());
+        Handled::begin(self, ctx, cargo, rest)
     }
 }
 
@@ -136,16 +136,16 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
 
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
         let core = Rc::clone(&self.core);
-        let work: LocalBoxFuture<'static, ()> = match control {
-            Control::Gone(lanes) => async move { core.ended(lanes, None).await }.boxed_local(),
+        let work: Option<LocalBoxFuture<'static, ()>> = match control {
+            Control::Gone(lanes) => Some(async move { core.ended(lanes, None).await }.boxed_local()),
             Control::Close => {
                 ctx.stop();
-                async {}.boxed_local()
+                None
             }
-            Control::Alone { left, ids, again } => {
-                async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local()
-            }
-            Control::Stop => async {}.boxed_local(),
+            Control::Alone { left, ids, again } => Some(
+                async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
+            ),
+            Control::Stop => None,
         };
         Handled::begin(self, ctx, Cargo::default(), work)
     }
@@ -183,6 +183,41 @@ fn wrap<S: Stage>(
 }
 
 impl<S: Stage> Core<S> {
+    /// Does all of the work on what came that waits for nobody; what is left to do.
+    ///
+    /// Nearly every item needs no more than this: a future would have room for all that can happen to one, and be moved
+    /// about with each.
+    fn take_now(self: &Rc<Self>, parcel: Parcel<S::In>, cargo: Cargo) -> Option<LocalBoxFuture<'static, ()>> {
+        let config = &self.part.config;
+        let is_plain = !config.restore && self.rounds.is_none() && config.on_error.retries() == 0;
+        match parcel {
+            Parcel::Item(tag, item) if is_plain && !self.part.has_failed() && !self.ends.borrow().begun => {
+                self.process_now(tag, item, cargo)
+            }
+            other => Some(Rc::clone(self).take(other, cargo).boxed_local()),
+        }
+    }
+
+    /// As [`process`](Self::process), where there is one attempt.
+    fn process_now(
+        self: &Rc<Self>,
+        mut tag: Tag,
+        item: S::In,
+        cargo: Cargo,
+    ) -> Option<LocalBoxFuture<'static, ()>> {
+        self.part.meter.note(|counts| counts.items_in += 1);
+        let copy = self.part.config.on_error.keeps().then(|| item.clone());
+        let (result, out) = self.attempt(&tag, &cargo, item);
+        match result {
+            Ok(()) => self.send_now(out, cargo),
+            Err(error) => {
+                let core = Rc::clone(self);
+                let failed = async move { drop(core.failed(error, out, &mut tag, copy, &cargo, 0).await) };
+                Some(failed.boxed_local())
+            }
+        }
+    }
+
     async fn take(self: Rc<Self>, parcel: Parcel<S::In>, cargo: Cargo) {
         let (order, came) = match parcel {
             Parcel::Item(tag, item) => (tag.order, Came::Item(tag, item, cargo)),
@@ -269,67 +304,83 @@ impl<S: Stage> Core<S> {
             None => cargo,
         };
         let on_error = part.config.on_error;
-        let (id, order) = (tag.id, tag.order);
         let mut item = Some(item);
         let mut attempt = 0;
-        loop {
+        while let Some(given) = item.take() {
             let last = attempt == on_error.retries();
-            let copy = if last && !on_error.keeps() { None } else { item.clone() };
-            let Some(given) = item.take() else { return };
-            let current = Current {
-                tag: tag.clone(),
-                cargo: cargo.clone(),
-                holds: part.config.chain || part.config.holds,
-            };
-            let mut out = Out::during(Some(current), &self.kept);
-            let from = Instant::now();
-            let result = self.stage.borrow_mut().process(given, &mut out);
-            part.meter.called(from, Some(id));
-            let error = match result {
+            let copy = if last && !on_error.keeps() { None } else { Some(given.clone()) };
+            let (result, out) = self.attempt(&tag, &cargo, given);
+            match result {
                 Ok(()) => return self.send(out).await,
-                Err(error) => error,
-            };
-            let why = format!("{error:#}");
-            if self.is_loss(&error) {
-                self.lose(Some(Keeping { tag, cargo: smallvec![cargo] }), out, &why);
-                return self.nothing_of(order).await;
+                Err(error) => {
+                    item = self.failed(error, out, &mut tag, copy, &cargo, attempt).boxed_local().await;
+                }
             }
-            self.fail_too(Some(id), out, &why, attempt + 1);
             attempt += 1;
-            tag.attempt += 1;
-            if !last {
-                part.meter.note(|counts| counts.retries += 1);
-                item = copy;
-                continue;
-            }
-            part.failed(Some(id), why.clone(), attempt, on_error.fails());
-            match copy.filter(|_| on_error.keeps()) {
-                Some(item) => {
-                    part.meter.note(|counts| counts.dead_letters += 1);
-                    let dead = Dead { item, stage: part.config.stage.clone(), why, attempts: attempt };
-                    let tag = Tag { order: None, ..tag };
-                    let dead = Emitted { tag, item: dead, cargo: smallvec![cargo] };
-                    if let Err(unsent) = self.dead.send(dead).boxed_local().await {
-                        part.failed(Some(unsent.tag.id), unsent.why, 1, false);
-                    }
-                }
-                None => {
-                    part.meter.note(|counts| counts.skipped += 1);
-                    // Of a batch, all that is in it.
-                    for other in tag.also {
-                        let stage = part.config.stage.clone();
-                        part.meter.failed_too(Failure {
-                            stage,
-                            id: Some(other),
-                            why: why.clone(),
-                            attempts: attempt,
-                        });
-                    }
-                }
-            }
-            self.give_up();
-            return self.nothing_of(order).await;
         }
+    }
+
+    /// Calls the stage with an item.
+    fn attempt(&self, tag: &Tag, cargo: &Cargo, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
+        let config = &self.part.config;
+        let current = Current { tag: tag.clone(), cargo: cargo.clone(), holds: config.chain || config.holds };
+        let mut out = Out::during(Some(current), &self.kept);
+        let from = Instant::now();
+        let result = self.stage.borrow_mut().process(item, &mut out);
+        self.part.meter.called(from, Some(tag.id));
+        (result, out)
+    }
+
+    /// An attempt has failed, the one after so many others; `copy` is what was kept of its item. Gives back what is to be
+    /// tried again.
+    async fn failed(
+        &self,
+        error: anyhow::Error,
+        out: Out<S::Out>,
+        tag: &mut Tag,
+        copy: Option<S::In>,
+        cargo: &Cargo,
+        before: u32,
+    ) -> Option<S::In> {
+        let part = &self.part;
+        let on_error = part.config.on_error;
+        let (id, order) = (tag.id, tag.order);
+        let why = format!("{error:#}");
+        if self.is_loss(&error) {
+            self.lose(Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo.clone()] }), out, &why);
+            self.nothing_of(order).await;
+            return None;
+        }
+        let attempts = before + 1;
+        self.fail_too(Some(id), out, &why, attempts);
+        tag.attempt += 1;
+        if before < on_error.retries() {
+            part.meter.note(|counts| counts.retries += 1);
+            return copy;
+        }
+        part.failed(Some(id), why.clone(), attempts, on_error.fails());
+        match copy.filter(|_| on_error.keeps()) {
+            Some(item) => {
+                part.meter.note(|counts| counts.dead_letters += 1);
+                let dead = Dead { item, stage: part.config.stage.clone(), why, attempts };
+                let tag = Tag { order: None, ..tag.clone() };
+                let dead = Emitted { tag, item: dead, cargo: smallvec![cargo.clone()] };
+                if let Err(unsent) = self.dead.send(dead).boxed_local().await {
+                    part.failed(Some(unsent.tag.id), unsent.why, 1, false);
+                }
+            }
+            None => {
+                part.meter.note(|counts| counts.skipped += 1);
+                // Of a batch, all that is in it.
+                for other in tag.also.drain(..) {
+                    let (stage, why) = (part.config.stage.clone(), why.clone());
+                    part.meter.failed_too(Failure { stage, id: Some(other), why, attempts });
+                }
+            }
+        }
+        self.give_up();
+        self.nothing_of(order).await;
+        None
     }
 
     /// The process that an item was lost with while it waited here for its turn.
@@ -385,25 +436,69 @@ impl<S: Stage> Core<S> {
     }
 
     /// Sends what a call has made.
-    async fn send(&self, mut out: Out<S::Out>) {
+    async fn send(&self, out: Out<S::Out>) {
+        let (emitted, gap) = self.results_of(out);
+        for emitted in emitted {
+            let last = emitted.tag.order.filter(|order| order.last);
+            let sent = self.results.send(emitted).await;
+            self.sent(sent, last).await;
+        }
+        self.nothing_of(gap).await;
+    }
+
+    /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `cargo` is not done with before.
+    fn send_now(self: &Rc<Self>, out: Out<S::Out>, cargo: Cargo) -> Option<LocalBoxFuture<'static, ()>> {
+        let (emitted, gap) = self.results_of(out);
+        let mut emitted = emitted.into_iter();
+        while let Some(next) = emitted.next() {
+            let last = next.tag.order.filter(|order| order.last);
+            let Err(not_yet) = self.results.send_now(next) else {
+                self.part.meter.note(|counts| counts.items_out += 1);
+                continue;
+            };
+            let core = Rc::clone(self);
+            let rest = async move {
+                let sent = core.results.send_later(not_yet).await;
+                core.sent(sent, last).await;
+                for emitted in emitted {
+                    let last = emitted.tag.order.filter(|order| order.last);
+                    let sent = core.results.send(emitted).await;
+                    core.sent(sent, last).await;
+                }
+                core.nothing_of(gap).await;
+                drop(cargo);
+            };
+            return Some(rest.boxed_local());
+        }
+        let gap = gap.filter(|order| order.last)?;
+        let core = Rc::clone(self);
+        let rest = async move {
+            core.nothing_of(Some(gap)).await;
+            drop(cargo);
+        };
+        Some(rest.boxed_local())
+    }
+
+    /// What a call that has succeeded has made, and the place in the order of an item of which nothing came.
+    fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Option<Order>) {
         // Nothing comes of what a call that succeeds has dropped, and nothing should.
         drop(self.kept.dropped());
         for (tag, why) in out.take_left_over() {
             self.part.meter.left_over(&self.part.config.stage, tag.ids(), &why);
         }
-        let (emitted, gap) = out.finish();
-        for emitted in emitted {
-            let last = emitted.tag.order.filter(|order| order.last);
-            match self.results.send(emitted).await {
-                Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
-                Err(unsent) => {
-                    let fatal = self.part.config.on_error.fails();
-                    self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);
-                    self.nothing_of(last).await;
-                }
+        out.finish()
+    }
+
+    /// A result was accepted, or cannot be; `last` is its place in an order where nothing more has that.
+    async fn sent(&self, sent: Result<(), Unsendable>, last: Option<Order>) {
+        match sent {
+            Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
+            Err(unsent) => {
+                let fatal = self.part.config.on_error.fails();
+                self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);
+                self.nothing_of(last).await;
             }
         }
-        self.nothing_of(gap).await;
     }
 
     async fn nothing_of(&self, order: Option<Order>) {
