@@ -15,7 +15,9 @@
 //! sure that nobody waits for its place in an order. Where items are sent again, it is answered with a failure instead,
 //! and so is what it came of, back to whoever has something that is still good.
 
+mod answers;
 pub(super) mod args;
+mod branch;
 pub(super) mod cargo;
 mod core;
 pub(super) mod histogram;

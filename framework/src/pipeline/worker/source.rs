@@ -10,10 +10,11 @@ use futures_util::future::FutureExt;
 use smallvec::smallvec;
 
 use super::args::{Control, Run, SourceArgs};
+use super::branch::Modes;
 use super::cargo::Cargo;
 use super::core::Part;
 use super::meter::Counts;
-use super::outlet::{Modes, Outlet};
+use super::outlet::Outlet;
 use crate::actor::{Env, Handles, RemoteActor, step_aside};
 use crate::pipeline::item::{ItemId, Tag};
 use crate::pipeline::out::Emitted;

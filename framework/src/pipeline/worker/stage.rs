@@ -10,13 +10,14 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::smallvec;
 
 use super::args::{Control, Pairing, Run, StageArgs};
+use super::branch::{Modes, Unsendable};
 use super::cargo::Cargo;
 use super::core::Part;
 use super::kept::{Keeping, Kept};
 use super::loss;
 use super::meter::{Counts, Failure};
 use super::order::Reorder;
-use super::outlet::{Modes, Outlet, Unsendable};
+use super::outlet::Outlet;
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
 use crate::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};

@@ -1,0 +1,43 @@
+//! What it means that an item was not accepted, or not answered.
+
+use crate::actor::{AskError, SendFailure};
+use crate::mailbox::post::AskFailure;
+use crate::mailbox::post::inbox::Refusal;
+use crate::pipeline::item::{Item, Parcel};
+
+/// What it means that an item was not answered.
+pub(super) enum Unanswered {
+    /// Its data was lost with a process (DEATH-3). The receiver goes on.
+    Tainted,
+    /// The receiver could not read it, and goes on.
+    Refused,
+    /// It, or something that came of it, was lost, in a receiver that may go on.
+    Lost,
+    /// The receiver has ended.
+    Gone,
+}
+
+impl Unanswered {
+    pub(super) fn of<T: Item>(error: &AskError<Parcel<T>>) -> Self {
+        match error {
+            AskError::NoReply(AskFailure::Refused(Refusal::Tainted(_))) => Unanswered::Tainted,
+            AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(_))) => Unanswered::Refused,
+            AskError::NoReply(AskFailure::Refused(Refusal::NoReply)) => Unanswered::Lost,
+            _ => Unanswered::Gone,
+        }
+    }
+}
+
+/// Whether the receiver will take nothing any more.
+pub(super) fn is_gone(reason: &SendFailure) -> bool {
+    matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor | SendFailure::GaveUp(_))
+}
+
+/// Why an item was not answered, without the type that it had on the way.
+pub(super) fn why<T: Item>(error: &AskError<Parcel<T>>) -> String {
+    match error {
+        AskError::NotSent(error) => error.reason.to_string(),
+        AskError::NoReply(failure) => failure.to_string(),
+        AskError::TimedOut => "it was not answered in time".to_owned(),
+    }
+}
