@@ -1,7 +1,7 @@
 //! Which call of the CUDA driver takes how long, in a program that is not changed for it.
 //!
 //! `LD_PRELOAD=libdriver_calls.so DRIVER_CALLS=FOLDER program` stands between a program and `dlsym`, by which cudarc finds
-//! the driver's functions, and times those in [`CALLS`]. Each process appends to `FOLDER/PID.tsv`, ten times a second, a
+//! the driver's functions, and times those in `CALLS`. Each process appends to `FOLDER/PID.tsv`, ten times a second, a
 //! line for each function that was called meanwhile: milliseconds since it found the first of them, its name, calls, and the
 //! mean, median, 90th and 99th percentile and the largest time in nanoseconds (in steps of 32; above 16,384 in steps of two). A call costs two
 //! looks at the clock more, 40 to 60 ns.

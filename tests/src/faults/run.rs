@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::device::Device;
+use tensorpost::device::{Device, DeviceKind};
 use tensorpost::node::{WorkerId, WorkerState, WorkerStatus};
 use tensorpost::prelude::{Address, Channel, Node, Restart};
 use tensorpost::testing::{Usage, leaks};
@@ -37,6 +37,10 @@ const MOST_THREADS: usize = 10;
 const OF_THE_DRIVER: &str = "/dev/zero (deleted)";
 /// So many of them are nobody's leak.
 const MOST_OF_THE_DRIVER: usize = 24;
+
+/// A page of clocks. A process that uses a GPU keeps that of every life of a peer that its streams have waited for: what the
+/// driver can reach cannot be taken back from it while a stream may wait (`device/cuda/pages.rs`).
+const CLOCKS: &str = "memfd:tensorpost-clocks";
 
 /// How long an armed fault is waited for.
 const STRIKES_IN: Duration = Duration::from_millis(400);
@@ -115,6 +119,8 @@ struct Part {
 struct Graph {
     node: Node,
     parts: Vec<Part>,
+    /// Whether its tensors are on a GPU.
+    on_gpu: bool,
     emit: Address<Emit>,
     arrivals: Arc<Arrivals>,
     emitted: AtomicU64,
@@ -190,6 +196,7 @@ impl Graph {
         Ok(Graph {
             node,
             parts,
+            on_gpu: device.kind() == DeviceKind::Cuda,
             emit,
             arrivals,
             emitted: AtomicU64::new(0),
@@ -226,7 +233,7 @@ impl Graph {
             report: report.clone(),
         };
         self.recover(&mut report).map_err(|what| fail(what, &after, &report))?;
-        let before = self.count(None).map_err(|what| fail(what, &after, &report))?;
+        let before = self.count(None, &report).map_err(|what| fail(what, &after, &report))?;
         while report.faults < options.faults && options.time.is_none_or(|time| begin.elapsed() < time) {
             thread::sleep(plan.pause());
             let event = plan.event();
@@ -242,11 +249,11 @@ impl Graph {
             report.emitted = self.emitted.load(Ordering::SeqCst);
             recovered.map_err(|what| fail(what, &after, &report))?;
             if report.faults.is_multiple_of(options.count_every) {
-                self.count(Some(&before)).map_err(|what| fail(what, &after, &report))?;
+                self.count(Some(&before), &report).map_err(|what| fail(what, &after, &report))?;
                 report.counted += 1;
             }
         }
-        self.count(Some(&before)).map_err(|what| fail(what, &after, &report))?;
+        self.count(Some(&before), &report).map_err(|what| fail(what, &after, &report))?;
         report.counted += 1;
         Ok(report)
     }
@@ -339,7 +346,8 @@ impl Graph {
     }
 
     /// Counts what everybody uses when nothing is under way, and compares it with what was used `before`.
-    fn count(&self, before: Option<&Counted>) -> Result<Counted, String> {
+    fn count(&self, before: Option<&Counted>, report: &Report) -> Result<Counted, String> {
+        let ended = if self.on_gpu { report.deaths as usize } else { 0 };
         self.paused.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + SETTLING;
         let mut last: Option<Counted> = None;
@@ -349,9 +357,9 @@ impl Graph {
             match self.measure() {
                 Ok(now) => {
                     let open = match before {
-                        Some(before) => before.growth(&now),
+                        Some(before) => before.growth(&now, ended),
                         // Nothing moves any more.
-                        None => last.as_ref().map_or(vec!["one look".into()], |last| last.growth(&now)),
+                        None => last.as_ref().map_or(vec!["one look".into()], |last| last.growth(&now, 0)),
                     };
                     let held = now.held();
                     if open.is_empty() && held.is_empty() {
@@ -395,7 +403,8 @@ impl Graph {
 struct Counted(BTreeMap<&'static str, Usage>);
 
 impl Counted {
-    fn growth(&self, later: &Counted) -> Vec<String> {
+    /// What is more than it was, though so many lives have ended.
+    fn growth(&self, later: &Counted, ended: usize) -> Vec<String> {
         let mut grown = Vec::new();
         for (name, now) in &later.0 {
             let Some(before) = self.0.get(name) else { continue };
@@ -404,6 +413,7 @@ impl Counted {
             if let Some(count) = before.mappings.get_mut(OF_THE_DRIVER) {
                 *count = (*count).max(MOST_OF_THE_DRIVER);
             }
+            *before.mappings.entry(CLOCKS.to_owned()).or_default() += ended;
             // A pool keeps what it once needed.
             let now = Usage {
                 chunk_bytes: before.chunk_bytes.clone(),
