@@ -5,6 +5,7 @@ use std::time::Duration;
 use tensorpost::node::{WorkerState, WorkerStatus};
 use tensorpost::pipeline::PipelineError;
 use tensorpost::prelude::*;
+use tensorpost::tensor::TensorStatus;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
@@ -119,6 +120,32 @@ fn what_is_on_a_stream_is_done_before_they_end(builder: Builder) {
     assert!(ends.iter().all(is_in_order), "{ends:?}");
 }
 
+/// Until it has ended it answers like any other: a death meanwhile does not make its data suspect.
+fn a_death_meanwhile_is_not_theirs(builder: Builder) {
+    let (node, gates) = (builder.start().unwrap(), [Gate::new(), Gate::new()]);
+    let (to, mut shown) = node.channel::<Numbered>().unwrap();
+    let [theirs, dead] = gates.each_ref().map(|gate| {
+        let flow = Pipeline::new("one").source::<Count>(CountArgs::to(1));
+        let args = ShowArgs { to: to.clone(), door: Some(gate.door()) };
+        let name = node.workers().len().to_string();
+        node.run_pipeline(&flow.sink::<Show>(args).named(name).pipeline()).unwrap().wait().unwrap();
+        node.block_on(shown.recv()).unwrap().tensor.unwrap()
+    });
+    let named = |name: &str| node.workers().into_iter().find(|worker| worker.name == name).unwrap();
+    let last = node.workers().into_iter().filter_map(|worker| worker.name.parse::<usize>().ok()).max();
+    until("both are told", || {
+        let workers = node.workers().into_iter().filter(|worker| worker.name.parse::<usize>().is_ok());
+        workers.filter(|worker| worker.state == WorkerState::Ending).count() == 2
+    });
+    node.supervisor().kill_worker(named(&last.unwrap().to_string()).worker);
+    let lost = dead.wait(Some(std::time::Instant::now() + SOON));
+    assert!(matches!(lost, Err(TensorError::Tainted { .. })), "{lost:?}");
+    assert_eq!(theirs.status(), TensorStatus::Pending);
+    gates[0].pass_one();
+    theirs.wait(Some(std::time::Instant::now() + SOON)).unwrap();
+    assert_eq!(node.host().unwrap().download::<u32>(&theirs).unwrap(), [0, 1, 2, 3]);
+}
+
 /// One that always comes back does not when its pipeline has ended.
 fn a_restart_policy_does_not_keep_them(builder: Builder) {
     let node = builder.start().unwrap();
@@ -160,6 +187,7 @@ fn main() {
         cases![
             they_end_with_it_and_its_tensors_stay,
             what_is_on_a_stream_is_done_before_they_end,
+            a_death_meanwhile_is_not_theirs,
             a_restart_policy_does_not_keep_them,
             killed_they_end_at_once,
             one_that_does_not_start_leaves_nothing,

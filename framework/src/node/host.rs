@@ -68,8 +68,11 @@ pub trait Resident: Send + Sync + 'static {
     /// to end.
     fn settling(&self) {}
 
-    /// Waits until everything is done that was put on the process's streams, as long as it takes. No actor is left.
-    fn finish_work(&self) {}
+    /// Something that waits, as long as it takes, until everything is done that was put on the process's streams. No actor is
+    /// left.
+    fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
+        Box::new(|| {})
+    }
 
     /// Of the node's own process: there will be no more messages from the node.
     fn node_ended(&self) {}

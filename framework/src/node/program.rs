@@ -60,8 +60,9 @@ impl Resident for Office {
         self.take_in_last_returns();
     }
 
-    fn finish_work(&self) {
-        self.domain().finish_own_work();
+    fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
+        let domain = Arc::clone(self.domain());
+        Box::new(move || domain.finish_own_work())
     }
 
     fn node_ended(&self) {

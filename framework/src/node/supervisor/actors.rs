@@ -47,7 +47,7 @@ impl State {
             return Err(Closed::ShuttingDown.into());
         }
         let Some(worker) = self.slots[index].worker.as_mut() else { return Ok(()) };
-        if !worker.is_running() {
+        if !worker.is_running() || worker.told_to_exit {
             return Err(StartError::WorkerEnded {
                 worker: worker.name.to_string(),
                 type_name: new.type_name,

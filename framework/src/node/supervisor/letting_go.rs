@@ -39,7 +39,7 @@ impl State {
     pub(super) fn leave_if_empty(&mut self, index: usize) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         let is_empty = worker.pending.is_empty() && self.broker.roster.actors_of(worker.process) == 0;
-        if worker.leaves && worker.is_running() && is_empty {
+        if worker.leaves && worker.is_running() && !worker.told_to_exit && is_empty {
             worker.leave(Instant::now() + LEAVE_GRACE);
             worker.send(&Down::Leave, Vec::new());
             self.dirty = true;

@@ -243,10 +243,10 @@ impl Worker {
         self.end_soon(Instant::now());
     }
 
-    /// It will end by itself, in order, and is killed if it has not until then.
+    /// It will end by itself, in order, and is killed if it has not until then. It goes on answering meanwhile: others may
+    /// wait for what it still makes, so a death must not pass it by (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
         self.cause.get_or_insert(EndReason::Normal);
-        self.stage = Stage::Ending;
         self.told_to_exit = true;
         self.kill_at = Some(self.kill_at.map_or(until, |earlier| earlier.min(until)));
     }

@@ -44,8 +44,11 @@ pub(super) async fn run<S: Stage>(
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
             }
             Task::Leave => {
-                // Others may hold what is still being made (LEASE-4); after this thread nobody would make it.
-                resident.finish_work();
+                // Others may hold what is still being made (LEASE-4); without this process nobody would make it. On another
+                // thread: this one goes on reading.
+                if let Err(error) = tokio::task::spawn_blocking(resident.unfinished_work()).await {
+                    tracing::error!(%error, "what is on the streams was not waited for");
+                }
                 return resident.settling();
             }
             // All actors of all processes have stopped by now, so these are the last.
