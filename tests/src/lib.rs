@@ -11,4 +11,5 @@ pub mod gate;
 pub mod harness;
 pub mod holder;
 pub mod pipes;
+pub mod players;
 pub mod wait;

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use actix::fut::wrap_future;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::os::PidFd;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::players;
 use tensorpost_tests::wait::until;
 
 /// Set in the program that is a node to be killed: `isolated` or `mps`.
@@ -32,107 +32,11 @@ read command
 [ -s \"$TENSORPOST_TESTS_DAEMON\" ]
 ";
 
-/// Passed from worker to worker, for ever.
-#[derive(Debug, Serialize, Deserialize, GpuMessage)]
-struct Ball {
-    hops: u64,
-    pixels: Tensor,
-    news: Address<News>,
-}
-
-/// "So many hops." Said now and then.
-#[derive(Debug, Serialize, Deserialize, GpuMessage)]
-struct News(u64);
-
-/// "Play to this one from now on, with so many balls of your own."
-#[derive(Debug, Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = u32)]
-struct Play {
-    next: Address<Ball>,
-    news: Address<News>,
-    balls: usize,
-}
-
-struct Player {
-    gpu: Gpu,
-    next: Option<Address<Ball>>,
-}
-
-impl Actor for Player {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Player {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Player { gpu: env.gpu(), next: None })
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Ball>().message::<Play>();
-    }
-}
-
-impl Player {
-    fn pass(&self, ball: Ball, ctx: &mut Context<Self>) {
-        let Some(next) = &self.next else { return };
-        if ball.hops.is_multiple_of(200) {
-            let news = ball.news.send(News(ball.hops));
-            ctx.spawn(wrap_future(async move { drop(news.await) }));
-        }
-        let sending = next.send(ball);
-        ctx.spawn(wrap_future(async move { drop(sending.await) }));
-    }
-}
-
-impl Handler<Play> for Player {
-    type Result = u32;
-
-    fn handle(&mut self, play: Play, ctx: &mut Context<Self>) -> u32 {
-        self.next = Some(play.next);
-        for _ in 0..play.balls {
-            let pixels = self.gpu.zeros(DType::F32, &[1 << 18]).unwrap().freeze();
-            self.pass(Ball { hops: 1, pixels, news: play.news.clone() }, ctx);
-        }
-        std::process::id()
-    }
-}
-
-impl Handler<Ball> for Player {
-    type Result = ();
-
-    fn handle(&mut self, ball: Ball, ctx: &mut Context<Self>) {
-        // Written in place where it can be, so that there is work on the streams too.
-        let pixels = match ball.pixels.into_mut(&self.gpu) {
-            Ok(mut pixels) => {
-                self.gpu.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels[0] += 1.0).unwrap();
-                pixels.freeze()
-            }
-            Err(shared) => shared.tensor,
-        };
-        self.pass(Ball { hops: ball.hops + 1, pixels, news: ball.news }, ctx);
-    }
-}
-
 /// The node that is to be killed.
 fn scene(builder: Builder, sharing: &str) -> anyhow::Result<()> {
     let sharing = if sharing == "mps" { Sharing::Mps } else { Sharing::Isolated };
     let node = builder.sharing(sharing).start()?;
-    let players: Vec<_> = (0..4)
-        .map(|_| Ok(node.spawn::<Player>(()).restart(Restart::on_failure(9)).start()?))
-        .collect::<anyhow::Result<_>>()?;
-    let (news, mut channel) = node.channel::<News>()?;
-    let mut pids = vec![std::process::id().to_string()];
-    for (number, player) in players.iter().enumerate() {
-        let next = players[(number + 1) % players.len()].address();
-        let play = Play { next, news: news.clone(), balls: 4 };
-        pids.push(node.block_on(player.address().ask(play))?.to_string());
-    }
-    println!("pids {}", pids.join(" "));
-    loop {
-        println!("news {}", channel.blocking_recv()?.0);
-    }
+    players::play_for_ever(&node, &Device::host(), 4, 1 << 18)
 }
 
 /// A scene, seen from outside.
@@ -281,7 +185,7 @@ fn a_node_that_is_killed_leaves_no_daemon_and_none_of_its_files(_: Builder) {
 }
 
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Player>()
+    players::program(builder)
 }
 
 fn main() {

@@ -11,13 +11,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use actix::fut::wrap_future;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::ids::DeviceId;
 use tensorpost::node::Sharing;
 use tensorpost::os::PidFd;
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::Builder;
+use tensorpost_tests::players;
 use tensorpost_tests::wait::until;
 
 use crate::device;
@@ -32,7 +32,7 @@ pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const MEMORY_SLACK: u64 = 64 << 20;
 
 pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Player>().actor::<Counter>()
+    players::program(builder).actor::<Counter>()
 }
 
 /// What a worker does before anything else: it takes the order in which its test wants it to see the GPUs. Whether there
@@ -69,100 +69,12 @@ fn scene(name: &str) -> Command {
     command
 }
 
-/// Passed from worker to worker for ever, copied on the device each time.
-#[derive(Debug, Serialize, Deserialize, GpuMessage)]
-struct Ball {
-    hops: u64,
-    pixels: Tensor,
-    news: Address<News>,
-}
-
-/// "So many hops." Said now and then.
-#[derive(Debug, Serialize, Deserialize, GpuMessage)]
-struct News(u64);
-
-/// "Play to this one from now on, with so many balls of your own." Replies with the process.
-#[derive(Debug, Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = u32)]
-struct Play {
-    next: Address<Ball>,
-    news: Address<News>,
-    balls: usize,
-}
-
-struct Player {
-    gpu: Gpu,
-    next: Option<Address<Ball>>,
-}
-
-impl Actor for Player {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Player {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Player { gpu: env.gpu(), next: None })
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Ball>().message::<Play>();
-    }
-}
-
-impl Player {
-    fn pass(&self, ball: Ball, ctx: &mut Context<Self>) {
-        let Some(next) = &self.next else { return };
-        if ball.hops.is_multiple_of(50) {
-            let news = ball.news.send(News(ball.hops));
-            ctx.spawn(wrap_future(async move { drop(news.await) }));
-        }
-        let sending = next.send(ball);
-        ctx.spawn(wrap_future(async move { drop(sending.await) }));
-    }
-}
-
-impl Handler<Play> for Player {
-    type Result = u32;
-
-    fn handle(&mut self, play: Play, ctx: &mut Context<Self>) -> u32 {
-        self.next = Some(play.next);
-        for _ in 0..play.balls {
-            let pixels = self.gpu.zeros(DType::F32, &[1 << 20]).expect("room").freeze();
-            self.pass(Ball { hops: 1, pixels, news: play.news.clone() }, ctx);
-        }
-        std::process::id()
-    }
-}
-
-impl Handler<Ball> for Player {
-    type Result = ();
-
-    fn handle(&mut self, ball: Ball, ctx: &mut Context<Self>) {
-        let pixels = self.gpu.copy(&ball.pixels).expect("room").freeze();
-        self.pass(Ball { hops: ball.hops + 1, pixels, news: ball.news }, ctx);
-    }
-}
-
 /// The node that is to be killed.
 fn balls(builder: Builder) -> anyhow::Result<()> {
     let (device, _) = device();
     // Pools grow up to a quarter of their budget rather than wait; how fast the system takes gigabytes back is not asked.
     let node = builder.host_budget(256 << 20).gpu_budget(1 << 30).start()?;
-    let spawn = || node.spawn::<Player>(()).device(device.clone()).restart(Restart::on_failure(9)).start();
-    let players = (0..3).map(|_| spawn()).collect::<Result<Vec<_>, _>>()?;
-    let (news, mut channel) = node.channel::<News>()?;
-    let mut pids = vec![std::process::id().to_string()];
-    for (number, player) in players.iter().enumerate() {
-        let next = players[(number + 1) % players.len()].address();
-        let play = Play { next, news: news.clone(), balls: 4 };
-        pids.push(node.block_on(player.address().ask(play))?.to_string());
-    }
-    println!("pids {}", pids.join(" "));
-    loop {
-        println!("news {}", channel.blocking_recv()?.0);
-    }
+    players::play_for_ever(&node, &device, 3, 1 << 20)
 }
 
 /// Prints the device's free bytes, as a process sees them that has a context there and nothing else.
