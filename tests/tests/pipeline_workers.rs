@@ -1,9 +1,11 @@
 //! The workers of a pipeline on a node that goes on: they end with it, and what it made stays.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use tensorpost::fault::{Action, Fault};
 use tensorpost::node::{WorkerState, WorkerStatus};
-use tensorpost::pipeline::PipelineError;
+use tensorpost::pipeline::{PipelineError, Progress};
 use tensorpost::prelude::*;
 use tensorpost::tensor::TensorStatus;
 use tensorpost_tests::cases;
@@ -15,7 +17,7 @@ use tensorpost_tests::wait::until;
 const SOON: Duration = Duration::from_secs(20);
 
 fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().stage::<Obey>().sink::<Show>().sink::<Refuse>()
+    builder.source::<Count>().stage::<Obey>().sink::<Show>().source::<Refuse>()
 }
 
 /// Shows what comes to the program, as a copy that its stream makes when a door was opened.
@@ -57,16 +59,16 @@ impl Sink for Show {
 /// Cannot be created.
 struct Refuse;
 
-impl Sink for Refuse {
+impl Source for Refuse {
     type Args = ();
-    type In = Numbered;
+    type Out = Numbered;
 
     fn create((): (), _: &Env) -> anyhow::Result<Self> {
         anyhow::bail!("it will not")
     }
 
-    fn consume(&mut self, _: Numbered) -> anyhow::Result<()> {
-        Ok(())
+    fn next(&mut self) -> anyhow::Result<Option<Numbered>> {
+        Ok(None)
     }
 }
 
@@ -75,6 +77,11 @@ fn line(args: ShowArgs) -> Pipeline {
     flow.stage::<Obey>(Orders::default()).sink::<Show>(args).pipeline()
 }
 
+fn called(node: &Node, name: &str) -> WorkerStatus {
+    node.workers().into_iter().find(|worker| worker.name == name).unwrap()
+}
+
+/// How the workers have ended, or the last lives of those that are to come back.
 fn ended(node: &Node) -> Vec<WorkerState> {
     let await_end = |worker: WorkerStatus| node.supervisor().await_end(worker.worker).unwrap();
     node.workers().into_iter().map(await_end).collect()
@@ -108,13 +115,12 @@ fn what_is_on_a_stream_is_done_before_they_end(builder: Builder) {
     let item = node.block_on(shown.recv()).unwrap();
     let tensor = item.tensor.unwrap();
     // All others have ended; this one has been told to.
-    let sink = |node: &Node| node.workers().into_iter().find(|worker| worker.name == "Show").unwrap();
-    until("it is told", || sink(&node).state == WorkerState::Ending);
-    assert!(matches!(tensor.wait(Some(std::time::Instant::now())), Err(TensorError::TimedOut)));
+    until("it is told", || called(&node, "Show").state == WorkerState::Ending);
+    assert!(matches!(tensor.wait(Some(Instant::now())), Err(TensorError::TimedOut)));
     for _ in 0..3 {
         gate.pass_one();
     }
-    tensor.wait(Some(std::time::Instant::now() + SOON)).unwrap();
+    tensor.wait(Some(Instant::now() + SOON)).unwrap();
     assert_eq!(node.host().unwrap().download::<u32>(&tensor).unwrap(), [0, 1, 2, 3]);
     let ends = ended(&node);
     assert!(ends.iter().all(is_in_order), "{ends:?}");
@@ -124,25 +130,20 @@ fn what_is_on_a_stream_is_done_before_they_end(builder: Builder) {
 fn a_death_meanwhile_is_not_theirs(builder: Builder) {
     let (node, gates) = (builder.start().unwrap(), [Gate::new(), Gate::new()]);
     let (to, mut shown) = node.channel::<Numbered>().unwrap();
-    let [theirs, dead] = gates.each_ref().map(|gate| {
+    let mut made = |name: &str, gate: &Gate| {
         let flow = Pipeline::new("one").source::<Count>(CountArgs::to(1));
         let args = ShowArgs { to: to.clone(), door: Some(gate.door()) };
-        let name = node.workers().len().to_string();
         node.run_pipeline(&flow.sink::<Show>(args).named(name).pipeline()).unwrap().wait().unwrap();
+        until("it is told", || called(&node, name).state == WorkerState::Ending);
         node.block_on(shown.recv()).unwrap().tensor.unwrap()
-    });
-    let named = |name: &str| node.workers().into_iter().find(|worker| worker.name == name).unwrap();
-    let last = node.workers().into_iter().filter_map(|worker| worker.name.parse::<usize>().ok()).max();
-    until("both are told", || {
-        let workers = node.workers().into_iter().filter(|worker| worker.name.parse::<usize>().is_ok());
-        workers.filter(|worker| worker.state == WorkerState::Ending).count() == 2
-    });
-    node.supervisor().kill_worker(named(&last.unwrap().to_string()).worker);
-    let lost = dead.wait(Some(std::time::Instant::now() + SOON));
+    };
+    let (theirs, lost) = (made("one that ends", &gates[0]), made("one that dies", &gates[1]));
+    node.supervisor().kill_worker(called(&node, "one that dies").worker);
+    let lost = lost.wait(Some(Instant::now() + SOON));
     assert!(matches!(lost, Err(TensorError::Tainted { .. })), "{lost:?}");
     assert_eq!(theirs.status(), TensorStatus::Pending);
     gates[0].pass_one();
-    theirs.wait(Some(std::time::Instant::now() + SOON)).unwrap();
+    theirs.wait(Some(Instant::now() + SOON)).unwrap();
     assert_eq!(node.host().unwrap().download::<u32>(&theirs).unwrap(), [0, 1, 2, 3]);
 }
 
@@ -158,10 +159,34 @@ fn a_restart_policy_does_not_keep_them(builder: Builder) {
     assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
 }
 
+/// Its process dies when all is counted, and the next one has begun.
+fn one_that_is_coming_back_ends_too(builder: Builder) {
+    let node = builder.start().unwrap();
+    let (to, _shown) = node.channel::<Numbered>().unwrap();
+    let flow = Pipeline::new("line").source::<Count>(CountArgs::to(3));
+    let flow = flow.stage::<Obey>(Orders::default()).restart(Restart::always(3));
+    let pipeline = flow.sink::<Show>(ShowArgs { to, door: None }).pipeline();
+    let supervisor = Arc::clone(node.supervisor());
+    let state = move || supervisor.workers().into_iter().find(|worker| worker.name == "Obey");
+    let supervisor = Arc::clone(node.supervisor());
+    // Called once, at the end, before anybody is let go.
+    let progress = Progress::to(move |_| {
+        supervisor.arm_starts("Obey", Fault::new("worker.open", Action::Delay(Duration::from_millis(300))));
+        supervisor.kill_worker(state().unwrap().worker);
+        until("it comes back", || state().unwrap().state == WorkerState::Starting);
+    });
+    let pipeline = pipeline.progress(progress).progress_every(Duration::from_secs(3600));
+    node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    let ends = ended(&node);
+    assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
+}
+
+/// No policy brings one back.
 fn killed_they_end_at_once(builder: Builder) {
     let (node, gate) = (builder.start().unwrap(), Gate::new());
     let flow = Pipeline::new("held").source::<Count>(CountArgs::endless());
     let flow = flow.stage::<Obey>(Orders { door: Some((0, gate.door())), ..Orders::default() });
+    let flow = flow.restart(Restart::always(3));
     let (to, _shown) = node.channel::<Numbered>().unwrap();
     let running = node.run_pipeline(&flow.sink::<Show>(ShowArgs { to, door: None }).pipeline()).unwrap();
     let _held = gate.arrival();
@@ -169,16 +194,22 @@ fn killed_they_end_at_once(builder: Builder) {
     assert!(matches!(running.wait(), Err(PipelineError::Killed { .. })));
     let ends = ended(&node);
     assert!(ends.len() == 3 && !ends.iter().any(is_in_order), "{ends:?}");
+    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Ended { .. });
+    assert!(node.workers().iter().all(is_over), "{:?}", node.workers());
 }
 
+/// The source is started last: the others live already, and one of them would always come back.
 fn one_that_does_not_start_leaves_nothing(builder: Builder) {
     let node = builder.start().unwrap();
-    let flow = Pipeline::new("refused").source::<Count>(CountArgs::to(3));
-    let end = flow.stage::<Obey>(Orders::default()).sink::<Refuse>(());
-    let error = node.run_pipeline(&end.pipeline()).unwrap_err().to_string();
-    assert!(error.contains("it will not"), "{error}");
+    let (to, _shown) = node.channel::<Numbered>().unwrap();
+    let flow = Pipeline::new("refused").source::<Refuse>(());
+    let flow = flow.stage::<Obey>(Orders::default()).restart(Restart::always(3));
+    let error = node.run_pipeline(&flow.sink::<Show>(ShowArgs { to, door: None }).pipeline()).unwrap_err();
+    assert!(error.to_string().contains("it will not"), "{error}");
     let ends = ended(&node);
     assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
+    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Ended { .. });
+    assert!(node.workers().iter().all(is_over), "{:?}", node.workers());
 }
 
 fn main() {
@@ -189,6 +220,7 @@ fn main() {
             what_is_on_a_stream_is_done_before_they_end,
             a_death_meanwhile_is_not_theirs,
             a_restart_policy_does_not_keep_them,
+            one_that_is_coming_back_ends_too,
             killed_they_end_at_once,
             one_that_does_not_start_leaves_nothing,
         ],

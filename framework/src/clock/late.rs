@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::Ticket;
 use super::stream::Stream;
@@ -23,6 +23,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(super) struct LateWriter {
     state: Mutex<State>,
+    /// Nothing is late any more.
+    ended: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -48,20 +50,14 @@ impl LateWriter {
         true
     }
 
-    /// Makes the writes that are late, where there is room for them; false if none was late.
-    pub(super) fn write_all(&self) -> bool {
-        let (streams, runs) = {
-            let state = self.state.lock();
-            (state.streams.clone(), state.runs)
-        };
-        for stream in streams {
-            stream.write_late();
+    /// Waits until no write is late any more; whether any was.
+    pub(super) fn await_all(&self) -> bool {
+        let mut state = self.state.lock();
+        let were = state.runs;
+        while state.runs {
+            self.ended.wait(&mut state);
         }
-        if runs {
-            // The thread has some in its hands, or is about to find that it has none.
-            std::thread::yield_now();
-        }
-        runs
+        were
     }
 
     fn run(&self) {
@@ -74,6 +70,7 @@ impl LateWriter {
             state.streams.extend(late);
             if state.streams.is_empty() {
                 state.runs = false;
+                self.ended.notify_all();
                 return;
             }
             let next = state.streams.first().and_then(|stream| Some((stream.clone(), stream.now()?)));

@@ -77,8 +77,8 @@ impl ClockDomain {
                     tracing::error!(%error, clock = slot, "what is on a stream cannot be waited for");
                 }
             }
-            // A write that is late is one that was not promised yet.
-            if !self.late_writer().write_all() {
+            // A write that is late was not promised yet.
+            if !self.late_writer().await_all() {
                 return;
             }
         }

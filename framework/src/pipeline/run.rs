@@ -19,7 +19,7 @@ use super::traits::{Sink, Source, Stage};
 use super::work::{register_source, register_stage};
 use crate::Node;
 use crate::actor::Program;
-use crate::node::{NodeBuilder, Supervisor};
+use crate::node::NodeBuilder;
 
 /// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its own is then
 /// shut down.
@@ -173,10 +173,13 @@ impl Node {
             Follow { progress: settings.progress, every: settings.every, trace: settings.trace, signals };
         let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
             let result = runtime.block_on(conduct(plan, follow, members, news, commands));
-            if !alone {
-                let killed = matches!(result, Err(PipelineError::Killed { .. }));
-                let end = if killed { Supervisor::kill_worker } else { Supervisor::let_go };
-                workers.into_iter().for_each(|worker| end(&supervisor, worker));
+            let killed = matches!(result, Err(PipelineError::Killed { .. }));
+            for worker in workers.into_iter().filter(|_| !alone) {
+                supervisor.let_go(worker);
+                if killed {
+                    // After that, so that nothing comes back.
+                    supervisor.kill_worker(worker);
+                }
             }
             result
         })?;

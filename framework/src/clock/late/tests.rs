@@ -131,3 +131,25 @@ fn streams_are_shared_where_there_are_no_more() {
     let own = Stream::new_or_shared(&device, &scene.domain).unwrap();
     assert!(own != scene.stream, "one was free");
 }
+
+/// A process that ends in order waits for what it owes, too.
+#[test]
+fn the_end_waits_for_late_writes() {
+    let scene = scene();
+    scene.crowded(true);
+    let owed = scene.stream.ticket().unwrap();
+    assert_eq!(scene.writes(), 0);
+    // All that is promised is done.
+    scene.domain.advance(&scene.gate, 1).unwrap();
+    let (tell, ended) = std::sync::mpsc::channel();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            scene.domain.finish_own_work();
+            tell.send(scene.domain.passed(&owed).unwrap()).unwrap();
+        });
+        // Far longer than it would take, if it did not wait.
+        assert!(ended.recv_timeout(Duration::from_millis(100)).is_err(), "the write is owed still");
+        scene.crowded(false);
+        assert!(ended.recv_timeout(STUCK).unwrap());
+    });
+}

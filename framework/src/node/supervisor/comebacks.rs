@@ -121,6 +121,7 @@ impl State {
         for actor in self.restarts.of(id) {
             self.start_again(index, actor);
         }
+        self.leave_if_empty(index);
     }
 
     fn start_again(&mut self, index: usize, actor: ActorId) {

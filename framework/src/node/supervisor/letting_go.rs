@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use super::WorkerId;
-use super::run::State;
+use super::run::{Slot, State};
 use crate::mailbox::lives::{EndReason, Lifecycle};
 use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
@@ -14,6 +14,31 @@ use crate::node::limits::LEAVE_GRACE;
 impl State {
     /// Nothing comes back in this worker from now on, and when nothing is left in it, it ends.
     pub(super) fn let_go(&mut self, id: WorkerId) {
+        self.forget_restarts(id);
+        let here = |slot: &Slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id);
+        let Some(index) = self.slots.iter().position(here) else { return };
+        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        worker.leaves = true;
+        if worker.pending.values().any(|pending| pending.first.is_none()) {
+            // An actor is coming back just now, and nobody would stop it.
+            self.retire(id);
+        } else {
+            self.leave_if_empty(index);
+        }
+    }
+
+    /// Ends a worker at once, in order, with whatever lives in it.
+    pub(super) fn retire(&mut self, id: WorkerId) {
+        self.forget_restarts(id);
+        if let Some(worker) = self.worker_by_id(id).filter(|worker| worker.is_running()) {
+            worker.told_to_exit = true;
+            worker.retire(EndReason::Normal);
+            self.dirty = true;
+        }
+    }
+
+    /// Whatever its policy says, no actor of this worker comes back.
+    fn forget_restarts(&mut self, id: WorkerId) {
         let mut told = Vec::new();
         for actor in self.restarts.of(id) {
             self.restarts.forget(actor);
@@ -27,12 +52,6 @@ impl State {
         self.deliver(told);
         self.restarts.away.retain(|away| away.worker != id);
         self.stay_ended(id);
-        let here = |slot: &super::run::Slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id);
-        let Some(index) = self.slots.iter().position(here) else { return };
-        if let Some(worker) = self.slots[index].worker.as_mut() {
-            worker.leaves = true;
-        }
-        self.leave_if_empty(index);
     }
 
     /// Has a worker end that was let go and has nothing left in it.

@@ -258,7 +258,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
-    /// Lets a worker go in which nothing lives: that for which it was started did not start.
+    /// Ends a worker, in order, with whatever lives in it: that for which it was started did not start, or not all of it.
+    /// Nothing comes back in it.
     pub(crate) fn retire(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::Retire(worker));

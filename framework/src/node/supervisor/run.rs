@@ -142,14 +142,7 @@ impl State {
                 Command::ArmStarts(name, fault) => self.start_faults.push((name, fault)),
                 #[cfg(feature = "testing")]
                 Command::DisarmStarts => self.start_faults.clear(),
-                Command::Retire(worker) => {
-                    let worker = self.worker_by_id(worker).filter(|worker| worker.is_running());
-                    if let Some(worker) = worker {
-                        worker.told_to_exit = true;
-                        worker.retire(EndReason::Normal);
-                        self.dirty = true;
-                    }
-                }
+                Command::Retire(worker) => self.retire(worker),
                 Command::LetGo(worker) => self.let_go(worker),
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
                 Command::KillAll => self.kill_all(Instant::now()),
