@@ -99,8 +99,6 @@ pub struct Office {
     parked: AtomicBool,
     /// Ends that wait.
     quiet_came: Notify,
-    /// Notices of peers handled so far.
-    notices: AtomicU64,
     /// Whether a shutdown of the node has begun.
     stopping: watch::Sender<bool>,
     stopped: AtomicBool,
@@ -225,7 +223,6 @@ impl Office {
             quiet: AtomicBool::new(false),
             parked: AtomicBool::new(false),
             quiet_came: Notify::new(),
-            notices: AtomicU64::new(0),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
             leaving: AtomicBool::new(false),

@@ -46,11 +46,10 @@ impl Returns for Office {
 }
 
 impl Surroundings for Office {
-    fn drain_returns(&self) -> u64 {
+    fn drain_returns(&self) {
         for link in self.links.all().iter() {
             self.drain_link_returns(link);
         }
-        self.notices.load(Ordering::Acquire)
     }
 
     fn publish_chunk(
@@ -145,7 +144,6 @@ impl Office {
                 Ok(Some(entry)) => {
                     found = true;
                     self.handle_notice(link, &entry);
-                    self.notices.fetch_add(1, Ordering::AcqRel);
                 }
                 Ok(None) => break,
                 Err(error) => {
