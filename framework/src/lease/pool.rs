@@ -478,6 +478,8 @@ impl Pool {
             }
             before = now;
         };
+        // The reader finds those rings empty now: what the drain gave back is closed here, and whoever waits is woken.
+        self.settle();
         sole
     }
 

@@ -131,3 +131,36 @@ fn who_is_sole_is_known_only_from_a_line_that_stood_still() {
         assert!(sole, "nobody else is left");
     }
 }
+
+/// Counts its wakes.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// The look that a send takes drains what an allocation waits for, and the reader finds nothing any more.
+#[test]
+fn a_send_that_drains_wakes_who_waits_for_memory() {
+    let (pool, script) = pool();
+    let (to, h) = (process(1), process(3));
+    let all = pool.allocate(1 << 19).expect("room").lease;
+    let sent = pool.allocate(1 << 18).expect("room").lease;
+    let (id, given) = (all.id(), sent.id());
+    pool.grant(id, h).expect("open");
+    drop(all);
+    pool.grant(given, h).expect("open");
+    pool.release(given, h, &[]).expect("held");
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(matches!(pool.poll_allocate(1 << 19, &waker), Err(PoolError::Full { .. })));
+    let theirs = Arc::clone(&pool);
+    script.then(move || theirs.release(id, h, &[]).expect("held"));
+    let shared = pool.grant(given, to).expect("open");
+    assert!(pool.is_sole_of(given, to, shared));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the waiter sleeps on");
+    assert!(pool.poll_allocate(1 << 19, &waker).is_ok());
+}
