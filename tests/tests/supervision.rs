@@ -11,7 +11,7 @@ use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{self, Builder};
-use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How, LetGo, Make, Seen};
+use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How, LetGo, Make, Read, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
 /// Restarts that come at once, as many as anybody needs here.
@@ -159,6 +159,26 @@ fn a_killed_worker_comes_back_under_the_same_address_and_name(builder: Builder) 
         (*restarts, name.as_str(), ends.as_slice()),
         (4, "holder", &[const { EndReason::Signal(9) }; 4][..])
     );
+}
+
+// LEASE-4.
+fn what_an_earlier_life_made_is_read_right_by_the_next(builder: Builder) {
+    let node = builder.start().unwrap();
+    let holder = node.spawn::<Holder>(()).restart(SOON).start().unwrap();
+    let mut kept = Vec::new();
+    for life in 1..=3 {
+        let made = ask(&node, &holder.address(), Make { elements: vec![life, 8], door: None });
+        assert_eq!(made.to_vec::<u32>().unwrap(), [life, 8]);
+        kept.push(made);
+        kill_and_see(&node, holder.worker());
+        for (made, life) in kept.iter().zip(1..) {
+            assert_eq!(ask(&node, &holder.address(), Read(made.clone())), [life, 8]);
+        }
+    }
+    drop(kept);
+    until_free(&node);
+    let report = node.shutdown(Duration::from_secs(20)).unwrap();
+    assert!(report.is_clean(), "{report:?}");
 }
 
 // MBX-1.
@@ -466,6 +486,7 @@ fn main() {
         program,
         cases![
             a_killed_worker_comes_back_under_the_same_address_and_name,
+            what_an_earlier_life_made_is_read_right_by_the_next,
             what_is_sent_while_an_actor_is_restarted_waits_in_order,
             asks_that_a_life_ends_with_name_the_worker_and_whether_to_ask_again,
             each_way_to_end_has_a_reason_of_its_own,

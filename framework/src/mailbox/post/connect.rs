@@ -139,6 +139,8 @@ impl Office {
         let count = descriptors.len();
         let [clock, mail, memory, bell] =
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
+        // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
+        self.gone.note_before(from);
         let Some(link) = self.link(from) else { return Ok(()) };
         fault::point("post.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.

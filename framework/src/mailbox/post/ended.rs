@@ -37,6 +37,13 @@ impl Ended {
         }
     }
 
+    /// `process` is a life of its slot: all before it have ended. Nobody tells that to a process that joined later.
+    pub(super) fn note_before(&self, process: ProcessId) {
+        if let Some(last) = self.by_slot.get(process.slot()) {
+            last.fetch_max(u64::from(process.incarnation()), Ordering::AcqRel);
+        }
+    }
+
     pub(super) fn contains(&self, process: ProcessId) -> bool {
         let last = self.by_slot.get(process.slot());
         last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
@@ -80,6 +87,10 @@ mod tests {
         ended.note(life(3, 5));
         assert!(ended.contains(life(3, 0)) && ended.contains(life(3, 7)));
         assert!(!ended.contains(life(3, 8)) && !ended.contains(life(4, 0)));
+        ended.note_before(life(3, 8));
+        assert!(ended.contains(life(3, 7)) && !ended.contains(life(3, 8)));
+        ended.note_before(life(5, 2));
+        assert!(ended.contains(life(5, 1)) && !ended.contains(life(5, 2)));
         // How, is only known of the last.
         ended.note_how(Obituary {
             process: life(3, 7),

@@ -229,6 +229,8 @@ impl Office {
             #[cfg(any(test, feature = "testing"))]
             abandoned: AtomicBool::new(false),
         });
+        // LEASE-4: what the earlier lives of this process made may come to it.
+        office.gone.note_before(me);
         #[cfg(any(test, feature = "testing"))]
         crate::testing::leaks::watch(Arc::downgrade(&office));
         Ok(office)
