@@ -422,6 +422,23 @@ fn what_was_on_its_way_to_a_process_that_ended_goes_back() {
     assert_clean(&cluster, 2);
 }
 
+/// LEASE-4: a sender takes what its frame needs, its receiver dies and is buried, and then the sender grants it a lease.
+#[test]
+fn a_lease_that_is_granted_to_the_buried_is_dropped() {
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<Tensor>(1, 4);
+    cluster.connect();
+    let tensor = numbers(&cluster, 0, 8);
+    let id = tensor.lease().id();
+    let prepared = cluster.prepare(0, &to, tensor);
+    cluster.end(1);
+    cluster.settle();
+    prepared.commit();
+    cluster.settle();
+    assert_eq!(cluster.shares(0, id), None, "{}", cluster.gpu(0).pool().holders());
+    assert_clean(&cluster, 1);
+}
+
 /// LEASE-4: the owner's next life has never heard that its last one ended.
 #[test]
 fn memory_of_an_earlier_life_is_good_in_the_next() {
