@@ -465,8 +465,6 @@ impl Office {
 impl TurnEnd for Office {
     /// Publishes what the turn has gathered: one tail per link.
     fn turn_ended(&self) {
-        for link in self.links.all().iter() {
-            self.publish_if_due(link);
-        }
+        self.publish_all(&self.links.all());
     }
 }
