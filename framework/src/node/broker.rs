@@ -21,6 +21,7 @@ use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::registry::{NameError, Registry, check_name};
 use crate::node::roster::Roster;
 use crate::node::watches::Watches;
+use crate::os::foreign;
 
 /// A message on its way to a process, with its descriptors.
 #[derive(Debug)]
@@ -272,17 +273,19 @@ impl Broker {
             }
             ToNode::PublishChunk { chunk, device, bytes } => {
                 let got = descriptors.len();
-                let pair: [OwnedFd; 2] = descriptors.try_into().map_err(|_| Complaint::Descriptors {
-                    what: "a chunk",
-                    got,
-                    want: 2,
-                })?;
-                if chunk.owner != from {
-                    return Err(Complaint::ForeignChunk(chunk));
+                let wrong = if got != 2 {
+                    Some(Complaint::Descriptors { what: "a chunk", got, want: 2 })
+                } else if chunk.owner != from {
+                    Some(Complaint::ForeignChunk(chunk))
+                } else {
+                    (bytes == 0).then_some(Complaint::EmptyChunk(chunk))
+                };
+                if let Some(wrong) = wrong {
+                    foreign::close(descriptors);
+                    return Err(wrong);
                 }
-                if bytes == 0 {
-                    return Err(Complaint::EmptyChunk(chunk));
-                }
+                let pair = <[OwnedFd; 2]>::try_from(descriptors);
+                let pair = pair.map_err(|_| Complaint::Descriptors { what: "a chunk", got, want: 2 })?;
                 self.chunks.publish(chunk, device, bytes, pair).map_err(|refused| match refused {
                     ChunkRefused::Again => Complaint::ChunkAgain(chunk),
                     ChunkRefused::TooMany => Complaint::TooManyChunks,

@@ -6,7 +6,7 @@
 //! closes its descriptors when nobody has the chunk mapped (see `node/chunks.rs`). A lease that is forwarded here later
 //! maps it again.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::mailbox::port::ToNode;
+use crate::os::Foreign;
 
 /// How long [`Office::map_now`] waits for the node's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -145,9 +146,11 @@ impl Office {
         access: Access,
         descriptors: Vec<OwnedFd>,
     ) {
+        // The node cannot know what its owner gave it.
+        let descriptors: Vec<_> = descriptors.into_iter().map(Foreign::from).collect();
         // A process that never used the device opens it now: to hold a tensor is to map it.
-        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first() {
-            Some(descriptor) => pool.backend().import_chunk(descriptor.as_fd(), bytes, access),
+        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first().and_then(Foreign::fd) {
+            Some(descriptor) => pool.backend().import_chunk(descriptor, bytes, access),
             None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
         });
         fault::point("post.chunk.came");

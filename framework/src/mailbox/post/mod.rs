@@ -56,7 +56,7 @@ use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
 use crate::observe::sight::Sight;
-use crate::os::EventFd;
+use crate::os::Ears;
 use crate::tensor::Gpu;
 use inbox::Inbox;
 
@@ -66,7 +66,7 @@ pub struct Office {
     this: Weak<Office>,
     domain: Arc<ClockDomain>,
     mail: pages::MailPage,
-    bell: EventFd,
+    ears: Ears,
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
@@ -196,13 +196,13 @@ impl Office {
         let ProcessPages { clocks, board } = pages;
         let domain = ClockDomain::with_board(me, clocks, Some(board));
         let mail = pages::MailPage::create()?;
-        let bell = EventFd::create()?;
+        let ears = Ears::create()?;
         let office = Arc::new_cyclic(|this| Office {
             me,
             this: Weak::clone(this),
             domain,
             mail,
-            bell,
+            ears,
             port,
             links: links::Links::new(),
             gone: ended::Ended::new(),

@@ -1,6 +1,6 @@
 //! What the supervisor does with what a worker says.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use crate::ids::ProcessId;
@@ -12,6 +12,7 @@ use crate::node::handshake::{self, Build};
 use crate::node::host::Identity;
 use crate::node::limits::END_GRACE;
 use crate::observe::log::Severity;
+use crate::os::foreign;
 
 use super::record::{Asker, Stage, Worker};
 use super::run::State;
@@ -23,8 +24,19 @@ impl State {
         let process = worker.process;
         let message = match decode::<Up>(bytes) {
             Ok(message) => message,
-            Err(error) => return self.complain(index, error.to_string()),
+            Err(error) => {
+                foreign::close(descriptors);
+                return self.complain(index, error.to_string());
+            }
         };
+        // A GPU's chunk is a file of its driver, of which only the driver can say what it is. All else that a worker of ours
+        // sends is memory or a local socket; whoever sends another thing has something in mind.
+        let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
+        if !of_a_driver && !descriptors.iter().all(|fd| foreign::closes_at_once(fd.as_fd())) {
+            foreign::close(descriptors);
+            worker.give_up("it sent a descriptor that is neither memory nor a local socket".to_owned());
+            return;
+        }
         if !descriptors.is_empty() && !matches!(message, Up::Node(_) | Up::Trace) {
             return self
                 .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));

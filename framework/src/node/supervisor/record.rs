@@ -128,6 +128,8 @@ pub(super) struct Worker {
     pub(super) outgoing: Outgoing,
     /// Whether the socket may still be read.
     pub(super) open: bool,
+    /// Whether everything that it had sent was read.
+    pub(super) read_to_the_end: bool,
     pub(super) stage: Stage,
     pub(super) pending: HashMap<ActorId, Pending>,
     pub(super) awaiting_end: Vec<Reply<WorkerState>>,
@@ -170,6 +172,7 @@ impl Worker {
             outgoing: Outgoing::new(socket.clone()),
             socket,
             open: true,
+            read_to_the_end: false,
             stage,
             pending: HashMap::new(),
             awaiting_end: Vec::new(),
