@@ -259,6 +259,8 @@ fn a_store_into_what_others_own_faults(builder: Builder) {
 #[derive(Serialize)]
 enum Up {
     ActorsStopped,
+    Failing { why: String },
+    OpenFailed { why: String },
     Node(ToNode),
 }
 
@@ -338,6 +340,23 @@ fn a_descriptor_that_closes_slowly_holds_up_nobody(builder: Builder) {
     scene.goes_on();
 }
 
+// What one worker says of its end goes to all others, so it must fit; and it must not pass for somebody else's words.
+fn a_reason_of_any_length_or_form_costs_its_worker_alone(builder: Builder) {
+    for why in
+        ["x".repeat((8 << 20) - 64), "well\nERROR tensorpost::node: worker `innocent` ended".repeat(100)]
+    {
+        let scene = Break::new(builder_like(&builder));
+        let other = scene.node.spawn::<Intruder>(()).start().unwrap();
+        scene.does(Deed::Say(Up::Failing { why }.bytes(), 1));
+        let why = scene.end_of_the_evil();
+        assert!(why.len() <= 16 << 10, "{} bytes", why.len());
+        assert!(why.lines().skip(1).all(|line| line.starts_with("    | ")), "{why}");
+        scene.goes_on();
+        ask(&scene.node, &other.address(), Deed::Nothing);
+    }
+    drop(builder);
+}
+
 fn program(builder: Builder) -> Builder {
     builder.actor::<Intruder>().actor::<Vandal>().actor::<Holder>()
 }
@@ -351,6 +370,7 @@ fn main() {
             a_store_into_what_others_own_faults,
             a_worker_that_spoils_its_doorbells_holds_up_nobody,
             a_descriptor_that_closes_slowly_holds_up_nobody,
+            a_reason_of_any_length_or_form_costs_its_worker_alone,
         ],
     )
 }

@@ -23,6 +23,8 @@ use crate::ids::ProcessId;
 use crate::lease::{Lease, Returns};
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry};
+use crate::observe::log::MAX_TEXT;
+use crate::observe::text::shown;
 use crate::tensor::DType;
 use crate::tensor::{Layout, Tensor};
 
@@ -324,7 +326,7 @@ impl Office {
             Kind::Refusal => {
                 let why = codec::decode::<Refusal>(body, Vec::new(), None);
                 let why = why.unwrap_or_else(|error| Refusal::Undelivered(error.to_string()));
-                self.take_reply(link, frame.header.correlation, Err(AskFailure::Refused(why)));
+                self.take_reply(link, frame.header.correlation, Err(AskFailure::Refused(why.bounded())));
             }
         }
     }
@@ -365,7 +367,8 @@ impl Office {
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, %error, "a message was not delivered");
+            let error = shown(error.to_string(), MAX_TEXT);
+            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, error, "a message was not delivered");
         }
     }
 
@@ -404,6 +407,8 @@ impl Office {
 
     fn reject(&self, link: &Link, why: &str) {
         self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+        // What is wrong with a frame may quote it.
+        let why = shown(why.to_owned(), MAX_TEXT);
         tracing::warn!(peer = %link.peer, why, "a frame was rejected");
     }
 

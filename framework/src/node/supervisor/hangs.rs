@@ -8,13 +8,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::ids::{ActorId, ProcessId};
-use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
 use crate::mailbox::lives::EndReason;
 use crate::node::control::Down;
 use crate::node::hang::{Hang, HangReport, OnHang};
-use crate::node::limits::{MAX_HANGS, MAX_NAME, cut};
+use crate::node::limits::MAX_HANGS;
 use crate::observe::log::Severity;
-use crate::observe::sight::{ActorSight, Sight, WaitSight, WaitsIn};
+use crate::observe::sight::{ActorSight, Sight, WaitSight};
 
 use super::run::State;
 
@@ -105,8 +104,7 @@ impl State {
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
         let before = std::mem::take(&mut seen.standing);
-        for mut actor in sight.actors.into_iter().take(MAX_ACTORS).filter(|actor| actor.open > 0) {
-            actor.name = cut(actor.name, MAX_NAME);
+        for actor in sight.actors.into_iter().filter(|actor| actor.open > 0) {
             let since = match before.get(&actor.actor) {
                 Some((last, since)) if last.moved == actor.moved => *since,
                 _ => now,
@@ -114,12 +112,6 @@ impl State {
             seen.standing.insert(actor.actor, (actor, since));
         }
         seen.waits = sight.waits;
-        seen.waits.truncate(MAX_PROCESSES);
-        for wait in &mut seen.waits {
-            if let WaitsIn::Thread(name) = &mut wait.waits_in {
-                *name = cut(std::mem::take(name), MAX_NAME);
-            }
-        }
         let Seen { standing, waits, reported, .. } = seen;
         reported.retain(|said| match said {
             Said::Silent => true,

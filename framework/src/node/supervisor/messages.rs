@@ -10,8 +10,9 @@ use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
 use crate::node::handshake::{self, Build};
 use crate::node::host::Identity;
-use crate::node::limits::END_GRACE;
+use crate::node::limits::{END_GRACE, MAX_FAILURE_TEXT};
 use crate::observe::log::Severity;
+use crate::observe::text::shown;
 use crate::os::foreign;
 
 use super::record::{Asker, Stage, Worker};
@@ -23,7 +24,7 @@ impl State {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         let process = worker.process;
         let message = match decode::<Up>(bytes) {
-            Ok(message) => message,
+            Ok(message) => message.bounded(),
             Err(error) => {
                 foreign::close(descriptors);
                 return self.complain(index, error.to_string());
@@ -178,6 +179,8 @@ impl State {
     /// Writes down that a worker said what it should not have.
     fn complain(&mut self, index: usize, text: String) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        // An error about a message may quote the message.
+        let text = shown(text, MAX_FAILURE_TEXT);
         let Worker { complaints, name, .. } = worker;
         *complaints = complaints.saturating_add(1);
         self.dirty = true;
