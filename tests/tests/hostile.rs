@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use tensorpost::ids::{ChunkId, DeviceId};
-use tensorpost::mailbox::port::ToNode;
+use tensorpost::mailbox::port::{Letter, ToNode};
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -357,6 +357,25 @@ fn a_reason_of_any_length_or_form_costs_its_worker_alone(builder: Builder) {
     drop(builder);
 }
 
+// A worker that says what it must not is given up for that, and nobody who was said something of.
+fn a_worker_that_says_too_much_is_given_up(builder: Builder) {
+    let scene = Break::new(builder);
+    let failed = Up::OpenFailed { why: "it has long been open".into() };
+    scene.does(Deed::Say(failed.bytes(), 100_000));
+    assert!(scene.end_of_the_evil().contains("it must not say"));
+    scene.goes_on();
+}
+
+// Nor does it cost whom a letter is for: the node passes each letter on once.
+fn a_flood_of_letters_costs_its_sender(builder: Builder) {
+    let scene = Break::new(builder);
+    let to = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
+    let letter = Up::Node(ToNode::Route { to, letter: Letter::Link }).bytes();
+    scene.does(Deed::SayWithMemory(letter, 20_000));
+    scene.end_of_the_evil();
+    scene.goes_on();
+}
+
 fn program(builder: Builder) -> Builder {
     builder.actor::<Intruder>().actor::<Vandal>().actor::<Holder>()
 }
@@ -371,6 +390,8 @@ fn main() {
             a_worker_that_spoils_its_doorbells_holds_up_nobody,
             a_descriptor_that_closes_slowly_holds_up_nobody,
             a_reason_of_any_length_or_form_costs_its_worker_alone,
+            a_worker_that_says_too_much_is_given_up,
+            a_flood_of_letters_costs_its_sender,
         ],
     )
 }

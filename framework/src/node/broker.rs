@@ -16,6 +16,7 @@ use crate::mailbox::port::{FromNode, Letter, ToNode};
 use crate::node::burials::Burials;
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
+use crate::node::letters::Letters;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::registry::{NameError, Registry, check_name};
@@ -38,6 +39,8 @@ pub(crate) enum Complaint {
     Descriptors { what: &'static str, got: usize, want: usize },
     #[error("it wrote to {0}, which was never a process of this node")]
     UnknownProcess(ProcessId),
+    #[error("it wrote to {0} a second time; a link takes each letter once")]
+    LetterAgain(ProcessId),
     #[error("it wrote to itself by way of the node")]
     ToItself,
     #[error("it published {0:?}, which belongs to another process")]
@@ -70,6 +73,13 @@ pub(crate) enum Complaint {
     NoClocks(#[source] std::io::Error),
 }
 
+impl Complaint {
+    /// Whether it is the node that could not, and not its sender that should not have said it.
+    pub(crate) fn is_the_nodes_own(&self) -> bool {
+        matches!(self, Complaint::NoDescriptor(..) | Complaint::NoClocks(_))
+    }
+}
+
 /// The answer to a [`ToNode::Register`] that was wrong in itself: no actor has this id, they begin at 1.
 pub(crate) const NO_ACTOR: ActorId = ActorId(0);
 
@@ -82,6 +92,7 @@ pub(crate) struct Broker {
     chunks: Chunks,
     questions: Questions,
     burials: Burials,
+    letters: Letters,
     watches: Watches,
     // The last life of each slot: what is not above it was a process once.
     lives: HashMap<usize, u32>,
@@ -167,6 +178,7 @@ impl Broker {
         }
         let dead = self.roster.leave(process);
         self.watches.left(process);
+        self.letters.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
         out.extend(unanswered.iter().map(no_chunk));
@@ -252,6 +264,9 @@ impl Broker {
                     return Err(Complaint::ToItself);
                 }
                 if self.roster.lives(to) {
+                    if !self.letters.is_first(from, to, &letter) {
+                        return Err(Complaint::LetterAgain(to));
+                    }
                     let mut descriptors = descriptors;
                     if let (Letter::Link, Some(clocks)) = (&letter, self.deaths.clocks(from)) {
                         // WIRE-1: the page that the node can release, whichever the process would rather show.
@@ -328,7 +343,7 @@ impl Broker {
                 expect(&descriptors, "the end of a watch", 0)
             }
             ToNode::Register { ticket, name, actor } => {
-                let (result, complaint) = self.register(name, actor);
+                let (result, complaint) = self.register(from, name, actor);
                 answer(FromNode::Registered { ticket, result });
                 complaint.map_or(Ok(()), Err)?;
                 expect(&descriptors, "a registration", 0)
@@ -377,11 +392,11 @@ impl Broker {
         }
     }
 
-    fn register(&mut self, name: String, actor: ActorId) -> (Result<(), ActorId>, Option<Complaint>) {
+    fn register(&mut self, by: ProcessId, name: String, actor: ActorId) -> (Result<(), ActorId>, Option<Complaint>) {
         if self.roster.actor(actor).is_none() {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }
-        match self.registry.register(name, actor) {
+        match self.registry.register_by(by, name, actor) {
             Ok(()) => (Ok(()), None),
             Err(NameError::Taken { holder, .. }) => (Err(holder), None),
             Err(error) => (Err(NO_ACTOR), Some(Complaint::Name(error))),

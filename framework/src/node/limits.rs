@@ -37,6 +37,12 @@ pub const MAX_NAME: usize = 255;
 /// Most names in the registry.
 pub const MAX_NAMES: usize = 1 << 16;
 
+/// Names that one worker may register.
+pub const MAX_NAMES_EACH: usize = MAX_NAMES / 16;
+
+/// Things that a worker may say that it must not, before it is given up. A worker of ours says none.
+pub const MAX_COMPLAINTS: u64 = 256;
+
 /// Most chunks of one process that the node keeps descriptors of: two open files each.
 pub const MAX_CHUNKS: usize = 1 << 12;
 

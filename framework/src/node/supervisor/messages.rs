@@ -10,12 +10,12 @@ use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
 use crate::node::handshake::{self, Build};
 use crate::node::host::Identity;
-use crate::node::limits::{END_GRACE, MAX_FAILURE_TEXT};
+use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::foreign;
 
-use super::record::{Asker, Stage, Worker};
+use super::record::{Asker, Stage};
 use super::run::State;
 use super::{SpawnError, figures};
 
@@ -171,20 +171,30 @@ impl State {
             Err(complaint) if from == ProcessId::NODE => {
                 self.journal.node(Severity::Error, None, format!("the node's own process: {complaint}"));
             }
+            Err(complaint) if complaint.is_the_nodes_own() => {
+                let worker = self.slots[from.slot()].worker.as_ref();
+                let name = worker.map(|worker| worker.name.clone());
+                self.journal.node(Severity::Error, name.as_ref(), complaint.to_string());
+            }
             Err(complaint) => self.complain(from.slot(), complaint.to_string()),
             Ok(()) => {}
         }
     }
 
     /// Writes down that a worker said what it should not have.
-    fn complain(&mut self, index: usize, text: String) {
+    pub(super) fn complain(&mut self, index: usize, text: String) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         // An error about a message may quote the message.
         let text = shown(text, MAX_FAILURE_TEXT);
-        let Worker { complaints, name, .. } = worker;
-        *complaints = complaints.saturating_add(1);
+        worker.complaints = worker.complaints.saturating_add(1);
         self.dirty = true;
+        let name = &worker.name;
         self.journal.node(Severity::Error, Some(name), format!("worker `{name}`: {text}"));
+        if worker.complaints >= MAX_COMPLAINTS {
+            // Each costs the node a line of its log and some of its time: the one who talks pays for it.
+            worker.open = false;
+            worker.give_up(format!("it said {MAX_COMPLAINTS} things that it must not say; the last: {text}"));
+        }
     }
 }
 
