@@ -74,9 +74,16 @@ pub(crate) enum Complaint {
 }
 
 impl Complaint {
-    /// Whether it is the node that could not, and not its sender that should not have said it.
-    pub(crate) fn is_the_nodes_own(&self) -> bool {
-        matches!(self, Complaint::NoDescriptor(..) | Complaint::NoClocks(_))
+    /// Whether its sender may be innocent: the node could not do what it asked, or it asked because of what a frame of a peer
+    /// has named. Such are not counted against it, or one process could have another given up.
+    pub(crate) fn may_be_innocent(&self) -> bool {
+        matches!(
+            self,
+            Complaint::NoDescriptor(..)
+                | Complaint::NoClocks(_)
+                | Complaint::UnknownProcess(_)
+                | Complaint::TooManyQuestions
+        )
     }
 }
 
@@ -392,7 +399,12 @@ impl Broker {
         }
     }
 
-    fn register(&mut self, by: ProcessId, name: String, actor: ActorId) -> (Result<(), ActorId>, Option<Complaint>) {
+    fn register(
+        &mut self,
+        by: ProcessId,
+        name: String,
+        actor: ActorId,
+    ) -> (Result<(), ActorId>, Option<Complaint>) {
         if self.roster.actor(actor).is_none() {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }

@@ -356,7 +356,9 @@ mod retirement {
             assert_eq!(ask(&mut broker, 1, route(), descriptors).0.len(), 1);
             for _ in 0..1000 {
                 let (told, result) = ask(&mut broker, 1, route(), descriptors);
-                assert!(told.is_empty() && matches!(result, Err(Complaint::LetterAgain(to)) if to == process(2)));
+                assert!(
+                    told.is_empty() && matches!(result, Err(Complaint::LetterAgain(to)) if to == process(2))
+                );
             }
             let back = ToNode::Route { to: process(1), letter };
             assert_eq!(ask(&mut broker, 2, back, descriptors).0.len(), 1, "the other way is another letter");

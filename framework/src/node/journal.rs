@@ -68,13 +68,23 @@ impl Journal {
     /// An event of a worker.
     pub(crate) fn worker(&self, name: &Arc<str>, record: LogRecord) {
         let bytes = record.bytes();
+        self.put_of_worker(Entry::Worker(name.clone(), record), bytes);
+    }
+
+    /// An error of the node about what a worker said: as many as the worker likes, so they count as the worker's.
+    pub(crate) fn about(&self, name: &Arc<str>, text: String) {
+        let bytes = text.len();
+        self.put_of_worker(Entry::Node(Severity::Error, Some(name.clone()), text), bytes);
+    }
+
+    fn put_of_worker(&self, entry: Entry, bytes: usize) {
         let (events, waiting) = (self.queued.events.load(Relaxed), self.queued.bytes.load(Relaxed));
         let most = |all: usize| all - all / JOURNAL_RESERVE;
         if events >= most(JOURNAL_EVENTS) || waiting + bytes > most(JOURNAL_BYTES) {
             self.dropped.fetch_add(1, Relaxed);
             return;
         }
-        self.put(Entry::Worker(name.clone(), record), bytes);
+        self.put(entry, bytes);
     }
 
     /// An event of the node itself, about a worker or not.

@@ -82,7 +82,7 @@ impl Office {
             }
         };
         for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if let Slot::Withdrawn { away } = inbox {
+            if let Slot::Withdrawn { away, .. } = inbox {
                 link.close(index as u16, *away);
             }
         }

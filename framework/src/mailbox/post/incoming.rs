@@ -112,6 +112,7 @@ impl Office {
             Look::Wait => return false,
             Look::Never(why) => {
                 self.reject(link, &why);
+                entries().for_each(|entry| self.forget_missing(entry.id.chunk));
                 self.give_back(link, entries());
                 self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                 return true;

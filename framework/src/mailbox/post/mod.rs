@@ -121,7 +121,19 @@ enum Slot {
     /// Somebody was there, and is started anew if this is set.
     Withdrawn {
         away: bool,
+        /// Of the largest mailbox that was ever here, per sending process.
+        capacity: u32,
     },
+}
+
+impl Slot {
+    fn capacity(&self) -> u32 {
+        match self {
+            Slot::Free => 0,
+            Slot::Taken(inbox) => inbox.capacity(),
+            Slot::Withdrawn { capacity, .. } => *capacity,
+        }
+    }
 }
 
 /// What a post office has counted since it opened.
@@ -414,11 +426,10 @@ impl Office {
 
     /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
-        let slot = self
-            .inboxes
-            .write()
-            .get_mut(usize::from(index))
-            .map(|slot| std::mem::replace(slot, Slot::Withdrawn { away }));
+        let slot = self.inboxes.write().get_mut(usize::from(index)).map(|slot| {
+            let capacity = slot.capacity();
+            std::mem::replace(slot, Slot::Withdrawn { away, capacity })
+        });
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
         for link in self.links.all().iter() {
@@ -451,7 +462,7 @@ impl Office {
 
     /// Whether the actor that was at `index` is started anew.
     pub(crate) fn is_away(&self, index: u16) -> bool {
-        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true }))
+        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true, .. }))
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

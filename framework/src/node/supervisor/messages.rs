@@ -171,10 +171,12 @@ impl State {
             Err(complaint) if from == ProcessId::NODE => {
                 self.journal.node(Severity::Error, None, format!("the node's own process: {complaint}"));
             }
-            Err(complaint) if complaint.is_the_nodes_own() => {
-                let worker = self.slots[from.slot()].worker.as_ref();
-                let name = worker.map(|worker| worker.name.clone());
-                self.journal.node(Severity::Error, name.as_ref(), complaint.to_string());
+            Err(complaint) if complaint.may_be_innocent() => {
+                if let Some(worker) = self.slots[from.slot()].worker.as_mut() {
+                    worker.complaints = worker.complaints.saturating_add(1);
+                    self.dirty = true;
+                    self.journal.about(&worker.name, format!("worker `{}`: {complaint}", worker.name));
+                }
             }
             Err(complaint) => self.complain(from.slot(), complaint.to_string()),
             Ok(()) => {}
@@ -189,8 +191,9 @@ impl State {
         worker.complaints = worker.complaints.saturating_add(1);
         self.dirty = true;
         let name = &worker.name;
-        self.journal.node(Severity::Error, Some(name), format!("worker `{name}`: {text}"));
-        if worker.complaints >= MAX_COMPLAINTS {
+        self.journal.about(name, format!("worker `{name}`: {text}"));
+        worker.offences = worker.offences.saturating_add(1);
+        if worker.offences >= MAX_COMPLAINTS {
             // Each costs the node a line of its log and some of its time: the one who talks pays for it.
             worker.open = false;
             worker.give_up(format!("it said {MAX_COMPLAINTS} things that it must not say; the last: {text}"));

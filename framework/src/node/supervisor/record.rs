@@ -139,6 +139,8 @@ pub(super) struct Worker {
     /// It ends when nothing is left in it.
     pub(super) leaves: bool,
     pub(super) complaints: u64,
+    /// Those of them for which nobody else can be to blame.
+    pub(super) offences: u64,
     pub(super) logs_dropped: u64,
     /// When to kill it.
     pub(super) kill_at: Option<Instant>,
@@ -181,6 +183,7 @@ impl Worker {
             told_to_exit: false,
             leaves: false,
             complaints: 0,
+            offences: 0,
             logs_dropped: 0,
             kill_at: None,
             killed: None,
