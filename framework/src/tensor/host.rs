@@ -162,7 +162,12 @@ impl TensorMut {
     /// # Errors
     /// [`TensorError::Tainted`] where that work came to nothing, or the deadline came first.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), TensorError> {
-        wait_for(self.lease(), self.last_write(), deadline)
+        let Ok(last) = self.last_use() else {
+            // No ticket stands for all that was done with it, so each is waited for by itself.
+            let users = self.lease().users();
+            return users.iter().try_for_each(|stream| wait_for(self.lease(), stream.ticket(), deadline));
+        };
+        wait_for(self.lease(), last, deadline)
     }
 
     /// The elements of a packed host tensor, in row-major order. Blocks until earlier work on them is done.

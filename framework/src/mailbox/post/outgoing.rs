@@ -262,7 +262,11 @@ impl Office {
             // What is tainted stays it, whoever is joined.
             let tainted = ready.is_some_and(|ticket| self.domain.tainted_by(&ticket).is_some());
             if !lease.users().is_empty() && !tainted {
-                ready = lease.joined_ticket();
+                match lease.joined_ticket() {
+                    Ok(joined) => ready = joined,
+                    // Without an order there is no hand-over, only a loan.
+                    Err(unordered) => (ready, sole) = (unordered.written.or(ready), false),
+                }
             }
         }
         let ready = ready.filter(|ticket| !matches!(self.domain.standing(ticket), Ok(Standing::Ready)));
