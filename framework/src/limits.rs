@@ -90,6 +90,10 @@ pub const LARGEST_SHARED_CHUNK: u64 = 1 << 30;
 /// Bytes of the largest chunk that tensors share, whatever the budget.
 pub const LARGEST_CHUNK: u64 = 1 << 40;
 
+/// Bytes of the largest copy in host memory of a tensor that has more elements than its memory: of a broadcast. A peer can send
+/// one byte as any shape.
+pub const MAX_BROADCAST_BYTES: u64 = 1 << 30;
+
 /// Alignment and unit, in bytes, of every tensor in a chunk.
 pub const ALLOCATION_UNIT: u64 = 512;
 

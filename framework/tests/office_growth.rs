@@ -4,8 +4,9 @@
 
 use tensorpost::ids::{ActorId, ChunkId, ProcessId};
 use tensorpost::lease::LeaseId;
-use tensorpost::limits::{DEFAULT_MAILBOX, MAX_TENSORS};
+use tensorpost::limits::{DEFAULT_MAILBOX, MAX_BROADCAST_BYTES, MAX_TENSORS};
 use tensorpost::message::wire::{self, Header, Kind, LeaseEntry};
+use tensorpost::tensor::Tensor;
 use tensorpost::testing::{Asked, Cluster};
 
 const LIAR: usize = 0;
@@ -98,4 +99,31 @@ fn as_many_answers_as_credits_allow_are_kept() {
     for (n, answer) in answers.into_iter().enumerate() {
         assert!(matches!(answer.take(), Some(Ok(got)) if got == n as u32 + 1), "ask {n}");
     }
+}
+
+// One byte, and a shape that shows it as often as a peer likes.
+#[test]
+fn a_layout_that_shows_one_element_often_is_not_copied_without_bound() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<Tensor>(B, 8);
+    cluster.connect();
+    let byte = || cluster.gpu(LIAR).from_slice(&[1], &[7_u8]).expect("memory").freeze();
+    for shape in [&[1_usize << 46][..], &[1 << 20, 1 << 20], &[MAX_BROADCAST_BYTES as usize + 1]] {
+        cluster.send(LIAR, &to, byte().broadcast_to(shape).expect("a view"));
+        cluster.settle();
+        let tensor = inbox.take_one().message;
+        let gpu = cluster.gpu(B);
+        let refused = [tensor.to_vec::<u8>().err(), gpu.download::<u8>(&tensor).err()];
+        for error in refused {
+            let text = error.expect("no room").to_string();
+            let bytes = shape.iter().product::<usize>().to_string();
+            assert!(text.contains(&bytes) && text.contains(&format!("{shape:?}")), "{text}");
+        }
+        assert!(gpu.contiguous(&tensor).is_err() || shape.len() == 1 && shape[0] < 1 << 32);
+    }
+    cluster.send(LIAR, &to, byte().broadcast_to(&[3, 5]).expect("a view"));
+    cluster.settle();
+    let tensor = inbox.take_one().message;
+    assert_eq!(tensor.to_vec::<u8>().expect("fifteen bytes"), [7; 15]);
+    assert_eq!(cluster.gpu(B).download::<u8>(&tensor).expect("the same"), [7; 15]);
 }
