@@ -277,7 +277,7 @@ impl Lease {
     pub fn is_sole(&self) -> bool {
         match &self.0.origin {
             Origin::Own(pool) => {
-                (self.came_sole() && pool.is_only_local(self.0.id)) || pool.is_sole(self.0.id)
+                (self.came_sole() && pool.came_back_sole(self.0.id)) || pool.is_sole(self.0.id)
             }
             Origin::Other(_) => self.came_sole(),
         }
@@ -304,8 +304,15 @@ impl Lease {
 
     /// The memory has a writer per piece from here on, in this process and others.
     pub(crate) fn set_in_parts(&self) {
+        if let (false, Origin::Own(pool)) = (self.comes_in_parts(), &self.0.origin) {
+            pool.set_in_parts(self.0.id, true);
+        }
+    }
+
+    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's book says so already; whether the lease did.
+    pub(super) fn comes_in_parts(&self) -> bool {
         self.0.sole.store(false, Ordering::Relaxed);
-        self.0.in_parts.store(true, Ordering::Relaxed);
+        self.0.in_parts.swap(true, Ordering::Relaxed)
     }
 
     /// Whether the memory has a writer per piece.
@@ -316,7 +323,9 @@ impl Lease {
     /// All pieces are in this process, and only this lease is left of theirs: what others still have in the owner's book
     /// is on its way back, and nobody uses it any more.
     pub(crate) fn set_whole(&self) {
-        self.0.in_parts.store(false, Ordering::Relaxed);
+        if let (true, Origin::Own(pool)) = (self.0.in_parts.swap(false, Ordering::Relaxed), &self.0.origin) {
+            pool.set_in_parts(self.0.id, false);
+        }
         self.0.sole.store(true, Ordering::Relaxed);
     }
 
@@ -470,7 +479,7 @@ impl Drop for Inner {
         let users = std::mem::take(&mut self.users.get_mut().streams);
         let mut uses: Uses = users.iter().filter_map(Stream::ticket).collect();
         match &self.origin {
-            Origin::Own(pool) => pool.release_local(self.id, &uses),
+            Origin::Own(pool) => pool.release_local(self.id, &uses, *self.in_parts.get_mut()),
             Origin::Other(returns) => {
                 if let (true, Some(first)) = (uses.len() > MAX_RELEASE_TICKETS, users.first()) {
                     if let Err(error) = join(first, uses.drain(..)) {

@@ -326,17 +326,36 @@ impl Pool {
         Ok(shared)
     }
 
-    /// `from` gives a lease back. The caller calls [`settle`](Self::settle) when it has handled all that it found.
+    /// `from` gives a lease back: says whether one that was forwarded to it. The caller calls [`settle`](Self::settle) when it has handled all that it found.
     ///
     /// # Errors
     /// The book has no such lease: nothing changed.
-    pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<(), BookError> {
+    pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<bool, BookError> {
         let mut state = self.state.lock();
-        if state.book.release(id.line, id.generation, from, uses)? == Left::Empty {
+        let (left, was_forwarded) = state.book.give_back(id.line, id.generation, from, uses)?;
+        if left == Left::Empty {
             state.candidates.push((id.line, id.generation));
         }
         self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
+        Ok(was_forwarded)
+    }
+
+    /// `from` says that somebody forwarded the memory to it; see [`Book::hold`].
+    ///
+    /// # Errors
+    /// The line is not in the book, or nobody can have forwarded it.
+    pub(crate) fn hold(&self, id: LeaseId, from: ProcessId) -> Result<(), BookError> {
+        self.state.lock().book.hold(id.line, id.generation, from)?;
+        self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to: from });
         Ok(())
+    }
+
+    /// A lease of this process stands for parts from here on, or for the whole again.
+    pub(super) fn set_in_parts(&self, id: LeaseId, in_parts: bool) {
+        // The lease is a value of this process, so its line is open.
+        if let Err(error) = self.state.lock().book.set_in_parts(id.line, id.generation, in_parts) {
+            tracing::error!(%error, "an own lease is not in the book");
+        }
     }
 
     /// Drops all leases of a process that ended, after what it had posted was drained (LEASE-4).
@@ -358,6 +377,7 @@ impl Pool {
         id: LeaseId,
         from: ProcessId,
         sole: bool,
+        in_parts: bool,
     ) -> Result<Lease, BookError> {
         let mut state = self.state.lock();
         let unknown = BookError::Unknown { line: id.line, generation: id.generation };
@@ -367,13 +387,21 @@ impl Pool {
         }
         let (offset, bytes) = (block.offset, block.bytes);
         let mapping = state.chunks.get(block.chunk as usize).map(Arc::clone).ok_or(unknown)?;
-        state.book.adopt(id.line, id.generation, from)?;
-        Ok(Lease::own(Arc::clone(self), id, mapping, offset, bytes, sole))
+        state.book.adopt_as(id.line, id.generation, from, in_parts)?;
+        let lease = Lease::own(Arc::clone(self), id, mapping, offset, bytes, sole);
+        if in_parts {
+            lease.comes_in_parts();
+        }
+        Ok(lease)
     }
 
-    pub(super) fn release_local(&self, id: LeaseId, uses: &[Ticket]) {
+    pub(super) fn release_local(&self, id: LeaseId, uses: &[Ticket], in_parts: bool) {
         let left = {
             let mut state = self.state.lock();
+            if in_parts {
+                // An error shows in the next line as well.
+                let _ = state.book.drop_part(id.line, id.generation);
+            }
             let left = state.book.release_local(id.line, id.generation, uses);
             if let Ok(Left::Empty) = left {
                 state.candidates.push((id.line, id.generation));
@@ -470,7 +498,17 @@ impl Pool {
             self.drain_to_the_end();
             self.settle();
         }
-        self.state.lock().book.is_sole(id.line, id.generation, None)
+        self.claim_if(id, |book| book.is_sole(id.line, id.generation, None))
+    }
+
+    /// Whether this process has just one lease on the line, of which its sender said that it is the only one.
+    pub(crate) fn came_back_sole(&self, id: LeaseId) -> bool {
+        self.claim_if(id, |book| book.local(id.line, id.generation) == 1)
+    }
+
+    fn claim_if(&self, id: LeaseId, is_sole: impl FnOnce(&Book<Block>) -> bool) -> bool {
+        let mut state = self.state.lock();
+        is_sole(&state.book) && state.book.claim(id.line, id.generation).is_ok()
     }
 
     /// Whether `to`, which was just granted its lease, has the only one beside the sender's own; `shared` is what that

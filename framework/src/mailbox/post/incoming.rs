@@ -249,12 +249,9 @@ impl Office {
         let id = entry.id;
         let owner = id.chunk.owner;
         if owner == self.me {
-            let lease = self.adopt_own(link, id, entry.sole)?;
+            let lease = self.adopt_own(link, id, entry.sole, entry.in_parts)?;
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on line {} came back with another place or size", id.line));
-            }
-            if entry.in_parts {
-                lease.set_in_parts();
             }
             return Ok(lease);
         }
@@ -285,14 +282,14 @@ impl Office {
     }
 
     /// A lease on this process's own memory, which the peer sends back.
-    fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool) -> Result<Lease, String> {
+    fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
         let pool = self.pool_of(id)?;
-        let adopted = match pool.adopt(id, link.peer, sole) {
+        let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
             // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this process has
             // looked at before it saw the frame. What has come since is there to be read.
             Err(BookError::NotHeld { .. }) => {
                 self.drain_link_returns(link);
-                pool.adopt(id, link.peer, sole)
+                pool.adopt(id, link.peer, sole, in_parts)
             }
             adopted => adopted,
         };

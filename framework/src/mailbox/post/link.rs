@@ -70,8 +70,10 @@ pub(crate) struct Link {
     waiting: Arc<AtomicUsize>,
     /// The credits granted.
     handled: Mutex<Granted>,
-    /// Leases on this process's memory that the peer was granted or took.
+    /// Leases on this process's memory that the peer was granted.
     pub(crate) granted: AtomicUsize,
+    /// Those that it took because others forwarded them to it. They leave room for what it is granted.
+    pub(crate) forwarded: AtomicUsize,
     /// Leases on the peer's memory that this process holds.
     pub(crate) held: AtomicUsize,
     /// Leases that the peer has given back.
@@ -248,6 +250,7 @@ impl Link {
             waiting: Arc::default(),
             handled: Mutex::new(handled),
             granted: AtomicUsize::new(0),
+            forwarded: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             released: AtomicU64::new(0),
             due: AtomicU8::new(0),
