@@ -31,6 +31,7 @@ use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
 use crate::observe::trace::{LeaseName, What};
 
 mod report;
+mod waiting;
 pub use report::PoolStats;
 
 /// Blocks in use that one allocation or return looks at, where it does not need them.
@@ -101,6 +102,8 @@ struct State {
     /// Ranges given back to the allocator before their last uses had passed.
     pending: Vec<Pending>,
     waiters: Vec<Waker>,
+    /// How often memory has come back: whoever waits for it looks whether it missed some.
+    returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
     settling: usize,
 }
@@ -156,6 +159,7 @@ impl Pool {
                 quarantine: VecDeque::new(),
                 pending: Vec::new(),
                 waiters: Vec::new(),
+                returned: 0,
                 settling: 0,
             }),
             settled: Condvar::new(),
@@ -239,21 +243,6 @@ impl Pool {
                 chunks: state.chunks.len(),
                 holders: state.holders(self.process),
             }),
-        }
-    }
-
-    /// [`allocate`](Self::allocate) that remembers `waker` and wakes it when memory comes back, where the pool is full.
-    pub fn poll_allocate(self: &Arc<Self>, bytes: u64, waker: &Waker) -> Result<Allocation, PoolError> {
-        match self.allocate(bytes) {
-            Err(PoolError::Full { .. }) => {
-                self.state.lock().waiters.push(waker.clone());
-                if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
-                    surroundings.wanted();
-                }
-                // Memory that came back between the two steps has woken nobody.
-                self.allocate(bytes)
-            }
-            result => result,
         }
     }
 
@@ -449,6 +438,7 @@ impl Pool {
             if state.settling == 0 {
                 self.settled.notify_all();
             }
+            state.returned += 1;
             let waiters = std::mem::take(&mut state.waiters);
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
@@ -523,11 +513,6 @@ impl Pool {
     /// Whether this process has just one lease on the line, whatever others have.
     pub(crate) fn is_only_local(&self, id: LeaseId) -> bool {
         self.state.lock().book.local(id.line, id.generation) == 1
-    }
-
-    /// Whether somebody waits for memory.
-    pub(crate) fn has_waiters(&self) -> bool {
-        !self.state.lock().waiters.is_empty()
     }
 
     /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the book.

@@ -66,6 +66,20 @@ impl Hangs {
     }
 }
 
+impl Seen {
+    /// What was reported and does not stand any more may be reported again, and needs no remembering.
+    fn forget_what_is_over(&mut self) {
+        let Seen { standing, waits, reported, .. } = self;
+        reported.retain(|said| match said {
+            Said::Silent => true,
+            Said::Mailbox(actor, moved) => standing.get(actor).is_some_and(|(is, _)| is.moved == *moved),
+            Said::Clock(on, clock, value) => {
+                waits.iter().any(|wait| (wait.on, wait.clock, wait.value) == (*on, *clock, *value))
+            }
+        });
+    }
+}
+
 impl State {
     /// Judges the last look, and begins the next one, if it is time for that.
     pub(super) fn look_for_hangs(&mut self) {
@@ -91,7 +105,9 @@ impl State {
         }
         // The node's own threads wait for clocks too.
         let own = self.resident.sight();
-        self.hangs.seen.entry(ProcessId::NODE).or_default().waits = own.waits;
+        let seen = self.hangs.seen.entry(ProcessId::NODE).or_default();
+        seen.waits = own.waits;
+        seen.forget_what_is_over();
     }
 
     /// A worker has answered. WIRE-1: what it says can only make it, or who it waits for, look stuck.
@@ -112,14 +128,7 @@ impl State {
             seen.standing.insert(actor.actor, (actor, since));
         }
         seen.waits = sight.waits;
-        let Seen { standing, waits, reported, .. } = seen;
-        reported.retain(|said| match said {
-            Said::Silent => true,
-            Said::Mailbox(actor, moved) => standing.get(actor).is_some_and(|(is, _)| is.moved == *moved),
-            Said::Clock(on, clock, value) => {
-                waits.iter().any(|wait| (wait.on, wait.clock, wait.value) == (*on, *clock, *value))
-            }
-        });
+        seen.forget_what_is_over();
     }
 
     fn judge(&mut self, limit: Duration, then: OnHang, now: Instant) {
