@@ -391,6 +391,14 @@ impl State {
             match worker.incoming.next() {
                 Ok(Incoming::Message(bytes, descriptors)) => self.worker_message(index, &bytes, descriptors),
                 Ok(Incoming::Empty) => return,
+                Ok(Incoming::Starved) => {
+                    let text = format!(
+                        "the node may open no more files: a message of worker `{}` with descriptors is lost; raise the limit of \
+                         open files (ulimit -n)",
+                        worker.name
+                    );
+                    self.journal.node(Severity::Error, Some(&worker.name), text);
+                }
                 Ok(Incoming::Closed) => {
                     (worker.open, worker.read_to_the_end) = (false, true);
                     worker.end_soon(Instant::now());
