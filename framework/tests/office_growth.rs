@@ -92,7 +92,7 @@ fn as_many_answers_as_credits_allow_are_kept() {
     while cluster.poll(B) {}
     for received in inbox.take() {
         let answer = received.message + 1;
-        received.receipt.reply(&answer);
+        received.receipt.reply(answer);
     }
     assert!(!cluster.gave_up(B, LIAR));
     cluster.settle();

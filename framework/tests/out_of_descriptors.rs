@@ -16,7 +16,7 @@ fn a_packet_whose_descriptors_find_no_room_is_told_from_one_that_breaks_the_rule
     let before = getrlimit(Resource::Nofile);
     let open = std::fs::read_dir("/proc/self/fd").expect("a process").count() as u64;
     // The listing had one open itself; so there is room for one.
-    setrlimit(Resource::Nofile, Rlimit { current: Some(open), ..before.clone() }).expect("lower is allowed");
+    setrlimit(Resource::Nofile, Rlimit { current: Some(open), ..before }).expect("lower is allowed");
     let mut buffer = Vec::new();
     let received = receiver.recv(&mut buffer).expect("no fault of the sender's");
     assert_eq!((received.starved, received.fds.len(), &buffer[..]), (true, 0, &b"four of them"[..]));

@@ -120,7 +120,7 @@ impl Lease {
 
     /// A lease that came with a message from another process. The caller has checked that `offset` and `bytes` lie in
     /// the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
-    pub fn held(
+    pub(crate) fn held(
         returns: Arc<dyn Returns>,
         id: LeaseId,
         domain: Arc<ClockDomain>,

@@ -106,6 +106,8 @@ impl HostStream {
     }
 }
 
+impl crate::device::sealed::Sealed for HostStream {}
+
 impl StreamBackend for HostStream {
     fn clock_slot(&self) -> u16 {
         self.queue.clock.slot()
