@@ -12,4 +12,5 @@ pub mod harness;
 pub mod holder;
 pub mod pipes;
 pub mod players;
+pub mod random;
 pub mod wait;

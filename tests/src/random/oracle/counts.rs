@@ -1,0 +1,101 @@
+//! Whether the report adds up: its numbers against the logs, where no process ended that took some with it.
+
+use std::collections::BTreeMap;
+
+use tensorpost::pipeline::Report;
+
+use super::flows::{Flows, Taking};
+use super::{Case, End, Kind};
+use crate::random::history::{Bag, Place};
+use crate::random::plan::{Numbered, dead_name, fail_times, fails_for_good, helper_name, stage_name, writes};
+use crate::random::spec::What;
+
+pub(super) fn compare(case: &Case<'_>, flows: &Flows<'_>, say: &mut dyn FnMut(Kind, String)) {
+    let Some(report) = case.seen.end.report() else { return };
+    if (report.lost.len() as u64) > report.lost_count || (report.left_over.len() as u64) > report.left_over_count {
+        say(Kind::Counts, "more are named than counted".into());
+    }
+    if case.deaths || matches!(case.seen.end, End::Killed(_)) {
+        return;
+    }
+    if report.lost_count > 0 {
+        let first = report.lost.first().map(|lost| format!("{} at {}: {}", lost.id, lost.stage, lost.why));
+        say(Kind::Counts, format!("{} are lost though nobody died; {first:?}", report.lost_count));
+    }
+    for op in case.plan.all().into_iter().filter(|op| writes(&op.op.what)) {
+        stage(case, report, op, say);
+    }
+    if !case.at_least_once && !case.is_over_early() {
+        for edge in &flows.edges {
+            if let Taking::Pairs { want, got, .. } = &edge.taking {
+                left_over(case, report, (edge.to, [(&edge.want, &edge.got), (want, got)]), say);
+            }
+        }
+    }
+}
+
+fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut(Kind, String)) {
+    let name = stage_name(op.number, &op.op.what);
+    let Some(line) = report.stage(&name) else {
+        return say(Kind::Counts, format!("the report has no {name}"));
+    };
+    let log = case.seen.logs.bag(Place::of(op.number));
+    let sum = |keep: &dyn Fn(u64) -> u64| log.iter().map(|(past, n)| u64::from(*n) * keep(past.number)).sum::<u64>();
+    let mut compare = |what: &str, said: u64, found: u64| {
+        if said != found {
+            say(Kind::Counts, format!("{name}: the report says {said} {what}, and it was {found}"));
+        }
+    };
+    let fatal_here = case.fatal && op.op.settings.on_error.fails();
+    let all = sum(&|_| 1);
+    match &op.op.what {
+        What::Source(_) => compare("items out", line.items_out, all),
+        What::Stage(spec) => {
+            if !fatal_here {
+                compare("items in", line.items_in, all);
+            }
+            let for_good = |number| u64::from(fails_for_good(op.op, number));
+            let retries = op.op.settings.on_error.retries();
+            compare("errors", line.errors, sum(&for_good));
+            compare("retries", line.retries, sum(&|n| u64::from(fail_times(spec.fails, n).min(retries))));
+            let keeps = op.op.settings.dead;
+            compare("dead letters", line.dead_letters, if keeps { sum(&for_good) } else { 0 });
+            if keeps {
+                let dead: u32 = case.seen.logs.bag(Place { op: op.number, dead: true }).values().sum();
+                let taken = report.stage(&dead_name(op.number)).map_or(0, |line| line.items_in);
+                compare("dead letters taken", taken, u64::from(dead));
+            }
+        }
+        _ if !fatal_here => compare("items in", line.items_in, all),
+        _ => {}
+    }
+}
+
+/// Every half that has no partner is named, once.
+fn left_over(
+    case: &Case<'_>,
+    report: &Report,
+    (to, sides): (Place, [(&Bag, &Bag); 2]),
+    say: &mut dyn FnMut(Kind, String),
+) {
+    let sources = case.plan.sources();
+    let mut alone: BTreeMap<(u16, u64), i64> = BTreeMap::new();
+    for (want, got) in sides {
+        for (past, count) in want {
+            let count = i64::from(*count) - i64::from(got.get(past).copied().unwrap_or(0));
+            past.atoms().into_iter().for_each(|atom| *alone.entry(atom).or_default() += count);
+        }
+    }
+    let helper = helper_name(to.op);
+    if report.left_over_count > report.left_over.len() as u64 {
+        return;
+    }
+    for left in report.left_over.iter().filter(|left| left.stage == helper) {
+        let source = sources.get(usize::from(left.id.source)).copied().unwrap_or(u16::MAX);
+        *alone.entry((source, left.id.number)).or_default() -= 1;
+    }
+    let wrong: Vec<_> = alone.into_iter().filter(|(_, count)| *count != 0).take(6).collect();
+    if !wrong.is_empty() {
+        say(Kind::Counts, format!("{helper}: halves without a partner that are not named once each: {wrong:?}"));
+    }
+}
