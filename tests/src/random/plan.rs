@@ -78,7 +78,9 @@ fn number(op: &Op, next: &mut u16) -> u16 {
     let number = *next;
     *next += 1;
     if let What::Loop { body, .. } = &op.what {
-        body.iter().for_each(|op| drop(self::number(op, next)));
+        for op in body {
+            self::number(op, next);
+        }
     }
     number
 }

@@ -63,7 +63,7 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
     let plan = Plan::new(&job.spec);
     let pipeline = build(&plan, folder, &job.device);
     // Also in every worker, which goes on inside.
-    let builder = builder().pipeline(&pipeline).run_if_worker();
+    let builder = tuned(Node::builder().pipeline(&pipeline)).run_if_worker();
     let watch = Watch::start(folder, job.patience);
     let (mut outcome, mut marks) = (Outcome::default(), HashSet::new());
     if let Err(error) = pipeline.check() {
@@ -71,7 +71,7 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
         return watch.done(&outcome);
     }
     if job.spec.runs == 0 {
-        let running = pipeline.node(|_| self::builder()).start();
+        let running = pipeline.node(tuned).start();
         let end = follow(running, None, &plan, &watch, &mut outcome);
         finish(&plan, folder, end, &mut outcome, &mut marks)?;
     } else {
@@ -97,8 +97,8 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
     watch.done(&outcome)
 }
 
-fn builder() -> NodeBuilder<Program> {
-    Node::builder().worker_log("warn").start_deadline(Duration::from_secs(60))
+fn tuned(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
+    builder.worker_log("warn").start_deadline(Duration::from_secs(60))
 }
 
 /// How the run ended, and what struck.

@@ -14,35 +14,43 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least_once: Option<u32>,
     /// How often the pipeline runs on one node, one run after the other; 0: once, on a node of its own.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub runs: u32,
     /// How it ends.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub ending: Ending,
     /// What goes wrong.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub faults: Vec<Fault>,
     /// Milliseconds between two tellings of the progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<u64>,
     /// Whether a trace is written.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub trace: bool,
     /// It may be refused before the start, or work: either is right.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub doubtful: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
 }
 
 /// An operator: what it takes, what it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Op {
     /// The flows that it takes.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub takes: Vec<FlowId>,
     /// What it is.
     pub what: What,
     /// How its stage is tuned: for those with helpers, the stage behind the helper.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub settings: Settings,
 }
 
@@ -111,16 +119,16 @@ pub struct Source {
     /// How many items.
     pub count: u64,
     /// What is in them.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub tensors: Tensors,
     /// A closure (`items`) instead of a type.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub closure: bool,
     /// Numbers before which it fails once.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub fails: Vec<u64>,
     /// Microseconds for each item.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub slow: u64,
 }
 
@@ -128,18 +136,25 @@ pub struct Source {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensors {
     /// What dtypes, shapes and views are drawn from.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u32,
     /// At most so many.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub count: u8,
     /// Some are in a nested struct, in an option, in a list.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub nested: bool,
     /// Some are slices, permuted, broadcast.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub views: bool,
     /// Some have no elements.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub empty: bool,
     /// Some are large.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub large: bool,
     /// All items have the same first tensor, apart from its content: they can be gathered.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub uniform: bool,
 }
 
@@ -149,19 +164,19 @@ pub struct Stage {
     /// How it is written.
     pub form: Form,
     /// What it does with the tensors.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub work: Work,
     /// Microseconds for each item.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub slow: u64,
     /// Microseconds that its work on the stream takes.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub late: u64,
     /// Items on which it fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fails: Option<Fails>,
     /// Keeps handles on the tensors of the last items.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub keeps: bool,
 }
 
@@ -239,24 +254,34 @@ pub enum Fork {
 #[serde(default)]
 pub struct Settings {
     /// Replicas.
+    #[serde(skip_serializing_if = "is_one")]
     pub replicas: u32,
     /// Which of them takes an item.
+    #[serde(skip_serializing_if = "is_default")]
     pub pick: Pick,
     /// `ordered()`.
+    #[serde(skip_serializing_if = "is_default")]
     pub ordered: bool,
     /// `beside()`.
+    #[serde(skip_serializing_if = "is_default")]
     pub beside: bool,
     /// `own_thread()`.
+    #[serde(skip_serializing_if = "is_default")]
     pub own_thread: bool,
     /// `mailbox(..)`.
+    #[serde(skip_serializing_if = "is_default")]
     pub mailbox: Option<u32>,
     /// `max_bytes_in_flight(..)`.
+    #[serde(skip_serializing_if = "is_default")]
     pub max_bytes: Option<u64>,
     /// `on_error(..)`.
+    #[serde(skip_serializing_if = "is_default")]
     pub on_error: tensorpost::pipeline::OnError,
     /// `dead_letters()`: a second output.
+    #[serde(skip_serializing_if = "is_default")]
     pub dead: bool,
     /// `restart(on_failure(..))`.
+    #[serde(skip_serializing_if = "is_default")]
     pub restart: Option<u32>,
 }
 

@@ -59,7 +59,9 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
             compare("errors", line.errors, sum(&for_good));
             compare("retries", line.retries, sum(&|n| u64::from(fail_times(spec.fails, n).min(retries))));
             let keeps = op.op.settings.dead;
-            compare("dead letters", line.dead_letters, if keeps { sum(&for_good) } else { 0 });
+            // Where nobody takes them, they are counted all the same.
+            let letters = if op.op.settings.on_error.keeps() { sum(&for_good) } else { 0 };
+            compare("dead letters", line.dead_letters, letters);
             if keeps {
                 let dead: u32 = case.seen.logs.bag(Place { op: op.number, dead: true }).values().sum();
                 let taken = report.stage(&dead_name(op.number)).map_or(0, |line| line.items_in);

@@ -42,9 +42,13 @@ impl<'r> Excuses<'r> {
         }
         for fault in &seen.struck {
             match plan.spec.faults.get(*fault) {
-                Some(Fault::Inside { op, .. }) => drop(died.entry(*op).or_insert(1)),
+                Some(Fault::Inside { op, .. }) => {
+                    died.entry(*op).or_insert(1);
+                }
                 Some(Fault::Outside { victims, stop: None, .. }) => {
-                    victims.iter().for_each(|(op, _)| drop(died.entry(*op).or_insert(1)));
+                    for (op, _) in victims {
+                        died.entry(*op).or_insert(1);
+                    }
                 }
                 _ => {}
             }

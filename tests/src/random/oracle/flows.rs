@@ -9,7 +9,7 @@ use crate::random::spec::{FlowId, Fork, Form, Op, Pick, Then, What};
 
 /// An edge to a part that writes down what it gets.
 #[derive(Clone, Debug)]
-pub struct Edge {
+pub(super) struct Edge {
     /// Who gets it.
     pub to: Place,
     /// How.
@@ -22,7 +22,7 @@ pub struct Edge {
 
 /// How a part takes what comes.
 #[derive(Clone, Debug)]
-pub enum Taking {
+pub(super) enum Taking {
     /// One by one.
     Each,
     /// In batches of at most so many; the last may be smaller, or any that waited too long.
@@ -39,11 +39,11 @@ pub enum Taking {
         key: Option<u64>,
     },
     /// Several that share what comes between them.
-    Shared,
+    Shared(Vec<Place>),
 }
 
 /// Every flow of a run.
-pub struct Flows<'r> {
+pub(super) struct Flows<'r> {
     plan: &'r Plan,
     logs: &'r Logs,
     /// All edges, in the order in which the graph was written down.
@@ -91,7 +91,7 @@ fn lefts(packed: &Bag) -> Bag {
 
 impl<'r> Flows<'r> {
     /// From the logs of a run.
-    pub fn new(plan: &'r Plan, logs: &'r Logs) -> Flows<'r> {
+    pub(super) fn new(plan: &'r Plan, logs: &'r Logs) -> Flows<'r> {
         let mut flows = Flows { plan, logs, edges: Vec::new(), flows: Default::default() };
         for (at, op) in plan.spec.ops.iter().enumerate() {
             flows.op(at, op, plan.numbers[at]);
@@ -214,7 +214,7 @@ impl<'r> Flows<'r> {
             Fork::Turns | Fork::Least | Fork::Key(_) => {
                 // Whoever takes an item has written it down.
                 let mut all = Bag::new();
-                let mut to = Place::of(self.plan.numbers[at]);
+                let mut takers = Vec::new();
                 for way in 0..ways {
                     let Some((taker, _)) = self.plan.taker((at, way)) else { continue };
                     let (op, number) = (&self.plan.spec.ops[taker], self.plan.numbers[taker]);
@@ -222,9 +222,10 @@ impl<'r> Flows<'r> {
                     let got = if matches!(op.what, What::Batch { .. }) { members(&log) } else { log };
                     add(&mut all, &got);
                     self.flows.insert((at, way), got);
-                    to = Place::of(number);
+                    takers.push(Place::of(number));
                 }
-                self.edges.push(Edge { to, taking: Taking::Shared, want: came, got: all });
+                let to = Place::of(self.plan.numbers[at]);
+                self.edges.push(Edge { to, taking: Taking::Shared(takers), want: came, got: all });
             }
         }
     }

@@ -200,8 +200,14 @@ impl Case<'_> {
         let to = edge.to;
         self.no_more_than_made(to, &edge.want, &edge.got, say);
         match &edge.taking {
-            Taking::Each | Taking::Shared => {
+            Taking::Each => {
                 self.nothing_missing(to, differ(&edge.want, &edge.got).missing, excuses, say);
+            }
+            Taking::Shared(takers) => {
+                let mut missing = differ(&edge.want, &edge.got).missing;
+                // Whichever of them was to have it.
+                missing.retain(|(past, _)| !takers.iter().any(|taker| excuses.excuse(past, *taker)));
+                self.nothing_missing(to, missing, excuses, say);
             }
             Taking::Batches(of, times_out) => {
                 self.nothing_missing(to, differ(&edge.want, &edge.got).missing, excuses, say);

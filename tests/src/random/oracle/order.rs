@@ -12,7 +12,7 @@ use crate::random::spec::{FlowId, Op, Pick, Settings, Then, What};
 type Order = BTreeMap<u16, u64>;
 
 /// Everything that came in another order than promised. `intact`: nobody died who would restore one.
-pub fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
+pub(super) fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
     let mut orders: BTreeMap<FlowId, Order> = BTreeMap::new();
     let mut found = Vec::new();
     for (at, op) in plan.spec.ops.iter().enumerate() {
