@@ -80,8 +80,15 @@ pub const MAX_DEAD_PAGES: usize = 8;
 /// Bytes of a pool's first chunk; later ones grow.
 pub const CHUNK_BYTES: u64 = 64 << 20;
 
-/// Bytes of the largest chunk that tensors share; a larger tensor has a chunk of its own.
+/// Most chunks of one pool. Each takes two descriptors in the node, and one and a mapping in every reader.
+pub const MAX_POOL_CHUNKS: usize = 64;
+
+/// Bytes of the largest chunk that tensors share, unless the pool's budget is so large that [`MAX_POOL_CHUNKS`] of this
+/// size would not take it; a larger tensor has a chunk of its own.
 pub const LARGEST_SHARED_CHUNK: u64 = 1 << 30;
+
+/// Bytes of the largest chunk that tensors share, whatever the budget.
+pub const LARGEST_CHUNK: u64 = 1 << 40;
 
 /// Alignment and unit, in bytes, of every tensor in a chunk.
 pub const ALLOCATION_UNIT: u64 = 512;
@@ -99,8 +106,8 @@ const _: () = assert!(MAX_GRANTED + 2 * MAX_FORWARDED < RETURN_SLOTS);
 // One message's leases can always be granted.
 const _: () = assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED);
 // A shared chunk is counted in 32-bit units, and powers of two of it fit whatever was asked for.
-const _: () =
-    assert!(LARGEST_SHARED_CHUNK / ALLOCATION_UNIT <= 1 << 31 && LARGEST_SHARED_CHUNK.is_power_of_two());
+const _: () = assert!(LARGEST_CHUNK / ALLOCATION_UNIT <= 1 << 31 && LARGEST_CHUNK.is_power_of_two());
+const _: () = assert!(LARGEST_SHARED_CHUNK <= LARGEST_CHUNK && LARGEST_SHARED_CHUNK.is_power_of_two());
 // The driver takes 1 to 32.
 const _: () = assert!(CUDA_CONNECTIONS <= 32 && cuda_streams(32) == 30 && cuda_streams(1) == 1);
 const _: () = assert!(CHUNK_BYTES <= LARGEST_SHARED_CHUNK && CHUNK_BYTES.is_power_of_two());

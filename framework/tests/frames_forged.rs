@@ -78,6 +78,13 @@ impl Scene {
         self.cluster.office(i).stats().rejected
     }
 
+    /// A shutdown waits until as many frames were received as sent, so one that was rejected counts too.
+    fn assert_all_counted(&self) {
+        let stats = [A, B, C].map(|i| self.cluster.office(i).stats());
+        let [sent, received] = [stats.map(|stats| stats.sent), stats.map(|stats| stats.received)];
+        assert_eq!(sent.iter().sum::<u64>(), received.iter().sum::<u64>(), "{sent:?} {received:?}");
+    }
+
     /// Nothing of anybody's is left behind, and B and C still serve each other and whoever they have not given up.
     fn assert_well(&self, what: &str) {
         self.cluster.settle();
@@ -124,6 +131,7 @@ fn every_flipped_bit_is_found_and_gives_the_leases_back() {
         assert_eq!(scene.cluster.leases(A), 0, "bit {bit}");
     }
     scene.assert_well_with_the_sender("after all bits");
+    scene.assert_all_counted();
 }
 
 #[test]

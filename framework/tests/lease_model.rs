@@ -6,6 +6,9 @@
 //! the first access that is not ordered with the other's.
 //!
 //! Each of the three steps is then left out, and memory that C still uses has to be found freed.
+//!
+//! In a second model C sends the memory back to A. Its hold and its frame come by two rings, and A, who looks at them one
+//! after the other, has to know of the hold when it takes the frame.
 
 mod loom_platform;
 
@@ -192,6 +195,55 @@ fn model(flaw: Flaw) {
     b.settle();
     owner.settle();
     assert_eq!((owner.closed, owner.book.is_empty()), (1, true), "closed {} times", owner.closed);
+}
+
+/// C, which holds what B sent it, sends it back to A.
+fn returned(looks_behind_the_frame: bool) {
+    let (tail, head, bytes) = (LoomWord::zero(), LoomWord::zero(), LoomBytes::zeroed(32));
+    let mut frames_out: Producer<Loom> =
+        Producer::new(tail.clone(), head.clone(), bytes.clone()).expect("a power of two");
+    let mut frames_in: Consumer<Loom> = Consumer::new(tail, head, bytes).expect("a power of two");
+    let (mut returns, mut from_c) = entry_ring();
+    let mut book = Book::default();
+    let (line, generation) = book.open((), Default::default());
+    book.grant(line, generation, process(1)).expect("just opened");
+    book.release_local(line, generation, &[]).expect("just opened");
+
+    let c = thread::spawn(move || {
+        post(&mut returns, HOLD);
+        let mut frame = frames_out.reserve(8).expect("an empty ring");
+        frame.write(0, &[7; 8]);
+        frame.commit();
+        frames_out.publish();
+    });
+    let drain = |book: &mut Book<()>, from_c: &mut EntryConsumer<Loom>| {
+        while let Some(notice) = from_c.pop().expect("a sound peer") {
+            assert_eq!(notice[0], HOLD);
+            book.grant(line, generation, process(2)).expect("the line is open");
+        }
+    };
+    // `Office::poll_link`: first the returns, then the frames.
+    drain(&mut book, &mut from_c);
+    if frames_in.peek(&mut Vec::new()).expect("a sound peer").is_some() {
+        let mut adopted = book.adopt(line, generation, process(2));
+        if adopted.is_err() && looks_behind_the_frame {
+            drain(&mut book, &mut from_c);
+            adopted = book.adopt(line, generation, process(2));
+        }
+        adopted.expect("C holds what it sends");
+    }
+    c.join().expect("C ends");
+}
+
+#[test]
+fn what_comes_back_is_known_when_its_frame_is_taken() {
+    explore(PREEMPTIONS, || returned(true));
+}
+
+#[test]
+fn the_owner_has_to_look_at_returns_behind_the_frame_again() {
+    let failure = failure_of(PREEMPTIONS, || returned(false));
+    assert!(failure.contains("NotHeld"), "another failure: {failure}");
 }
 
 /// The failure is that of memory freed under C, not of a model that broke down otherwise.

@@ -234,3 +234,30 @@ fn a_full_pool_says_who_holds_its_bytes() {
     drop(kept);
     assert_eq!(cluster.leases(0), 0);
 }
+
+/// What a pool has taken of its budget can be sent, to the last tensor: its chunks are few, and the node knows each.
+#[test]
+fn the_last_tensor_of_a_budget_can_be_sent() {
+    // After six chunks 20 MiB are left, less than the next would be.
+    let options = PoolOptions { budget: 83 << 20, first_chunk: 1 << 20 };
+    let cluster = Cluster::with_pools(2, options);
+    let (to_b, at_b) = cluster.inbox::<Tensor>(1, 4);
+    cluster.connect();
+    let mut tensors = Vec::new();
+    let error = loop {
+        match cluster.gpu(0).zeros(DType::U8, &[16 << 10]) {
+            Ok(tensor) => tensors.push(tensor.freeze()),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(&error, TensorError::Pool(PoolError::Full { chunks, .. }) if *chunks <= 16), "{error}");
+    cluster.settle_node();
+    assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
+    assert!(cluster.chunks_kept() <= 16, "{} chunks", cluster.chunks_kept());
+    assert!(tensors.len() > (options.budget as usize >> 14) * 9 / 10, "{} tensors", tensors.len());
+    for tensor in [tensors.swap_remove(0), tensors.pop().expect("many")] {
+        cluster.send(0, &to_b, tensor);
+        cluster.settle();
+        assert_eq!(at_b.take_one().message.to_vec::<u8>().expect("data"), vec![0; 16 << 10]);
+    }
+}

@@ -3,7 +3,9 @@
 
 #![cfg(feature = "testing")]
 
-use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Deserializer, Serialize};
 use tensorpost::ids::{ActorId, ProcessId};
 use tensorpost::limits::{MAX_INLINE_BODY, MAX_TENSORS};
 use tensorpost::tensor::Tensor;
@@ -70,6 +72,59 @@ fn one_piece_of_memory_goes_round_three_processes() {
     assert_eq!(got.message.to_vec::<f32>().expect("data"), (0..100).map(|n| n as f32).collect::<Vec<_>>());
     drop(got);
     assert_eq!(cluster.shares(0, id), None);
+    assert_clean(&cluster, 3);
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// What other processes do while a [`Meanwhile`] is decoded.
+static MEANWHILE: Mutex<Option<Work>> = Mutex::new(None);
+
+/// A message that takes its reader so long that others do something.
+#[derive(Serialize)]
+struct Meanwhile(u8);
+
+impl<'de> Deserialize<'de> for Meanwhile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let any = u8::deserialize(deserializer)?;
+        let work = MEANWHILE.lock().expect("no panic").take();
+        // On a thread of its own: what it sends does not wait for the end of the reader's turn.
+        std::thread::spawn(move || work.map(|work| work())).join().expect("no panic");
+        Ok(Meanwhile(any))
+    }
+}
+
+/// LEASE-3 where a hold and the frame that follows from it come by two rings: C's hold on A's memory is posted after A has
+/// looked at C's returns, and C's frame with that memory in it is there before A has looked at C's frames.
+#[test]
+fn what_comes_back_to_its_owner_is_known_from_a_hold_that_came_behind_the_look() {
+    let cluster = Arc::new(Cluster::new(3));
+    let (a, b, c) = (0, 1, 2);
+    let (to_a, at_a) = cluster.inbox::<Tensor>(a, 4);
+    let (to_wait, waited) = cluster.inbox::<Meanwhile>(a, 4);
+    let [(to_b, at_b), (to_c, at_c)] = [b, c].map(|i| cluster.inbox::<Tensor>(i, 4));
+    cluster.connect();
+    let tensor = numbers(&cluster, a, 100);
+    let id = tensor.lease().id();
+    cluster.send(a, &to_b, tensor);
+    cluster.settle();
+    cluster.send(b, &to_c, at_b.take_one().message);
+    assert!(!cluster.poll(c), "C asks for the chunk first");
+    cluster.settle_node();
+    assert_eq!(cluster.shares(a, id), shares(0, &[(cluster.process(b), 1)]));
+
+    let theirs = Arc::clone(&cluster);
+    *MEANWHILE.lock().expect("no panic") = Some(Box::new(move || {
+        assert!(theirs.office(c).poll(&mut Vec::new()), "C takes the frame");
+        theirs.send(c, &to_a, at_c.take_one().message);
+    }));
+    cluster.send(c, &to_wait, Meanwhile(0));
+    assert!(cluster.poll(a), "A looks at C's returns, and then at its frames");
+    assert_eq!(waited.take().len(), 1, "{:?}", waited.refused());
+    let got = at_a.take_one();
+    assert_eq!(got.message.lease().id(), id);
+    assert_eq!(cluster.shares(a, id).map(|shares| shares.local), Some(1));
+    drop(got);
     assert_clean(&cluster, 3);
 }
 

@@ -3,7 +3,11 @@
 //! Units are [`ALLOCATION_UNIT`] bytes, which is therefore the alignment of every block. Chunks come in powers of
 //! two, so that whatever was asked for fits the chunk that was made for it: the allocator underneath sorts free
 //! ranges into size classes and takes a range only from a class whose every member is large enough. A tensor
-//! larger than [`LARGEST_SHARED_CHUNK`] has a chunk of its own.
+//! larger than the pool's largest shared chunk has a chunk of its own.
+//!
+//! A pool has at most [`MAX_POOL_CHUNKS`]: each costs its owner, the node and every reader a descriptor or a mapping.
+//! So chunks double up to a size that depends on the budget, and towards its end the next one takes the largest power
+//! of two that is left, and not just the room for one tensor.
 //!
 //! The book dies with its process; the memory does not (LEASE-4).
 
@@ -12,12 +16,18 @@ use std::fmt;
 
 use offset_allocator::{Allocation, Allocator};
 
-use crate::limits::{ALLOCATION_UNIT, LARGEST_SHARED_CHUNK};
+use crate::limits::{ALLOCATION_UNIT, LARGEST_CHUNK, LARGEST_SHARED_CHUNK, MAX_POOL_CHUNKS};
 
 /// Fewest and most blocks in a chunk, whatever its size; in between, one for every eight units. The book for a
 /// chunk takes about 32 bytes a block.
 const LEAST_BLOCKS: u32 = 64;
-const MOST_BLOCKS: u32 = 64 << 10;
+const MOST_BLOCKS: u32 = 256 << 10;
+
+/// What is left of a budget is not worth a chunk below this share of it.
+const LEAST_SHARE: u64 = 1 << 10;
+
+/// A shared chunk can be this share of a large budget, so that half of [`MAX_POOL_CHUNKS`] take all of it.
+const LARGEST_SHARE: u64 = MAX_POOL_CHUNKS as u64 / 2;
 
 /// Part of a chunk that was given out. Goes back with [`SubAllocator::free`], once.
 #[must_use = "a block that is not freed is lost until its chunk is"]
@@ -90,17 +100,25 @@ struct Chunk {
 pub struct SubAllocator {
     first_chunk_bytes: u64,
     granularity: u64,
+    /// Largest chunk that tensors share; a power of two.
+    largest_shared: u64,
+    /// Smallest chunk that is worth a descriptor, where less was not asked for.
+    least: u64,
     chunks: BTreeMap<u32, Chunk>,
 }
 
 impl SubAllocator {
-    /// No chunks yet; the first is to have `first_chunk_bytes` bytes, and all are multiples of `granularity`.
-    pub fn new(first_chunk_bytes: u64, granularity: u64) -> Self {
-        let first_chunk_bytes =
-            first_chunk_bytes.clamp(ALLOCATION_UNIT, LARGEST_SHARED_CHUNK).next_power_of_two();
+    /// No chunks yet; the first is to have `first_chunk_bytes` bytes, all together `budget` at most, and all are multiples
+    /// of `granularity`.
+    pub fn new(first_chunk_bytes: u64, granularity: u64, budget: u64) -> Self {
+        let share = (budget / LARGEST_SHARE).min(LARGEST_CHUNK).next_power_of_two();
+        let largest_shared = share.max(LARGEST_SHARED_CHUNK);
+        let first_chunk_bytes = first_chunk_bytes.clamp(ALLOCATION_UNIT, largest_shared).next_power_of_two();
         SubAllocator {
             first_chunk_bytes,
             granularity: granularity.max(ALLOCATION_UNIT),
+            largest_shared,
+            least: budget / LEAST_SHARE,
             chunks: BTreeMap::new(),
         }
     }
@@ -114,26 +132,49 @@ impl SubAllocator {
             return Some(Block { chunk: Block::NO_CHUNK, offset: 0, bytes, place: Place::Nowhere });
         }
         // The lowest index first, so that later chunks run empty and can be given back.
-        self.chunks.iter_mut().find_map(|(&index, chunk)| chunk.allocate(index, bytes))
+        let shared = bytes <= self.largest_shared;
+        self.chunks.iter_mut().find_map(|(&index, chunk)| chunk.allocate(index, bytes, shared))
+    }
+
+    /// How large the next chunk is to be, in which `bytes` bytes certainly fit, where the pool may grow by `left` bytes.
+    /// `None` where that is not enough, or not worth a chunk, or there are [`MAX_POOL_CHUNKS`].
+    pub fn next_chunk(&self, bytes: u64, left: u64) -> Option<u64> {
+        if self.chunks.len() >= MAX_POOL_CHUNKS {
+            return None;
+        }
+        let wish = self.chunk_size_for(bytes);
+        if wish <= left {
+            return Some(wish);
+        }
+        let smallest = self.smallest_chunk_for(bytes);
+        if smallest > left {
+            return None;
+        }
+        if bytes > self.largest_shared {
+            return Some(smallest);
+        }
+        // `smallest` is a multiple of the granularity, and so is a power of two above it.
+        let size = smallest.max(1 << left.ilog2());
+        (size >= self.least).then_some(size)
     }
 
     /// How large a new chunk should be in which `bytes` bytes certainly fit. Chunks double in size as they become
-    /// more, up to [`LARGEST_SHARED_CHUNK`]. `u64::MAX` where no chunk can be that large.
+    /// more, up to the largest shared one. `u64::MAX` where no chunk can be that large.
     pub fn chunk_size_for(&self, bytes: u64) -> u64 {
-        if bytes > LARGEST_SHARED_CHUNK {
+        if bytes > self.largest_shared {
             return self.smallest_chunk_for(bytes);
         }
         let shared = self.chunks.values().filter(|chunk| chunk.parts.is_some()).count().min(32) as u32;
-        let grown = self.first_chunk_bytes.saturating_mul(1 << shared).min(LARGEST_SHARED_CHUNK);
+        let grown = self.first_chunk_bytes.saturating_mul(1 << shared).min(self.largest_shared);
         self.whole(grown.max(bytes.next_power_of_two()))
     }
 
     /// The smallest new chunk in which `bytes` bytes fit, for a pool that comes to the end of its budget.
     pub fn smallest_chunk_for(&self, bytes: u64) -> u64 {
-        if bytes > LARGEST_SHARED_CHUNK {
+        if bytes > self.largest_shared {
             return self.whole(bytes);
         }
-        // Lossless: at most LARGEST_SHARED_CHUNK / ALLOCATION_UNIT units.
+        // Lossless: at most LARGEST_CHUNK / ALLOCATION_UNIT units.
         let units = offset_allocator::ext::min_allocator_size(bytes.div_ceil(ALLOCATION_UNIT).max(1) as u32);
         self.whole(u64::from(units) * ALLOCATION_UNIT)
     }
@@ -144,8 +185,8 @@ impl SubAllocator {
             index != Block::NO_CHUNK && !self.chunks.contains_key(&index),
             "chunk {index} is in use"
         );
-        let parts = (bytes <= LARGEST_SHARED_CHUNK).then(|| {
-            let units = (bytes / ALLOCATION_UNIT) as u32; // at most LARGEST_SHARED_CHUNK / ALLOCATION_UNIT
+        let parts = (bytes <= self.largest_shared).then(|| {
+            let units = (bytes / ALLOCATION_UNIT) as u32; // at most LARGEST_CHUNK / ALLOCATION_UNIT
             Allocator::with_max_allocs(units, (units / 8).clamp(LEAST_BLOCKS, MOST_BLOCKS))
         });
         self.chunks.entry(index).or_insert(Chunk { bytes, used: 0, blocks: 0, parts });
@@ -197,7 +238,7 @@ impl SubAllocator {
 }
 
 impl Chunk {
-    fn allocate(&mut self, index: u32, bytes: u64) -> Option<Block> {
+    fn allocate(&mut self, index: u32, bytes: u64, shared: bool) -> Option<Block> {
         let room = bytes.checked_next_multiple_of(ALLOCATION_UNIT)?;
         if room > self.bytes - self.used {
             return None;
@@ -208,9 +249,7 @@ impl Chunk {
                 (u64::from(part.offset) * ALLOCATION_UNIT, Place::Part(part))
             }
             // Small tensors would keep a large chunk from ever being given back.
-            None if self.blocks == 0 && bytes > LARGEST_SHARED_CHUNK && bytes > self.bytes / 2 => {
-                (0, Place::Whole)
-            }
+            None if self.blocks == 0 && !shared && bytes > self.bytes / 2 => (0, Place::Whole),
             None => return None,
         };
         self.used += room;
@@ -254,7 +293,7 @@ mod tests {
 
     #[test]
     fn chunks_double_up_to_a_bound() {
-        let mut book = SubAllocator::new(64 * MIB, 2 * MIB);
+        let mut book = SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB);
         let sizes: Vec<_> = (0..6)
             .map(|index| {
                 let size = book.chunk_size_for(1);
@@ -269,9 +308,54 @@ mod tests {
         assert_eq!(book.smallest_chunk_for(1), 2 * MIB);
     }
 
+    /// Grows as far as it can by tensors of `bytes` bytes: the sizes of its chunks.
+    fn grown(first: u64, granularity: u64, budget: u64, bytes: u64) -> Vec<u64> {
+        let mut book = SubAllocator::new(first, granularity, budget);
+        let mut sizes: Vec<u64> = Vec::new();
+        // As a pool does it: to a quarter of its budget first.
+        for limit in [budget / 4, budget] {
+            let total = |sizes: &[u64]| sizes.iter().sum::<u64>();
+            while book.next_chunk(bytes, limit.saturating_sub(total(&sizes))).is_some() {
+                let size = book.next_chunk(bytes, budget - total(&sizes)).expect("there is more than that");
+                assert!(size >= bytes && size.is_multiple_of(granularity), "{size}");
+                book.add_chunk(sizes.len() as u32, size);
+                sizes.push(size);
+                assert!(total(&sizes) <= budget);
+            }
+        }
+        sizes
+    }
+
+    #[test]
+    fn few_chunks_take_all_of_any_budget() {
+        for (first, granularity, budget) in [
+            (64 * MIB, 4096, 4 * GIB),
+            (64 * MIB, 2 * MIB, 130 * GIB),
+            (64 * MIB, 4096, 2048 * GIB),
+            (4096, 4096, 64 * GIB),
+            (MIB, 4096, 5 * MIB + 4096),
+            (64 * MIB, 4096, 3 * GIB - 4096),
+        ] {
+            for bytes in [1, 4096, 3 * MIB] {
+                let sizes = grown(first, granularity, budget, bytes);
+                let total: u64 = sizes.iter().sum();
+                // At the cap there is no more; everywhere else less is left than is worth a chunk, or than fits.
+                let left = budget - total;
+                let least = (budget / LEAST_SHARE).max(granularity).max(2 * bytes);
+                assert!(left <= 2 * least, "{left} of {budget} by {bytes} in {} chunks", sizes.len());
+                assert!(sizes.len() <= MAX_POOL_CHUNKS, "{} chunks of {budget}", sizes.len());
+            }
+        }
+        let mut book = SubAllocator::new(4096, 4096, GIB);
+        for index in 0..MAX_POOL_CHUNKS as u32 {
+            book.add_chunk(index, 4096);
+        }
+        assert_eq!(book.next_chunk(1, GIB), None, "there are as many as there may be");
+    }
+
     #[test]
     fn nothing_takes_no_room() {
-        let mut book = SubAllocator::new(64 * MIB, 4096);
+        let mut book = SubAllocator::new(64 * MIB, 4096, 4 * GIB);
         let nothing = book.allocate(0).unwrap();
         assert_eq!((nothing.chunk, nothing.bytes), (Block::NO_CHUNK, 0));
         book.free(nothing);
@@ -281,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_huge_tensor_has_a_chunk_of_its_own_that_serves_the_next() {
-        let (mut book, mut next) = (SubAllocator::new(64 * MIB, 2 * MIB), 0);
+        let (mut book, mut next) = (SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB), 0);
         let (huge, _) = take(&mut book, &mut next, 3 * GIB, false);
         let (small, new) = take(&mut book, &mut next, 512, false);
         assert!(new && small.chunk != huge.chunk && huge.offset == 0);
@@ -298,7 +382,7 @@ mod tests {
 
     #[test]
     fn many_small_blocks_run_out_of_room_and_not_of_sense() {
-        let (mut book, mut next) = (SubAllocator::new(MIB, 4096), 0);
+        let (mut book, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
         let blocks: Vec<_> = (0..4096).map(|_| take(&mut book, &mut next, 1, false).0).collect();
         assert_eq!(book.stats().used, 4096 * ALLOCATION_UNIT);
         for block in blocks {
@@ -312,7 +396,7 @@ mod tests {
         #[test]
         fn a_chunk_made_for_a_size_fits_it(bytes in 1..4 * GIB, granularity in 9_u32..22) {
             for smallest in [false, true] {
-                let (mut book, mut next) = (SubAllocator::new(64 * MIB, 1 << granularity), 0);
+                let (mut book, mut next) = (SubAllocator::new(64 * MIB, 1 << granularity, 16 * GIB), 0);
                 let (block, new) = take(&mut book, &mut next, bytes, smallest);
                 prop_assert!(new);
                 prop_assert_eq!(book.stats().bytes % (1 << granularity), 0);
@@ -326,7 +410,7 @@ mod tests {
         fn live_blocks_never_overlap_and_all_of_it_comes_back(
             steps in prop::collection::vec((any::<bool>(), 0_u64..300_000, any::<prop::sample::Index>()), 1..200),
         ) {
-            let (mut book, mut next) = (SubAllocator::new(MIB, 4096), 0);
+            let (mut book, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
             let mut live: Vec<Block> = Vec::new();
             for (takes, bytes, which) in steps {
                 if takes || live.is_empty() {

@@ -1,6 +1,7 @@
 //! Why there is no memory.
 
 use crate::device::DeviceError;
+use crate::limits::MAX_POOL_CHUNKS;
 
 /// Why an allocation failed. Nothing was taken.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +20,8 @@ pub enum PoolError {
     },
     /// No room now; dropping tensors makes some. A retry makes sense.
     #[error(
-        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use. {holders}"
+        "the pool of {device} is full: {asked} bytes asked for, {in_use} of {budget} bytes in use{}. {holders}",
+        at_the_bound(*.chunks)
     )]
     Full {
         /// Which device.
@@ -30,6 +32,8 @@ pub enum PoolError {
         in_use: u64,
         /// Budget in bytes.
         budget: u64,
+        /// Chunks that it has; at most [`MAX_POOL_CHUNKS`].
+        chunks: usize,
         /// The largest holders, by process, and for how long.
         holders: String,
     },
@@ -59,4 +63,14 @@ pub enum PoolError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+/// What a pool that has as many chunks as it may have should be told apart by: bytes may be left, and no place for more.
+fn at_the_bound(chunks: usize) -> String {
+    if chunks < MAX_POOL_CHUNKS {
+        return String::new();
+    }
+    format!(
+        ", in {chunks} chunks, the most that there may be: make fewer and larger tensors, or a larger first chunk"
+    )
 }

@@ -138,7 +138,7 @@ impl Pool {
         chunk_base: u32,
     ) -> Arc<Self> {
         let first = options.first_chunk.min(options.budget).max(backend.granularity());
-        let allocator = SubAllocator::new(first, backend.granularity());
+        let allocator = SubAllocator::new(first, backend.granularity(), options.budget);
         Arc::new(Pool {
             process,
             backend,
@@ -209,23 +209,20 @@ impl Pool {
             return Ok(allocation);
         }
         let mut state = self.state.lock();
-        let quarter = self.options.budget / 4;
-        let grown = self.may_grow(&mut state, bytes, quarter).then(|| self.grow(&mut state, bytes));
-        // Where the device has no room either, memory that is waited for is better than none.
         let waits = !state.quarantine.is_empty();
-        if let Some(grown) = grown.filter(|grown| !(waits && matches!(grown, Err(PoolError::NoRoom { .. }))))
-        {
-            grown?;
-        } else if waits {
-            state.open_quarantine();
-            if let Some(allocation) = self.cut(&mut state, bytes) {
-                return Ok(allocation);
+        let grown = match self.grow_below(&mut state, bytes, self.options.budget / 4) {
+            // Where the device has no room either, memory that is waited for is better than none.
+            Err(PoolError::NoRoom { .. }) if waits => false,
+            grown => grown?,
+        };
+        if !grown {
+            if waits {
+                state.open_quarantine();
+                if let Some(allocation) = self.cut(&mut state, bytes) {
+                    return Ok(allocation);
+                }
             }
-            if self.may_grow(&mut state, bytes, self.options.budget) {
-                self.grow(&mut state, bytes)?;
-            }
-        } else if self.may_grow(&mut state, bytes, self.options.budget) {
-            self.grow(&mut state, bytes)?;
+            self.grow_below(&mut state, bytes, self.options.budget)?;
         }
         match self.cut(&mut state, bytes) {
             Some(allocation) => Ok(allocation),
@@ -239,6 +236,7 @@ impl Pool {
                 asked: bytes,
                 in_use: state.stats().held_bytes + state.stats().quarantined_bytes,
                 budget: self.options.budget,
+                chunks: state.chunks.len(),
                 holders: state.holders(self.process),
             }),
         }
@@ -282,19 +280,17 @@ impl Pool {
         Some(Allocation { lease, after })
     }
 
-    fn may_grow(&self, state: &mut State, bytes: u64, limit: u64) -> bool {
-        self.chunk_size(state, bytes, limit) > 0
+    /// Grows by a chunk for `bytes`, where there is room for one below `limit`; whether it did. The chunk itself may go
+    /// past that, up to the budget.
+    fn grow_below(&self, state: &mut State, bytes: u64, limit: u64) -> Result<bool, PoolError> {
+        let next = |limit: u64| state.allocator.next_chunk(bytes, limit.saturating_sub(state.chunk_bytes));
+        match next(limit).and_then(|_| next(self.options.budget)) {
+            Some(size) => self.grow(state, bytes, size).map(|()| true),
+            None => Ok(false),
+        }
     }
 
-    /// What the next chunk would take within `limit`: the allocator's wish, or the least that holds `bytes`; 0 for none.
-    fn chunk_size(&self, state: &State, bytes: u64, limit: u64) -> u64 {
-        let left = limit.saturating_sub(state.chunk_bytes);
-        let sizes = [state.allocator.chunk_size_for(bytes), state.allocator.smallest_chunk_for(bytes)];
-        sizes.into_iter().find(|size| *size <= left).unwrap_or(0)
-    }
-
-    fn grow(&self, state: &mut State, bytes: u64) -> Result<(), PoolError> {
-        let size = self.chunk_size(state, bytes, self.options.budget);
+    fn grow(&self, state: &mut State, bytes: u64, size: u64) -> Result<(), PoolError> {
         let chunk = self.backend.create_chunk(size).map_err(|source| match source {
             DeviceError::OutOfMemory { .. } => PoolError::NoRoom {
                 device: self.backend.name(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limits::{MAX_ACTORS, MAX_PACKET, MAX_PACKET_FDS, MAX_PROCESSES};
+use crate::limits::{MAX_ACTORS, MAX_PACKET, MAX_PACKET_FDS, MAX_POOL_CHUNKS, MAX_PROCESSES};
 
 /// Largest encoded control message in bytes. A larger one than a packet travels in several.
 pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
@@ -33,6 +33,9 @@ pub const MAX_NAMES: usize = 1 << 16;
 
 /// Most chunks of one process that the node keeps descriptors of: two open files each.
 pub const MAX_CHUNKS: usize = 1 << 12;
+
+// A process that keeps to the bound of its pools is never refused: one on the host, and one for each of 63 GPUs.
+const _: () = assert!(64 * MAX_POOL_CHUNKS <= MAX_CHUNKS);
 
 /// Questions of one process for chunks that their owners have not published (yet): every chunk of an owner, for both
 /// kinds of access.

@@ -20,7 +20,8 @@ use crate::clock::Ticket;
 use crate::device::Access;
 use crate::fault;
 use crate::ids::ProcessId;
-use crate::lease::{Lease, Returns};
+use crate::lease::book::BookError;
+use crate::lease::{Lease, LeaseId, Returns};
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry};
 use crate::tensor::DType;
@@ -98,7 +99,7 @@ impl Office {
                 if !self.has_room_for_holds(link, 1) {
                     return false;
                 }
-                self.reject(link, &error.to_string());
+                self.reject_frame(link, &error.to_string());
                 // Its leases cannot be read, so the sender, who knows them, takes them back.
                 self.post_notice_now(link, entry::rejected(end));
                 return true;
@@ -109,7 +110,7 @@ impl Office {
             Look::Ready => {}
             Look::Wait => return false,
             Look::Never(why) => {
-                self.reject(link, &why);
+                self.reject_frame(link, &why);
                 self.give_back(link, entries());
                 self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                 return true;
@@ -120,7 +121,7 @@ impl Office {
             match self.adopt(link, entry) {
                 Ok(lease) => adopted.push((lease, entry.ready)),
                 Err(why) => {
-                    self.reject(link, &why);
+                    self.reject_frame(link, &why);
                     self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                     // Those adopted so far go back as they drop; the rest without having been taken.
                     self.give_back(link, entries().skip(adopted.len() + 1));
@@ -245,8 +246,7 @@ impl Office {
         let id = entry.id;
         let owner = id.chunk.owner;
         if owner == self.me {
-            let lease =
-                self.pool_of(id)?.adopt(id, link.peer, entry.sole).map_err(|error| error.to_string())?;
+            let lease = self.adopt_own(link, id, entry.sole)?;
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on line {} came back with another place or size", id.line));
             }
@@ -279,6 +279,21 @@ impl Office {
             lease.set_in_parts();
         }
         Ok(lease)
+    }
+
+    /// A lease on this process's own memory, which the peer sends back.
+    fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool) -> Result<Lease, String> {
+        let pool = self.pool_of(id)?;
+        let adopted = match pool.adopt(id, link.peer, sole) {
+            // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this process has
+            // looked at before it saw the frame. What has come since is there to be read.
+            Err(BookError::NotHeld { .. }) => {
+                self.drain_link_returns(link);
+                pool.adopt(id, link.peer, sole)
+            }
+            adopted => adopted,
+        };
+        adopted.map_err(|error| error.to_string())
     }
 
     /// Gives back leases that the peer granted and that were not adopted.
@@ -400,6 +415,13 @@ impl Office {
         } else {
             self.hand_back(link, credit);
         }
+    }
+
+    /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received, or a shutdown
+    /// would wait for it until its deadline.
+    fn reject_frame(&self, link: &Link, why: &str) {
+        self.counters.received.fetch_add(1, Ordering::SeqCst);
+        self.reject(link, why);
     }
 
     fn reject(&self, link: &Link, why: &str) {

@@ -32,6 +32,9 @@ impl Layout {
 
     /// The same elements in memory that starts `elements` later; `None` where one of them lies before that.
     pub(crate) fn moved_back(&self, elements: usize) -> Option<Self> {
+        if self.is_empty() {
+            return Some(Self::trusted(self.shape, self.strides, 0));
+        }
         let offset = self.offset.checked_sub(elements)?;
         Some(Self::trusted(self.shape, self.strides, offset))
     }

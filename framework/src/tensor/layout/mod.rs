@@ -128,7 +128,11 @@ impl Layout {
     }
 
     /// Wraps numbers that satisfy LAYOUT-1 to LAYOUT-3 because they came from a layout that does.
+    ///
+    /// Without elements the offset becomes 0: that of a slice of shape `[n, 0]` could otherwise lie behind the end of an
+    /// allocation of no bytes, and a receiver refuses such a layout (WIRE-1).
     fn trusted(shape: Dims<usize>, strides: Dims<isize>, offset: usize) -> Self {
+        let offset = if shape.contains(&0) { 0 } else { offset };
         let layout = Layout { shape, strides, offset };
         debug_assert_eq!(Self::from_parts(layout.shape(), layout.strides(), offset), Ok(layout));
         layout

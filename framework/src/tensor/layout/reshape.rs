@@ -58,7 +58,7 @@ impl Layout {
             return Err(LayoutError::ViewLength { from, to, from_len, to_len });
         }
         if self.is_empty() {
-            return view.with_offset(self.offset);
+            return Ok(view);
         }
         // From the innermost: each coalesced axis has to be the product of a run of new axes. Axes of one element
         // that are left over at the end keep the stride that `contiguous` gave them; it places nothing.

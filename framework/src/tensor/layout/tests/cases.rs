@@ -53,10 +53,31 @@ fn no_elements_touch_nothing() {
     assert_eq!(empty.bytes_span(DType::F32), Ok(16..16));
     assert_eq!(empty.contiguous_runs().next(), None);
     let view = empty.view(&[0, 9]).expect("no elements are no elements");
-    assert_eq!((view.len(), view.offset()), (0, 4));
+    assert_eq!((view.len(), view.offset()), (0, 0));
     assert_eq!(empty.view_infer(&[Some(5), None]).map(|view| view.len()), Ok(0));
     // Its offset has to lie inside all the same.
     assert!(empty.fits(DType::F32, 15).is_err());
+}
+
+/// However far behind the end of its allocation the slice would begin: a receiver would refuse it (WIRE-1).
+#[test]
+fn a_view_without_elements_fits_the_smallest_allocation() {
+    let rows = contiguous(&[5, 0]);
+    let empty = contiguous(&[6, 4]).slice(0, 6..6).expect("an empty range");
+    let views = [
+        rows.slice(0, 3..5),
+        rows.slice(0, 2..4).and_then(|rows| rows.transpose()),
+        empty.view(&[0]),
+        rows.slice(0, 1..4).and_then(|rows| rows.permute(&[1, 0])),
+        rows.split(0, 5).map(|parts| parts.last().expect("five parts")),
+    ];
+    for view in views {
+        let view = view.expect("there is such a view");
+        assert_eq!(view.fits(DType::F64, 0), Ok(()), "{view:?}");
+        assert_eq!(view.moved_back(3).map(|view| view.len()), Some(0));
+        let (dtype, arrived) = Layout::from_wire(&view.to_wire(DType::F64)).expect("it can travel");
+        assert_eq!((dtype, arrived), (DType::F64, view));
+    }
 }
 
 #[test]
