@@ -491,3 +491,92 @@ impl<'d> Drawing<'d> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn all(faults: Faults, seeds: u64) -> Vec<Spec> {
+        (0..seeds).map(|seed| draw(seed, faults)).collect()
+    }
+
+    #[test]
+    fn a_seed_says_everything() {
+        assert_eq!(all(Faults::Mixed, 50), all(Faults::Mixed, 50));
+        assert_ne!(draw(1, Faults::Some), draw(2, Faults::Some));
+        for spec in all(Faults::Some, 100) {
+            assert_eq!(Spec::from_json(&spec.to_json()).unwrap(), spec);
+        }
+    }
+
+    /// The first word of a value as it is debugged: its variant.
+    fn variant(value: &impl std::fmt::Debug) -> String {
+        format!("{value:?}").chars().take_while(|c| c.is_alphanumeric()).collect()
+    }
+
+    #[test]
+    fn every_operator_and_setting_is_drawn() {
+        let mut seen = BTreeSet::new();
+        let mut note = |what: &str, value: String| drop(seen.insert(format!("{what} {value}")));
+        for spec in all(Faults::Some, 300) {
+            for op in Plan::new(&spec).all() {
+                let settings = op.op.settings;
+                note("op", variant(&op.op.what));
+                note("pick", variant(&settings.pick));
+                note("error", variant(&settings.on_error));
+                for (what, is) in [
+                    ("ordered", settings.ordered),
+                    ("beside", settings.beside),
+                    ("thread", settings.own_thread),
+                    ("mailbox", settings.mailbox.is_some()),
+                    ("bytes", settings.max_bytes.is_some()),
+                    ("dead", settings.dead),
+                    ("restart", settings.restart.is_some()),
+                    ("nested", op.depth > 1),
+                ] {
+                    if is {
+                        note("has", what.into());
+                    }
+                }
+                match &op.op.what {
+                    What::Stage(stage) => {
+                        note("form", variant(&stage.form));
+                        note("work", variant(&stage.work));
+                    }
+                    What::Fork(fork, _) => note("fork", variant(fork)),
+                    What::Batch { then, .. } => note("then", variant(then)),
+                    _ => {}
+                }
+            }
+            for fault in &spec.faults {
+                note("fault", variant(fault));
+                if let Fault::Inside { how, .. } = fault {
+                    note("how", variant(how));
+                }
+            }
+            note("ending", variant(&spec.ending));
+        }
+        let wanted = "op Source|op Stage|op Batch|op Window|op Fork|op Merge|op Zip|op Join|op Loop|op Sink|\
+            pick Turns|pick Least|pick Key|pick All|error Fail|error Skip|error Retry|error RetryThenSkip|\
+            error DeadLetter|error RetryThenDeadLetter|has ordered|has beside|has thread|has mailbox|has bytes|has dead|\
+            has restart|has nested|form Map|form Filter|form FlatMap|form Apply|form Typed|form Hold|work Pass|\
+            work Check|work Add|work Copy|fork All|fork Turns|fork Least|fork Key|fork Split|then Unbatch|then Pack|\
+            then Gather|fault Inside|fault Outside|how Abort|how Exit|how Panic|how Late|how InKernel|\
+            ending Natural|ending Cancel|ending Kill|ending Drop";
+        let missing: Vec<_> = wanted.split('|').filter(|what| !seen.contains(*what)).collect();
+        assert!(missing.is_empty(), "{missing:?} of {seen:?}");
+    }
+
+    #[test]
+    fn nearly_all_are_accepted() {
+        let folder = std::path::Path::new("");
+        let refused = all(Faults::Mixed, 300).into_iter().filter(|spec| {
+            let pipeline = super::super::build::build(&Plan::new(spec), folder, "host");
+            pipeline.check().is_err()
+        });
+        let refused = refused.count();
+        assert!(refused < 45, "{refused} of 300 are refused");
+    }
+}

@@ -55,7 +55,10 @@ fn smaller(spec: &Spec) -> Vec<Spec> {
     }
     for (at, op) in spec.ops.iter().enumerate() {
         for output in 0..op.what.outputs(&op.settings).max(1) {
-            to.all.extend(without(spec, at, output));
+            to.all.extend(without(spec, at, output, false));
+        }
+        if let What::Fork(_, ways @ 3..) = op.what {
+            to.all.extend((0..ways).filter_map(|way| without(spec, at, way, true)));
         }
         if let What::Loop { body, .. } = &op.what {
             to.all.extend((1..body.len()).map(|inside| without_inside(spec, at, inside)));
@@ -79,6 +82,11 @@ fn smaller(spec: &Spec) -> Vec<Spec> {
         to.with(|spec| match &mut spec.faults[at] {
             Fault::Inside { times, .. } => *times = 1,
             Fault::Outside { victims, .. } => victims.truncate(1),
+        });
+        // So that whatever it was about can go.
+        to.with(|spec| match &mut spec.faults[at] {
+            Fault::Inside { op, .. } => *op = 0,
+            Fault::Outside { victims, .. } => victims.iter_mut().for_each(|victim| *victim = (0, 0)),
         });
         to.with(|spec| {
             if let Fault::Inside { at, .. } = &mut spec.faults[at] {
@@ -193,8 +201,8 @@ const PARTS: &[fn(&mut What)] = &[
 /// Operators with the numbers that they had, and those in them.
 type Kept = Vec<(Op, Vec<u16>)>;
 
-/// Without an operator; one of its outputs is what it took, the others are nothing.
-fn without(spec: &Spec, at: usize, output: u8) -> Option<Spec> {
+/// Without an operator, of which one output is what it took, and the others are nothing; or only without that output.
+fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec> {
     if matches!(spec.ops[at].what, What::Sink { .. }) {
         return None;
     }
@@ -204,7 +212,7 @@ fn without(spec: &Spec, at: usize, output: u8) -> Option<Spec> {
     for (old, op) in spec.ops.iter().enumerate() {
         let takes: Vec<FlowId> = op.takes.iter().filter_map(|flow| flows.get(flow).copied().flatten()).collect();
         let passes = match op.what {
-            _ if old == at => true,
+            _ if old == at => !only_output,
             What::Merge | What::Zip { .. } | What::Join { .. } => takes.len() == 1,
             _ => false,
         };
@@ -217,12 +225,18 @@ fn without(spec: &Spec, at: usize, output: u8) -> Option<Spec> {
             }
             continue;
         }
+        let mut op = Op { takes, ..op.clone() };
+        if let (true, true, What::Fork(_, ways)) = (old == at, only_output, &mut op.what) {
+            *ways -= 1;
+        }
         for out in 0..outputs {
-            flows.insert((old, out), Some((kept.len(), out)));
+            let gone = old == at && only_output && out == output;
+            let before = u8::from(old == at && only_output && out > output);
+            flows.insert((old, out), (!gone).then_some((kept.len(), out - before)));
         }
         let first = plan.numbers[old];
-        let numbers = (first..first + super::build::width(op)).collect();
-        kept.push((Op { takes, ..op.clone() }, numbers));
+        let numbers = (first..first + super::build::width(&op)).collect();
+        kept.push((op, numbers));
     }
     if !kept.iter().any(|(op, _)| matches!(op.what, What::Source(_))) {
         return None;
@@ -309,7 +323,7 @@ mod tests {
             let kinds = |kind: fn(&What) -> bool| small.ops.iter().filter(|op| kind(&op.what)).count();
             assert_eq!((kinds(is_window), kinds(is_fork), small.faults.len()), (1, 1, 1), "{small:?}");
             // A source, the two, and a sink for each branch.
-            assert!(small.ops.len() <= 6, "{small:?}");
+            assert!(small.ops.len() == 5, "{small:?}");
             assert_eq!((small.ending, small.runs, small.at_least_once), (Ending::Natural, 0, None));
             tried += 1;
         }

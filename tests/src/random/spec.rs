@@ -1,5 +1,7 @@
 //! What a random run is: a graph, its settings, and what goes wrong. Plain data, for replay and shrinking.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// One output of an operator: the operator, by its place in [`Spec::ops`], and which of its outputs.
@@ -377,6 +379,27 @@ pub enum How {
     Late(u64),
     /// `abort()` in work on the stream, after so many milliseconds: the item may have been sent by then.
     InKernel(u64),
+}
+
+/// One line: each operator with its number, what it takes, and how it is tuned.
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = super::plan::Plan::new(self);
+        for (op, number) in self.ops.iter().zip(&plan.numbers) {
+            let takes: Vec<_> =
+                op.takes.iter().map(|(from, output)| format!("{}.{output}", plan.numbers[*from])).collect();
+            write!(f, "{number} = {:?}({})", op.what, takes.join(", "))?;
+            let settings = serde_json::to_string(&op.settings).map_err(|_| fmt::Error)?;
+            write!(f, "{}; ", if settings == "{}" { "" } else { &settings })?;
+        }
+        if let Some(most) = self.at_least_once {
+            write!(f, "at least once ({most}); ")?;
+        }
+        if self.runs > 0 {
+            write!(f, "{} runs on a node; ", self.runs)?;
+        }
+        write!(f, "ending: {:?}; faults: {:?}", self.ending, self.faults)
+    }
 }
 
 impl Spec {

@@ -336,7 +336,10 @@ impl Case<'_> {
                 }
             }
         }
-        self.nothing_missing(to, alone, excuses, say);
+        // Without a report nobody can name a half that was left over.
+        if !matches!(self.seen.end, End::Dropped) {
+            self.nothing_missing(to, alone, excuses, say);
+        }
     }
 
     /// Whether it was ended so that not everything under way is finished.
