@@ -127,12 +127,13 @@ impl Builder<'_> {
                 let windows = flow.window(*of);
                 let windows = restarted(windows.named(helper_name(number)), *restart);
                 let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
-                let pack = windows.apply(&stage_name(number, &op.what), move |many: Many<Thing>, out, env| {
-                    let mut items = many.items;
-                    let last = items.pop().ok_or_else(|| anyhow::anyhow!("an empty window"))?;
-                    out.emit(among(&mut hand, last, items, number, &env.gpu())?);
-                    Ok(())
-                });
+                let pack =
+                    windows.apply(&stage_name(number, &op.what), move |many: Many<Thing>, out, env| {
+                        let mut items = many.items;
+                        let last = items.pop().ok_or_else(|| anyhow::anyhow!("an empty window"))?;
+                        out.emit(among(&mut hand, last, items, number, &env.gpu())?);
+                        Ok(())
+                    });
                 self.tune(pack, &op.settings)
             }
             What::Loop { bound, rounds, body } => {
@@ -152,7 +153,9 @@ impl Builder<'_> {
     }
 
     fn source(&self, pipeline: &Pipeline, op: &Op, number: u16) -> Flow<Thing> {
-        let What::Source(source) = &op.what else { return plain(pipeline.items("none", |_| Vec::<Thing>::new())) };
+        let What::Source(source) = &op.what else {
+            return plain(pipeline.items("none", |_| Vec::<Thing>::new()));
+        };
         let orders = self.orders(number, StageSpec::default(), &op.settings);
         let (name, args) = (stage_name(number, &op.what), (orders, source.clone()));
         let flow: Flow<Thing, AfterSource> = if source.closure {
@@ -244,7 +247,14 @@ impl Builder<'_> {
         self.tune(flow, &op.settings)
     }
 
-    fn zip(&self, left: Flow<Thing>, right: Flow<Thing>, op: &Op, number: u16, restart: Option<u32>) -> Flow<Thing> {
+    fn zip(
+        &self,
+        left: Flow<Thing>,
+        right: Flow<Thing>,
+        op: &Op,
+        number: u16,
+        restart: Option<u32>,
+    ) -> Flow<Thing> {
         self.paired(left.zip(right), op, number, restart)
     }
 
@@ -329,7 +339,11 @@ impl Builder<'_> {
         plain(self.tune_all(flow, settings))
     }
 
-    fn tune_all<T, I: Item + ByNumber>(&self, flow: Flow<T, After<I>>, settings: &Settings) -> Flow<T, After<I>> {
+    fn tune_all<T, I: Item + ByNumber>(
+        &self,
+        flow: Flow<T, After<I>>,
+        settings: &Settings,
+    ) -> Flow<T, After<I>> {
         let mut flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
         match settings.pick {
             Pick::Turns => {}
@@ -364,7 +378,13 @@ fn restarted<T, I: Item>(flow: Flow<T, After<I>>, restart: Option<u32>) -> Flow<
 }
 
 /// One item of several, which goes on as `leading`.
-fn among(hand: &mut Hand, leading: Thing, others: Vec<Thing>, number: u16, gpu: &Gpu) -> anyhow::Result<Thing> {
+fn among(
+    hand: &mut Hand,
+    leading: Thing,
+    others: Vec<Thing>,
+    number: u16,
+    gpu: &Gpu,
+) -> anyhow::Result<Thing> {
     let pasts = others.iter().map(|thing| thing.past.clone()).collect();
     let past = leading.past.then(Step::Among(number, pasts));
     hand.begin(&past, leading.life, Some(gpu))?;

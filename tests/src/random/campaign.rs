@@ -147,7 +147,8 @@ fn outcome_of(folder: &Path, status: Option<ExitStatus>, spec: &Spec) -> Outcome
     if status.is_some_and(|status| !status.success()) && outcome.verdicts.is_empty() {
         outcome.verdicts.push(Verdict { kind: Kind::Crash, what: format!("{status:?}; {}", tail(&said)) });
     }
-    let complaint = said.lines().find(|line| [" WARN ", "ERROR ", "panicked at"].iter().any(|sign| line.contains(sign)));
+    let complaint =
+        said.lines().find(|line| [" WARN ", "ERROR ", "panicked at"].iter().any(|sign| line.contains(sign)));
     if let (true, Some(complaint)) = (spec.faults.is_empty() && spec.is_peaceful(), complaint) {
         outcome.verdicts.push(Verdict { kind: Kind::Complaint, what: complaint.to_owned() });
     }
@@ -269,7 +270,9 @@ impl Shared<'_> {
                     let each = self.begin.elapsed().as_secs_f64() / tally.runs.max(1) as f64;
                     (format!(" of {all}"), each * all.saturating_sub(tally.runs) as f64)
                 }
-                Seeds::For(_, time) => (String::new(), time.saturating_sub(self.begin.elapsed()).as_secs_f64()),
+                Seeds::For(_, time) => {
+                    (String::new(), time.saturating_sub(self.begin.elapsed()).as_secs_f64())
+                }
             };
             let line = format!("{}{of} seeds, {} failed, {left:.0} s left", tally.runs, tally.failed.len());
             if terminal {
@@ -356,7 +359,11 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:>10}  {:>8}  {:>10}  {:>8}  {:>10}  {:>8}", "seeds", "refused", "items", "deaths", "named", "failed")?;
+        writeln!(
+            f,
+            "{:>10}  {:>8}  {:>10}  {:>8}  {:>10}  {:>8}",
+            "seeds", "refused", "items", "deaths", "named", "failed"
+        )?;
         writeln!(
             f,
             "{:>10}  {:>8}  {:>10}  {:>8}  {:>10}  {:>8}",

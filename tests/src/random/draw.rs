@@ -4,8 +4,8 @@ use tensorpost::pipeline::OnError;
 
 use super::plan::Plan;
 use super::spec::{
-    Ending, Fails, Fault, FlowId, Fork, Form, How, Op, Pick, Settings, Source, Spec, Stage, Tensors, Then, What,
-    When, Work,
+    Ending, Fails, Fault, FlowId, Fork, Form, How, Op, Pick, Settings, Source, Spec, Stage, Tensors, Then,
+    What, When, Work,
 };
 use crate::faults::plan::{Draw, mix};
 
@@ -211,6 +211,12 @@ impl<'d> Drawing<'d> {
         settings
     }
 
+    /// Of the stage behind a helper. What all replicas take cannot be told from what came several times.
+    fn pack_settings(&mut self, open: Open, in_loop: bool) -> Settings {
+        let settings = self.settings(open, in_loop);
+        if settings.pick == Pick::All { Settings { pick: Pick::Turns, ..settings } } else { settings }
+    }
+
     fn work(&mut self, forms: &[Form]) -> Stage {
         let work = match self.draw.below(8) {
             0..2 => Work::Pass,
@@ -298,7 +304,7 @@ impl<'d> Drawing<'d> {
         };
         let (of, within, restart) = (self.between(1, 8) as u32, self.within(false), self.restart(70));
         let packing = Open { single: open.single, ..open };
-        let settings = self.settings(packing, false);
+        let settings = self.pack_settings(packing, false);
         let settings = if then == Then::Unbatch { Settings::default() } else { settings };
         let single = settings.replicas == 1;
         let at = self.push(vec![open.flow], What::Batch { of, within, then, restart }, settings);
@@ -318,7 +324,7 @@ impl<'d> Drawing<'d> {
             return self.open.push(open);
         }
         let (of, restart) = (self.between(1, 5) as u32, self.restart(70));
-        let settings = self.settings(open, false);
+        let settings = self.pack_settings(open, false);
         let single = settings.replicas == 1;
         let at = self.push(vec![open.flow], What::Window { of, restart }, settings);
         self.open(at, false, single);
@@ -379,7 +385,7 @@ impl<'d> Drawing<'d> {
         } else {
             What::Join { modulus: self.one_of(&[0, 0, 1, 3, 7, 20]), restart }
         };
-        let settings = self.settings(Open { single: true, ..left }, false);
+        let settings = self.pack_settings(Open { single: true, ..left }, false);
         let single = settings.replicas == 1;
         let at = self.push(vec![left.flow, right.flow], what, settings);
         self.open(at, false, single);
@@ -392,7 +398,7 @@ impl<'d> Drawing<'d> {
         let mut body = vec![op(What::Stage(turn), self.settings(in_line, true))];
         for _ in 0..self.draw.below(3) {
             let single = body.last().is_some_and(|op| op.settings.replicas == 1);
-            let settings = self.settings(Open { single, ..in_line }, true);
+            let settings = self.pack_settings(Open { single, ..in_line }, true);
             match self.draw.below(10) {
                 0 if depth == 0 => body.push(self.loop_of(depth + 1)),
                 1 => {
@@ -519,7 +525,9 @@ mod tests {
     #[test]
     fn every_operator_and_setting_is_drawn() {
         let mut seen = BTreeSet::new();
-        let mut note = |what: &str, value: String| drop(seen.insert(format!("{what} {value}")));
+        let mut note = |what: &str, value: String| {
+            seen.insert(format!("{what} {value}"));
+        };
         for spec in all(Faults::Some, 300) {
             for op in Plan::new(&spec).all() {
                 let settings = op.op.settings;

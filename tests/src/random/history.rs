@@ -162,9 +162,8 @@ impl Log {
                 let mut open = name.map(|name| {
                     OpenOptions::new().append(true).create_new(true).open(self.folder.join(name))
                 });
-                let opened = open.find(|file| {
-                    !matches!(file, Err(error) if error.kind() == io::ErrorKind::AlreadyExists)
-                });
+                let opened = open
+                    .find(|file| !matches!(file, Err(error) if error.kind() == io::ErrorKind::AlreadyExists));
                 none.insert(opened.expect("the numbers do not end")?)
             }
         };

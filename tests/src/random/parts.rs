@@ -85,7 +85,8 @@ impl Hand {
     fn strike(&self, number: u64, gpu: Option<&Gpu>) {
         let fates = self.orders.fates.iter().filter(|fate| number >= fate.at);
         for fate in fates {
-            let mut marks = (0..fate.times).map(|n| self.orders.folder.join(format!("fault-{}-{n}", fate.fault)));
+            let mut marks =
+                (0..fate.times).map(|n| self.orders.folder.join(format!("fault-{}-{n}", fate.fault)));
             let claim = |mark: PathBuf| OpenOptions::new().write(true).create_new(true).open(mark).is_ok();
             if marks.any(claim) {
                 end(fate.how, self.orders.place, gpu);

@@ -48,9 +48,11 @@ impl Plan {
 
     /// Who takes a flow: the place in [`Spec::ops`], and which of the flows that it takes.
     pub fn taker(&self, flow: FlowId) -> Option<(usize, usize)> {
-        self.spec.ops.iter().enumerate().find_map(|(at, op)| {
-            op.takes.iter().position(|taken| *taken == flow).map(|which| (at, which))
-        })
+        self.spec
+            .ops
+            .iter()
+            .enumerate()
+            .find_map(|(at, op)| op.takes.iter().position(|taken| *taken == flow).map(|which| (at, which)))
     }
 
     /// The operators whose sources' ids count up, each as often as it has replicas: which operator an id's source is.

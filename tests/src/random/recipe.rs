@@ -37,29 +37,45 @@ cells!(u8: 1 << 8, u16: 1 << 16, u32: 1 << 32, u64: 1 << 63, i16: 1 << 15, i64: 
 macro_rules! with_cell {
     ($dtype:expr, $cell:ident => $body:expr) => {
         match $dtype {
-            DType::U8 => { type $cell = u8; $body }
-            DType::U16 => { type $cell = u16; $body }
-            DType::U64 => { type $cell = u64; $body }
-            DType::I16 => { type $cell = i16; $body }
-            DType::I64 => { type $cell = i64; $body }
-            DType::F32 => { type $cell = f32; $body }
-            DType::F64 => { type $cell = f64; $body }
-            _ => { type $cell = u32; $body }
+            DType::U8 => {
+                type $cell = u8;
+                $body
+            }
+            DType::U16 => {
+                type $cell = u16;
+                $body
+            }
+            DType::U64 => {
+                type $cell = u64;
+                $body
+            }
+            DType::I16 => {
+                type $cell = i16;
+                $body
+            }
+            DType::I64 => {
+                type $cell = i64;
+                $body
+            }
+            DType::F32 => {
+                type $cell = f32;
+                $body
+            }
+            DType::F64 => {
+                type $cell = f64;
+                $body
+            }
+            _ => {
+                type $cell = u32;
+                $body
+            }
         }
     };
 }
 pub(super) use with_cell;
 
-const DTYPES: [DType; 8] = [
-    DType::U8,
-    DType::U16,
-    DType::U32,
-    DType::U64,
-    DType::I16,
-    DType::I64,
-    DType::F32,
-    DType::F64,
-];
+const DTYPES: [DType; 8] =
+    [DType::U8, DType::U16, DType::U32, DType::U64, DType::I16, DType::I64, DType::F32, DType::F64];
 
 /// One tensor of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -269,7 +285,8 @@ mod tests {
     fn views_show_the_elements_that_the_recipe_names() {
         let node = Node::builder().start().unwrap();
         let gpu = node.host().unwrap();
-        let tensors = Tensors { seed: 3, count: 3, nested: true, views: true, empty: true, ..Tensors::default() };
+        let tensors =
+            Tensors { seed: 3, count: 3, nested: true, views: true, empty: true, ..Tensors::default() };
         let mut seen = (0, 0);
         for number in 0..400 {
             let (list, nested) = recipes(tensors, 0, number);

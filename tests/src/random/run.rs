@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tensorpost::Node;
 use tensorpost::actor::Program;
-use tensorpost::node::{NodeBuilder, WorkerState};
+use tensorpost::node::{NodeBuilder, WorkerState, WorkerStatus};
 use tensorpost::pipeline::{Canceller, PipelineError, Report, Running};
 use tensorpost::testing::leaks;
 
@@ -132,9 +132,11 @@ fn follow(
         if director.wants_end(&running, &canceller) {
             break;
         }
-        if watch.is_hung() && !hung {
+        // What goes around for ever moves too.
+        let endless = director.begin.elapsed() > watch.patience * 3;
+        if (watch.is_hung() || endless) && !hung {
             hung = true;
-            watch.note_hang(outcome, plan, &workers());
+            watch.note_hang(endless, outcome, plan, &workers());
             running.kill();
             watch.phase("ending after it was killed because it hung");
         }
@@ -266,7 +268,7 @@ impl<'p> Director<'p> {
         }
     }
 
-    fn strike(&mut self, workers: &dyn Fn() -> Vec<tensorpost::node::WorkerStatus>) {
+    fn strike(&mut self, workers: &dyn Fn() -> Vec<WorkerStatus>) {
         self.stopped.retain(|(until, pid)| {
             let over = Instant::now() >= *until;
             if over {
@@ -294,7 +296,7 @@ impl<'p> Director<'p> {
         }
     }
 
-    fn worker_of(&self, op: u16, replica: u32, workers: &[tensorpost::node::WorkerStatus]) -> Option<u32> {
+    fn worker_of(&self, op: u16, replica: u32, workers: &[WorkerStatus]) -> Option<u32> {
         let op = self.plan.op(home(self.plan, op))?;
         let name = stage_name(op.number, &op.op.what);
         let names = [name.clone(), format!("{name}.{replica}")];
@@ -364,7 +366,10 @@ impl Watch {
                     let what = format!("nothing moved for {limit:?} while {}: {}", state.phase, children());
                     let verdict = Verdict { kind: Kind::Hang, what };
                     let outcome = Outcome { verdicts: vec![verdict], ..Outcome::default() };
-                    let _ = std::fs::write(folder.join(OUTCOME), serde_json::to_string(&outcome).unwrap_or_default());
+                    let _ = std::fs::write(
+                        folder.join(OUTCOME),
+                        serde_json::to_string(&outcome).unwrap_or_default(),
+                    );
                     std::process::exit(4);
                 }
             }
@@ -381,7 +386,7 @@ impl Watch {
         self.state.lock().moved.elapsed() > self.patience
     }
 
-    fn note_hang(&self, outcome: &mut Outcome, plan: &Plan, workers: &[tensorpost::node::WorkerStatus]) {
+    fn note_hang(&self, endless: bool, outcome: &mut Outcome, plan: &Plan, workers: &[WorkerStatus]) {
         let workers = workers.iter().map(|worker| {
             format!("{} {:?} pid {}{}", worker.name, worker.state, worker.pid, state_of(worker.pid))
         });
@@ -392,8 +397,9 @@ impl Watch {
             format!("{} {}", stage_name(op.number, &op.op.what), lines_so_far(&log, Place::of(op.number)))
         });
         let had: Vec<_> = had.collect();
+        let why = if endless { "it had not ended in three times" } else { "nothing moved for" };
         let what = format!(
-            "nothing moved for {:?}; items so far: {}; workers: {}",
+            "{why} {:?}; items so far: {}; workers: {}",
             self.patience,
             had.join(", "),
             workers.join("; ")

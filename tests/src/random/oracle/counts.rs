@@ -6,13 +6,17 @@ use tensorpost::pipeline::Report;
 
 use super::flows::{Flows, Taking};
 use super::{Case, End, Kind};
-use crate::random::history::{Bag, Place};
-use crate::random::plan::{Numbered, dead_name, fail_times, fails_for_good, helper_name, stage_name, writes};
-use crate::random::spec::What;
+use crate::random::history::{Bag, Past, Place, Step};
+use crate::random::plan::{
+    Numbered, Plan, dead_name, fail_times, fails_for_good, helper_name, stage_name, writes,
+};
+use crate::random::spec::{Then, What};
 
 pub(super) fn compare(case: &Case<'_>, flows: &Flows<'_>, say: &mut dyn FnMut(Kind, String)) {
     let Some(report) = case.seen.end.report() else { return };
-    if (report.lost.len() as u64) > report.lost_count || (report.left_over.len() as u64) > report.left_over_count {
+    if (report.lost.len() as u64) > report.lost_count
+        || (report.left_over.len() as u64) > report.left_over_count
+    {
         say(Kind::Counts, "more are named than counted".into());
     }
     if case.deaths || matches!(case.seen.end, End::Killed(_)) {
@@ -40,7 +44,9 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
         return say(Kind::Counts, format!("the report has no {name}"));
     };
     let log = case.seen.logs.bag(Place::of(op.number));
-    let sum = |keep: &dyn Fn(u64) -> u64| log.iter().map(|(past, n)| u64::from(*n) * keep(past.number)).sum::<u64>();
+    let sum = |keep: &dyn Fn(u64) -> u64| {
+        log.iter().map(|(past, n)| u64::from(*n) * keep(past.number)).sum::<u64>()
+    };
     let mut compare = |what: &str, said: u64, found: u64| {
         if said != found {
             say(Kind::Counts, format!("{name}: the report says {said} {what}, and it was {found}"));
@@ -73,6 +79,35 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
     }
 }
 
+/// The ids that the framework knows an item by: of a batch those of all, of a window that of the newest, of a pair those of
+/// both unless they begin with the same.
+fn names(plan: &Plan, past: &Past) -> Vec<(u16, u64)> {
+    let mut names = vec![(past.source, past.number)];
+    for step in &past.steps {
+        match step {
+            Step::Among(op, others) if !is_window(plan, *op) => {
+                names.extend(others.iter().flat_map(|other| self::names(plan, other)));
+            }
+            Step::With(_, right) if (right.source, right.number) != (past.source, past.number) => {
+                names.extend(self::names(plan, right));
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+fn is_window(plan: &Plan, op: u16) -> bool {
+    plan.op(op).is_some_and(|op| matches!(op.op.what, What::Window { .. }))
+}
+
+/// Whether items of several ids may get others: a batch of such is taken apart.
+fn renames(plan: &Plan) -> bool {
+    let has = |kind: fn(&What) -> bool| plan.all().iter().any(|op| kind(&op.op.what));
+    has(|what| matches!(what, What::Batch { then: Then::Unbatch, .. }))
+        && has(|what| matches!(what, What::Join { .. } | What::Batch { then: Then::Pack | Then::Gather, .. }))
+}
+
 /// Every half that has no partner is named, once.
 fn left_over(
     case: &Case<'_>,
@@ -80,12 +115,15 @@ fn left_over(
     (to, sides): (Place, [(&Bag, &Bag); 2]),
     say: &mut dyn FnMut(Kind, String),
 ) {
+    if renames(case.plan) {
+        return;
+    }
     let sources = case.plan.sources();
     let mut alone: BTreeMap<(u16, u64), i64> = BTreeMap::new();
     for (want, got) in sides {
         for (past, count) in want {
             let count = i64::from(*count) - i64::from(got.get(past).copied().unwrap_or(0));
-            past.atoms().into_iter().for_each(|atom| *alone.entry(atom).or_default() += count);
+            names(case.plan, past).into_iter().for_each(|id| *alone.entry(id).or_default() += count);
         }
     }
     let helper = helper_name(to.op);
@@ -98,6 +136,9 @@ fn left_over(
     }
     let wrong: Vec<_> = alone.into_iter().filter(|(_, count)| *count != 0).take(6).collect();
     if !wrong.is_empty() {
-        say(Kind::Counts, format!("{helper}: halves without a partner that are not named once each: {wrong:?}"));
+        say(
+            Kind::Counts,
+            format!("{helper}: halves without a partner that are not named once each: {wrong:?}"),
+        );
     }
 }

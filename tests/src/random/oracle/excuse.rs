@@ -30,9 +30,8 @@ impl<'r> Excuses<'r> {
         if let Some(report) = seen.end.report() {
             let failed = report.failures.iter().filter_map(|failure| failure.id);
             let lost = report.lost.iter().chain(&report.left_over).map(|lost| lost.id);
-            let name = |id: tensorpost::pipeline::ItemId| {
-                Some((*sources.get(usize::from(id.source))?, id.number))
-            };
+            let name =
+                |id: tensorpost::pipeline::ItemId| Some((*sources.get(usize::from(id.source))?, id.number));
             named.extend(failed.chain(lost).filter_map(name));
             cut = report.lost_count > report.lost.len() as u64
                 || report.left_over_count > report.left_over.len() as u64;
@@ -112,7 +111,8 @@ impl<'r> Excuses<'r> {
             Some(What::Stage(stage)) => matches!(stage.form, Form::Hold(_)),
             _ => false,
         };
-        let waited = matches!(kind(to.op), Some(What::Zip { .. } | What::Join { .. })) && self.died.contains_key(&to.op);
+        let waited = matches!(kind(to.op), Some(What::Zip { .. } | What::Join { .. }))
+            && self.died.contains_key(&to.op);
         if waited || dead_before.iter().any(|op| kept(*op)) {
             return true;
         }

@@ -126,7 +126,12 @@ impl<'r> Flows<'r> {
                 let out = self.in_line(op, number, first, None);
                 self.flows.insert((at, 0), out);
                 let place = Place { op: number, dead: true };
-                self.edges.push(Edge { to: place, taking: Taking::Each, want: dead, got: self.logs.bag(place) });
+                self.edges.push(Edge {
+                    to: place,
+                    taking: Taking::Each,
+                    want: dead,
+                    got: self.logs.bag(place),
+                });
                 let passed = self.logs.bag(place);
                 let passed = passed.into_iter().map(|(past, count)| (past.then(Step::Dead(number)), count));
                 self.flows.insert((at, 1), passed.collect());
@@ -187,7 +192,8 @@ impl<'r> Flows<'r> {
                     next += width(op);
                 }
                 let goes_on = |past: &Past| again(past, *rounds, inner, turn);
-                let back: Bag = current.iter().filter(|(past, _)| goes_on(past)).map(|(p, n)| (p.clone(), *n)).collect();
+                let back: Bag =
+                    current.iter().filter(|(past, _)| goes_on(past)).map(|(p, n)| (p.clone(), *n)).collect();
                 if let Some(first) = self.edges.get_mut(edges) {
                     add(&mut first.want, &came);
                     add(&mut first.want, &back);

@@ -20,8 +20,8 @@ use tensorpost::pipeline::Report;
 use super::history::{Bag, Logs, Past, Place};
 use super::plan::Plan;
 use super::spec::{Fault, What};
-pub(crate) use excuse::home;
 use excuse::Excuses;
+pub(crate) use excuse::home;
 use flows::{Edge, Flows, Taking};
 
 /// What is wrong with a run.
@@ -172,7 +172,8 @@ fn told_to_fail(plan: &Plan, seen: &Seen) -> bool {
         match &op.op.what {
             What::Source(source) => source.fails.iter().any(|number| {
                 // It fails before the item that it makes then, if it gets so far.
-                *number == 0 || seen.logs.lines(Place::of(op.number)).any(|(_, past)| past.number + 1 >= *number)
+                *number == 0
+                    || seen.logs.lines(Place::of(op.number)).any(|(_, past)| past.number + 1 >= *number)
             }),
             _ => {
                 let mut lines = seen.logs.lines(Place::of(op.number));
@@ -252,7 +253,10 @@ impl Case<'_> {
             }
         }
         if count > 0 {
-            say(Kind::Missing, format!("{count} did not come to {to} and are not named: {}", shown.join(", ")));
+            say(
+                Kind::Missing,
+                format!("{count} did not come to {to} and are not named: {}", shown.join(", ")),
+            );
         }
     }
 
@@ -272,7 +276,10 @@ impl Case<'_> {
         let to = edge.to;
         for (_, past) in self.seen.logs.lines(to) {
             if group(past) != of as usize {
-                say(Kind::Group, format!("a window at {to} has {} items instead of {of}: {past}", group(past)));
+                say(
+                    Kind::Group,
+                    format!("a window at {to} has {} items instead of {of}: {past}", group(past)),
+                );
             }
         }
         let came: u32 = edge.want.values().sum();
@@ -327,7 +334,8 @@ impl Case<'_> {
         let mut alone = differ(&edge.want, &edge.got).missing;
         alone.extend(differ(want, got).missing);
         // A source with replicas makes pairs of one replica's items alone, which a history does not tell apart.
-        let told_apart = self.plan.sources().len() == self.plan.spec.ops.iter().filter(|op| matches!(op.what, What::Source(_))).count();
+        let told_apart = self.plan.sources().len()
+            == self.plan.spec.ops.iter().filter(|op| matches!(op.what, What::Source(_))).count();
         if !self.deaths && !self.at_least_once && told_apart && !self.is_over_early() {
             for (bond, [left, right, pairs]) in &halves {
                 if pairs != left.min(right) {
@@ -344,7 +352,8 @@ impl Case<'_> {
 
     /// Whether it was ended so that not everything under way is finished.
     fn is_over_early(&self) -> bool {
-        self.fatal || matches!(self.seen.end, End::Killed(_) | End::Failed(..) | End::Died(..) | End::Other(..))
+        self.fatal
+            || matches!(self.seen.end, End::Killed(_) | End::Failed(..) | End::Died(..) | End::Other(..))
     }
 
     /// How it ended.
@@ -381,11 +390,15 @@ impl Case<'_> {
                 }
             }
             End::Died(stage, replica, report) => {
-                let named = report.deaths.iter().any(|death| {
-                    death.stage == *stage && death.replica == *replica && !death.restarted
-                });
+                let named = report
+                    .deaths
+                    .iter()
+                    .any(|death| death.stage == *stage && death.replica == *replica && !death.restarted);
                 if !named {
-                    say(Kind::Result, format!("{stage} is said to have died for good, and the report does not say so"));
+                    say(
+                        Kind::Result,
+                        format!("{stage} is said to have died for good, and the report does not say so"),
+                    );
                 }
                 if !self.deaths {
                     say(Kind::Result, format!("{stage} died, and nothing was told to"));

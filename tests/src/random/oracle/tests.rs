@@ -121,7 +121,11 @@ fn report(plan: &Plan, logs: &Logs) -> Report {
             dead_letters: dead,
             ..StageReport::default()
         });
-        report.stages.push(StageReport { stage: dead_name(op.number), items_in: dead, ..StageReport::default() });
+        report.stages.push(StageReport {
+            stage: dead_name(op.number),
+            items_in: dead,
+            ..StageReport::default()
+        });
     }
     for edge in Flows::new(plan, logs).edges {
         if let Taking::Pairs { want, got, .. } = &edge.taking {
