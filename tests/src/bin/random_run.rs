@@ -131,7 +131,7 @@ fn main() -> Result<ExitCode> {
 /// Plays one spec, until it fails.
 fn again(options: &Options, spec: &Spec, times: u32) -> Result<ExitCode> {
     for _ in 0..times {
-        let outcome = play(options, spec)?;
+        let outcome = play(options, spec, "replayed")?;
         if let Some(why) = &outcome.refused {
             println!("refused: {why}");
         }

@@ -80,15 +80,11 @@ const PATIENCES: u32 = 6;
 /// Tells runs' folders from each other.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Does a run in a process of its own.
+/// Does a run in a process of its own. What fails is kept under this name, where the options say so.
 ///
 /// # Errors
 /// There is no folder, or no process.
-pub fn play(options: &Options, spec: &Spec) -> anyhow::Result<Outcome> {
-    play_in(options, spec, None)
-}
-
-fn play_in(options: &Options, spec: &Spec, keep: Option<&str>) -> anyhow::Result<Outcome> {
+pub fn play(options: &Options, spec: &Spec, name: &str) -> anyhow::Result<Outcome> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("tensorpost-random-{}-{number}", std::process::id()));
     std::fs::create_dir_all(folder.join("log"))?;
@@ -110,7 +106,7 @@ fn play_in(options: &Options, spec: &Spec, keep: Option<&str>) -> anyhow::Result
         let what = format!("processes outlive the node: {left:?}");
         outcome.verdicts.push(Verdict { kind: Kind::Leak, what });
     }
-    if let (Some(keep), Some(name), false) = (&options.keep, keep, outcome.verdicts.is_empty()) {
+    if let (Some(keep), false) = (&options.keep, outcome.verdicts.is_empty()) {
         std::fs::create_dir_all(keep)?;
         std::fs::write(keep.join(format!("{name}.json")), spec.to_json())?;
         copy(&folder, &keep.join(name))?;
@@ -225,7 +221,7 @@ impl Shared<'_> {
     fn work(&self) {
         while let Some(seed) = self.next_seed() {
             let spec = draw(seed, self.options.faults);
-            let outcome = play_in(self.options, &spec, Some(&format!("seed-{seed}")))
+            let outcome = play(self.options, &spec, &format!("seed-{seed}"))
                 .unwrap_or_else(|error| failed(Kind::Start, format!("{error:#}")));
             let mut tally = self.tally.lock();
             tally.runs += 1;
@@ -322,7 +318,7 @@ pub fn smallest(options: &Options, spec: &Spec, outcome: &Outcome) -> Spec {
     let options = Options { patience, keep: None, ..options.clone() };
     shrink(spec, MOST, |spec| {
         (0..TRIES).any(|_| {
-            let outcome = play(&options, spec).unwrap_or_default();
+            let outcome = play(&options, spec, "smaller").unwrap_or_default();
             outcome.verdicts.iter().any(|verdict| kinds.contains(&verdict.kind))
         })
     })
