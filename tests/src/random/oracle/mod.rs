@@ -202,16 +202,16 @@ impl Case<'_> {
         self.no_more_than_made(to, &edge.want, &edge.got, say);
         match &edge.taking {
             Taking::Each => {
-                self.nothing_missing(to, differ(&edge.want, &edge.got).missing, excuses, say);
+                self.nothing_missing(to, self.missing(&edge.want, &edge.got), excuses, say);
             }
             Taking::Shared(takers) => {
-                let mut missing = differ(&edge.want, &edge.got).missing;
+                let mut missing = self.missing(&edge.want, &edge.got);
                 // Whichever of them was to have it.
                 missing.retain(|(past, _)| !takers.iter().any(|taker| excuses.excuse(past, *taker)));
                 self.nothing_missing(to, missing, excuses, say);
             }
             Taking::Batches(of, times_out) => {
-                self.nothing_missing(to, differ(&edge.want, &edge.got).missing, excuses, say);
+                self.nothing_missing(to, self.missing(&edge.want, &edge.got), excuses, say);
                 self.batches(to, *of, *times_out, say);
             }
             Taking::Windows(of) => self.windows(edge, *of, excuses, say),
@@ -236,28 +236,26 @@ impl Case<'_> {
     fn nothing_missing(
         &self,
         to: Place,
-        missing: Vec<(&Past, u32)>,
+        mut missing: Vec<(&Past, u32)>,
         excuses: &Excuses<'_>,
         say: &mut dyn FnMut(Kind, String),
     ) {
-        let log = || self.seen.logs.bag(to);
-        let (mut shown, mut count) = (Vec::new(), 0);
-        for (past, _) in missing {
-            // Resent, it may have been made several times.
-            let came = self.at_least_once && self.deaths && log().contains_key(past);
-            if !came && !excuses.excuse(past, to) {
-                count += 1;
-                if shown.len() < 6 {
-                    shown.push(past.to_string());
-                }
-            }
+        missing.retain(|(past, _)| !excuses.excuse(past, to));
+        if !missing.is_empty() {
+            let shown: Vec<_> = missing.iter().take(6).map(|(past, _)| past.to_string()).collect();
+            let what =
+                format!("{} did not come to {to} and are not named: {}", missing.len(), shown.join(", "));
+            say(Kind::Missing, what);
         }
-        if count > 0 {
-            say(
-                Kind::Missing,
-                format!("{count} did not come to {to} and are not named: {}", shown.join(", ")),
-            );
+    }
+
+    /// What was made and did not come. Sent again, it may have been made more often than it had to come.
+    fn missing<'e>(&self, want: &'e Bag, got: &'e Bag) -> Vec<(&'e Past, u32)> {
+        let mut missing = differ(want, got).missing;
+        if self.at_least_once && self.deaths {
+            missing.retain(|(past, _)| !got.contains_key(past));
         }
+        missing
     }
 
     fn batches(&self, to: Place, of: u32, times_out: bool, say: &mut dyn FnMut(Kind, String)) {
@@ -287,7 +285,7 @@ impl Case<'_> {
         let wanted = (came + 1).saturating_sub(of);
         let first = of.saturating_sub(1) as usize;
         // The first ones come in the window of a later one; where there are too few, in none.
-        let mut missing = differ(&edge.want, &edge.got).missing;
+        let mut missing = self.missing(&edge.want, &edge.got);
         missing.retain(|(past, _)| !excuses.excuse(past, to));
         if self.deaths {
             let members = |past: &Past| {
@@ -331,8 +329,8 @@ impl Case<'_> {
                 halves.entry(bond(past)).or_default()[index] += i64::from(*count);
             }
         }
-        let mut alone = differ(&edge.want, &edge.got).missing;
-        alone.extend(differ(want, got).missing);
+        let mut alone = self.missing(&edge.want, &edge.got);
+        alone.extend(self.missing(want, got));
         // A source with replicas makes pairs of one replica's items alone, which a history does not tell apart.
         let told_apart = self.plan.sources().len()
             == self.plan.spec.ops.iter().filter(|op| matches!(op.what, What::Source(_))).count();
