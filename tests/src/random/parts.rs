@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tensorpost::pipeline::Held;
@@ -163,18 +164,24 @@ fn end(how: How, place: Place, gpu: Option<&Gpu>) {
     }
 }
 
+/// Sources made in this process.
+static LIVES: AtomicU32 = AtomicU32::new(0);
+
 /// A source.
 pub struct Maker {
     gpu: Gpu,
     hand: Hand,
     args: SourceSpec,
+    life: u32,
     next: u64,
 }
 
 impl Maker {
     /// In its process.
     pub fn new((orders, args): (Orders, SourceSpec), env: &Env) -> Maker {
-        Maker { gpu: env.gpu(), hand: Hand::new(orders), args, next: 0 }
+        // One that panicked may be made anew in the same process.
+        let life = std::process::id() << 8 | LIVES.fetch_add(1, Ordering::Relaxed) & 0xff;
+        Maker { gpu: env.gpu(), hand: Hand::new(orders), args, life, next: 0 }
     }
 
     /// The next item.
@@ -189,9 +196,9 @@ impl Maker {
             self.args.fails.remove(at);
             anyhow::bail!("told to fail before item {}", self.next);
         }
-        let source = self.hand.orders.place.op;
+        let past = Past::new(self.hand.orders.place.op, self.next);
         let late = if self.next.is_multiple_of(5) { self.args.slow } else { 0 };
-        let thing = Thing::make(self.args.tensors, source, self.next, &self.gpu, late)?;
+        let thing = Thing::make(self.args.tensors, past, self.life, &self.gpu, late)?;
         spin(Duration::from_micros(self.args.slow));
         self.hand.begin(&thing.past, thing.life, Some(&self.gpu))?;
         self.next += 1;

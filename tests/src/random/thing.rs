@@ -16,7 +16,7 @@ use super::spec::Tensors;
 pub struct Thing {
     /// Where it has been.
     pub past: Past,
-    /// The process that made it.
+    /// The life of the source that made it.
     pub life: u32,
     /// What its tensors were made of.
     pub made: Tensors,
@@ -70,8 +70,9 @@ impl Thing {
     ///
     /// # Errors
     /// No memory.
-    pub fn make(made: Tensors, source: u16, number: u64, gpu: &Gpu, late: u64) -> Result<Thing, TensorError> {
-        let (list, nested) = recipes(made, source, number);
+    pub fn make(made: Tensors, past: Past, life: u32, gpu: &Gpu, late: u64) -> Result<Thing, TensorError> {
+        let number = past.number;
+        let (list, nested) = recipes(made, past.source, number);
         let make = |recipes: &[Recipe]| {
             recipes.iter().map(|recipe| recipe.make(gpu, late)).collect::<Result<Vec<_>, _>>()
         };
@@ -79,8 +80,7 @@ impl Thing {
         // By turns in the option and in the list.
         let first = if number.is_multiple_of(2) { rest.pop() } else { None };
         let nested = (!nested.is_empty()).then_some(Nested { first, rest });
-        let life = std::process::id();
-        Ok(Thing { past: Past::new(source, number), life, made, added: 0, tensors, nested })
+        Ok(Thing { past, life, made, added: 0, tensors, nested })
     }
 
     /// Its number.

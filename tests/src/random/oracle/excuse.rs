@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Case, End};
-use crate::random::history::{Past, Place};
+use crate::random::history::{Past, Place, Step};
 use crate::random::plan::{Plan, place_of};
 use crate::random::spec::{Fault, Form, What};
 
@@ -97,8 +97,10 @@ impl<'r> Excuses<'r> {
         let before = self.before.get(&to.op).unwrap_or(&none);
         let dead_before: Vec<u16> = before.iter().copied().filter(|op| self.died.contains_key(op)).collect();
         let kind = |op: u16| self.case.plan.op(op).map(|op| &op.op.what);
-        // "A source that dies loses what it had not sent."
-        if past.steps.is_empty() && self.died.contains_key(&past.source) && self.last_made.contains(past) {
+        // "A source that dies loses what it had not sent": what it was about to, and what had not left its worker.
+        if self.died.contains_key(&past.source)
+            && (self.last_made.contains(past) || self.is_at_its_source(past))
+        {
             return true;
         }
         if self.case.at_least_once {
@@ -122,6 +124,19 @@ impl<'r> Excuses<'r> {
             dead.insert(self.home(to.op));
         }
         dead.len() > 1
+    }
+
+    /// Whether all that an item has passed is in the worker of its source.
+    fn is_at_its_source(&self, past: &Past) -> bool {
+        let mut steps = past.steps.iter().map(|step| match step {
+            Step::At(op, _) | Step::Dead(op) | Step::With(op, _) | Step::Among(op, _) => *op,
+        });
+        steps.all(|op| self.home(op) == past.source) && self.leaves_late(past)
+    }
+
+    /// Whether a stage that has something of it next to its source's can be in that worker.
+    fn leaves_late(&self, past: &Past) -> bool {
+        self.case.plan.op(past.source).is_some_and(|op| op.op.settings.replicas == 1)
     }
 
     /// The operator in whose workers another runs.
