@@ -19,6 +19,7 @@ use super::launch::Member;
 use super::plan::Plan;
 use super::progress::{Progress, Teller};
 use super::report::{Death, Report};
+use super::stillness::Stillness;
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
@@ -40,6 +41,12 @@ pub(super) struct Follow {
     pub(super) progress: Progress,
     pub(super) every: Duration,
     pub(super) trace: Option<PathBuf>,
+    /// Whether what is lost or left over is an error, whatever explains it.
+    pub(super) complete: bool,
+    /// A run in which nothing has moved for so long is reported.
+    pub(super) hang_limit: Duration,
+    /// How often actors tell how far they are.
+    pub(super) told_every: Duration,
     /// Whether Ctrl-C and `SIGTERM` cancel it.
     pub(super) signals: bool,
 }
@@ -53,6 +60,8 @@ struct Conductor {
     /// What earlier lives told of themselves.
     past: Vec<Counts>,
     deaths: Vec<Death>,
+    /// Members that have died and do not come back.
+    gone: Vec<usize>,
     /// The first death that nobody makes up for.
     fatal_death: Option<Death>,
     failure: Option<Failure>,
@@ -62,6 +71,7 @@ struct Conductor {
     killed: bool,
     began: Instant,
     trace: Option<Trace>,
+    stillness: Stillness,
 }
 
 /// Follows a pipeline to its end.
@@ -78,6 +88,7 @@ pub(super) async fn conduct(
         latest: HashMap::new(),
         past: Vec::new(),
         deaths: Vec::new(),
+        gone: Vec::new(),
         fatal_death: None,
         failure: None,
         cancelled: false,
@@ -85,6 +96,7 @@ pub(super) async fn conduct(
         killed: false,
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
+        stillness: Stillness::new(settings.hang_limit, settings.told_every),
         plan,
         members,
     };
@@ -94,23 +106,27 @@ pub(super) async fn conduct(
         for (index, member) in
             conductor.members.iter().enumerate().filter(|(_, member)| member.source == sources)
         {
-            runs.push(run(index, None, member.run.ask(Run)));
+            runs.push(run(index, Vec::new(), member.run.ask(Run)));
         }
     }
     let mut ticks = tokio::time::interval(settings.every.max(Duration::from_millis(10)));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     ticks.reset();
+    let mut looks = tokio::time::interval(settings.told_every.max(Duration::from_millis(10)));
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut signals = if settings.signals { Some(Signals::new()?) } else { None };
     while !runs.is_empty() && !conductor.killed {
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
-                Ok(counts) => conductor.counts[index] = Some(counts),
+                Ok(counts) => {
+                    conductor.counts[index] = Some(counts);
+                    conductor.stillness.move_on();
+                }
                 Err(error) => {
+                    conductor.stillness.move_on();
                     if conductor.died(index, &error).await {
-                        // A source that is to make nothing more must not begin anew.
-                        let stop = conductor.stopping && conductor.members[index].source;
-                        let stop = stop.then(|| conductor.members[index].control.send(Control::Stop));
-                        runs.push(run(index, stop, conductor.members[index].run.ask(Run)));
+                        let before = conductor.brief(index);
+                        runs.push(run(index, before, conductor.members[index].run.ask(Run)));
                     }
                 }
             },
@@ -120,6 +136,7 @@ pub(super) async fn conduct(
                 let command = if conductor.cancelled { Command::Kill } else { Command::Cancel };
                 conductor.command(command).await;
             }
+            _ = looks.tick() => conductor.look_for_stillness(),
             _ = ticks.tick(), if !settings.progress.is_off() => {
                 teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
             }
@@ -136,18 +153,18 @@ pub(super) async fn conduct(
     if let (Some(trace), Some(path)) = (&conductor.trace, &settings.trace) {
         trace.write(path, &conductor.plan)?;
     }
-    conductor.outcome()
+    conductor.outcome(settings.complete)
 }
 
 /// A member's answer, with the member. Before it, it is told something else.
 async fn run(
     index: usize,
-    before: Option<Send<Control>>,
+    before: Vec<Send<Control>>,
     ask: Ask<Run>,
 ) -> (usize, Result<Counts, AskError<Run>>) {
-    if let Some(before) = before {
+    for send in before {
         // One that does not come back does not answer either.
-        let _ = before.await;
+        let _ = send.await;
     }
     (index, ask.await)
 }
@@ -182,7 +199,8 @@ impl Conductor {
 
     async fn event(&mut self, event: Event) {
         match event {
-            Event::Progress(counts) => {
+            Event::Progress(counts, waits) => {
+                self.stillness.told(&counts, waits);
                 self.latest.insert((counts.stage, counts.replica), *counts);
             }
             Event::Failed(failure) => {
@@ -194,6 +212,24 @@ impl Conductor {
                     trace.add(stage, replica, pid, spans);
                 }
             }
+        }
+    }
+
+    /// Those that have not ended.
+    fn unfinished(&self) -> Vec<(u16, u16)> {
+        let members = self.members.iter().enumerate();
+        let unfinished = |index: usize| self.counts[index].is_none() && !self.gone.contains(&index);
+        let members = members.filter(|(index, _)| unfinished(*index));
+        members.map(|(_, member)| (member.stage as u16, member.replica)).collect()
+    }
+
+    fn look_for_stillness(&mut self) {
+        let now = Instant::now();
+        let Some(waiting) = self.stillness.report(&self.plan, &self.unfinished(), now) else { return };
+        let (pipeline, seconds) = (&self.plan.name, self.stillness.said(now).as_secs());
+        for waiting in waiting {
+            let waiting = waiting.to_string();
+            tracing::warn!(target: "tensorpost::pipeline", pipeline, seconds, waiting, "nothing moves");
         }
     }
 
@@ -247,26 +283,36 @@ impl Conductor {
             return true;
         }
         self.deaths.push(death.clone());
+        self.gone.push(index);
         if !replaced {
             self.fatal_death.get_or_insert(death);
             self.stop_sources().await;
         }
-        let member = &self.members[index];
-        let lanes = member.lanes.clone();
         for (other, member) in self.members.iter().enumerate() {
-            let waits = self.counts[other].is_none() && other != index;
-            if waits
-                && self
-                    .plan
-                    .edges
-                    .iter()
-                    .any(|edge| edge.to == member.stage && edge.from.stage == self.members[index].stage)
-            {
-                // One that has died too is noticed by itself.
-                let _ = member.control.send(Control::Gone(lanes.clone())).await;
+            let waits = self.counts[other].is_none() && !self.gone.contains(&other);
+            if waits && self.sends_to(index, other) {
+                // One that has died too is noticed by itself; its next life is told when it begins.
+                let _ = member.control.send(Control::Gone(self.members[index].lanes.clone())).await;
             }
         }
         false
+    }
+
+    /// Whether items go from one member to another.
+    fn sends_to(&self, from: usize, to: usize) -> bool {
+        let [from, to] = [from, to].map(|member| self.members[member].stage);
+        self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == to)
+    }
+
+    /// What a member's new life is told before it runs. Its earlier lives knew it, or had it in their mailbox.
+    fn brief(&self, index: usize) -> Vec<Send<Control>> {
+        let member = &self.members[index];
+        // A source that is to make nothing more must not begin anew.
+        let stop = (self.stopping && member.source).then_some(Control::Stop);
+        // From these no end comes, which it would wait for.
+        let gone = self.gone.iter().filter(|gone| self.sends_to(**gone, index));
+        let gone = gone.map(|gone| Control::Gone(self.members[*gone].lanes.clone()));
+        stop.into_iter().chain(gone).map(|control| member.control.send(control)).collect()
     }
 
     /// After a death some had more to do when they had answered already: what was sent again.
@@ -292,10 +338,16 @@ impl Conductor {
         }
     }
 
-    fn outcome(self) -> Result<Report, PipelineError> {
-        let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts());
+    /// `complete`: whether what is lost or left over is an error, whatever explains it.
+    fn outcome(self, complete: bool) -> Result<Report, PipelineError> {
+        let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
         report.cancelled = self.cancelled;
-        report.deaths = self.deaths.clone();
+        if self.killed {
+            report.waiting = self.stillness.waiting(&self.plan, &self.unfinished(), Instant::now());
+        }
+        if let Some(what) = report.incomplete() {
+            tracing::warn!(target: "tensorpost::pipeline", pipeline = report.pipeline, what, "a run is incomplete");
+        }
         let fatal = self.counts.iter().flatten().find_map(|counts| counts.fatal.clone());
         let report = Box::new(report);
         if self.killed {
@@ -307,6 +359,10 @@ impl Conductor {
         }
         match self.failure.or(fatal) {
             Some(failure) => Err(PipelineError::Failed { failure, report }),
+            // A loss that nothing explains is a defect, of a message type or of this library, and no success.
+            None if report.lost_unexplained > 0 || (complete && !report.is_complete()) => {
+                Err(PipelineError::Incomplete { report })
+            }
             None => Ok(*report),
         }
     }

@@ -11,9 +11,10 @@ use super::cargo::Cargo;
 use super::meter::Meter;
 use super::pick::{Choice, Pick};
 use super::siblings::Siblings;
+use super::waits::Wait;
 use crate::actor::Env;
 use crate::pipeline::closures::UnknownClosure;
-use crate::pipeline::item::{Item, Order, Parcel, Tag};
+use crate::pipeline::item::{Item, ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::Emitted;
 
 /// A way out.
@@ -31,9 +32,9 @@ impl<T: Item> Outlet<T> {
         meter: &Meter,
         env: &Env,
     ) -> Result<Self, UnknownClosure> {
-        let pick = Pick::new(&args.select)?;
+        let pick = Pick::among_branches(&args.select)?;
         let branch = |args: BranchArgs<T>| Branch::new(args, modes, meter, env).map(Rc::new);
-        let siblings = Siblings::new(args.tell, args.branches.len());
+        let siblings = Siblings::new(args.tell, args.tell_still, args.branches.len());
         let branches = args.branches.into_iter().map(branch).collect::<Result<_, _>>()?;
         Ok(Outlet { pick, branches, siblings })
     }
@@ -102,6 +103,25 @@ impl<T: Item> Outlet<T> {
     pub(super) fn hurry(&self) {
         for branch in &self.branches {
             branch.hurry();
+        }
+    }
+
+    /// What is waited for at those that it leads to.
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> + '_ {
+        self.branches.iter().flat_map(|branch| branch.waits())
+    }
+
+    /// The actor makes nothing more before something is acknowledged; `next` waits for that. Of a source, those who pair its
+    /// items want to know.
+    pub(super) fn stand(&self, next: Option<ItemId>) {
+        if let Some(siblings) = &self.siblings {
+            siblings.stand(next);
+        }
+    }
+
+    pub(super) fn go_on(&self) {
+        if let Some(siblings) = &self.siblings {
+            siblings.go_on();
         }
     }
 
