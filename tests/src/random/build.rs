@@ -37,6 +37,9 @@ pub fn build(plan: &Plan, folder: &Path, device: &str) -> Pipeline {
     if let Some(every) = spec.progress {
         pipeline = pipeline.progress(Progress::to(|_| {})).progress_every(Duration::from_millis(every));
     }
+    if spec.complete {
+        pipeline = pipeline.require_complete();
+    }
     if spec.trace {
         pipeline = pipeline.trace(folder.join("trace.json"));
     }

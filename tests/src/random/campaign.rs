@@ -143,8 +143,12 @@ fn outcome_of(folder: &Path, status: Option<ExitStatus>, spec: &Spec) -> Outcome
     if status.is_some_and(|status| !status.success()) && outcome.verdicts.is_empty() {
         outcome.verdicts.push(Verdict { kind: Kind::Crash, what: format!("{status:?}; {}", tail(&said)) });
     }
-    let complaint =
-        said.lines().find(|line| [" WARN ", "ERROR ", "panicked at"].iter().any(|sign| line.contains(sign)));
+    // That halves were left over is right where nothing else is wrong.
+    let signs = |line: &&str| {
+        [" WARN ", "ERROR ", "panicked at"].iter().any(|sign| line.contains(sign))
+            && !line.contains("a run is incomplete")
+    };
+    let complaint = said.lines().find(signs);
     if let (true, Some(complaint)) = (spec.faults.is_empty() && spec.is_peaceful(), complaint) {
         outcome.verdicts.push(Verdict { kind: Kind::Complaint, what: complaint.to_owned() });
     }

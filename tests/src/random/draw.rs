@@ -69,6 +69,7 @@ impl<'d> Drawing<'d> {
             ending: Ending::Natural,
             faults: Vec::new(),
             progress: None,
+            complete: false,
             trace: false,
             doubtful: false,
         };
@@ -111,6 +112,7 @@ impl<'d> Drawing<'d> {
         }
         self.spec.trace = self.chance(5);
         self.ending();
+        self.spec.complete = self.chance(10);
         if self.goes_wrong {
             self.faults();
         }

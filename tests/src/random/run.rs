@@ -159,6 +159,7 @@ fn follow(
         }
         Err(PipelineError::Died { stage, replica, report, .. }) => End::Died(stage, replica, *report),
         Err(PipelineError::Killed { report }) => End::Killed(*report),
+        Err(PipelineError::Incomplete { report }) => End::Incomplete(*report),
         Err(error) => match error.report() {
             Some(report) => End::Other(error.to_string(), report.clone()),
             None => End::Error(error.to_string()),
@@ -213,6 +214,7 @@ fn end_in_words(end: &End) -> String {
         End::Failed(why, report) => format!("failed: {why}{}", deaths(report)),
         End::Died(stage, replica, report) => format!("{stage} {replica} died{}", deaths(report)),
         End::Killed(report) => format!("killed{}", deaths(report)),
+        End::Incomplete(report) => format!("incomplete{}", deaths(report)),
         End::Other(error, _) | End::Error(error) => error.clone(),
         End::Dropped => "dropped".into(),
     }

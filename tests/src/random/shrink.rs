@@ -65,7 +65,7 @@ fn smaller(spec: &Spec) -> Vec<Spec> {
         }
     }
     to.with(|spec| spec.at_least_once = None);
-    to.with(|spec| (spec.progress, spec.trace) = (None, false));
+    to.with(|spec| (spec.progress, spec.trace, spec.complete) = (None, false, false));
     for at in 0..spec.ops.len() {
         to.with(|spec| each(&mut spec.ops[at], &mut |op| op.settings = plain(&op.settings)));
         to.with(|spec| each(&mut spec.ops[at], &mut |op| simpler(&mut op.what)));

@@ -27,6 +27,9 @@ pub struct Spec {
     /// Milliseconds between two tellings of the progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<u64>,
+    /// [`Pipeline::require_complete`](tensorpost::prelude::Pipeline::require_complete).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub complete: bool,
     /// Whether a trace is written.
     #[serde(default, skip_serializing_if = "is_default")]
     pub trace: bool,

@@ -75,6 +75,8 @@ pub enum End {
     Died(String, u16, Report),
     /// [`PipelineError::Killed`](tensorpost::pipeline::PipelineError::Killed).
     Killed(Report),
+    /// [`PipelineError::Incomplete`](tensorpost::pipeline::PipelineError::Incomplete).
+    Incomplete(Report),
     /// Another error with a report.
     Other(String, Report),
     /// Another error.
@@ -91,6 +93,7 @@ impl End {
             | End::Failed(_, report)
             | End::Died(_, _, report)
             | End::Killed(report)
+            | End::Incomplete(report)
             | End::Other(_, report) => Some(report),
             End::Error(_) | End::Dropped => None,
         }
@@ -377,9 +380,12 @@ impl Case<'_> {
                 if let Some(death) = unreplaced {
                     say(Kind::Result, format!("it is fine though {} died for good", death.stage));
                 }
-                if report.lost_count > 0 && report.deaths.is_empty() {
+                if report.lost_unexplained > 0 || report.lost_count > 0 && report.deaths.is_empty() {
                     let what = format!("it is fine though {} were lost without a death", report.lost_count);
                     say(Kind::Result, what);
+                }
+                if self.plan.spec.complete && !report.is_complete() {
+                    say(Kind::Result, "it is fine though it had to be complete and is not".into());
                 }
             }
             End::Failed(why, _) => {
@@ -405,6 +411,14 @@ impl Case<'_> {
             End::Killed(_) => {
                 if !matches!(self.plan.spec.ending, super::spec::Ending::Kill(_)) {
                     say(Kind::Result, "it was killed though nobody did that".into());
+                }
+            }
+            End::Incomplete(report) => {
+                if report.lost_unexplained > 0 {
+                    let what = format!("no death explains {} losses", report.lost_unexplained);
+                    say(Kind::Result, what);
+                } else if !self.plan.spec.complete || report.is_complete() {
+                    say(Kind::Result, "it is said to be incomplete, and need not be or is not".into());
                 }
             }
             End::Other(error, _) => say(Kind::Result, error.clone()),
