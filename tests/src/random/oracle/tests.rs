@@ -312,7 +312,7 @@ fn what_is_made_twice_and_comes_once_is_not_missing_where_it_was_sent_again() {
     let mut seen = right(&plan);
     let line = lines(&mut seen, 0)[1].clone();
     lines(&mut seen, 0).insert(1, line);
-    said(&mut seen).deaths.push(death("source-0"));
+    said(&mut seen).deaths.push(death("pack-1"));
     assert_eq!(kinds(&plan, &seen), []);
     plan.spec.at_least_once = None;
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
