@@ -33,8 +33,8 @@ pub(crate) enum Up {
     Node(ToNode),
     /// The answer to [`Down::Start`].
     Started { actor: ActorId, result: Result<(), String> },
-    /// An actor ended.
-    ActorStopped { actor: ActorId, why: Option<EndReason> },
+    /// An actor ended. Where it is `away`, its senders were told to wait for another life.
+    ActorStopped { actor: ActorId, why: Option<EndReason>, away: bool },
     /// The answer to [`Down::Probe`].
     Activity { round: u64, activity: Activity },
     /// The memory that the worker notes its trace in. Descriptors: one, to map it read-only.
