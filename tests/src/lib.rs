@@ -13,4 +13,5 @@ pub mod holder;
 pub mod intruder;
 pub mod pipes;
 pub mod players;
+pub mod random;
 pub mod wait;
