@@ -19,12 +19,16 @@ use super::launch::Member;
 use super::plan::Plan;
 use super::progress::{Progress, Teller};
 use super::report::{Death, Report};
+use super::stillness::Stillness;
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 use crate::actor::{Ask, AskError, Channel, Send};
 use crate::mailbox::post::AskFailure;
 use crate::node::Restart;
+
+/// How long members that are done may take to hear that all is over.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// What the program says to a running pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,12 @@ pub(super) struct Follow {
     pub(super) progress: Progress,
     pub(super) every: Duration,
     pub(super) trace: Option<PathBuf>,
+    /// Whether what is lost or left over is an error, whatever explains it.
+    pub(super) complete: bool,
+    /// A run in which nothing has moved for so long is reported.
+    pub(super) hang_limit: Duration,
+    /// How often actors tell how far they are.
+    pub(super) told_every: Duration,
     /// Whether Ctrl-C and `SIGTERM` cancel it.
     pub(super) signals: bool,
 }
@@ -53,6 +63,8 @@ struct Conductor {
     /// What earlier lives told of themselves.
     past: Vec<Counts>,
     deaths: Vec<Death>,
+    /// Members that have died and do not come back.
+    gone: Vec<usize>,
     /// The first death that nobody makes up for.
     fatal_death: Option<Death>,
     failure: Option<Failure>,
@@ -62,6 +74,10 @@ struct Conductor {
     killed: bool,
     began: Instant,
     trace: Option<Trace>,
+    stillness: Stillness,
+    /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox may wait behind
+    /// a [`Run`], which takes its own only when it is polled.
+    sends: FuturesUnordered<Send<Control>>,
 }
 
 /// Follows a pipeline to its end.
@@ -78,6 +94,7 @@ pub(super) async fn conduct(
         latest: HashMap::new(),
         past: Vec::new(),
         deaths: Vec::new(),
+        gone: Vec::new(),
         fatal_death: None,
         failure: None,
         cancelled: false,
@@ -85,6 +102,8 @@ pub(super) async fn conduct(
         killed: false,
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
+        stillness: Stillness::new(settings.hang_limit, settings.told_every),
+        sends: FuturesUnordered::new(),
         plan,
         members,
     };
@@ -94,60 +113,67 @@ pub(super) async fn conduct(
         for (index, member) in
             conductor.members.iter().enumerate().filter(|(_, member)| member.source == sources)
         {
-            runs.push(run(index, None, member.run.ask(Run)));
+            runs.push(run(index, Vec::new(), member.run.ask(Run)));
         }
     }
     let mut ticks = tokio::time::interval(settings.every.max(Duration::from_millis(10)));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     ticks.reset();
+    let mut looks = tokio::time::interval(settings.told_every.max(Duration::from_millis(10)));
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut signals = if settings.signals { Some(Signals::new()?) } else { None };
     while !runs.is_empty() && !conductor.killed {
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
-                Ok(counts) => conductor.counts[index] = Some(counts),
+                Ok(counts) => {
+                    conductor.counts[index] = Some(counts);
+                    conductor.stillness.move_on();
+                }
                 Err(error) => {
-                    if conductor.died(index, &error).await {
-                        // A source that is to make nothing more must not begin anew.
-                        let stop = conductor.stopping && conductor.members[index].source;
-                        let stop = stop.then(|| conductor.members[index].control.send(Control::Stop));
-                        runs.push(run(index, stop, conductor.members[index].run.ask(Run)));
+                    conductor.stillness.move_on();
+                    if conductor.died(index, &error) {
+                        let before = conductor.brief(index);
+                        runs.push(run(index, before, conductor.members[index].run.ask(Run)));
                     }
                 }
             },
-            Ok(event) = events.recv() => conductor.event(event).await,
-            Some(command) = commands.recv() => conductor.command(command).await,
+            // One that does not come back, or has ended, need not hear it.
+            Some(_) = conductor.sends.next() => {}
+            Ok(event) = events.recv() => conductor.event(event),
+            Some(command) = commands.recv() => conductor.command(command),
             Some(()) = Signals::next(&mut signals) => {
                 let command = if conductor.cancelled { Command::Kill } else { Command::Cancel };
-                conductor.command(command).await;
+                conductor.command(command);
             }
+            _ = looks.tick() => conductor.look_for_stillness(),
             _ = ticks.tick(), if !settings.progress.is_off() => {
                 teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
             }
         }
     }
     drop(runs);
-    conductor.count_again().await;
+    conductor.count_again(&mut commands).await;
     // An actor tells all before it answers, so what was told is here.
     while let Some(event) = events.try_recv() {
-        conductor.event(event).await;
+        conductor.event(event);
     }
     teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
     conductor.close().await;
     if let (Some(trace), Some(path)) = (&conductor.trace, &settings.trace) {
         trace.write(path, &conductor.plan)?;
     }
-    conductor.outcome()
+    conductor.outcome(settings.complete)
 }
 
 /// A member's answer, with the member. Before it, it is told something else.
 async fn run(
     index: usize,
-    before: Option<Send<Control>>,
+    before: Vec<Send<Control>>,
     ask: Ask<Run>,
 ) -> (usize, Result<Counts, AskError<Run>>) {
-    if let Some(before) = before {
+    for send in before {
         // One that does not come back does not answer either.
-        let _ = before.await;
+        let _ = send.await;
     }
     (index, ask.await)
 }
@@ -180,14 +206,15 @@ impl Conductor {
         last.chain(self.past.iter().cloned()).collect()
     }
 
-    async fn event(&mut self, event: Event) {
+    fn event(&mut self, event: Event) {
         match event {
-            Event::Progress(counts) => {
+            Event::Progress(counts, waits) => {
+                self.stillness.told(&counts, waits);
                 self.latest.insert((counts.stage, counts.replica), *counts);
             }
             Event::Failed(failure) => {
                 self.failure.get_or_insert(failure);
-                self.stop_sources().await;
+                self.stop_sources();
             }
             Event::Spans { stage, replica, pid, spans } => {
                 if let Some(trace) = &mut self.trace {
@@ -197,26 +224,42 @@ impl Conductor {
         }
     }
 
-    async fn command(&mut self, command: Command) {
+    /// Those that have not ended.
+    fn unfinished(&self) -> Vec<(u16, u16)> {
+        let members = self.members.iter().enumerate();
+        let unfinished = |index: usize| self.counts[index].is_none() && !self.gone.contains(&index);
+        let members = members.filter(|(index, _)| unfinished(*index));
+        members.map(|(_, member)| (member.stage as u16, member.replica)).collect()
+    }
+
+    fn look_for_stillness(&mut self) {
+        let now = Instant::now();
+        let Some(waiting) = self.stillness.report(&self.plan, &self.unfinished(), now) else { return };
+        let (pipeline, seconds) = (&self.plan.name, self.stillness.said(now).as_secs());
+        for waiting in waiting {
+            let waiting = waiting.to_string();
+            tracing::warn!(target: "tensorpost::pipeline", pipeline, seconds, waiting, "nothing moves");
+        }
+    }
+
+    fn command(&mut self, command: Command) {
         match command {
             Command::Cancel => {
                 self.cancelled = true;
-                self.stop_sources().await;
+                self.stop_sources();
             }
             Command::Kill => self.killed = true,
         }
     }
 
-    async fn stop_sources(&mut self) {
+    fn stop_sources(&mut self) {
         self.stopping = true;
-        for member in self.members.iter().filter(|member| member.source) {
-            // A source that has ended makes nothing either.
-            let _ = member.control.send(Control::Stop).await;
-        }
+        let sources = self.members.iter().filter(|member| member.source);
+        self.sends.extend(sources.map(|member| member.control.send(Control::Stop)));
     }
 
     /// Notes a death; true if the actor comes back.
-    async fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
+    fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
         let member = &self.members[index];
         let stage = self.plan.stages[member.stage].name.clone();
         let why = match error {
@@ -247,55 +290,83 @@ impl Conductor {
             return true;
         }
         self.deaths.push(death.clone());
+        self.gone.push(index);
         if !replaced {
             self.fatal_death.get_or_insert(death);
-            self.stop_sources().await;
+            self.stop_sources();
         }
-        let member = &self.members[index];
-        let lanes = member.lanes.clone();
         for (other, member) in self.members.iter().enumerate() {
-            let waits = self.counts[other].is_none() && other != index;
-            if waits
-                && self
-                    .plan
-                    .edges
-                    .iter()
-                    .any(|edge| edge.to == member.stage && edge.from.stage == self.members[index].stage)
-            {
-                // One that has died too is noticed by itself.
-                let _ = member.control.send(Control::Gone(lanes.clone())).await;
+            let waits = self.counts[other].is_none() && !self.gone.contains(&other);
+            if waits && self.sends_to(index, other) {
+                // One that has died too is noticed by itself; its next life is told when it begins.
+                self.sends.push(member.control.send(Control::Gone(self.members[index].lanes.clone())));
             }
         }
         false
     }
 
+    /// Whether items go from one member to another.
+    fn sends_to(&self, from: usize, to: usize) -> bool {
+        let [from, to] = [from, to].map(|member| self.members[member].stage);
+        self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == to)
+    }
+
+    /// What a member's new life is told before it runs. Its earlier lives knew it, or had it in their mailbox.
+    fn brief(&self, index: usize) -> Vec<Send<Control>> {
+        let member = &self.members[index];
+        // A source that is to make nothing more must not begin anew.
+        let stop = (self.stopping && member.source).then_some(Control::Stop);
+        // From these no end comes, which it would wait for.
+        let gone = self.gone.iter().filter(|gone| self.sends_to(**gone, index));
+        let gone = gone.map(|gone| Control::Gone(self.members[*gone].lanes.clone()));
+        stop.into_iter().chain(gone).map(|control| member.control.send(control)).collect()
+    }
+
     /// After a death some had more to do when they had answered already: what was sent again.
-    async fn count_again(&mut self) {
+    async fn count_again(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
         if self.deaths.is_empty() || self.killed {
             return;
         }
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
-        let asks: Vec<_> = asks.map(|(index, member)| (index, member.run.ask(Run))).collect();
-        for (index, ask) in asks {
-            if let Ok(counts) = ask.await {
-                self.counts[index] = Some(counts);
+        let mut asks: FuturesUnordered<_> =
+            asks.map(|(index, member)| run(index, Vec::new(), member.run.ask(Run))).collect();
+        while !asks.is_empty() && !self.killed {
+            tokio::select! {
+                Some((index, answer)) = asks.next() => {
+                    if let Ok(counts) = answer {
+                        self.counts[index] = Some(counts);
+                    }
+                }
+                Some(_) = self.sends.next() => {}
+                Some(command) = commands.recv() => self.command(command),
             }
         }
     }
 
-    async fn close(&self) {
-        for (member, counts) in self.members.iter().zip(&self.counts) {
-            if counts.is_some() {
-                // One that has died since is closed.
-                let _ = member.control.try_send(Control::Close);
+    /// Has the members end that are done. Those that were killed are closed by that.
+    async fn close(&mut self) {
+        let done = self.members.iter().zip(&self.counts).filter(|(_, counts)| counts.is_some());
+        self.sends.extend(done.map(|(member, _)| member.control.send(Control::Close)));
+        if !self.killed {
+            let all = async { while self.sends.next().await.is_some() {} };
+            if tokio::time::timeout(CLOSING, all).await.is_err() {
+                tracing::debug!(
+                    "a stage was not told that its pipeline is over; its worker ends all the same"
+                );
             }
         }
     }
 
-    fn outcome(self) -> Result<Report, PipelineError> {
-        let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts());
+    /// `complete`: whether what is lost or left over is an error, whatever explains it.
+    fn outcome(self, complete: bool) -> Result<Report, PipelineError> {
+        let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
         report.cancelled = self.cancelled;
-        report.deaths = self.deaths.clone();
+        if self.killed {
+            report.waiting = self.stillness.waiting(&self.plan, &self.unfinished(), Instant::now());
+        }
+        if let Some(what) = report.incomplete() {
+            tracing::warn!(target: "tensorpost::pipeline", pipeline = report.pipeline, what, "a run is incomplete");
+        }
         let fatal = self.counts.iter().flatten().find_map(|counts| counts.fatal.clone());
         let report = Box::new(report);
         if self.killed {
@@ -307,6 +378,10 @@ impl Conductor {
         }
         match self.failure.or(fatal) {
             Some(failure) => Err(PipelineError::Failed { failure, report }),
+            // A loss that nothing explains is a defect, of a message type or of this library, and no success.
+            None if report.lost_unexplained > 0 || (complete && !report.is_complete()) => {
+                Err(PipelineError::Incomplete { report })
+            }
             None => Ok(*report),
         }
     }

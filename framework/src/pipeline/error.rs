@@ -51,6 +51,22 @@ pub enum Mistake {
         /// The most that it may be.
         most: u64,
     },
+    /// Batches and windows that may together keep all that at-least-once delivery lets a source have under way.
+    #[error(
+        "{}`{stage}` may keep {kept} items of a source until more come, and at most {most} may be unacknowledged, so it may \
+         wait for ever; let at least {} be (`at_least_once({})`), or give batches a time with `within`",
+        if *.stages > 1 { "the batches and windows up to " } else { "stage " }, .kept + 1, .kept + 1
+    )]
+    Kept {
+        /// The last of them.
+        stage: String,
+        /// Items of one source that they may keep together.
+        kept: u64,
+        /// Items of it that may be unacknowledged.
+        most: u64,
+        /// How many they are.
+        stages: usize,
+    },
     /// Things that do not go together.
     #[error("stage `{stage}`: {why}")]
     Conflict {
@@ -126,8 +142,16 @@ pub enum PipelineError {
         /// What was done until then; it names the items that were lost.
         report: Box<Report>,
     },
+    /// It ran to its end and not everything came there: items were lost though no death explains that, or
+    /// [`require_complete`](super::Pipeline::require_complete) was asked for and the report
+    /// [is not complete](Report::is_complete).
+    #[error("pipeline `{}` is not complete: {}", .report.pipeline, .report.incomplete().unwrap_or_default())]
+    Incomplete {
+        /// What was done, and which items did not come to their end.
+        report: Box<Report>,
+    },
     /// It was told to end at once.
-    #[error("the pipeline was killed")]
+    #[error("the pipeline was killed{}", waiting(.report))]
     Killed {
         /// What was done until then, as far as it is known.
         report: Box<Report>,
@@ -140,6 +164,7 @@ impl PipelineError {
         match self {
             PipelineError::Failed { report, .. }
             | PipelineError::Died { report, .. }
+            | PipelineError::Incomplete { report }
             | PipelineError::Killed { report } => Some(report),
             _ => None,
         }
@@ -171,6 +196,12 @@ fn hint(report: &Report, stage: &str) -> &'static str {
 
 fn item(failure: &Failure) -> String {
     failure.id.map_or_else(|| "no item".to_owned(), |id| format!("item {id}"))
+}
+
+fn waiting(report: &Report) -> String {
+    let texts: Vec<_> = report.waiting.iter().take(8).map(ToString::to_string).collect();
+    let more = if report.waiting.len() > texts.len() { "; …" } else { "" };
+    if texts.is_empty() { String::new() } else { format!("; {}{more}", texts.join("; ")) }
 }
 
 fn lost(report: &Report) -> String {

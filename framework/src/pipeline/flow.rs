@@ -252,7 +252,9 @@ impl<T: Item, At> Flow<T, At> {
         {
             let plan = &mut flow.draft.borrow_mut().plan;
             plan.stages[flow.stage].helper = true;
-            plan.stages[flow.stage].beside = (plan.stages[before].replicas == 1).then_some(before);
+            // Not behind a loop: what has left it is not to be answered for by a stage in it.
+            let together = plan.stages[before].replicas == 1 && plan.stages[before].depth <= plan.loops;
+            plan.stages[flow.stage].beside = together.then_some(before);
         }
         flow
     }
@@ -379,12 +381,19 @@ pub(super) fn hash(key: &impl Hash) -> u64 {
 }
 
 impl<T, I> Flow<T, After<I>> {
-    /// Notes that the stage keeps so many items before it makes one.
-    pub(super) fn batch_bound(self, batch: super::many::Batch) -> Self {
+    /// Notes that the stage keeps so many items before it makes one, of all of them if it `packs`.
+    pub(super) fn batch_bound(self, batch: super::many::Batch, packs: bool) -> Self {
         {
             let stage = &mut self.draft.borrow_mut().plan.stages[self.stage];
             (stage.keeps, stage.times_out) = (Some(batch.count), batch.within.is_some());
+            stage.packs = packs;
         }
+        self
+    }
+
+    /// Notes that the stage takes apart what others have put together.
+    pub(super) fn taking_apart(self) -> Self {
+        self.draft.borrow_mut().plan.stages[self.stage].takes_apart = true;
         self
     }
 }

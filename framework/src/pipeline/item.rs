@@ -55,6 +55,9 @@ pub(super) struct Tag {
     /// The other items that are in it, where several became one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) also: Vec<ItemId>,
+    /// How the items that became this one share those ids, in order. Empty where each has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) parts: Vec<Shape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) order: Option<Order>,
     /// The loops that it is in, from the outermost on: what it is called by the stage that let it in.
@@ -65,18 +68,50 @@ pub(super) struct Tag {
     pub(super) attempt: u32,
 }
 
+/// What an item was made of, in numbers of ids: a pair has two, a batch of pairs has parts of two each.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Shape {
+    pub(super) ids: u32,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) parts: Vec<Shape>,
+}
+
 fn is_zero(attempt: &u32) -> bool {
     *attempt == 0
 }
 
 impl Tag {
     pub(super) fn of(id: ItemId) -> Self {
-        Tag { id, also: Vec::new(), order: None, rounds: Vec::new(), attempt: 0 }
+        Tag { id, also: Vec::new(), parts: Vec::new(), order: None, rounds: Vec::new(), attempt: 0 }
     }
 
     /// All items that are in it.
     pub(super) fn ids(&self) -> impl Iterator<Item = ItemId> + '_ {
         std::iter::once(self.id).chain(self.also.iter().copied())
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        Shape { ids: 1 + self.also.len() as u32, parts: self.parts.clone() }
+    }
+
+    /// The tags of what this was made of, if it is `count` items and says how they share its ids.
+    pub(super) fn taken_apart(&self, count: usize) -> Option<Vec<Tag>> {
+        let single = Shape { ids: 1, parts: Vec::new() };
+        let all = vec![single; if self.parts.is_empty() { count } else { 0 }];
+        let shapes = if self.parts.is_empty() { &all } else { &self.parts };
+        let total: usize = shapes.iter().map(|shape| shape.ids as usize).sum();
+        if shapes.len() != count || total != 1 + self.also.len() {
+            return None;
+        }
+        let mut ids = self.ids();
+        let tags = shapes.iter().map(|shape| {
+            let mut own = ids.by_ref().take(shape.ids as usize);
+            let id = own.next()?;
+            let (also, parts) = (own.collect(), shape.parts.clone());
+            let (order, rounds, attempt) = (self.order, self.rounds.clone(), self.attempt);
+            Some(Tag { id, also, parts, order, rounds, attempt })
+        });
+        tags.collect()
     }
 }
 

@@ -15,7 +15,7 @@ impl<T: Item, At> Flow<T, At> {
     /// So many items as one message; the last batch may be smaller. In the worker of the stage before.
     pub fn batch(self, batch: Batch) -> Flow<Many<T>, After<T>> {
         let flow = self.helper::<Batcher<T, AsMany>>("batch", batch);
-        flow.batch_bound(batch)
+        flow.batch_bound(batch, true)
     }
 
     /// So many items as one whose tensors are gathered, on the device of the stage (see
@@ -25,13 +25,13 @@ impl<T: Item, At> Flow<T, At> {
         T: Gather,
     {
         let flow = self.helper::<Batcher<T, Gathered>>("gather", batch);
-        flow.batch_bound(batch)
+        flow.batch_bound(batch, true)
     }
 
     /// Each item together with the `count - 1` before it; the first of these comes with item `count`.
     pub fn window(self, count: u32) -> Flow<Many<T>, After<T>> {
         let flow = self.helper::<Windows<T>>("window", count);
-        flow.batch_bound(Batch::of(count))
+        flow.batch_bound(Batch::of(count), false)
     }
 
     /// Pairs of items that have the same id: those that come from the same item of a source, such as the two branches of a
@@ -81,6 +81,6 @@ impl<T: Item, At> Flow<T, At> {
 impl<T: Item, At> Flow<Many<T>, At> {
     /// The items of batches, one by one, known by their own ids again. In the worker of the stage before.
     pub fn unbatch(self) -> Flow<T, After<Many<T>>> {
-        self.helper::<Unbatch<T>>("unbatch", PhantomData)
+        self.helper::<Unbatch<T>>("unbatch", PhantomData).taking_apart()
     }
 }

@@ -194,7 +194,7 @@ fn site<'s>(
         resend: plan.at_least_once.is_some(),
         trace: settings.trace.is_some(),
         pairing: pairing(plan, stage),
-        every: (!settings.progress.is_off()).then_some(settings.every.as_millis() as u64),
+        every: settings.told_every().as_millis() as u64,
         events: events.clone(),
     };
     let looked_up = plan.edges_to(stage).any(|(_, edge)| edge.feedback);
@@ -242,7 +242,7 @@ fn lanes_to(plan: &Plan, stage: usize) -> Vec<u32> {
 
 /// What a stage that pairs has to know to see that nobody can send it anything more.
 fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
-    let (pairs, most) = (plan.stages[stage].pairs?, plan.at_least_once?);
+    let pairs = plan.stages[stage].pairs.filter(|_| plan.at_least_once.is_some())?;
     let sides = pairs.sides.map(|side| {
         let edges = plan.edges_to(stage).filter(|(_, edge)| edge.from.stage == side);
         let replicas = plan.stages[side].replicas as u16;
@@ -253,7 +253,7 @@ fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
         });
         Side { lanes: lanes.collect(), sources: sources.collect() }
     });
-    Some(Pairing { most, sides })
+    Some(Pairing { sides })
 }
 
 fn way<'s>(
@@ -292,10 +292,15 @@ fn way<'s>(
         Some(PartnerArgs { to, left, branches })
     });
     let tell = tell.collect();
+    let is_source = plan.stages[stage].kind == Kind::Source;
+    let pairing = if is_source { plan.pairing(stage) } else { Vec::new() };
+    let pairing = pairing.iter().filter_map(|stage| started.get(stage)).flatten();
+    let tell_still = pairing.map(|pair| pair.control.clone()).collect();
     Way {
         select: plan.stages[stage].outputs[usize::from(output)].select.clone(),
         branches: branches.collect(),
         tell,
+        tell_still,
     }
 }
 

@@ -75,6 +75,7 @@
 //! **In a worker** the program runs up to the start of the node, so it writes the same pipelines down; the worker has their
 //! closures by then. A pipeline whose closures are made later, on a node that runs, cannot work, and its start says so.
 
+mod circles;
 mod closures;
 mod conduct;
 mod dead;
@@ -96,6 +97,7 @@ mod report;
 mod run;
 mod settings;
 mod stages;
+mod stillness;
 mod trace;
 mod traits;
 mod work;
@@ -111,7 +113,7 @@ pub use on_error::OnError;
 pub use out::{Held, Out};
 pub use place::On;
 pub use progress::{Progress, Snapshot, StageSnapshot};
-pub use report::{Death, Report, StageReport};
+pub use report::{Death, Report, StageReport, Waiting};
 pub use run::{Canceller, Running};
 pub use traits::{Sink, Source, Stage};
 pub use worker::meter::{Failure, Lost};

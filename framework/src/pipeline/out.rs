@@ -85,27 +85,43 @@ impl<T> Out<T> {
     /// A result that is known by `id`: that of one of the items that went into the one the stage is called with.
     pub fn emit_as(&mut self, id: ItemId, item: T) {
         let (mut tag, cargo) = self.here();
-        (tag.id, tag.also) = (id, Vec::new());
+        (tag.id, tag.also, tag.parts) = (id, Vec::new(), Vec::new());
         self.emitted.push(Emitted { tag, item, cargo: cargo.into_iter().collect() });
     }
 
     /// A result of items that were held. It is known by the first of them; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
         let (here, _) = self.here();
-        let (mut ids, mut cargo, mut rounds) = (Vec::new(), Cargos::new(), None);
+        let (mut ids, mut shapes) = (Vec::new(), Vec::new());
+        let (mut cargo, mut rounds) = (Cargos::new(), None);
         for held in parts {
             // One that was given up is done with, but still a part of what it is in.
             let part = held.take();
             let mut part = part.unwrap_or_else(|id| Keeping { tag: Tag::of(id), cargo: Cargos::new() });
             rounds.get_or_insert_with(|| part.tag.rounds.clone());
             ids.extend(part.tag.ids());
+            shapes.push(part.tag.shape());
             cargo.append(&mut part.cargo);
         }
         let mut ids = ids.into_iter();
         let id = ids.next().unwrap_or(here.id);
         let rounds = rounds.unwrap_or(here.rounds);
-        let tag = Tag { id, also: ids.collect(), order: here.order, rounds, attempt: 0 };
+        if shapes.iter().all(|shape| shape.ids == 1) {
+            shapes.clear();
+        }
+        let tag = Tag { id, also: ids.collect(), parts: shapes, order: here.order, rounds, attempt: 0 };
         self.emitted.push(Emitted { tag, item, cargo });
+    }
+
+    /// The results of an item that is taken apart into those it was made of, each known by its own ids again where that is
+    /// known.
+    pub(super) fn emit_apart(&mut self, items: Vec<T>) {
+        let (tag, cargo) = self.here();
+        let tags = tag.taken_apart(items.len());
+        for (index, item) in items.into_iter().enumerate() {
+            let tag = tags.as_ref().map_or(&tag, |tags| &tags[index]).clone();
+            self.emitted.push(Emitted { tag, item, cargo: cargo.clone().into_iter().collect() });
+        }
     }
 
     /// Keeps the item that the stage is called with: it is not done with when the call returns.

@@ -32,6 +32,8 @@ pub(super) enum Partners<'n> {
     Begin(Pairing),
     /// Nothing more comes of these on one side; `again` where they come again, on both.
     Alone { left: bool, ids: &'n [ItemId], again: bool },
+    /// A source makes nothing more before one of these, which are all of its items that are under way, is acknowledged.
+    Still { source: u16, ids: &'n [ItemId] },
     /// Nothing more comes on one side, unless it is sent again.
     Ended { left: bool },
 }
@@ -47,7 +49,7 @@ impl Plan {
         }
         let mut partners = Vec::new();
         let pairs = self.stages.iter().enumerate().filter_map(|(at, stage)| Some((at, stage.pairs?)));
-        for (stage, pairs) in pairs.filter(|(_, pairs)| pairs.by_id) {
+        for (stage, pairs) in pairs {
             for (side, left) in pairs.sides.into_iter().zip([true, false]) {
                 let leads = |(_, (_, edge)): &(usize, (usize, Edge))| self.reaches(edge.to, side);
                 let leading: Vec<u16> = edges
@@ -79,12 +81,21 @@ impl Plan {
         self.sources().filter(move |source| self.reaches(*source, stage))
     }
 
-    fn sources(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(super) fn sources(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.stages.len()).filter(|stage| self.stages[*stage].kind == Kind::Source)
     }
 
+    /// The stages that pair items of a source, under at-least-once delivery: what waits there may keep the source waiting.
+    pub(super) fn pairing(&self, source: usize) -> Vec<usize> {
+        if self.at_least_once.is_none() {
+            return Vec::new();
+        }
+        let pairs = (0..self.stages.len()).filter(|stage| self.stages[*stage].pairs.is_some());
+        pairs.filter(|stage| self.reaches(source, *stage)).collect()
+    }
+
     /// Whether there is a way.
-    fn reaches(&self, from: usize, to: usize) -> bool {
+    pub(super) fn reaches(&self, from: usize, to: usize) -> bool {
         let (mut seen, mut next) = (vec![false; self.stages.len()], vec![from]);
         while let Some(stage) = next.pop() {
             if !std::mem::replace(&mut seen[stage], true) {

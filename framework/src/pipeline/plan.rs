@@ -57,6 +57,9 @@ pub(super) struct StagePlan {
     pub(super) keeps: Option<u32>,
     /// Whether it makes one of fewer when it has waited long enough.
     pub(super) times_out: bool,
+    /// Whether all that it keeps goes into the one that it makes of it, and whether it takes such apart.
+    pub(super) packs: bool,
+    pub(super) takes_apart: bool,
     pub(super) on_error: OnError,
     /// Whether it is there for the pipeline's own needs.
     pub(super) helper: bool,
@@ -116,6 +119,8 @@ impl StagePlan {
             restart: None,
             keeps: None,
             times_out: false,
+            packs: false,
+            takes_apart: false,
             on_error: OnError::Fail,
             helper: false,
             depth: 0,
@@ -263,12 +268,28 @@ impl Plan {
     }
 
     /// Whether an item that the stage keeps is not done with for its sender: then it is known by id what was lost with it.
+    /// One that waits for its partner is, or halves without one would fill the mailbox in front of it.
     pub(super) fn holds(&self, stage: usize) -> bool {
-        self.keeps(stage) > 0
+        self.keeps(stage) > 0 && self.stages[stage].pairs.is_none()
+    }
+
+    /// The most actors in one process that send to the stage. The end of each keeps its place in the stage's mailbox until
+    /// the stage has all ends.
+    fn lanes_of_a_process(&self, stage: usize) -> u32 {
+        let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
+        let lanes = homes.map(|home| {
+            let edges = self.edges_to(stage).filter(|(_, edge)| self.home(edge.from.stage) == home);
+            let actors = edges.map(|(_, edge)| match self.stages[edge.from.stage].beside {
+                Some(_) => self.stages[edge.from.stage].replicas,
+                None => 1,
+            });
+            actors.sum()
+        });
+        lanes.max().unwrap_or(0)
     }
 
     /// Items that the stage may keep, with those that it is answered for by stages in its worker.
-    fn keeps(&self, stage: usize) -> u32 {
+    pub(super) fn keeps(&self, stage: usize) -> u32 {
         let here = self.stages[stage].keeps.unwrap_or(0);
         let from = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
         from.fold(here, |sum, edge| {
@@ -287,7 +308,8 @@ impl Plan {
     /// must where the answers mean that nothing is left in a loop.
     pub(super) fn settles_first(&self, stage: usize, edge: &Edge) -> bool {
         let into_loop = self.stages[edge.to].window.is_some() && !edge.feedback;
-        let chain = self.stages[stage].depth > 0 || self.at_least_once.is_some();
+        let in_loop = self.stages[stage].depth > 0 && self.stages[edge.to].depth > 0;
+        let chain = in_loop || self.at_least_once.is_some();
         into_loop || !(chain || self.holds(edge.to))
     }
 
@@ -295,6 +317,8 @@ impl Plan {
     pub(super) fn mailbox(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
+        // One for the question that is answered at the end, and one for what else the program says.
+        mailbox = mailbox.max(self.lanes_of_a_process(stage)).max(2);
         // Those that are kept have no place for others.
         mailbox = mailbox.saturating_add(self.keeps(stage));
         if let Some(unanswered) = self.at_least_once {
@@ -348,17 +372,6 @@ impl Plan {
                     "every replica takes every item, so there is no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
-            let waits = stage.keeps.filter(|_| !stage.times_out);
-            if stage.depth > 0 && waits.is_some() {
-                let why = "in a loop, what waits for more items may wait for ever; give the batch a time with `within`";
-                mistakes.push(Mistake::Conflict { stage: name(), why });
-            } else if let (Some(keeps), Some(most)) = (waits, self.at_least_once)
-                && keeps > most
-            {
-                let why = "it waits for more items than may be unacknowledged, so for ever; let more be, or give the \
-                           batch a time with `within`";
-                mistakes.push(Mistake::Conflict { stage: name(), why });
-            }
             if stage.ordered && stage.depth > 0 {
                 let why = "items in a loop have no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
@@ -368,6 +381,7 @@ impl Plan {
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
         }
+        mistakes.extend(self.circles());
         for tap in &self.open {
             let what = if tap.output == DEAD { "the dead letters".to_owned() } else { self.what(*tap) };
             mistakes.push(Mistake::Unconnected { stage: self.stages[tap.stage].name.clone(), what });

@@ -47,6 +47,10 @@ pub struct StageSnapshot {
     pub bytes_in_flight: u64,
     /// Errors so far.
     pub errors: u64,
+    /// Items lost so far on their way out of it.
+    pub lost: u64,
+    /// Items left over in it so far.
+    pub left_over: u64,
     /// Share of the time since the last snapshot that its replicas were in calls, from 0 to 1.
     pub busy: f64,
     /// Share of that time that its replicas waited for room at the next stages.
@@ -143,6 +147,8 @@ fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts
             in_flight: sum(now.1, |counts| counts.in_flight as f64) as u64,
             bytes_in_flight: sum(now.1, |counts| counts.bytes_in_flight as f64) as u64,
             errors: sum(now.1, |counts| counts.errors as f64) as u64,
+            lost: sum(now.1, |counts| counts.lost as f64) as u64,
+            left_over: sum(now.1, |counts| counts.left_over as f64) as u64,
             busy: share(|counts| counts.busy.as_secs_f64()),
             waiting: share(|counts| counts.waiting.as_secs_f64()),
             stream_waits: sum(now.1, |counts| counts.stream_waits as f64) as u64,
@@ -160,8 +166,20 @@ fn line(pipeline: &str, snapshot: &Snapshot) -> String {
         if stage.errors > 0 {
             line += &format!(" {} errors", stage.errors);
         }
+        line += &missing(stage);
     }
     line + "\n"
+}
+
+/// What a stage has lost, where it has.
+fn missing(stage: &StageSnapshot) -> String {
+    let mut text = String::new();
+    for (count, what) in [(stage.lost, "lost"), (stage.left_over, "left over")] {
+        if count > 0 {
+            text += &format!(" {count} {what}");
+        }
+    }
+    text
 }
 
 fn block(snapshot: &Snapshot) -> String {
@@ -170,7 +188,7 @@ fn block(snapshot: &Snapshot) -> String {
     for stage in &snapshot.stages {
         let filled = (stage.busy * 10.0).round() as usize;
         block += &format!(
-            "{:<width$}  {:>9} items  {:>9.0}/s  {:>4} under way  busy [{:<10}]  waiting {:>3.0}%  stream waits {:>4}  {} errors\n",
+            "{:<width$}  {:>9} items  {:>9.0}/s  {:>4} under way  busy [{:<10}]  waiting {:>3.0}%  stream waits {:>4}  {} errors{}\n",
             stage.stage,
             stage.items,
             stage.rate,
@@ -179,6 +197,7 @@ fn block(snapshot: &Snapshot) -> String {
             stage.waiting * 100.0,
             stage.stream_waiting.map_or_else(|| "n/a".to_owned(), |share| format!("{:.0}%", share * 100.0)),
             stage.errors,
+            missing(stage),
         );
     }
     block

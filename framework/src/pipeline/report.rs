@@ -28,6 +28,9 @@ pub struct Report {
     pub lost: Vec<Lost>,
     /// All that were lost.
     pub lost_count: u64,
+    /// Those of them that no death explains. Where there is one, [`run`](super::Pipeline::run) is an error.
+    #[serde(default)]
+    pub lost_unexplained: u64,
     /// Items that were left over in stages that work, because what they waited for did not come: the partners that a `zip`
     /// or `join` had kept them for. Of many, the first of each replica.
     #[serde(default)]
@@ -37,6 +40,20 @@ pub struct Report {
     pub left_over_count: u64,
     /// Replicas that died.
     pub deaths: Vec<Death>,
+    /// What replicas waited for when the pipeline was killed.
+    #[serde(default)]
+    pub waiting: Vec<Waiting>,
+}
+
+/// What a replica waited for that had not ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// The stage.
+    pub stage: String,
+    /// Which of its replicas.
+    pub replica: u16,
+    /// What for: whose end, whose answers, room where; in words, with the names of stages.
+    pub what: String,
 }
 
 /// What a stage did, all replicas together.
@@ -102,9 +119,11 @@ pub struct Death {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, seconds: Duration, counts: &[Counts]) -> Self {
+    pub(super) fn new(plan: &Plan, seconds: Duration, counts: &[Counts], deaths: &[Death]) -> Self {
         let mut report =
             Report { pipeline: plan.name.clone(), seconds: seconds.as_secs_f64(), ..Report::default() };
+        report.deaths = deaths.to_vec();
+        let (mut unread, mut tainted) = (0, 0);
         for (index, stage) in plan.stages.iter().enumerate() {
             let of = counts.iter().filter(|counts| usize::from(counts.stage) == index);
             let mut line = StageReport {
@@ -124,6 +143,8 @@ impl Report {
                     line.bytes_not_copied += counts.bytes_not_copied;
                 }
                 report.lost_count += counts.lost;
+                unread += counts.lost_unread;
+                tainted += counts.lost_tainted;
                 report.failures.extend_from_slice(&counts.failures);
                 report.lost.extend_from_slice(&counts.lost_items);
                 report.left_over_count += counts.left_over;
@@ -137,12 +158,45 @@ impl Report {
             line.rate = if active.is_zero() { 0.0 } else { items as f64 / active.as_secs_f64() };
             report.stages.push(line);
         }
+        // A receiver that ended is explained by its death; tainted data by a death here or elsewhere on the node.
+        let ended = report.lost_count.saturating_sub(unread + tainted);
+        report.lost_unexplained = unread + if report.deaths.is_empty() { ended } else { 0 };
         report.failures.truncate(MAX_NAMED);
         report.lost.sort_by_key(|lost| lost.id);
         report.lost.truncate(MAX_NAMED);
         report.left_over.sort_by_key(|left| left.id);
         report.left_over.truncate(MAX_NAMED);
         report
+    }
+
+    /// Whether all that the sources made came to its end: nothing was lost, and nothing left over. What stages dropped
+    /// themselves, or skipped on an error as their policy says, has come to its end.
+    pub fn is_complete(&self) -> bool {
+        self.lost_count == 0 && self.left_over_count == 0
+    }
+
+    /// What keeps it from being complete, in one line; `None` where nothing does.
+    pub(super) fn incomplete(&self) -> Option<String> {
+        if self.is_complete() {
+            return None;
+        }
+        let ids = |some: &[Lost], count: u64| {
+            let named: Vec<_> = some.iter().take(8).map(|lost| lost.id.to_string()).collect();
+            let more = if count > named.len() as u64 { ", …" } else { "" };
+            format!("{count} ({}{more})", named.join(", "))
+        };
+        let mut parts = Vec::new();
+        if self.lost_count > 0 {
+            parts.push(format!("lost {}", ids(&self.lost, self.lost_count)));
+        }
+        if self.lost_unexplained > 0 {
+            let why = self.lost.first().map_or("", |lost| &lost.why);
+            parts.push(format!("no death explains {} of them: {why}", self.lost_unexplained));
+        }
+        if self.left_over_count > 0 {
+            parts.push(format!("left over {}", ids(&self.left_over, self.left_over_count)));
+        }
+        Some(parts.join("; "))
     }
 
     /// The stage with this name.
@@ -213,9 +267,15 @@ impl fmt::Display for Report {
         table(f, &rows)?;
         let end = if self.cancelled { "cancelled after" } else { "took" };
         writeln!(f, "{} {end} {:.3} s", self.pipeline, self.seconds)?;
+        if let Some(incomplete) = self.incomplete() {
+            writeln!(f, "incomplete: {incomplete}")?;
+        }
         for death in &self.deaths {
             let then = if death.restarted { "died and was restarted" } else { "died" };
             writeln!(f, "{then}: {} (replica {}): {}", death.stage, death.replica, death.why)?;
+        }
+        for waiting in self.waiting.iter().take(20) {
+            writeln!(f, "waiting: {waiting}")?;
         }
         for failure in self.failures.iter().take(10) {
             let id = failure.id.map_or_else(String::new, |id| format!(" on {id}"));
@@ -234,6 +294,16 @@ impl fmt::Display for Report {
             writeln!(f, "left over: {} in all", self.left_over_count)?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.stage)?;
+        if self.replica > 0 {
+            write!(f, " (replica {})", self.replica)?;
+        }
+        write!(f, " waits for {}", self.what)
     }
 }
 

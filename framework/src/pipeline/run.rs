@@ -87,6 +87,19 @@ impl Pipeline {
         self.tune(|draft| draft.plan.at_least_once = Some(unacknowledged.max(1)))
     }
 
+    /// Makes it an error if an item was lost or left over, also where a death under a restart policy explains it: the report
+    /// of such a run comes in [`PipelineError::Incomplete`]. Without this such a run is `Ok`, and says so in the log, on the
+    /// display of the report and by [`Report::is_complete`].
+    pub fn require_complete(self) -> Self {
+        self.tune(|draft| draft.settings.complete = true)
+    }
+
+    /// After how long without any movement, and with no stage in a call, the log says what each stage waits for; 30 s unless
+    /// said otherwise. Nothing is ended by that: [`Running::kill`] does, and its report says the same.
+    pub fn hang_limit(self, limit: Duration) -> Self {
+        self.tune(|draft| draft.settings.hang_limit = limit)
+    }
+
     /// Tells how far it is while it runs.
     pub fn progress(self, progress: Progress) -> Self {
         self.tune(|draft| draft.settings.progress = progress)
@@ -169,8 +182,15 @@ impl Node {
         let Launched { members, news, workers } = launch(self, &plan, &works, &settings)?;
         let (sender, commands) = mpsc::unbounded_channel();
         let supervisor = Arc::clone(self.supervisor());
-        let follow =
-            Follow { progress: settings.progress, every: settings.every, trace: settings.trace, signals };
+        let follow = Follow {
+            told_every: settings.told_every(),
+            hang_limit: settings.hang_limit,
+            complete: settings.complete,
+            progress: settings.progress,
+            every: settings.every,
+            trace: settings.trace,
+            signals,
+        };
         let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
             let result = runtime.block_on(conduct(plan, follow, members, news, commands));
             let killed = matches!(result, Err(PipelineError::Killed { .. }));

@@ -48,6 +48,7 @@ pub(super) struct Way<'s> {
     pub(super) select: Select,
     pub(super) branches: Vec<WayTo<'s>>,
     pub(super) tell: Vec<PartnerArgs>,
+    pub(super) tell_still: Vec<Address<Control>>,
 }
 
 /// The way to another stage.
@@ -168,5 +169,10 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         shares_fate: to.shares_fate,
     };
     let branches = way.branches.iter().map(branch).collect();
-    OutletArgs { select: way.select.clone(), branches, tell: way.tell.clone() }
+    OutletArgs {
+        select: way.select.clone(),
+        branches,
+        tell: way.tell.clone(),
+        tell_still: way.tell_still.clone(),
+    }
 }

@@ -101,11 +101,7 @@ impl<T: Item> Stage for Unbatch<T> {
     }
 
     fn process(&mut self, many: Many<T>, out: &mut Out<T>) -> anyhow::Result<()> {
-        let ids = out.ids();
-        let known = ids.len() == many.items.len();
-        for (index, item) in many.items.into_iter().enumerate() {
-            if known { out.emit_as(ids[index], item) } else { out.emit(item) }
-        }
+        out.emit_apart(many.items);
         Ok(())
     }
 }

@@ -62,6 +62,10 @@ pub(in crate::pipeline) struct Zip<A: Item, B: Item> {
     waiting: Waiting<(A, Held), (B, Held)>,
     /// Under at-least-once delivery: who waits for what waits here.
     pairing: Option<Pairing>,
+    /// Of each source that makes nothing more before something is acknowledged: all that it has under way.
+    still: HashMap<u16, Vec<ItemId>>,
+    /// Where items are paired by key, left and right: those of which a fork says that nothing more comes there.
+    settled: [HashSet<ItemId>; 2],
     /// Left and right: whether nothing more comes.
     ended: [bool; 2],
 }
@@ -167,23 +171,29 @@ fn remove_from<T>(
 }
 
 impl<A: Item, B: Item> Zip<A, B> {
-    /// Whether all that the sources of one side may have unacknowledged waits here: they make nothing before it is.
-    fn is_full(&self, left: bool, pairing: &Pairing) -> bool {
-        let side = &pairing.sides[usize::from(!left)];
-        let waiting: HashSet<ItemId> = self.waiting.held(left).flat_map(Held::ids).collect();
-        side.sources
-            .iter()
-            .all(|source| waiting.iter().filter(|id| id.source == *source).count() >= pairing.most as usize)
+    /// Whether nothing comes on one side any more, as things are: each of its sources waits until something is acknowledged
+    /// of which all waits here.
+    fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
+        let side = usize::from(!left);
+        if self.ended[side] {
+            return true;
+        }
+        let here = |id: &ItemId| {
+            let is_here = waiting[side].contains(id) || self.settled[side].contains(id);
+            is_here && waiting.iter().any(|waiting| waiting.contains(id))
+        };
+        let mut sources = pairing.sides[side].sources.iter();
+        sources.all(|source| self.still.get(source).is_some_and(|ids| ids.iter().all(here)))
     }
 
     /// Where neither side can go on, because each waits for partners that only the other could bring, the oldest half goes.
     fn end_standstill(&mut self, out: &mut Out<Pair<A, B>>) {
         let Some(pairing) = &self.pairing else { return };
-        if self.waiting.count < pairing.most as usize {
+        if self.still.is_empty() || self.waiting.count == 0 {
             return;
         }
-        let stands = |left: bool| self.ended[usize::from(!left)] || self.is_full(left, pairing);
-        if !(stands(true) && stands(false)) {
+        let waiting = [true, false].map(|left| self.waiting.held(left).flat_map(Held::ids).collect());
+        if !(self.stands(true, pairing, &waiting) && self.stands(false, pairing, &waiting)) {
             return;
         }
         let sides = [true, false].into_iter().filter(|left| !self.ended[usize::from(!left)]);
@@ -204,7 +214,14 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
     fn create(key: Option<String>, _: &Env) -> anyhow::Result<Self> {
         let key = key.map(|name| closures::find::<KeyOf<A, B>>(&name)).transpose()?;
         let waiting = Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 };
-        Ok(Zip { key, waiting, pairing: None, ended: [false; 2] })
+        Ok(Zip {
+            key,
+            waiting,
+            pairing: None,
+            still: HashMap::new(),
+            settled: Default::default(),
+            ended: [false; 2],
+        })
     }
 
     fn process(&mut self, item: Either<A, B>, out: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
@@ -228,8 +245,6 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             } else {
                 out.emit_for(Pair { left, right }, [left_held, right_held]);
             }
-        } else {
-            self.end_standstill(out);
         }
         Ok(())
     }
@@ -244,6 +259,21 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
     fn partners(&mut self, News(news): News<'_>, out: &mut Out<Pair<A, B>>) {
         match news {
             Partners::Begin(pairing) => self.pairing = Some(pairing),
+            // By key, another item may be the partner.
+            Partners::Alone { left, ids, again } if self.key.is_some() => {
+                if !again {
+                    self.settled[usize::from(!left)].extend(ids);
+                    self.end_standstill(out);
+                }
+            }
+            Partners::Still { source, ids } => {
+                self.still.insert(source, ids.to_vec());
+                let under_way: HashSet<_> = self.still.values().flatten().copied().collect();
+                for settled in &mut self.settled {
+                    settled.retain(|id| !self.still.contains_key(&id.source) || under_way.contains(id));
+                }
+                self.end_standstill(out);
+            }
             Partners::Alone { left, ids, again } => {
                 for id in ids {
                     for held in self.waiting.remove(!left, Some(Bond::Id(*id)), |held| held.id() == *id) {

@@ -1,5 +1,6 @@
 //! What it means that an item was not accepted, or not answered.
 
+use super::meter::Cause;
 use crate::actor::{AskError, SendFailure};
 use crate::mailbox::post::AskFailure;
 use crate::mailbox::post::inbox::Refusal;
@@ -24,6 +25,17 @@ impl Unanswered {
             AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(_))) => Unanswered::Refused,
             AskError::NoReply(AskFailure::Refused(Refusal::NoReply)) => Unanswered::Lost,
             _ => Unanswered::Gone,
+        }
+    }
+}
+
+impl Unanswered {
+    /// What took the item, if it is lost.
+    pub(super) fn cause(&self) -> Cause {
+        match self {
+            Unanswered::Tainted => Cause::Tainted,
+            Unanswered::Refused => Cause::Unread,
+            Unanswered::Lost | Unanswered::Gone => Cause::Ended,
         }
     }
 }

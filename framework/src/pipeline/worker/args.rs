@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
 use super::meter::{Counts, Failure, Span};
+use super::waits::Wait;
 use crate::actor::Address;
 use crate::pipeline::dead::Dead;
 use crate::pipeline::item::{Item, ItemId, Parcel};
@@ -36,7 +37,7 @@ pub(in crate::pipeline) struct Config {
     /// For a stage that pairs: who its halves are from.
     pub(in crate::pipeline) pairing: Option<Pairing>,
     /// Milliseconds between two reports of progress.
-    pub(in crate::pipeline) every: Option<u64>,
+    pub(in crate::pipeline) every: u64,
     pub(in crate::pipeline) events: Address<Event>,
 }
 
@@ -48,6 +49,8 @@ pub(in crate::pipeline) struct OutletArgs<T: Item> {
     pub(in crate::pipeline) branches: Vec<BranchArgs<T>>,
     /// Who is to be told of items that are settled on some of the branches.
     pub(in crate::pipeline) tell: Vec<PartnerArgs>,
+    /// Of a source: who is to be told that it makes nothing more before something is acknowledged.
+    pub(in crate::pipeline) tell_still: Vec<Address<Control>>,
 }
 
 /// A stage that pairs what comes by a fork's branches with something else.
@@ -64,8 +67,6 @@ pub(in crate::pipeline) struct PartnerArgs {
 /// Whose items a stage that pairs has, under at-least-once delivery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::pipeline) struct Pairing {
-    /// Items of each source that may be unacknowledged.
-    pub(in crate::pipeline) most: u32,
     /// Left and right.
     pub(in crate::pipeline) sides: [Side; 2],
 }
@@ -170,6 +171,13 @@ pub(in crate::pipeline) enum Control {
         /// Whether they are on their way again, on both sides.
         again: bool,
     },
+    /// To a stage that pairs: a source makes nothing more before one of these is acknowledged, all that it has under way.
+    Still {
+        /// Which source.
+        source: u16,
+        /// Its items.
+        ids: Vec<ItemId>,
+    },
     /// The pipeline is over; the actor ends.
     Close,
 }
@@ -178,8 +186,8 @@ pub(in crate::pipeline) enum Control {
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
 pub(in crate::pipeline) enum Event {
-    /// How far one is.
-    Progress(Box<Counts>),
+    /// How far one is, and what it waits for.
+    Progress(Box<Counts>, Vec<Wait>),
     /// The pipeline has to fail.
     Failed(Failure),
     /// What took time.

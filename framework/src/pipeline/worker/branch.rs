@@ -13,13 +13,14 @@ use tokio::sync::Notify;
 use super::answers::{Unanswered, is_gone, why};
 use super::args::{BranchArgs, Receiver};
 use super::cargo::{Cargo, Cargos};
-use super::meter::{Meter, Spanned};
+use super::meter::{Cause, Meter, Spanned};
 use super::pick::{Choice, Load, Pick};
+use super::waits::Wait;
 use super::window::Window;
 use crate::actor::{Address, Ask, AskError, Env, SendFailure};
 use crate::message::codec;
 use crate::pipeline::closures::UnknownClosure;
-use crate::pipeline::item::{Item, Order, Parcel, Tag};
+use crate::pipeline::item::{Item, ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::Emitted;
 
 /// The way to one stage.
@@ -42,6 +43,8 @@ pub(super) struct Branch<T: Item> {
     window: RefCell<Window>,
     /// The next item waits for no room.
     hurried: Cell<bool>,
+    /// The item that waits to be accepted.
+    held_up: Cell<Option<ItemId>>,
     changed: Notify,
     meter: Meter,
     env: Env,
@@ -119,7 +122,7 @@ impl<T: Item> Branch<T> {
             stage: args.stage,
             index: args.index,
             lane: args.lane,
-            pick: Pick::new(&args.select)?,
+            pick: Pick::among_replicas(&args.select)?,
             to: to.collect(),
             number: args.number,
             max_items: args.window,
@@ -132,6 +135,7 @@ impl<T: Item> Branch<T> {
             modes,
             window: RefCell::default(),
             hurried: Cell::new(false),
+            held_up: Cell::new(None),
             changed: Notify::new(),
             meter: meter.clone(),
             env: env.clone(),
@@ -143,6 +147,14 @@ impl<T: Item> Branch<T> {
             unanswered: self.to.iter().map(|to| to.unanswered.get()).sum(),
             gone: self.to.iter().all(|to| to.gone.get()),
         }
+    }
+
+    /// What its receivers keep it waiting for.
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
+        let stage = self.index;
+        let room = self.held_up.get().map(|id| Wait::Room { stage, id });
+        let count = self.window.borrow().items;
+        room.into_iter().chain((count > 0).then_some(Wait::Answers { stage, count }))
     }
 
     fn replica(&self, at: usize) -> Load {
@@ -157,23 +169,29 @@ impl<T: Item> Branch<T> {
     ) -> Result<(), Unsendable> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
+        let id = tag.id;
+        self.held_up.set(Some(id));
         self.room(bytes).await;
         self.put_number(&mut tag);
-        let id = tag.id;
         let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
             Choice::One(at) => self.deliver(at, tag, item, bytes, cargo).await,
             Choice::None => {
-                self.lost(&tag, "nobody is left to send it to").await;
+                self.lost(&tag, Cause::Ended, "nobody is left to send it to").await;
                 Ok(())
             }
             Choice::All => {
                 let last = self.to.len() - 1;
                 for at in 0..last {
-                    self.deliver(at, tag.clone(), item.clone(), bytes, cargo.clone()).await?;
+                    let sent = self.deliver(at, tag.clone(), item.clone(), bytes, cargo.clone()).await;
+                    if sent.is_err() {
+                        self.held_up.set(None);
+                        return sent;
+                    }
                 }
                 self.deliver(last, tag, item, bytes, cargo).await
             }
         };
+        self.held_up.set(None);
         self.meter.waited(self.index, id, from);
         sent
     }
@@ -254,6 +272,7 @@ impl<T: Item> Branch<T> {
     pub(super) async fn go_on(self: &Rc<Self>, asked: Asked<T>) -> Result<(), Unsendable> {
         let Asked { mut ask, accepted, underway, from } = asked;
         let id = underway.tag.id;
+        self.held_up.set(Some(id));
         let accepted = match accepted {
             Some(accepted) => accepted,
             None => ask.accepted().await,
@@ -271,6 +290,7 @@ impl<T: Item> Branch<T> {
                 }
             }
         };
+        self.held_up.set(None);
         self.meter.waited(self.index, id, from);
         sent
     }
@@ -288,7 +308,7 @@ impl<T: Item> Branch<T> {
             let address = match self.address(at).await {
                 Ok(address) => address,
                 Err(why) => {
-                    self.lost(&tag, &why).await;
+                    self.lost(&tag, Cause::Ended, &why).await;
                     return Ok(());
                 }
             };
@@ -316,7 +336,7 @@ impl<T: Item> Branch<T> {
     ) -> Turned<T> {
         let why = why(&error);
         let AskError::NotSent(error) = error else {
-            self.lost(tag, &why).await;
+            self.lost(tag, Unanswered::of(&error).cause(), &why).await;
             return Turned::Away(Ok(()));
         };
         let Parcel::Item(_, back) = error.message else { return Turned::Away(Ok(())) };
@@ -335,15 +355,17 @@ impl<T: Item> Branch<T> {
             tag.attempt += 1;
             return Turned::To(other, back);
         }
-        self.lost(tag, &why).await;
+        self.lost(tag, Cause::Ended, &why).await;
         Turned::Away(Ok(()))
     }
 
     /// An item was accepted: follows it until it is answered.
     fn follow(self: &Rc<Self>, ask: Ask<Parcel<T>>, mut underway: Underway<T>) {
         self.begin(underway.to, underway.bytes);
-        // In a chain the items that it came from are not done with before it is.
-        if !(self.modes.chain || self.shares_fate) {
+        // In a chain the items that it came from are not done with before it is. One that leaves the last loop around it
+        // has left when it is accepted: what the next stages keep of it must not keep others out of the loop.
+        let chain = self.modes.resend || (self.modes.chain && self.depth > 0);
+        if !(chain || self.shares_fate) {
             underway.cargo = Cargos::new();
         }
         underway.since = self.meter.traces().then(Instant::now);
@@ -366,7 +388,7 @@ impl<T: Item> Branch<T> {
                 return;
             }
             Unanswered::Refused => {
-                self.lost(&tag, &why).await;
+                self.lost(&tag, Cause::Unread, &why).await;
                 self.answered(to, bytes);
                 return;
             }
@@ -385,7 +407,7 @@ impl<T: Item> Branch<T> {
                 return;
             }
         }
-        self.lost(&tag, &why).await;
+        self.lost(&tag, Cause::Ended, &why).await;
         self.answered(to, bytes);
     }
 
@@ -405,8 +427,8 @@ impl<T: Item> Branch<T> {
     /// An item that the receiver, or the way to it, has lost.
     ///
     /// Boxed, as what follows: rare, and otherwise part of the future of every item.
-    fn lost<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str) -> LocalBoxFuture<'a, ()> {
-        self.meter.lost(&self.stage, tag.ids(), why);
+    fn lost<'a>(self: &'a Rc<Self>, tag: &'a Tag, cause: Cause, why: &str) -> LocalBoxFuture<'a, ()> {
+        self.meter.lost(&self.stage, tag.ids(), cause, why);
         self.leave_gap(tag).boxed_local()
     }
 
@@ -415,7 +437,7 @@ impl<T: Item> Branch<T> {
         if self.modes.resend && !self.modes.origin {
             cargo.iter().for_each(Cargo::lose);
         } else {
-            self.meter.lost(&self.stage, tag.ids(), why);
+            self.meter.lost(&self.stage, tag.ids(), Cause::Tainted, why);
         }
         self.leave_gap(tag).boxed_local()
     }

@@ -1,6 +1,6 @@
 //! What the actors around sources and stages share: what they were told, what they count, and their end.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use super::args::{Config, Event};
 use super::meter::{Counts, Failure, Meter};
+use super::waits::Wait;
 use crate::actor::Env;
 use crate::pipeline::item::ItemId;
 
@@ -22,7 +23,11 @@ pub(super) struct Part {
     finished: Cell<bool>,
     changed: Notify,
     reporting: Cell<bool>,
+    waits: RefCell<Box<Waits>>,
 }
+
+/// Says what the actor waits for.
+type Waits = dyn Fn() -> Vec<Wait>;
 
 impl Part {
     pub(super) fn new(config: Config, env: &Env) -> Rc<Self> {
@@ -34,6 +39,7 @@ impl Part {
             finished: Cell::new(false),
             changed: Notify::new(),
             reporting: Cell::new(false),
+            waits: RefCell::new(Box::new(Vec::new)),
         })
     }
 
@@ -78,12 +84,17 @@ impl Part {
         }
     }
 
-    /// Begins to tell how far it is, if it was told to.
+    /// How to find out what the actor waits for.
+    pub(super) fn waits_as(&self, waits: impl Fn() -> Vec<Wait> + 'static) {
+        *self.waits.borrow_mut() = Box::new(waits);
+    }
+
+    /// Begins to tell how far it is. On a task of its own: the actor takes no message while it waits for room.
     pub(super) fn report(self: &Rc<Self>) {
-        let Some(every) = self.config.every else { return };
         if self.reporting.replace(true) {
             return;
         }
+        let every = self.config.every;
         let part = Rc::clone(self);
         actix::spawn(async move {
             let mut ticks = tokio::time::interval(Duration::from_millis(every.max(1)));
@@ -91,7 +102,8 @@ impl Part {
             while !part.is_finished() {
                 ticks.tick().await;
                 // Progress that nobody has room for is old when there is room.
-                let _ = part.config.events.try_send(Event::Progress(Box::new(part.counts())));
+                let waits = (part.waits.borrow())();
+                let _ = part.config.events.try_send(Event::Progress(Box::new(part.counts()), waits));
             }
         });
     }

@@ -29,6 +29,11 @@ struct Inner {
 }
 
 impl Kept {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.items.borrow().len()
+    }
+
     /// Keeps an item under the number that is returned.
     pub(in crate::pipeline) fn keep(&self, item: Keeping) -> u64 {
         let number = self.0.next.get();

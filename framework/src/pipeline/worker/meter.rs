@@ -36,6 +36,17 @@ pub struct Lost {
     pub why: String,
 }
 
+/// What took a lost item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pipeline) enum Cause {
+    /// Its receiver ended, or dropped it: a death or a panic that the conductor sees too, or else nothing explains it.
+    Ended,
+    /// Its data was lost with a process, of this pipeline or not (DEATH-3).
+    Tainted,
+    /// Its receiver goes on and could not read it. No death explains that.
+    Unread,
+}
+
 /// Counts of one actor, as they travel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::pipeline) struct Counts {
@@ -47,7 +58,10 @@ pub(in crate::pipeline) struct Counts {
     pub(in crate::pipeline) retries: u64,
     pub(in crate::pipeline) skipped: u64,
     pub(in crate::pipeline) dead_letters: u64,
+    /// Items lost, and of those, the ones whose data was lost with a process and the ones that a receiver could not read.
     pub(in crate::pipeline) lost: u64,
+    pub(in crate::pipeline) lost_tainted: u64,
+    pub(in crate::pipeline) lost_unread: u64,
     pub(in crate::pipeline) resent: u64,
     pub(in crate::pipeline) busy: Duration,
     pub(in crate::pipeline) waiting: Duration,
@@ -202,10 +216,21 @@ impl Meter {
         }
     }
 
-    pub(in crate::pipeline) fn lost(&self, stage: &str, ids: impl Iterator<Item = ItemId>, why: &str) {
+    pub(in crate::pipeline) fn lost(
+        &self,
+        stage: &str,
+        ids: impl Iterator<Item = ItemId>,
+        cause: Cause,
+        why: &str,
+    ) {
         let mut counts = self.0.counts.borrow_mut();
         for id in ids {
             counts.lost += 1;
+            match cause {
+                Cause::Ended => {}
+                Cause::Tainted => counts.lost_tainted += 1,
+                Cause::Unread => counts.lost_unread += 1,
+            }
             if counts.lost_items.len() < MAX_NAMED {
                 counts.lost_items.push(Lost { stage: stage.to_owned(), id, why: why.to_owned() });
             }

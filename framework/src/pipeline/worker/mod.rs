@@ -32,6 +32,7 @@ mod rounds;
 mod siblings;
 mod source;
 mod stage;
+pub(super) mod waits;
 mod window;
 
 pub(super) use source::SourceActor;

@@ -11,9 +11,10 @@ use super::cargo::Cargo;
 use super::meter::Meter;
 use super::pick::{Choice, Pick};
 use super::siblings::Siblings;
+use super::waits::Wait;
 use crate::actor::Env;
 use crate::pipeline::closures::UnknownClosure;
-use crate::pipeline::item::{Item, Order, Parcel, Tag};
+use crate::pipeline::item::{Item, ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::Emitted;
 
 /// A way out.
@@ -31,9 +32,9 @@ impl<T: Item> Outlet<T> {
         meter: &Meter,
         env: &Env,
     ) -> Result<Self, UnknownClosure> {
-        let pick = Pick::new(&args.select)?;
+        let pick = Pick::among_branches(&args.select)?;
         let branch = |args: BranchArgs<T>| Branch::new(args, modes, meter, env).map(Rc::new);
-        let siblings = Siblings::new(args.tell, args.branches.len());
+        let siblings = Siblings::new(args.tell, args.tell_still, args.branches.len());
         let branches = args.branches.into_iter().map(branch).collect::<Result<_, _>>()?;
         Ok(Outlet { pick, branches, siblings })
     }
@@ -105,6 +106,25 @@ impl<T: Item> Outlet<T> {
         }
     }
 
+    /// What is waited for at those that it leads to.
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> + '_ {
+        self.branches.iter().flat_map(|branch| branch.waits())
+    }
+
+    /// The actor makes nothing more before something is acknowledged; `next` waits for that. Of a source, those who pair its
+    /// items want to know.
+    pub(super) fn stand(&self, next: Option<ItemId>) {
+        if let Some(siblings) = &self.siblings {
+            siblings.stand(next);
+        }
+    }
+
+    pub(super) fn go_on(&self) {
+        if let Some(siblings) = &self.siblings {
+            siblings.go_on();
+        }
+    }
+
     /// Tells whoever restores the order that nothing comes with this place.
     pub(super) async fn gap(&self, order: Order) {
         for branch in &self.branches {
@@ -113,9 +133,15 @@ impl<T: Item> Outlet<T> {
     }
 
     /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
+    pub(super) async fn end(&self) {
+        self.say_end().await;
+        self.ended().await;
+    }
+
+    /// Says that nothing more comes.
     ///
     /// The end comes after all answers where it can: then nothing is lost after it.
-    pub(super) async fn end(&self) {
+    pub(super) async fn say_end(&self) {
         for branch in self.branches.iter().filter(|branch| branch.settle_first) {
             branch.idle().await;
         }
@@ -123,6 +149,10 @@ impl<T: Item> Outlet<T> {
         for branch in self.branches.iter().filter(|branch| !branch.feedback) {
             branch.end().await;
         }
+    }
+
+    /// Waits until everything was answered, and the receivers are done.
+    pub(super) async fn ended(&self) {
         for branch in &self.branches {
             branch.idle().await;
         }

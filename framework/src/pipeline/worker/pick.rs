@@ -1,4 +1,8 @@
 //! Which of several receivers takes an item. No I/O.
+//!
+//! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand for each other: where the one that a
+//! key belongs to has gone, the next one takes it. Branches do not: an item that a closure has sent down one of them is no
+//! business of another, and is lost where nobody is left there.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,6 +25,8 @@ enum Way<T> {
     RoundRobin,
     LeastLoaded,
     By(Arc<NumberOf<T>>),
+    /// Nobody else takes it.
+    Only(Arc<NumberOf<T>>),
 }
 
 /// A receiver, as far as the choice depends on it.
@@ -42,7 +48,18 @@ pub(super) enum Choice {
 }
 
 impl<T: Item> Pick<T> {
-    pub(super) fn new(select: &Select) -> Result<Self, UnknownClosure> {
+    /// For the branches of a fork.
+    pub(super) fn among_branches(select: &Select) -> Result<Self, UnknownClosure> {
+        let Pick { way, turn } = Pick::among_replicas(select)?;
+        let way = match way {
+            Way::By(number) => Way::Only(number),
+            way => way,
+        };
+        Ok(Pick { way, turn })
+    }
+
+    /// For the replicas of a stage.
+    pub(super) fn among_replicas(select: &Select) -> Result<Self, UnknownClosure> {
         let way = match select {
             Select::All => Way::All,
             Select::RoundRobin => Way::RoundRobin,
@@ -63,6 +80,7 @@ impl<T> Pick<T> {
             _ if count == 0 => None,
             Way::RoundRobin => from(self.turn.get() % count),
             Way::By(number) => from((number(item) % count as u64) as usize),
+            Way::Only(number) => Some((number(item) % count as u64) as usize),
             Way::LeastLoaded => {
                 let turn = self.turn.get();
                 let candidates = (0..count).map(|step| (turn + step) % count).filter(|at| !load(*at).gone);
@@ -120,6 +138,13 @@ mod tests {
             assert_eq!(choose(&pick, 7, &loads), Choice::One(1));
         }
         assert_eq!(choose(&pick, 6, &[None, Some(1), Some(0)]), Choice::One(1));
+    }
+
+    #[test]
+    fn a_branch_keeps_its_items_though_nobody_is_left_on_it() {
+        let pick = pick(Way::Only(Arc::new(|item| *item)));
+        assert_eq!(choose(&pick, 3, &[Some(0), None]), Choice::One(1));
+        assert_eq!(choose(&pick, 4, &[Some(0), None]), Choice::One(0));
     }
 
     #[test]

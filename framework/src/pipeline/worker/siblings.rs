@@ -1,20 +1,27 @@
-//! At a fork: which branches still have something of an item, for those who wait for it to come by another.
+//! At a fork: which branches still have something of an item, for those who wait for it to come by another. At a source:
+//! which items are under way at all.
 //!
 //! A half in a [`zip`](crate::pipeline::Flow::zip) is not answered before it has its partner, under at-least-once delivery.
 //! If nothing of the item is left on a branch that the partner needs, no partner will come, and only the fork
 //! knows. It tells the zip, and again for as long as something of the item is left elsewhere: the half may still be on its
 //! way, or be sent again to the zip's next life. So the zip has nothing to remember, and news that it has no half for means
 //! nothing to it.
+//!
+//! A [`join`](crate::pipeline::Flow::join) pairs by keys, of which no fork knows whether they come. There a half is let go
+//! only at a standstill: each source that could bring a partner makes nothing more before something is acknowledged, and
+//! tells so with all that it has under way; each of these items waits in the join, on each side or with the word of a fork
+//! that nothing of it comes there.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
 use super::args::{Control, PartnerArgs};
 use super::cargo::Cargo;
+use crate::actor::Address;
 use crate::pipeline::item::{ItemId, Tag};
 
 /// Between two rounds of news. The halves of nearly all items are settled together, well within it, and then nothing is
@@ -27,6 +34,9 @@ const MOST: usize = 1024;
 /// The items of a fork that are not settled on all branches.
 pub(super) struct Siblings {
     tell: Vec<PartnerArgs>,
+    /// Of a source: whom to tell that it stands still, and since when it does.
+    tell_still: Vec<Address<Control>>,
+    still: Cell<Option<(Instant, Option<ItemId>)>>,
     branches: usize,
     open: RefCell<HashMap<ItemId, Open>>,
     telling: Cell<bool>,
@@ -51,10 +61,26 @@ pub(super) struct Sibling {
 
 impl Siblings {
     /// None where nobody wants to be told.
-    pub(super) fn new(tell: Vec<PartnerArgs>, branches: usize) -> Option<Rc<Self>> {
-        (!tell.is_empty()).then(|| {
-            Rc::new(Siblings { tell, branches, open: RefCell::default(), telling: Cell::new(false) })
+    pub(super) fn new(
+        tell: Vec<PartnerArgs>,
+        tell_still: Vec<Address<Control>>,
+        branches: usize,
+    ) -> Option<Rc<Self>> {
+        let wanted = !(tell.is_empty() && tell_still.is_empty());
+        wanted.then(|| {
+            let (open, telling) = (RefCell::default(), Cell::new(false));
+            Rc::new(Siblings { tell, tell_still, still: Cell::new(None), branches, open, telling })
         })
+    }
+
+    /// From now on nothing more is made before something is acknowledged; `next` is the item that waits for that.
+    pub(super) fn stand(&self, next: Option<ItemId>) {
+        self.still.set(Some((Instant::now(), next)));
+    }
+
+    /// It goes on.
+    pub(super) fn go_on(&self) {
+        self.still.set(None);
     }
 
     /// An item is about to be sent on these branches: what is to go with it on each.
@@ -105,6 +131,19 @@ impl Siblings {
     }
 
     fn tell_all(&self) {
+        if let Some((since, next)) = self.still.get()
+            && since.elapsed() >= PAUSE
+        {
+            let open = self.open.borrow();
+            // What was lost comes again, so nothing stands still.
+            let lost = open.values().any(|item| item.lost);
+            let ids: Vec<_> = open.keys().copied().filter(|id| Some(*id) != next).collect();
+            if let Some(first) = ids.first().filter(|_| !lost) {
+                for join in &self.tell_still {
+                    let _ = join.try_send(Control::Still { source: first.source, ids: ids.clone() });
+                }
+            }
+        }
         for PartnerArgs { to, left, branches } in &self.tell {
             for (again, ids) in [true, false].into_iter().zip(self.alone(branches)) {
                 for ids in ids.chunks(MOST) {
@@ -143,8 +182,15 @@ mod tests {
     use super::*;
 
     fn siblings(branches: usize) -> Rc<Siblings> {
-        let telling = Cell::new(true);
-        Rc::new(Siblings { tell: Vec::new(), branches, open: RefCell::default(), telling })
+        let (tell, tell_still, open) = (Vec::new(), Vec::new(), RefCell::default());
+        Rc::new(Siblings {
+            tell,
+            tell_still,
+            still: Cell::new(None),
+            branches,
+            open,
+            telling: Cell::new(true),
+        })
     }
 
     fn id(number: u64) -> ItemId {

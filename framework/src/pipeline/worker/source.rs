@@ -50,7 +50,11 @@ impl<S: Source> RemoteActor for SourceActor<S> {
             source: RefCell::new(source),
             stopped: Cell::new(false),
         };
-        Ok(SourceActor { core: Rc::new(core), running: false })
+        let core = Rc::new(core);
+        let weak = Rc::downgrade(&core);
+        core.part
+            .waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.results.waits().collect()));
+        Ok(SourceActor { core, running: false })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -84,7 +88,7 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
         match control {
             Control::Stop => self.core.stop(),
             Control::Close => ctx.stop(),
-            Control::Gone(_) | Control::Alone { .. } => {}
+            Control::Gone(_) | Control::Alone { .. } | Control::Still { .. } => {}
         }
     }
 }
@@ -113,6 +117,7 @@ impl<S: Source> Core<S> {
             // The process has other things to read: answers, and the order to stop.
             step_aside().await;
         }
+        self.results.stand(None);
         self.results.end().await;
         part.finish().await;
     }
@@ -130,7 +135,12 @@ impl<S: Source> Core<S> {
         let cargo = smallvec![Cargo::default()];
         let sent = match self.results.send_now(Emitted { tag: Tag::of(id), item, cargo }) {
             Ok(()) => Ok(()),
-            Err(not_yet) => self.results.send_later(not_yet).boxed_local().await,
+            Err(not_yet) => {
+                self.results.stand(Some(id));
+                let sent = self.results.send_later(not_yet).boxed_local().await;
+                self.results.go_on();
+                sent
+            }
         };
         match sent {
             Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),

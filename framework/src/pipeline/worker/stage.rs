@@ -15,11 +15,12 @@ use super::cargo::Cargo;
 use super::core::Part;
 use super::kept::{Keeping, Kept};
 use super::loss;
-use super::meter::{Counts, Failure};
+use super::meter::{Cause, Counts, Failure};
 use super::order::Reorder;
 use super::outlet::Outlet;
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
+use super::waits::Wait;
 use crate::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
 use crate::ids::ProcessId;
 use crate::message::scope;
@@ -90,6 +91,8 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             kept: Kept::default(),
             mourned: RefCell::default(),
         });
+        let weak = Rc::downgrade(&core);
+        core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
         Ok(StageActor { core, timer: None })
     }
 
@@ -146,6 +149,9 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
             Control::Alone { left, ids, again } => Some(
                 async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
             ),
+            Control::Still { source, ids } => {
+                Some(async move { core.partners(Partners::Still { source, ids: &ids }).await }.boxed_local())
+            }
             Control::Stop => None,
         };
         Handled::begin(self, ctx, Cargo::default(), work)
@@ -184,6 +190,19 @@ fn wrap<S: Stage>(
 }
 
 impl<S: Stage> Core<S> {
+    /// What it cannot go on without.
+    fn waits(&self) -> Vec<Wait> {
+        let mut waits: Vec<_> = self.results.waits().chain(self.dead.waits()).collect();
+        let kept = self.kept.len();
+        waits.extend((kept > 0).then_some(Wait::Kept(kept)));
+        let ends = self.ends.borrow();
+        if !ends.begun {
+            let missing = self.part.config.lanes.iter().filter(|lane| !ends.lanes.contains(lane));
+            waits.push(Wait::Senders(missing.copied().collect()));
+        }
+        waits
+    }
+
     /// Does all of the work on what came that waits for nobody; what is left to do.
     ///
     /// Nearly every item needs no more than this: a future would have room for all that can happen to one, and be moved
@@ -264,7 +283,7 @@ impl<S: Stage> Core<S> {
     async fn tainted(&self, tag: Tag, why: &str) {
         // Where it can be sent again, its sender sees to that.
         if !self.part.config.resend {
-            self.part.meter.lost(&self.part.config.stage, tag.ids(), why);
+            self.part.meter.lost(&self.part.config.stage, tag.ids(), Cause::Tainted, why);
         }
         let Some(order) = tag.order else { return };
         if self.restores() {
@@ -409,7 +428,7 @@ impl<S: Stage> Core<S> {
         let mut seen = HashSet::new();
         lost.retain(|item| seen.insert(item.tag.id));
         let ids = lost.iter().flat_map(|item| item.tag.ids());
-        self.part.meter.lost(&self.part.config.stage, ids, why);
+        self.part.meter.lost(&self.part.config.stage, ids, Cause::Tainted, why);
     }
 
     /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in that call.
@@ -580,8 +599,11 @@ impl<S: Stage> Core<S> {
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;
-        self.results.end().await;
-        self.dead.end().await;
+        // Both before either is waited for: where they come together again, the receiver is done when it has both.
+        self.results.say_end().await;
+        self.dead.say_end().await;
+        self.results.ended().await;
+        self.dead.ended().await;
         self.part.finish().await;
         let answered = std::mem::take(&mut self.ends.borrow_mut().cargo);
         drop(answered);

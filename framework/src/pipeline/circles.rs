@@ -1,0 +1,163 @@
+//! Circles of waiting that can be seen in a plan: what a stage keeps until more comes, where more comes only when what it
+//! keeps is done with. Found before a process starts, because no deadline ends them.
+//!
+//! Three things let a sender go on only when an earlier item is done with: the bound of a loop, `max_bytes_in_flight`, and
+//! the number of items that at-least-once delivery lets a source have unacknowledged. A batch or a window keeps items until
+//! it has enough of them, and a `join` until a partner comes. What all of them behind one such bound can keep is summed.
+
+use super::error::Mistake;
+use super::plan::{Plan, RESULTS};
+use super::worker::args::Select;
+
+impl Plan {
+    /// Every circle.
+    pub(super) fn circles(&self) -> Vec<Mistake> {
+        let mut mistakes = Vec::new();
+        for stage in 0..self.stages.len() {
+            mistakes.extend(self.waits_in_a_loop(stage).map(|why| self.conflict(stage, why)));
+            mistakes.extend(self.waits_for_bytes(stage).map(|why| self.conflict(stage, why)));
+        }
+        for source in self.sources() {
+            mistakes.extend(self.keeps_too_many(source));
+        }
+        mistakes
+    }
+
+    fn conflict(&self, stage: usize, why: &'static str) -> Mistake {
+        Mistake::Conflict { stage: self.stages[stage].name.clone(), why }
+    }
+
+    /// Items that a stage keeps until another comes, however long that takes.
+    fn keeps_for_ever(&self, stage: usize) -> u32 {
+        let stage = &self.stages[stage];
+        stage.keeps.filter(|_| !stage.times_out).map_or(0, |keeps| keeps.saturating_sub(1))
+    }
+
+    /// Whether a stage keeps items for partners that may not come, and nobody can say so.
+    fn pairs_by_key(&self, stage: usize) -> bool {
+        self.stages[stage].pairs.is_some_and(|pairs| !pairs.by_id)
+    }
+
+    fn waits_in_a_loop(&self, stage: usize) -> Option<&'static str> {
+        let here = &self.stages[stage];
+        if here.depth > 0 && here.keeps.is_some() && !here.times_out {
+            return Some(
+                "in a loop, what waits for more items may wait for ever; give the batch a time with `within`",
+            );
+        }
+        let leaves = |stage: usize| {
+            let edges = self.edges.iter().filter(move |edge| edge.to == stage && !edge.feedback);
+            edges.map(|edge| edge.from.stage).find(|from| self.stages[*from].depth > self.stages[stage].depth)
+        };
+        if let Some(from) = leaves(stage)
+            && self.home(from) == self.home(stage)
+        {
+            return Some(
+                "what comes out of a loop is done with there, so a stage behind it cannot be in the worker of one in it; \
+                 leave `beside` out",
+            );
+        }
+        // At least once, an item stays in the loop until it is acknowledged.
+        let behind_a_loop = self.at_least_once.is_some()
+            && (0..self.stages.len())
+                .any(|exit| leaves(exit).is_some() && (exit == stage || self.reaches(exit, stage)));
+        if behind_a_loop && self.keeps_for_ever(stage) > 0 {
+            return Some(
+                "at least once, an item stays in its loop until it is acknowledged, so a batch or window behind the loop \
+                 may wait for ever; give the batch a time with `within`, or put it in front of the loop",
+            );
+        }
+        if behind_a_loop && self.pairs_by_key(stage) {
+            return Some(
+                "at least once, an item stays in its loop until it is acknowledged, so a `join` behind the loop may wait \
+                 for ever; join in front of the loop, or leave `at_least_once` out",
+            );
+        }
+        None
+    }
+
+    /// A sender that may have so many bytes under way waits for their answers.
+    fn waits_for_bytes(&self, stage: usize) -> Option<&'static str> {
+        self.stages[stage].max_bytes?;
+        if self.stages[stage].depth > 0 {
+            return Some(
+                "in a loop an item is done with when its next round has begun, which waits for those bytes; bound the items \
+                 by the loop's bound, or the bytes in front of the loop",
+            );
+        }
+        let answers_for = |other: usize| match self.at_least_once {
+            // Down to the sinks.
+            Some(_) => other == stage || self.reaches(stage, other),
+            None => other == stage || self.answers_for(stage, other),
+        };
+        let mut others = (0..self.stages.len()).filter(|other| answers_for(*other));
+        let waits = |other: &usize| {
+            self.keeps_for_ever(*other) > 0 || (self.at_least_once.is_some() && self.pairs_by_key(*other))
+        };
+        others.any(|other| waits(&other)).then_some(
+            "`max_bytes_in_flight` counts what a batch, window or `join` behind it keeps, which may need more than that to \
+             go on; give the batch a time with `within`, or bound the bytes of a stage behind it",
+        )
+    }
+
+    /// Whether a stage is done with an item only when another in its worker is.
+    fn answers_for(&self, stage: usize, other: usize) -> bool {
+        let pairs = self.stages[stage].pairs.is_some();
+        let mut next = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
+        !pairs && next.any(|edge| edge.to == other || self.answers_for(edge.to, other))
+    }
+
+    /// At least once, a source makes nothing more when so many of its items are kept.
+    fn keeps_too_many(&self, source: usize) -> Option<Mistake> {
+        let most = u64::from(self.at_least_once?);
+        // Each branch of a fork at the source has so many of its own; a source that gives each item to one of them waits
+        // for the one that is full.
+        let output = &self.stages[source].outputs[usize::from(RESULTS)];
+        let edges = self.edges_from(source, RESULTS);
+        let alone = output.branches > 1 && output.select != Select::All;
+        let beginnings: Vec<Vec<usize>> = if alone {
+            edges.iter().map(|(_, edge)| vec![edge.to]).collect()
+        } else {
+            vec![edges.iter().map(|(_, edge)| edge.to).collect()]
+        };
+        beginnings.iter().find_map(|beginning| {
+            let behind = |stage: &usize| beginning.iter().any(|from| self.reaches(*from, *stage));
+            let keepers: Vec<_> = (0..self.stages.len())
+                .filter(|stage| self.keeps_for_ever(*stage) > 0)
+                .filter(behind)
+                .collect();
+            let kept: u64 = keepers.iter().map(|stage| self.kept(*stage)).fold(0, u64::saturating_add);
+            let stage = self.stages[*keepers.last()?].name.clone();
+            (kept >= most).then(|| Mistake::Kept { stage, kept, most, stages: keepers.len() })
+        })
+    }
+
+    /// Items of sources that a stage can keep, all replicas together: in front of a batch of batches wait whole batches.
+    fn kept(&self, stage: usize) -> u64 {
+        let each =
+            u64::from(self.keeps_for_ever(stage)).saturating_mul(self.items_in_one(stage, &mut Vec::new()));
+        each.saturating_mul(u64::from(self.stages[stage].replicas))
+    }
+
+    /// Items of sources that one item in front of a stage can be made of.
+    fn items_in_one(&self, stage: usize, on_the_way: &mut Vec<usize>) -> u64 {
+        if on_the_way.contains(&stage) {
+            return 1; // Around a loop, in which nothing is kept for ever.
+        }
+        on_the_way.push(stage);
+        let before = self.edges_to(stage).filter(|(_, edge)| !edge.feedback).map(|(_, edge)| edge.from.stage);
+        let made = before.map(|from| {
+            let inside = self.items_in_one(from, on_the_way);
+            let here = &self.stages[from];
+            match (here.keeps, here.pairs) {
+                _ if here.takes_apart => 1,
+                (Some(keeps), _) if here.packs => inside.saturating_mul(u64::from(keeps)),
+                (_, Some(pairs)) if !pairs.by_id => inside.saturating_mul(2),
+                _ => inside,
+            }
+        });
+        let most = made.max().unwrap_or(1);
+        on_the_way.pop();
+        most
+    }
+}
