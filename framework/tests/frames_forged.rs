@@ -9,6 +9,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tensorpost::ids::ChunkId;
 use tensorpost::limits::MAX_MAILBOX;
+use tensorpost::node::Resident;
 use tensorpost::tensor::Tensor;
 use tensorpost::testing::forge::{self, Field};
 use tensorpost::testing::{Cluster, Target, TestInbox};
@@ -273,6 +274,23 @@ fn a_sender_beyond_its_credits_is_given_up() {
     assert_eq!(inbox.len(), 2);
     assert!(cluster.gave_up(1, 0));
     assert_eq!(cluster.office(1).stats().rejected, 1);
+    // What it sent behind that is never received: a shutdown must not wait until it is.
+    cluster.settle();
+    let of = |i: usize| Resident::activity(&**cluster.office(i));
+    assert!(of(1).leaves_unread && !of(0).leaves_unread);
+    cluster.end(0);
+    cluster.settle();
+}
+
+/// A death is told otherwise.
+#[test]
+fn what_the_dead_leave_unread_is_told_by_their_end() {
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<u32>(1, 2);
+    cluster.send(0, &to, 1);
+    cluster.end(0);
+    cluster.settle();
+    assert!(!Resident::activity(&**cluster.office(1)).leaves_unread);
 }
 
 proptest! {

@@ -261,3 +261,15 @@ fn the_last_tensor_of_a_budget_can_be_sent() {
         assert_eq!(at_b.take_one().message.to_vec::<u8>().expect("data"), vec![0; 16 << 10]);
     }
 }
+
+/// A shutdown waits for whoever waits for its first link to a process.
+#[test]
+fn who_waits_for_a_link_keeps_its_process_busy() {
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<u32>(1, 4);
+    let waits = cluster.wait_in_line(0, &to);
+    assert!(cluster.office(0).is_busy());
+    drop(waits);
+    cluster.settle();
+    assert!(!cluster.office(0).is_busy());
+}

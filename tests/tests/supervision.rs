@@ -9,7 +9,7 @@ use tensorpost::mailbox::post::AskFailure;
 use tensorpost::node::{EndReason, RestartReport, Spawned, WorkerId, WorkerState, WorkerStatus};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
-use tensorpost_tests::gate::Gate;
+use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How, LetGo, Make, Read, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
@@ -48,6 +48,49 @@ impl RemoteActor for Fragile {
         on.message::<Life>();
     }
 }
+
+/// Hands its address out in its `create`, which then fails: with an error, or with its process.
+struct Premature;
+
+impl Actor for Premature {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Premature {
+    type Args = (Address<Here>, Door, bool);
+
+    fn create((to, door, exits): Self::Args, env: &Env) -> anyhow::Result<Self> {
+        // Tried until the link is there: `create` cannot wait.
+        let mut here = Here(env.address());
+        while let Err(error) = to.try_send(here) {
+            anyhow::ensure!(error.is_retryable(), "{error}");
+            here = error.message;
+            std::thread::yield_now();
+        }
+        env.publish();
+        door.pass()?;
+        if exits {
+            std::process::exit(4);
+        }
+        anyhow::bail!("it does not want to")
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Life>();
+    }
+}
+
+impl Handler<Life> for Premature {
+    type Result = u32;
+
+    fn handle(&mut self, _: Life, _: &mut Context<Self>) -> u32 {
+        0
+    }
+}
+
+/// "This is my address."
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+struct Here(Address<Life>);
 
 /// "Which life is this?"
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
@@ -522,8 +565,37 @@ fn one_that_fails_while_the_node_drains_fails_who_waits(builder: Builder) {
     assert!(matches!(event, Some(Lifecycle::GaveUp { .. })), "{event:?}");
 }
 
+/// The address of an actor may be known before the actor has started.
+fn who_watches_one_that_does_not_start_hears_of_it(builder: Builder) {
+    let node = builder.start().unwrap();
+    for exits in [false, true] {
+        let (here, mut channel) = node.channel::<Here>().unwrap();
+        let gate = Gate::new();
+        let event = std::thread::scope(|threads| {
+            let args = (here, gate.door(), exits);
+            let starting = threads.spawn(|| node.spawn::<Premature>(args).own_thread().start());
+            let Here(address) = channel.blocking_recv().unwrap();
+            let mut watch = node.watch(&address);
+            // The node has heard of it: it answers in order.
+            node.supervisor().report().unwrap();
+            gate.arrival().open();
+            starting.join().unwrap().unwrap_err();
+            let mut event = None;
+            until("it is told", || {
+                event = watch.try_recv();
+                event.is_some()
+            });
+            event
+        });
+        let Some(Lifecycle::Down { reason, will_restart: false, .. }) = event else { panic!("{event:?}") };
+        let expected =
+            if exits { EndReason::Exit(4) } else { EndReason::CreateFailed("it does not want to".into()) };
+        assert_eq!(reason, expected);
+    }
+}
+
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>().actor::<Fragile>().actor::<Relay>()
+    builder.actor::<Holder>().actor::<Premature>().actor::<Fragile>().actor::<Relay>()
 }
 
 /// Another builder of the same program.
@@ -551,6 +623,7 @@ fn main() {
             a_shutdown_does_not_wait_for_what_is_to_come_back,
             one_without_a_restart_left_in_a_shared_worker_fails_who_waits,
             one_that_fails_while_the_node_drains_fails_who_waits,
+            who_watches_one_that_does_not_start_hears_of_it,
         ],
     )
 }

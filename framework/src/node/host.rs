@@ -32,6 +32,9 @@ pub struct Activity {
     pub received: u64,
     /// Whether anything is queued, running or on its way out, or lies unread where another process put it.
     pub busy: bool,
+    /// Whether messages to it will never be read, because it has given up who sent them. Then, too, only changes of the
+    /// counts matter.
+    pub leaves_unread: bool,
 }
 
 /// The part of a process that messages from the node go to. Every method may be called on any thread,

@@ -33,7 +33,7 @@ impl Resident for Office {
         let stats = self.stats();
         // Those who wait come before that: one that stops waiting makes its actor's process busy first.
         let busy = somebody_waits_here(self) || self.is_busy();
-        Activity { sent: stats.sent, received: stats.received, busy }
+        Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
     }
 
     fn figures(&self) -> ProcessFigures {

@@ -81,9 +81,9 @@ impl Roster {
         self.actors.values().filter(|a| a.place.process == process).count()
     }
 
-    /// Those of its actors that have taken messages there.
-    pub(crate) fn started_in(&self, process: ProcessId) -> Vec<ActorId> {
-        let there = |entry: &ActorEntry| entry.place.process == process && entry.started && !entry.away;
+    /// Its actors, also those that are being created: somebody may have their addresses. Not those between two lives.
+    pub(crate) fn those_in(&self, process: ProcessId) -> Vec<ActorId> {
+        let there = |entry: &ActorEntry| entry.place.process == process && !entry.away;
         self.actors.iter().filter(|(_, entry)| there(entry)).map(|(actor, _)| *actor).collect()
     }
 

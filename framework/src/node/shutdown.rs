@@ -8,7 +8,8 @@
 //! A death takes its counts with it, and what the others exchanged with the dead stays in theirs, so after one the sums
 //! mean nothing, not even where they happen to agree. All is quiet then when nobody is busy and nothing changes for
 //! `STILL_ROUNDS` rounds, a tenth of a second; a message that lies unread makes its receiver busy
-//! ([`Activity::busy`](crate::node::host::Activity)).
+//! ([`Activity::busy`](crate::node::host::Activity)). The same holds where a process has given up a peer that broke the
+//! protocol: what that one had sent it, and goes on sending, is never received.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitStatus;
@@ -67,6 +68,7 @@ impl Rounds {
         if round != self.round || !self.waiting.remove(&process) {
             return Verdict::Waiting;
         }
+        self.deaths |= activity.leaves_unread;
         self.answers.insert(process, activity);
         self.verdict()
     }
@@ -184,7 +186,7 @@ mod tests {
     }
 
     fn activity(sent: u64, received: u64, busy: bool) -> Activity {
-        Activity { sent, received, busy }
+        Activity { sent, received, busy, leaves_unread: false }
     }
 
     fn round(rounds: &mut Rounds, answers: &[Activity]) -> Verdict {
@@ -229,6 +231,15 @@ mod tests {
         assert_eq!(rounds.answer(process(0), first, Activity::default()), Verdict::Waiting);
         assert_eq!(rounds.answer(process(3), second, Activity::default()), Verdict::Waiting);
         assert_eq!(rounds.answer(process(0), second, Activity::default()), Verdict::Quiet);
+    }
+
+    /// What it had been sent, and is still sent, it never receives.
+    #[test]
+    fn who_has_given_up_a_peer_does_not_hang_a_shutdown() {
+        let mut rounds = Rounds::new(false);
+        let gave_up = Activity { leaves_unread: true, ..activity(2, 2, false) };
+        let answers = [activity(6, 2, false), gave_up];
+        assert!((1..100).any(|_| round(&mut rounds, &answers) == Verdict::Quiet));
     }
 
     #[test]

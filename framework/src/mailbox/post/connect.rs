@@ -174,6 +174,9 @@ impl Office {
     /// Has nothing more to do with a peer that broke the protocol, or has ended and was read to the end.
     pub(crate) fn give_up(&self, link: &Link) {
         link.break_off();
+        if link.is_connected() && !link.has_ended() {
+            self.leaves_unread.store(true, Ordering::SeqCst);
+        }
         self.let_go(link);
         self.fail_asks(link.peer);
         link.wake_senders();

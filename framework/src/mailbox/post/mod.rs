@@ -93,6 +93,8 @@ pub struct Office {
     counters: Counters,
     /// Messages delivered and not done with.
     open: AtomicUsize,
+    /// See [`Office::leaves_unread`].
+    leaves_unread: AtomicBool,
     /// Something was published that nobody was rung for (see [`news`]).
     quiet: AtomicBool,
     /// The reader waits for its doorbell, or is about to.
@@ -232,6 +234,7 @@ impl Office {
             scratch: OnceLock::new(),
             counters: Counters::default(),
             open: AtomicUsize::new(0),
+            leaves_unread: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
             parked: AtomicBool::new(false),
             quiet_came: Notify::new(),
@@ -356,7 +359,15 @@ impl Office {
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
-        self.open.load(Ordering::SeqCst) > 0 || self.open_links().iter().any(|link| link.is_busy())
+        // Somebody may wait for a link that is still being made.
+        let waits = || self.links.all().iter().any(|link| !link.is_broken() && link.has_waiting());
+        self.open.load(Ordering::SeqCst) > 0 || waits() || self.open_links().iter().any(|link| link.is_busy())
+    }
+
+    /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
+    /// a peer.
+    pub(crate) fn leaves_unread(&self) -> bool {
+        self.leaves_unread.load(Ordering::SeqCst)
     }
 
     /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.

@@ -117,7 +117,8 @@ impl State {
                 let _ = reply.try_send(Ok((actor, place)));
             }
             (Some(First { reply, .. }), Err(why)) => {
-                self.broker.actor_ended(actor);
+                // Its `create` may have handed its address out.
+                self.actor_ended(actor, EndReason::CreateFailed(why.clone()));
                 let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
                 self.leave_if_empty(index);
             }

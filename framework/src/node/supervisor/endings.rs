@@ -85,7 +85,7 @@ impl State {
 
     /// What those are told who watch the actors of a process that ended.
     fn events_of(&self, process: ProcessId, reason: &EndReason, fates: &Fates) -> Vec<Lifecycle> {
-        let mut actors = self.broker.roster.started_in(process);
+        let mut actors = self.broker.roster.those_in(process);
         // Of one that was between two lives in a process that went on, the end of the last one was told.
         actors.extend(fates.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
         actors.sort();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::WorkerId;
 use super::run::{Slot, State};
-use crate::mailbox::lives::{EndReason, Lifecycle};
+use crate::mailbox::lives::EndReason;
 use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
 
@@ -43,10 +43,7 @@ impl State {
         for actor in self.restarts.of(id) {
             self.restarts.forget(actor);
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
-                let reason = EndReason::Normal;
-                self.broker.given_up(actor, reason.clone());
-                self.broker.announce(actor, &mut told);
-                self.broker.tell(&Lifecycle::GaveUp { actor, reason }, &mut told);
+                self.give_up_actor(actor, EndReason::Normal, &mut told);
             }
         }
         self.deliver(told);

@@ -96,6 +96,7 @@ impl Resident for Office {
             sent: self.sent.load(Ordering::SeqCst),
             received: self.received.load(Ordering::SeqCst),
             busy: self.waiting.load(Ordering::SeqCst) > 0,
+            leaves_unread: false,
         }
     }
 
