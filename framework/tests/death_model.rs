@@ -43,6 +43,8 @@ enum Flaw {
     RangeLeftAtOnce,
     /// The node never releases anybody.
     NoRelease,
+    /// Where a round is on, the node tells a certificate in the next one only.
+    CertificateInNextRound,
 }
 
 /// What happens.
@@ -444,7 +446,12 @@ impl Model {
         world.processes[p].noticed = true;
         let mut acts = Vec::new();
         let values = [world.processes[p].clock];
+        let told = |process: &Process| process.told.iter().map(|news| news.round).max().unwrap_or(0);
+        let round = world.processes.iter().map(|process| process.round.max(told(process))).max().unwrap_or(0);
         world.node.died(name(p), &values, self.now, &mut acts);
+        if self.flaw == Flaw::CertificateInNextRound {
+            acts.retain(|act| !matches!(act, Act::Tell(_, news) if news.round == round));
+        }
         if self.flaw == Flaw::LateIsBelieved {
             for act in &mut acts {
                 if let Act::Tell(_, news) = act {
@@ -493,6 +500,16 @@ impl Model {
 
     /// What must hold in every state.
     fn check(&self, world: &World) -> Result<(), String> {
+        // Who is told that a process has ended, knows by then how far its clocks had come, or hears it on the way to that.
+        for (dead, _) in world.processes.iter().enumerate().filter(|(_, process)| process.noticed) {
+            for (p, process) in world.processes.iter().enumerate().filter(|(_, process)| process.alive) {
+                let told = process.told.iter().flat_map(|news| &news.deaths);
+                let knows = process.table.last_of(name(dead), 0).is_some();
+                if !knows && !told.into_iter().any(|death| death.process == name(dead)) {
+                    return Err(format!("process {p} hears that {dead} has ended before its certificate"));
+                }
+            }
+        }
         for (p, process) in world.processes.iter().enumerate().filter(|(_, process)| process.alive) {
             for tensor in &process.held {
                 let ready = matches!(self.standing(world, p, &tensor.ready), Standing::Ready);
@@ -619,6 +636,11 @@ fn a_stream_must_not_leave_its_range_in_the_middle_of_a_handler() {
 #[test]
 fn the_dead_have_to_be_released() {
     breaks(CHAIN, Flaw::NoRelease, "waits for ever");
+}
+
+#[test]
+fn a_certificate_has_to_be_told_before_the_end() {
+    breaks(TWO_DEATHS, Flaw::CertificateInNextRound, "before its certificate");
 }
 
 #[test]

@@ -7,15 +7,19 @@
 //!
 //! Each of the three steps is then left out, and memory that C still uses has to be found freed.
 //!
-//! In a second model C sends the memory back to A. Its hold and its frame come by two rings, and A, who looks at them one
+//! In a further model C sends the memory back to A. Its hold and its frame come by two rings, and A, who looks at them one
 //! after the other, has to know of the hold when it takes the frame.
+//!
+//! In the last two, two threads of A drain at the same time (LEASE-3, ONE-WRITER). One of them closes the line, or finds
+//! that its own lease is the only one and writes, while the other has read the last release and not the hold before it.
 
 mod loom_platform;
 
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
 use tensorpost::ids::ProcessId;
-use tensorpost::lease::book::{Book, Left};
+use tensorpost::lease::book::{Book, Emptied, Left};
 use tensorpost::mailbox::ring::entries::ENTRY_BYTES;
 use tensorpost::mailbox::ring::{Bytes, Consumer, EntryConsumer, EntryProducer, Producer};
 
@@ -116,21 +120,23 @@ struct Owner {
 }
 
 impl Owner {
-    /// Handles what is in all rings; true if that left the line empty.
-    fn drain(&mut self) -> bool {
+    /// Handles what is in all rings; how that left the line, if it is empty.
+    fn drain(&mut self) -> Option<Emptied> {
         let (line, generation) = self.line;
-        let mut empty = false;
+        let mut empty = None;
         // C's first: its hold comes after this look where B's release comes before the next.
         for (holder, ring) in self.returns.iter_mut().rev() {
             while let Some(notice) = ring.pop().expect("a sound peer") {
                 match notice[0] {
                     HOLD => {
                         self.book.grant(line, generation, *holder).expect("the line is open");
-                        empty = false;
+                        empty = None;
                     }
                     _ => {
                         let left = self.book.release(line, generation, *holder, &[]);
-                        empty |= left.expect("it holds one") == Left::Empty;
+                        if let Left::Empty(emptied) = left.expect("it holds one") {
+                            empty = Some(emptied);
+                        }
                     }
                 }
             }
@@ -141,13 +147,12 @@ impl Owner {
 
     /// `Pool::settle`.
     fn settle(&mut self) {
-        if !self.drain() {
-            return;
+        let Some(mut emptied) = self.drain() else { return };
+        while self.flaw != Flaw::NoSecondLook {
+            let Some(again) = self.drain() else { break };
+            emptied = again;
         }
-        if self.flaw != Flaw::NoSecondLook {
-            self.drain();
-        }
-        if self.book.close(self.line.0, self.line.1).is_some() {
+        if self.book.close(emptied).is_some() {
             self.closed += 1;
             self.memory.write_word(0, REUSED);
         }
@@ -233,6 +238,171 @@ fn returned(looks_behind_the_frame: bool) {
         adopted.expect("C holds what it sends");
     }
     c.join().expect("C ends");
+}
+
+/// The rule by which a thread of A that has drained believes what the book says, though another thread drains too.
+#[derive(Clone, Copy, PartialEq)]
+enum Rule {
+    /// The line has not changed since before the drain.
+    StoodStill,
+    /// No candidate waits for the line now; for the last lease, two drains.
+    NoneWaits,
+}
+
+/// A's pool, with two threads that drain. H has forwarded to G.
+struct Shared {
+    state: Mutex<(Book<()>, Vec<Emptied>)>,
+    line: (u32, u32),
+    /// The return rings of G and H, in the order in which they are looked at.
+    rings: [(ProcessId, Mutex<EntryConsumer<Loom>>); 2],
+    memory: LoomBytes,
+    rule: Rule,
+}
+
+impl Shared {
+    /// `Office::drain_returns`.
+    fn drain(&self) {
+        let (line, generation) = self.line;
+        for (holder, ring) in &self.rings {
+            let mut ring = ring.lock().expect("no panic");
+            while let Some(notice) = ring.pop().expect("a sound peer") {
+                let (book, candidates) = &mut *self.state.lock().expect("no panic");
+                if notice[0] == HOLD {
+                    book.grant(line, generation, *holder).expect("the line is open");
+                } else if let Left::Empty(emptied) =
+                    book.release(line, generation, *holder, &[]).expect("it holds one")
+                {
+                    candidates.push(emptied);
+                }
+            }
+            ring.publish_head();
+        }
+    }
+
+    /// `Pool::settle`.
+    fn settle(&self) {
+        loop {
+            let taken = std::mem::take(&mut self.state.lock().expect("no panic").1);
+            if taken.is_empty() {
+                return;
+            }
+            self.drain();
+            let (book, candidates) = &mut *self.state.lock().expect("no panic");
+            for mut emptied in taken {
+                if self.rule == Rule::NoneWaits {
+                    if !candidates.is_empty() {
+                        continue;
+                    }
+                    emptied.changes = book.changes(self.line.0, self.line.1).unwrap_or(0);
+                }
+                if book.close(emptied).is_some() {
+                    self.memory.write_word(0, REUSED);
+                }
+            }
+        }
+    }
+
+    /// `Pool::is_sole`.
+    fn is_sole(&self) -> bool {
+        let (line, generation) = self.line;
+        let look = || {
+            let (book, _) = &*self.state.lock().expect("no panic");
+            (book.is_sole(line, generation, None), book.changes(line, generation))
+        };
+        if self.rule == Rule::NoneWaits {
+            self.drain();
+            self.drain();
+            return look().0;
+        }
+        let (_, mut before) = look();
+        loop {
+            self.drain();
+            let (sole, now) = look();
+            if !sole || now == before {
+                return sole;
+            }
+            before = now;
+        }
+    }
+}
+
+/// Two threads of A drain while H's last frame is taken by G; what the first one `does`, with A's own lease or without.
+fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
+    let (mut from_g, mut from_h) = (entry_ring(), entry_ring());
+    let memory = LoomBytes::zeroed(8);
+    memory.write_word(0, DATA);
+    let mut book = Book::default();
+    let line @ (number, generation) = book.open((), Default::default());
+    let mut candidates = Vec::new();
+    if own {
+        book.grant(number, generation, process(2)).expect("just opened");
+    } else {
+        // F, who forwarded to H, let go. Its release was drained, and H's hold was not.
+        book.grant(number, generation, process(3)).expect("just opened");
+        book.release_local(number, generation, &[]).expect("just opened");
+        let left = book.release(number, generation, process(3), &[]).expect("it holds one");
+        candidates.extend(match left {
+            Left::Empty(emptied) => Some(emptied),
+            Left::Held => None,
+        });
+        post(&mut from_h.0, HOLD);
+    }
+    let rings = [(process(1), Mutex::new(from_g.1)), (process(2), Mutex::new(from_h.1))];
+    let pool = Shared { state: Mutex::new((book, candidates)), line, rings, memory: memory.clone(), rule };
+    let pool = Arc::new(pool);
+    let peers = thread::spawn(move || {
+        // G takes the frame and posts its hold; then H sees the cursor, and lets go.
+        post(&mut from_g.0, HOLD);
+        post(&mut from_h.0, RELEASE);
+        assert_eq!(memory.read_word(0), DATA, "the memory was used again under its holder");
+    });
+    let other = {
+        let pool = Arc::clone(&pool);
+        thread::spawn(move || {
+            pool.drain();
+            pool.settle();
+        })
+    };
+    does(&pool);
+    other.join().expect("no panic");
+    peers.join().expect("no panic");
+    pool.drain();
+    pool.settle();
+    let changes = pool.state.lock().expect("no panic").0.changes(number, generation);
+    assert!(changes.is_some(), "G holds it");
+}
+
+fn settles(pool: &Shared) {
+    pool.settle();
+}
+
+fn writes_if_sole(pool: &Shared) {
+    if pool.is_sole() {
+        pool.memory.write_word(0, REUSED);
+    }
+}
+
+/// Two of A's threads and the peers' one: the failures need three switches.
+const SWITCHES: Option<usize> = Some(3);
+
+#[test]
+fn two_threads_that_settle_free_nothing_under_a_holder() {
+    explore(SWITCHES, || two_drain(Rule::StoodStill, false, settles));
+}
+
+#[test]
+fn that_no_candidate_waits_is_not_enough() {
+    assert_freed_too_early(&failure_of(SWITCHES, || two_drain(Rule::NoneWaits, false, settles)));
+}
+
+#[test]
+fn who_is_sole_is_not_fooled_by_another_thread() {
+    explore(SWITCHES, || two_drain(Rule::StoodStill, true, writes_if_sole));
+}
+
+#[test]
+fn two_drains_are_not_enough_to_be_sole() {
+    assert_freed_too_early(&failure_of(SWITCHES, || two_drain(Rule::NoneWaits, true, writes_if_sole)));
 }
 
 #[test]

@@ -263,6 +263,39 @@ fn two_deaths_are_two_certificates() {
     }
 }
 
+/// DEATH-3: a certificate comes before the word that its process has ended, though the round of another death is on.
+/// Here a stopped process holds that round up, and a message between two that live names a clock of the second dead.
+#[test]
+fn a_death_in_the_round_of_another_loses_no_message_between_the_living() {
+    let cluster = Cluster::new(5);
+    let inboxes: Inboxes = (0..5).map(|i| cluster.inbox::<Tensor>(i, 64)).collect();
+    let (dead, from, to, first, stopped) = (0, 1, 2, 3, 4);
+    let gate = Gate::close(cluster.gpu(dead));
+    let tensor = pass(&cluster, &inboxes, dead, from, fill(cluster.gpu(dead), 5.0));
+    // The link is there, and its receiver knows nothing of the writer.
+    drop(pass(&cluster, &inboxes, from, to, fill(cluster.gpu(from), 1.0)));
+    let kept = tensor.clone();
+    cluster.send(from, &inboxes[to].0, tensor);
+    gate.open();
+    cluster.gpu(dead).synchronize().expect("its work is done");
+    cluster.stop(stopped);
+    cluster.end(first);
+    cluster.end(dead);
+    for _ in 0..4 {
+        for i in [from, to] {
+            cluster.poll(i);
+        }
+        cluster.settle_node();
+    }
+    let got = inboxes[to].1.take();
+    assert_eq!(got.len(), 1, "{:?}", cluster.office(to).stats());
+    is_good(&got[0].message, 5.0);
+    is_good(&kept, 5.0);
+    cluster.go_on(stopped);
+    cluster.settle();
+    is_good(&got[0].message, 5.0);
+}
+
 /// A third process that is stopped keeps nobody waiting, is not believed meanwhile, and believes nothing itself.
 #[test]
 fn a_stopped_process_holds_nobody_up_and_is_believed_again() {

@@ -422,6 +422,74 @@ fn what_was_on_its_way_to_a_process_that_ended_goes_back() {
     assert_clean(&cluster, 2);
 }
 
+/// LEASE-4: a sender takes what its frame needs, its receiver dies and is buried, and then the sender grants it a lease.
+#[test]
+fn a_lease_that_is_granted_to_the_buried_is_dropped() {
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<Tensor>(1, 4);
+    cluster.connect();
+    let tensor = numbers(&cluster, 0, 8);
+    let id = tensor.lease().id();
+    let prepared = cluster.prepare(0, &to, tensor);
+    cluster.end(1);
+    cluster.settle();
+    prepared.commit();
+    cluster.settle();
+    assert_eq!(cluster.shares(0, id), None, "{}", cluster.gpu(0).pool().holders());
+    assert_clean(&cluster, 1);
+}
+
+/// LEASE-4: the owner's next life has never heard that its last one ended.
+#[test]
+fn memory_of_an_earlier_life_is_good_in_the_next() {
+    let mut cluster = Cluster::new(2);
+    let (to_node, at_node) = cluster.inbox::<Tensor>(0, 8);
+    cluster.send(1, &to_node, numbers(&cluster, 1, 5));
+    cluster.settle();
+    let kept = at_node.take_one().message;
+    assert_eq!(kept.to_vec::<f32>().expect("data").len(), 5);
+    cluster.end(1);
+    cluster.settle();
+    let again = cluster.revive(1);
+    let (to_again, at_again) = cluster.inbox::<Tensor>(again, 8);
+    cluster.send(0, &to_again, kept);
+    cluster.settle();
+    let got = at_again.take_one();
+    assert_eq!(got.message.to_vec::<f32>().expect("data"), [0.0, 1.0, 2.0, 3.0, 4.0]);
+    drop(got);
+    assert_clean(&cluster, 1);
+    assert_eq!(cluster.office(again).stats().rejected, 0);
+    assert_eq!(cluster.chunks_mapped(again), 0, "it is unmapped with the last lease");
+}
+
+/// LEASE-4: a process that joined after the owner had ended knows the owner's next life by a link, and the owner by
+/// nothing.
+#[test]
+fn memory_of_an_earlier_life_is_good_for_who_joined_after_it() {
+    let mut cluster = Cluster::new(3);
+    let (to_a, at_a) = cluster.inbox::<Tensor>(0, 8);
+    cluster.send(1, &to_a, numbers(&cluster, 1, 5));
+    cluster.settle();
+    let kept = at_a.take_one().message;
+    assert_eq!(kept.to_vec::<f32>().expect("data").len(), 5);
+    for ended in [1, 2] {
+        cluster.end(ended);
+        cluster.settle();
+    }
+    let [again, young] = [1, 2].map(|i| cluster.revive(i));
+    let (to_young, at_young) = cluster.inbox::<Tensor>(young, 8);
+    cluster.send(again, &to_young, numbers(&cluster, again, 1));
+    cluster.settle();
+    drop(at_young.take_one());
+    cluster.send(0, &to_young, kept);
+    cluster.settle();
+    let got = at_young.take_one();
+    assert_eq!(got.message.to_vec::<f32>().expect("data"), [0.0, 1.0, 2.0, 3.0, 4.0]);
+    drop(got);
+    assert_clean(&cluster, 1);
+    assert_eq!(cluster.office(young).stats().rejected, 0);
+}
+
 #[test]
 fn memory_outlives_its_owner() {
     let cluster = Cluster::new(2);

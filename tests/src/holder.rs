@@ -64,6 +64,11 @@ pub struct Make {
     pub door: Option<Door>,
 }
 
+/// "What is in this?"
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<u32>)]
+pub struct Read(#[tensor(dtype = u32)] pub Tensor);
+
 /// "End."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 pub struct End {
@@ -126,7 +131,7 @@ impl RemoteActor for Holder {
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Hold>().message::<LetGo>().message::<Seen>();
-        on.message::<Make>().message::<End>().message::<Check>();
+        on.message::<Make>().message::<Read>().message::<End>().message::<Check>();
     }
 }
 
@@ -171,6 +176,14 @@ impl Handler<Make> for Holder {
         pass(&make.door);
         let tensor = self.gpu.from_slice(&[make.elements.len()], &make.elements);
         MessageResult(tensor.expect("room for the elements").freeze())
+    }
+}
+
+impl Handler<Read> for Holder {
+    type Result = MessageResult<Read>;
+
+    fn handle(&mut self, Read(tensor): Read, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(tensor.to_vec::<u32>().expect("it is on the host"))
     }
 }
 

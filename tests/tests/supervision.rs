@@ -11,7 +11,7 @@ use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{self, Builder};
-use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How, LetGo, Make, Seen};
+use tensorpost_tests::holder::{Check, End, Health, Hold, Holder, How, LetGo, Make, Read, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
 /// Restarts that come at once, as many as anybody needs here.
@@ -19,6 +19,9 @@ const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), 
 
 /// Restarts that leave time to look.
 const LATE: Restart = Restart::on_failure(50).backoff(Duration::from_millis(400), Duration::from_millis(400));
+
+/// How long a send that is to fail may wait.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Its `create` does what its file says.
 struct Fragile {
@@ -159,6 +162,26 @@ fn a_killed_worker_comes_back_under_the_same_address_and_name(builder: Builder) 
         (*restarts, name.as_str(), ends.as_slice()),
         (4, "holder", &[const { EndReason::Signal(9) }; 4][..])
     );
+}
+
+// LEASE-4.
+fn what_an_earlier_life_made_is_read_right_by_the_next(builder: Builder) {
+    let node = builder.start().unwrap();
+    let holder = node.spawn::<Holder>(()).restart(SOON).start().unwrap();
+    let mut kept = Vec::new();
+    for life in 1..=3 {
+        let made = ask(&node, &holder.address(), Make { elements: vec![life, 8], door: None });
+        assert_eq!(made.to_vec::<u32>().unwrap(), [life, 8]);
+        kept.push(made);
+        kill_and_see(&node, holder.worker());
+        for (made, life) in kept.iter().zip(1..) {
+            assert_eq!(ask(&node, &holder.address(), Read(made.clone())), [life, 8]);
+        }
+    }
+    drop(kept);
+    until_free(&node);
+    let report = node.shutdown(Duration::from_secs(20)).unwrap();
+    assert!(report.is_clean(), "{report:?}");
 }
 
 // MBX-1.
@@ -452,6 +475,53 @@ fn a_shutdown_does_not_wait_for_what_is_to_come_back(builder: Builder) {
     assert!(matches!(error.reason, SendFailure::GaveUp(_)) && error.message.label == 1, "{error}");
 }
 
+/// DEATH-2: the page of the mailbox says that it comes back, and the node that it does not.
+fn one_without_a_restart_left_in_a_shared_worker_fails_who_waits(builder: Builder) {
+    let node = builder.start().unwrap();
+    let worker = node.worker("house").unwrap();
+    let spawn = |policy| node.spawn::<Holder>(()).worker(worker).mailbox(1).restart(policy).start().unwrap();
+    let other = spawn(Restart::never());
+    for _ in 0..10 {
+        let holder = spawn(Restart::on_failure(0));
+        let gate = Gate::new();
+        deliver(&node, &holder.address(), End { how: How::Panic, door: Some(gate.door()) });
+        let arrival = gate.arrival();
+        let sends = [1, 2].map(|label| holder.address::<Hold>().send(Hold::label(label)));
+        arrival.open();
+        let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(PATIENCE))).await });
+        // The first may have found the room that the panic left, and is lost with the life. The second cannot.
+        let reason = sent.into_iter().next_back().unwrap().unwrap_err().reason;
+        assert!(matches!(reason, SendFailure::GaveUp(EndReason::HandlerPanic(_))), "{reason:?}");
+    }
+    health(&node, &other);
+}
+
+/// As above, where it is the shutdown that leaves it no restart.
+fn one_that_fails_while_the_node_drains_fails_who_waits(builder: Builder) {
+    let node = builder.start().unwrap();
+    let (worker, apart) = (node.worker("house").unwrap(), node.worker("apart").unwrap());
+    let spawn = |policy| node.spawn::<Holder>(()).worker(worker).mailbox(1).restart(policy).start().unwrap();
+    let (holder, other) = (spawn(SOON), spawn(Restart::never()));
+    health(&node, &other);
+    let mut events = node.watch(&holder.address::<Hold>());
+    let gate = Gate::new();
+    deliver(&node, &holder.address(), End { how: How::Panic, door: Some(gate.door()) });
+    let arrival = gate.arrival();
+    let sends = [1, 2].map(|label| holder.address::<Hold>().send(Hold::label(label)));
+    let report = std::thread::scope(|threads| {
+        let report = threads.spawn(|| node.shutdown(Duration::from_secs(20)).unwrap());
+        until("the shutdown has begun", || node.spawn::<Holder>(()).worker(apart).start().is_err());
+        arrival.open();
+        let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(PATIENCE))).await });
+        let reason = sent.into_iter().next_back().unwrap().unwrap_err().reason;
+        assert!(matches!(reason, SendFailure::GaveUp(EndReason::HandlerPanic(_))), "{reason:?}");
+        report.join().unwrap()
+    });
+    assert!(report.drained && report.took < Duration::from_secs(10), "{report:?}");
+    let event = events.blocking_recv();
+    assert!(matches!(event, Some(Lifecycle::GaveUp { .. })), "{event:?}");
+}
+
 fn program(builder: Builder) -> Builder {
     builder.actor::<Holder>().actor::<Fragile>().actor::<Relay>()
 }
@@ -466,6 +536,7 @@ fn main() {
         program,
         cases![
             a_killed_worker_comes_back_under_the_same_address_and_name,
+            what_an_earlier_life_made_is_read_right_by_the_next,
             what_is_sent_while_an_actor_is_restarted_waits_in_order,
             asks_that_a_life_ends_with_name_the_worker_and_whether_to_ask_again,
             each_way_to_end_has_a_reason_of_its_own,
@@ -478,6 +549,8 @@ fn main() {
             an_actor_that_panics_in_a_shared_worker_comes_back_alone,
             an_actor_that_comes_back_finds_others_that_have_moved,
             a_shutdown_does_not_wait_for_what_is_to_come_back,
+            one_without_a_restart_left_in_a_shared_worker_fails_who_waits,
+            one_that_fails_while_the_node_drains_fails_who_waits,
         ],
     )
 }

@@ -25,8 +25,9 @@ use crate::message::codec;
 use crate::os::vital;
 use crate::tensor::Gpu;
 
-/// Called once when an actor has ended, with the reason if it was a failure.
-pub(crate) type Ended = Box<dyn FnOnce(Option<EndReason>) + Send>;
+/// Called once when an actor has ended, with the reason if it was a failure, and whether its senders were told to wait for
+/// another life.
+pub(crate) type Ended = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
 
 /// The actor types of a program; the same in the node and in every worker.
 #[derive(Clone, Debug, Default)]

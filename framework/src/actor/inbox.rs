@@ -434,7 +434,7 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
             drop(letters);
         }
         if let Some(ended) = self.ended.take() {
-            ended(failure);
+            ended(failure, away);
         }
     }
 }

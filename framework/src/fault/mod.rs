@@ -49,6 +49,7 @@ pub const POINTS: &[(&str, &str)] = &[
     ("post.send.published", "the frame is to be seen, and the doorbell not rung"),
     ("turn.end", "a handler is done, and nothing of its turn is published"),
     ("post.take.frame", "a frame was read and nothing done about it"),
+    ("post.take.owner", "the owner of a lease in a frame lives, and its link was not looked for"),
     ("post.chunk.came", "a chunk was mapped and nobody knows it"),
     ("post.forward.hold", "a lease on a third process's memory came, and its owner does not know"),
     ("post.forward.held", "its owner can know; the cursor has not moved"),

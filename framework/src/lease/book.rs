@@ -7,6 +7,9 @@
 //! LEASE-3 has its reader here: a line that reaches zero is not closed by the call that brought it there. The caller
 //! first drains everything that its peers have posted ([`Book::close`] is a second, separate step), because the hold of
 //! the next holder was posted before the release of the previous one, but on another ring.
+//!
+//! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with the hold. So
+//! every line counts its changes, and what a pass found holds only if the line has not changed since the pass began.
 
 use std::time::{Duration, Instant};
 
@@ -45,6 +48,8 @@ struct Entry<T> {
     /// Another process was given a lease since the owner last had the memory for itself. Where it was not, nobody can have
     /// forwarded it, and whoever says that it holds it lies.
     shared: bool,
+    /// Raised by every change of the counts above.
+    changes: u64,
     uses: Uses,
     since: Instant,
 }
@@ -55,7 +60,18 @@ pub enum Left {
     /// Somebody still holds the allocation.
     Held,
     /// Nobody in the book holds it: drain what peers have posted, then [`Book::close`] it.
-    Empty,
+    Empty(Emptied),
+}
+
+/// A line that nobody held, as it was then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emptied {
+    /// The line.
+    pub line: u32,
+    /// Its generation.
+    pub generation: u32,
+    /// Its change count: see [`Book::changes`].
+    pub changes: u64,
 }
 
 /// A change that does not fit the book: the mistake, or the lie, of a peer.
@@ -133,6 +149,7 @@ impl<T> Book<T> {
             holders: SmallVec::new(),
             forwarded: SmallVec::new(),
             shared: false,
+            changes: 0,
             uses,
             since: Instant::now(),
         };
@@ -192,6 +209,7 @@ impl<T> Book<T> {
         }
         entry.local += 1;
         entry.in_parts += u32::from(in_parts);
+        entry.changes += 1;
         Ok(())
     }
 
@@ -226,6 +244,7 @@ impl<T> Book<T> {
         }
         one_more(&mut entry.holders, from);
         one_more(&mut entry.forwarded, from);
+        entry.changes += 1;
         Ok(())
     }
 
@@ -244,6 +263,7 @@ impl<T> Book<T> {
     pub fn grant(&mut self, line: u32, generation: u32, to: ProcessId) -> Result<bool, BookError> {
         let entry = self.entry(line, generation)?;
         one_more(&mut entry.holders, to);
+        entry.changes += 1;
         Ok(std::mem::replace(&mut entry.shared, true))
     }
 
@@ -287,12 +307,12 @@ impl<T> Book<T> {
             one_less(&mut entry.forwarded, from);
         }
         record(&mut entry.uses, uses);
-        Ok((entry.left(), was_forwarded))
+        Ok((entry.changed(line, generation), was_forwarded))
     }
 
     /// Drops all leases of a process that ended (LEASE-4), and returns the lines that nobody holds now. What the process
     /// had posted has been drained before.
-    pub fn evict(&mut self, process: ProcessId) -> Vec<(u32, u32)> {
+    pub fn evict(&mut self, process: ProcessId) -> Vec<Emptied> {
         let mut empty = Vec::new();
         for (line, slot) in self.lines.iter_mut().enumerate() {
             let Some(entry) = &mut slot.entry else { continue };
@@ -301,8 +321,8 @@ impl<T> Book<T> {
             };
             entry.holders.swap_remove(index);
             entry.forwarded.retain(|(holder, _)| *holder != process);
-            if entry.left() == Left::Empty {
-                empty.push((line as u32, slot.generation));
+            if let Left::Empty(emptied) = entry.changed(line as u32, slot.generation) {
+                empty.push(emptied);
             }
         }
         empty
@@ -317,7 +337,14 @@ impl<T> Book<T> {
         // A local lease is a value of this process, so a count of zero here is a defect of ours, not of a peer.
         entry.local = entry.local.checked_sub(1).ok_or(BookError::Unknown { line, generation })?;
         record(&mut entry.uses, uses);
-        Ok(entry.left())
+        Ok(entry.changed(line, generation))
+    }
+
+    /// How often the counts of a line have changed. Who drains between two looks at a line, and finds the same number in
+    /// both, knows of every hold that was posted before the first.
+    pub fn changes(&self, line: u32, generation: u32) -> Option<u64> {
+        let slot = self.lines.get(line as usize).filter(|slot| slot.generation == generation)?;
+        slot.entry.as_ref().map(|entry| entry.changes)
     }
 
     /// Whether exactly one lease exists on the line: the owner's own (`to` = `None`) or, beside at most one local lease,
@@ -365,11 +392,13 @@ impl<T> Book<T> {
             .unwrap_or_default()
     }
 
-    /// Closes a line that nobody holds and hands its block out with the uses that still have to pass; `None` when
-    /// somebody took a lease in the meantime, or it was closed before.
-    pub fn close(&mut self, line: u32, generation: u32) -> Option<(T, Uses)> {
+    /// Closes a line that nobody holds and hands its block out with the uses that still have to pass; `None` when it has
+    /// changed since it was emptied, or was closed before. Where it is empty once more, that emptied it anew: whoever
+    /// drained that closes it (LEASE-3).
+    pub fn close(&mut self, emptied: Emptied) -> Option<(T, Uses)> {
+        let Emptied { line, generation, changes } = emptied;
         let slot = self.lines.get_mut(line as usize).filter(|slot| slot.generation == generation)?;
-        if slot.entry.as_ref().is_none_or(|entry| entry.left() == Left::Held) {
+        if slot.entry.as_ref().is_none_or(|entry| !entry.is_empty() || entry.changes != changes) {
             return None;
         }
         let entry = slot.entry.take()?;
@@ -416,8 +445,17 @@ impl<T> Book<T> {
 }
 
 impl<T> Entry<T> {
-    fn left(&self) -> Left {
-        if self.local == 0 && self.holders.is_empty() { Left::Empty } else { Left::Held }
+    fn is_empty(&self) -> bool {
+        self.local == 0 && self.holders.is_empty()
+    }
+
+    /// Counts a change, and says what it left behind.
+    fn changed(&mut self, line: u32, generation: u32) -> Left {
+        self.changes += 1;
+        if !self.is_empty() {
+            return Left::Held;
+        }
+        Left::Empty(Emptied { line, generation, changes: self.changes })
     }
 }
 

@@ -1,7 +1,7 @@
 //! A process's own memory on one device: chunks, cut into allocations, each with a line in the [`Book`].
 //!
 //! Memory comes back in two steps. A line that nobody holds any more is first a *candidate*: the pool drains what its
-//! peers have posted once more and closes it only if it is still empty (LEASE-3). A closed block whose last uses have not
+//! peers have posted once more and closes it only if it has not changed meanwhile (LEASE-3). A closed block whose last uses have not
 //! all passed waits in quarantine; it is used again early only when there is nothing else, and then whoever gets it has
 //! its stream wait for those uses (CLOCK-2), so the host never does.
 //!
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::LeaseId;
-use super::book::{Book, BookError, Left, Uses};
+use super::book::{Book, BookError, Emptied, Left, Uses};
 use super::error::PoolError;
 use super::handle::Lease;
 use super::writers::Writers;
@@ -54,10 +54,9 @@ impl Default for PoolOptions {
 
 /// What a pool needs of the post office around it.
 pub trait Surroundings: Send + Sync + 'static {
-    /// Handles everything that peers have posted so far, holds and releases, ring by ring. Returns how many notices this
-    /// process has handled in its life: where two calls return the same, no ring had anything when it was looked at, and
-    /// none was emptied by another thread meanwhile.
-    fn drain_returns(&self) -> u64;
+    /// Handles everything that peers have posted so far, holds and releases, ring by ring. What another thread has taken
+    /// from a ring is in the book when this has passed that ring.
+    fn drain_returns(&self);
 
     /// Tells the node of a new chunk, with a descriptor to map it read-only and one to map it writable.
     ///
@@ -96,7 +95,7 @@ struct State {
     chunks: Vec<Arc<ChunkMapping>>,
     chunk_bytes: u64,
     /// Lines that reached zero and wait for the second look of `settle`.
-    candidates: Vec<(u32, u32)>,
+    candidates: Vec<Emptied>,
     /// Closed blocks whose last uses had not passed when they were closed.
     quarantine: VecDeque<(Block, Uses)>,
     /// Ranges given back to the allocator before their last uses had passed.
@@ -322,8 +321,8 @@ impl Pool {
     pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<bool, BookError> {
         let mut state = self.state.lock();
         let (left, was_forwarded) = state.book.give_back(id.line, id.generation, from, uses)?;
-        if left == Left::Empty {
-            state.candidates.push((id.line, id.generation));
+        if let Left::Empty(emptied) = left {
+            state.candidates.push(emptied);
         }
         self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
         Ok(was_forwarded)
@@ -392,13 +391,13 @@ impl Pool {
                 let _ = state.book.drop_part(id.line, id.generation);
             }
             let left = state.book.release_local(id.line, id.generation, uses);
-            if let Ok(Left::Empty) = left {
-                state.candidates.push((id.line, id.generation));
+            if let Ok(Left::Empty(emptied)) = left {
+                state.candidates.push(emptied);
             }
             left
         };
         match left {
-            Ok(Left::Empty) => self.settle(),
+            Ok(Left::Empty(_)) => self.settle(),
             Ok(Left::Held) => {}
             Err(error) => tracing::error!(%error, "a local lease was not in the book"),
         }
@@ -417,17 +416,13 @@ impl Pool {
             };
             fault::point("pool.settle");
             // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
-            if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
-                surroundings.drain_returns();
-            }
+            self.drain();
             let mut state = self.state.lock();
-            for (line, generation) in candidates {
-                // Emptied again by that very drain: the hold behind the release may be on a ring that was looked at
-                // before. It is among the candidates of the next round.
-                if state.candidates.contains(&(line, generation)) {
-                    continue;
-                }
-                if let Some((block, uses)) = state.book.close(line, generation) {
+            for emptied in candidates {
+                // What was emptied again since, by this drain or another thread's, stays open: the hold behind that release
+                // may be on a ring that this drain had passed. Whoever takes that candidate drains after it.
+                if let Some((block, uses)) = state.book.close(emptied) {
+                    let Emptied { line, generation, .. } = emptied;
                     let lease = LeaseName { chunk: self.chunk_base + block.chunk, line, generation };
                     self.domain.tracer().note(|| What::LeaseClosed { lease });
                     state.quarantine.push_back((block, uses));
@@ -459,20 +454,9 @@ impl Pool {
         self.settle();
     }
 
-    fn drain(&self) -> u64 {
-        self.surroundings.get().and_then(Weak::upgrade).map_or(0, |surroundings| surroundings.drain_returns())
-    }
-
-    /// Drains until there is nothing more: only then does the book know of everybody who holds a line, because a hold
-    /// comes before the release that it follows, but on another ring (LEASE-3).
-    fn drain_to_the_end(&self) {
-        let mut handled = self.drain();
-        loop {
-            let again = self.drain();
-            if again == handled {
-                return;
-            }
-            handled = again;
+    fn drain(&self) {
+        if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
+            surroundings.drain_returns();
         }
     }
 
@@ -483,12 +467,10 @@ impl Pool {
     /// Whether this process has one lease on the line and no other process has any.
     pub(crate) fn is_sole(&self, id: LeaseId) -> bool {
         let shared = self.state.lock().book.was_shared(id.line, id.generation);
-        if shared {
-            // Holders may have let go already, and passed the memory on before: what they posted says so.
-            self.drain_to_the_end();
-            self.settle();
-        }
-        self.claim_if(id, |book| book.is_sole(id.line, id.generation, None))
+        // A grant between the look and the claim would be this thread's: whoever grants has a lease of its own, and this is
+        // the only one.
+        self.has_only_lease(id, None, shared)
+            && self.claim_if(id, |book| book.is_sole(id.line, id.generation, None))
     }
 
     /// Whether this process has just one lease on the line, of which its sender said that it is the only one.
@@ -504,10 +486,32 @@ impl Pool {
     /// Whether `to`, which was just granted its lease, has the only one beside the sender's own; `shared` is what that
     /// grant returned.
     pub(crate) fn is_sole_of(&self, id: LeaseId, to: ProcessId, shared: bool) -> bool {
-        if shared {
-            self.drain_to_the_end();
+        self.has_only_lease(id, Some(to), shared)
+    }
+
+    /// As [`Book::is_sole`]. Where the line was `shared`, holders may have let go already, and passed the memory on before:
+    /// what they posted says so.
+    fn has_only_lease(&self, id: LeaseId, to: Option<ProcessId>, shared: bool) -> bool {
+        let LeaseId { line, generation, .. } = id;
+        if !shared {
+            return self.state.lock().book.is_sole(line, generation, to);
         }
-        self.state.lock().book.is_sole(id.line, id.generation, Some(to))
+        let mut before = self.state.lock().book.changes(line, generation);
+        let sole = loop {
+            self.drain();
+            let state = self.state.lock();
+            let (sole, now) =
+                (state.book.is_sole(line, generation, to), state.book.changes(line, generation));
+            // LEASE-3: another thread may have drained a release meanwhile, and the hold before it may be on a ring that
+            // this drain had passed. What is known of a line is true only if it stood still.
+            if !sole || now == before {
+                break sole;
+            }
+            before = now;
+        };
+        // The reader finds those rings empty now: what the drain gave back is closed here, and whoever waits is woken.
+        self.settle();
+        sole
     }
 
     /// Whether this process has just one lease on the line, whatever others have.
@@ -576,3 +580,6 @@ fn has_passed(domain: &ClockDomain, ticket: &Ticket) -> bool {
     // The clock of a process that this one no longer knows: it was released when that process ended.
     domain.passed(ticket).unwrap_or(true)
 }
+
+#[cfg(test)]
+mod tests;

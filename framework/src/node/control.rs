@@ -35,8 +35,8 @@ pub(crate) enum Up {
     Node(ToNode),
     /// The answer to [`Down::Start`].
     Started { actor: ActorId, result: Result<(), String> },
-    /// An actor ended.
-    ActorStopped { actor: ActorId, why: Option<EndReason> },
+    /// An actor ended. Where it is `away`, its senders were told to wait for another life.
+    ActorStopped { actor: ActorId, why: Option<EndReason>, away: bool },
     /// The answer to [`Down::Probe`].
     Activity { round: u64, activity: Activity },
     /// The memory that the worker notes its trace in. Descriptors: one, to map it read-only.
@@ -97,8 +97,8 @@ impl Up {
             Up::OpenFailed { why } => Up::OpenFailed { why: failure(why) },
             Up::Failing { why } => Up::Failing { why: failure(why) },
             Up::Started { actor, result } => Up::Started { actor, result: result.map_err(failure) },
-            Up::ActorStopped { actor, why } => {
-                Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)) }
+            Up::ActorStopped { actor, why, away } => {
+                Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)), away }
             }
             Up::Figures { round, mut figures } => {
                 figures.actors.truncate(MAX_ACTORS + 1);

@@ -194,10 +194,10 @@ impl Notices {
     /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address leads
     /// nowhere. Not needed for actors that [`Stage::stop_actors`] stopped.
     pub fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
-        self.actor_ended(actor, why.map(EndReason::HandlerPanic));
+        self.actor_ended(actor, why.map(EndReason::HandlerPanic), false);
     }
 
-    pub(crate) fn actor_ended(&self, actor: ActorId, why: Option<EndReason>) {
-        self.uplink.actor_stopped(actor, why);
+    pub(crate) fn actor_ended(&self, actor: ActorId, why: Option<EndReason>, away: bool) {
+        self.uplink.actor_stopped(actor, why, away);
     }
 }

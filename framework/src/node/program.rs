@@ -92,7 +92,7 @@ impl Stage for WorkerStageWithNotices {
             restarts,
         } = start;
         let notices = self.notices.clone();
-        let ended: Ended = Box::new(move |why| notices.actor_ended(actor, why));
+        let ended: Ended = Box::new(move |why, away| notices.actor_ended(actor, why, away));
         let start =
             Start { actor, place, name, type_name, args, device, receive_on, own_thread, life, restarts };
         self.stage.start(start, ended).await

@@ -3,7 +3,8 @@
 //! It goes in rounds. In each, everybody alive is told what is new (certificates of the dead, ranges that others have
 //! marked) and answers with the ranges of its own that follow. What was answered is told in the next round; a round
 //! that brought nothing new is the last, and then the clocks of the dead are released. Deaths that happen meanwhile
-//! join in: nobody is released before all is known. Who dies itself has nothing more to answer: its own certificate
+//! join in: nobody is released before all is known. Their certificates are told at once, all the same, because the word
+//! that they have ended does not wait for a round: a certificate never comes after it. Who dies itself has nothing more to answer: its own certificate
 //! covers what it had not marked, because marked values cannot have passed before the release.
 //!
 //! A process that does not answer in time may be stopped, and must not keep the others waiting. Whatever it had not
@@ -63,7 +64,9 @@ impl Rounds {
     pub fn joined(&mut self, process: ProcessId) -> Option<News> {
         self.living.insert(process);
         self.opening.insert(process);
-        let news = self.table.everything();
+        let mut news = self.table.everything();
+        // What those who are there were told outside of a round.
+        news.deaths.extend_from_slice(&self.next.deaths);
         (!news.is_empty()).then_some(news)
     }
 
@@ -85,8 +88,14 @@ impl Rounds {
         self.late.remove(&process);
         self.dead.push(process);
         self.last_dead = Some(process);
-        self.next.deaths.push(certificate);
         self.waiting.remove(&process);
+        if !self.waiting.is_empty() {
+            // Under the number of the round that is on. It stays in the next one too, which is waited for: what anybody
+            // marks because of it comes before the answer to that. Until then an answer more changes nothing.
+            let news = News { round: self.round, deaths: vec![certificate.clone()], ..News::default() };
+            acts.extend(self.living.iter().map(|to| Act::Tell(*to, news.clone())));
+        }
+        self.next.deaths.push(certificate);
         if self.waiting.is_empty() {
             self.go_on(now, acts);
         }

@@ -79,6 +79,12 @@ impl Plan {
     /// A sender that may have so many bytes under way waits for their answers.
     fn waits_for_bytes(&self, stage: usize) -> Option<&'static str> {
         self.stages[stage].max_bytes?;
+        if self.stages[stage].depth > 0 {
+            return Some(
+                "in a loop an item is done with when its next round has begun, which waits for those bytes; bound the items \
+                 by the loop's bound, or the bytes in front of the loop",
+            );
+        }
         let answers_for = |other: usize| match self.at_least_once {
             // Down to the sinks.
             Some(_) => other == stage || self.reaches(stage, other),
@@ -96,8 +102,9 @@ impl Plan {
 
     /// Whether a stage is done with an item only when another in its worker is.
     fn answers_for(&self, stage: usize, other: usize) -> bool {
+        let pairs = self.stages[stage].pairs.is_some();
         let mut next = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
-        next.any(|edge| edge.to == other || self.answers_for(edge.to, other))
+        !pairs && next.any(|edge| edge.to == other || self.answers_for(edge.to, other))
     }
 
     /// At least once, a source makes nothing more when so many of its items are kept.

@@ -27,6 +27,9 @@ use crate::actor::{Ask, AskError, Channel, Send};
 use crate::mailbox::post::AskFailure;
 use crate::node::Restart;
 
+/// How long members that are done may take to hear that all is over.
+const CLOSING: Duration = Duration::from_secs(1);
+
 /// What the program says to a running pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
@@ -72,6 +75,9 @@ struct Conductor {
     began: Instant,
     trace: Option<Trace>,
     stillness: Stillness,
+    /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox may wait behind
+    /// a [`Run`], which takes its own only when it is polled.
+    sends: FuturesUnordered<Send<Control>>,
 }
 
 /// Follows a pipeline to its end.
@@ -97,6 +103,7 @@ pub(super) async fn conduct(
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
         stillness: Stillness::new(settings.hang_limit, settings.told_every),
+        sends: FuturesUnordered::new(),
         plan,
         members,
     };
@@ -124,17 +131,19 @@ pub(super) async fn conduct(
                 }
                 Err(error) => {
                     conductor.stillness.move_on();
-                    if conductor.died(index, &error).await {
+                    if conductor.died(index, &error) {
                         let before = conductor.brief(index);
                         runs.push(run(index, before, conductor.members[index].run.ask(Run)));
                     }
                 }
             },
-            Ok(event) = events.recv() => conductor.event(event).await,
-            Some(command) = commands.recv() => conductor.command(command).await,
+            // One that does not come back, or has ended, need not hear it.
+            Some(_) = conductor.sends.next() => {}
+            Ok(event) = events.recv() => conductor.event(event),
+            Some(command) = commands.recv() => conductor.command(command),
             Some(()) = Signals::next(&mut signals) => {
                 let command = if conductor.cancelled { Command::Kill } else { Command::Cancel };
-                conductor.command(command).await;
+                conductor.command(command);
             }
             _ = looks.tick() => conductor.look_for_stillness(),
             _ = ticks.tick(), if !settings.progress.is_off() => {
@@ -143,10 +152,10 @@ pub(super) async fn conduct(
         }
     }
     drop(runs);
-    conductor.count_again().await;
+    conductor.count_again(&mut commands).await;
     // An actor tells all before it answers, so what was told is here.
     while let Some(event) = events.try_recv() {
-        conductor.event(event).await;
+        conductor.event(event);
     }
     teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
     conductor.close().await;
@@ -197,7 +206,7 @@ impl Conductor {
         last.chain(self.past.iter().cloned()).collect()
     }
 
-    async fn event(&mut self, event: Event) {
+    fn event(&mut self, event: Event) {
         match event {
             Event::Progress(counts, waits) => {
                 self.stillness.told(&counts, waits);
@@ -205,7 +214,7 @@ impl Conductor {
             }
             Event::Failed(failure) => {
                 self.failure.get_or_insert(failure);
-                self.stop_sources().await;
+                self.stop_sources();
             }
             Event::Spans { stage, replica, pid, spans } => {
                 if let Some(trace) = &mut self.trace {
@@ -233,26 +242,24 @@ impl Conductor {
         }
     }
 
-    async fn command(&mut self, command: Command) {
+    fn command(&mut self, command: Command) {
         match command {
             Command::Cancel => {
                 self.cancelled = true;
-                self.stop_sources().await;
+                self.stop_sources();
             }
             Command::Kill => self.killed = true,
         }
     }
 
-    async fn stop_sources(&mut self) {
+    fn stop_sources(&mut self) {
         self.stopping = true;
-        for member in self.members.iter().filter(|member| member.source) {
-            // A source that has ended makes nothing either.
-            let _ = member.control.send(Control::Stop).await;
-        }
+        let sources = self.members.iter().filter(|member| member.source);
+        self.sends.extend(sources.map(|member| member.control.send(Control::Stop)));
     }
 
     /// Notes a death; true if the actor comes back.
-    async fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
+    fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
         let member = &self.members[index];
         let stage = self.plan.stages[member.stage].name.clone();
         let why = match error {
@@ -286,13 +293,13 @@ impl Conductor {
         self.gone.push(index);
         if !replaced {
             self.fatal_death.get_or_insert(death);
-            self.stop_sources().await;
+            self.stop_sources();
         }
         for (other, member) in self.members.iter().enumerate() {
             let waits = self.counts[other].is_none() && !self.gone.contains(&other);
             if waits && self.sends_to(index, other) {
                 // One that has died too is noticed by itself; its next life is told when it begins.
-                let _ = member.control.send(Control::Gone(self.members[index].lanes.clone())).await;
+                self.sends.push(member.control.send(Control::Gone(self.members[index].lanes.clone())));
             }
         }
         false
@@ -316,24 +323,36 @@ impl Conductor {
     }
 
     /// After a death some had more to do when they had answered already: what was sent again.
-    async fn count_again(&mut self) {
+    async fn count_again(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
         if self.deaths.is_empty() || self.killed {
             return;
         }
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
-        let asks: Vec<_> = asks.map(|(index, member)| (index, member.run.ask(Run))).collect();
-        for (index, ask) in asks {
-            if let Ok(counts) = ask.await {
-                self.counts[index] = Some(counts);
+        let mut asks: FuturesUnordered<_> =
+            asks.map(|(index, member)| run(index, Vec::new(), member.run.ask(Run))).collect();
+        while !asks.is_empty() && !self.killed {
+            tokio::select! {
+                Some((index, answer)) = asks.next() => {
+                    if let Ok(counts) = answer {
+                        self.counts[index] = Some(counts);
+                    }
+                }
+                Some(_) = self.sends.next() => {}
+                Some(command) = commands.recv() => self.command(command),
             }
         }
     }
 
-    async fn close(&self) {
-        for (member, counts) in self.members.iter().zip(&self.counts) {
-            if counts.is_some() {
-                // One that has died since is closed.
-                let _ = member.control.try_send(Control::Close);
+    /// Has the members end that are done. Those that were killed are closed by that.
+    async fn close(&mut self) {
+        let done = self.members.iter().zip(&self.counts).filter(|(_, counts)| counts.is_some());
+        self.sends.extend(done.map(|(member, _)| member.control.send(Control::Close)));
+        if !self.killed {
+            let all = async { while self.sends.next().await.is_some() {} };
+            if tokio::time::timeout(CLOSING, all).await.is_err() {
+                tracing::debug!(
+                    "a stage was not told that its pipeline is over; its worker ends all the same"
+                );
             }
         }
     }

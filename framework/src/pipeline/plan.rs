@@ -268,8 +268,24 @@ impl Plan {
     }
 
     /// Whether an item that the stage keeps is not done with for its sender: then it is known by id what was lost with it.
+    /// One that waits for its partner is, or halves without one would fill the mailbox in front of it.
     pub(super) fn holds(&self, stage: usize) -> bool {
-        self.keeps(stage) > 0
+        self.keeps(stage) > 0 && self.stages[stage].pairs.is_none()
+    }
+
+    /// The most actors in one process that send to the stage. The end of each keeps its place in the stage's mailbox until
+    /// the stage has all ends.
+    fn lanes_of_a_process(&self, stage: usize) -> u32 {
+        let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
+        let lanes = homes.map(|home| {
+            let edges = self.edges_to(stage).filter(|(_, edge)| self.home(edge.from.stage) == home);
+            let actors = edges.map(|(_, edge)| match self.stages[edge.from.stage].beside {
+                Some(_) => self.stages[edge.from.stage].replicas,
+                None => 1,
+            });
+            actors.sum()
+        });
+        lanes.max().unwrap_or(0)
     }
 
     /// Items that the stage may keep, with those that it is answered for by stages in its worker.
@@ -301,6 +317,8 @@ impl Plan {
     pub(super) fn mailbox(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
+        // One for the question that is answered at the end, and one for what else the program says.
+        mailbox = mailbox.max(self.lanes_of_a_process(stage)).max(2);
         // Those that are kept have no place for others.
         mailbox = mailbox.saturating_add(self.keeps(stage));
         if let Some(unanswered) = self.at_least_once {

@@ -49,6 +49,7 @@ const MOST_ROUNDS: usize = 100_000;
 pub struct Cluster {
     members: Vec<Member>,
     hub: Arc<Hub>,
+    options: PoolOptions,
     next_actor: AtomicU64,
     buffer: Mutex<Vec<u8>>,
 }
@@ -57,6 +58,17 @@ struct Member {
     office: Arc<Office>,
     gpu: Gpu,
     ended: Mutex<bool>,
+}
+
+impl Member {
+    fn join(hub: &Arc<Hub>, process: ProcessId, backend: Arc<dyn Backend>, options: PoolOptions) -> Self {
+        let office =
+            Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
+        hub.joined(&office);
+        let pool = office.pool(&backend, options);
+        let gpu = Gpu::new(pool, Arc::clone(office.domain())).expect("a stream starts");
+        Member { office, gpu, ended: Mutex::new(false) }
+    }
 }
 
 impl std::fmt::Debug for Cluster {
@@ -94,16 +106,21 @@ impl Cluster {
         let hub = Hub::start();
         let members = (0..n).map(|index| {
             let process = ProcessId::new(1 + index as u16, 0).expect("a test has few processes");
-            let office =
-                Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
-            hub.joined(&office);
-            let backend: Arc<dyn Backend> = device();
-            let pool = office.pool(&backend, options);
-            let gpu = Gpu::new(pool, Arc::clone(office.domain())).expect("a stream starts");
-            Member { office, gpu, ended: Mutex::new(false) }
+            Member::join(&hub, process, device(), options)
         });
         let members = members.collect();
-        Cluster { members, hub, next_actor: AtomicU64::new(1), buffer: Mutex::default() }
+        Cluster { members, hub, options, next_actor: AtomicU64::new(1), buffer: Mutex::default() }
+    }
+
+    /// The next life of process `i`, which has ended: a further member, on host memory. Returns its index.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn revive(&mut self, i: usize) -> usize {
+        let last = self.process(i);
+        let next = ProcessId::new(last.slot() as u16, last.incarnation() + 1).expect("the same slot");
+        self.members.push(Member::join(&self.hub, next, HostBackend::new(), self.options));
+        self.members.len() - 1
     }
 
     /// The post office of process `i`.

@@ -156,6 +156,8 @@ impl Office {
         let count = descriptors.len();
         let [clock, mail, memory, bell] =
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
+        // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
+        self.gone.note_before(from);
         let Some(link) = self.link(from) else { return Ok(()) };
         fault::point("post.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
@@ -227,8 +229,22 @@ impl Office {
     fn bury(&self, process: ProcessId) {
         // The holds that its last frames led to, before its leases go (LEASE-3).
         crate::lease::pool::Surroundings::drain_returns(self);
+        // Before the leases go: who grants one behind that sees this (`evict_if_buried`).
+        self.gone.note_buried(process);
+        self.evict(process);
+    }
+
+    fn evict(&self, process: ProcessId) {
         let pools = self.pools.read().clone();
         pools.iter().for_each(|pool| pool.evict(process));
+    }
+
+    /// Drops what `process` was granted after its leases had been dropped: by a send that had claimed its frame before
+    /// (LEASE-4). The grant came behind the eviction in the pool's lock, and so this look comes behind the note.
+    pub(super) fn evict_if_buried(&self, process: ProcessId) {
+        if self.gone.is_buried(process) {
+            self.evict(process);
+        }
     }
 
     /// Whether a process has ended.

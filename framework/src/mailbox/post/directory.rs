@@ -203,8 +203,10 @@ impl Office {
 
     /// Remembers where an actor is, and wakes the first of those who wait for it.
     fn note(&self, actor: ActorId, at: Whereabouts) {
+        let mut is_new = false;
         let queue = {
             let mut known = self.directory.known.entry(actor).or_insert_with(|| {
+                is_new = !matches!(at, Whereabouts::Restarting(_));
                 // Whoever waits at its last place, waits for its next.
                 let queue = match &at {
                     Whereabouts::Restarting(place) => self.queue_at(actor, *place),
@@ -221,6 +223,11 @@ impl Office {
         // MOVED release: pairs with `has_moved`: whoever looks sees what is known where it sees this.
         self.directory.moved.store(true, Ordering::Release);
         queue.wake_front();
+        if is_new {
+            // Whoever saw that it is away before the node said a word of it, waits at its last place. Where that was, is not
+            // known here: those in front of all queues look again, and wake who is behind them.
+            self.links.all().iter().for_each(|link| link.wake_all_fronts());
+        }
     }
 
     /// The queue of those who wait at `place`.
@@ -279,5 +286,32 @@ impl Office {
         self.directory.lookups.insert(ticket, answer);
         self.port.send(ToNode::Lookup { ticket, name }, Vec::new())?;
         waiting.await.map_err(|_| PortClosed)
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::mailbox::port::FromNode;
+    use crate::testing::Cluster;
+
+    /// A sender that found an actor away waits in the queue of its link. The first that the node says of that actor is that
+    /// it does not come back.
+    #[test]
+    fn the_first_word_of_an_actor_wakes_who_waits_at_its_last_place() {
+        for at in [Whereabouts::GaveUp(EndReason::Exit(3)), Whereabouts::Nowhere] {
+            let cluster = Cluster::new(2);
+            let (to, _inbox) = cluster.inbox::<u32>(1, 1);
+            cluster.connect();
+            cluster.send(0, &to, 1);
+            let [first, second] = [(); 2].map(|()| cluster.wait_in_line(0, &to));
+            let message = FromNode::Actor { actor: to.actor, at: at.clone() };
+            cluster.office(0).from_node(message, Vec::new());
+            // Of one that nobody asked for, the node says nothing.
+            let wakes = usize::from(at != Whereabouts::Nowhere);
+            assert_eq!((first.wakes(), second.wakes()), (wakes, 0), "{at:?}");
+            drop(first);
+            assert_eq!(second.wakes(), 1, "the next is woken by the one in front of it");
+        }
     }
 }

@@ -15,6 +15,8 @@ use crate::mailbox::lives::Obituary;
 pub(super) struct Ended {
     /// By slot: one more than the incarnation of the last life that ended.
     by_slot: Box<[AtomicU64]>,
+    /// By slot, in the same way: the last life that was buried.
+    buried: Box<[AtomicU64]>,
     /// Names that the node had never heard of. Each is good for one question: there may be such a process later (WIRE-1).
     nobody: DashMap<ProcessId, ()>,
     /// What the node said of the last life of each slot that ended.
@@ -23,11 +25,8 @@ pub(super) struct Ended {
 
 impl Ended {
     pub(super) fn new() -> Self {
-        Ended {
-            by_slot: (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect(),
-            nobody: DashMap::new(),
-            how: DashMap::new(),
-        }
+        let none = || (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect();
+        Ended { by_slot: none(), buried: none(), nobody: DashMap::new(), how: DashMap::new() }
     }
 
     /// The node says that a process has ended.
@@ -37,8 +36,27 @@ impl Ended {
         }
     }
 
+    /// `process` is a life of its slot: all before it have ended. Nobody tells that to a process that joined later.
+    pub(super) fn note_before(&self, process: ProcessId) {
+        if let Some(last) = self.by_slot.get(process.slot()) {
+            last.fetch_max(u64::from(process.incarnation()), Ordering::AcqRel);
+        }
+    }
+
     pub(super) fn contains(&self, process: ProcessId) -> bool {
         let last = self.by_slot.get(process.slot());
+        last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
+    }
+
+    /// The node says that everything was read which a process had posted: its leases are about to be dropped.
+    pub(super) fn note_buried(&self, process: ProcessId) {
+        if let Some(last) = self.buried.get(process.slot()) {
+            last.fetch_max(u64::from(process.incarnation()) + 1, Ordering::AcqRel);
+        }
+    }
+
+    pub(super) fn is_buried(&self, process: ProcessId) -> bool {
+        let last = self.buried.get(process.slot());
         last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
     }
 
@@ -80,6 +98,10 @@ mod tests {
         ended.note(life(3, 5));
         assert!(ended.contains(life(3, 0)) && ended.contains(life(3, 7)));
         assert!(!ended.contains(life(3, 8)) && !ended.contains(life(4, 0)));
+        ended.note_before(life(3, 8));
+        assert!(ended.contains(life(3, 7)) && !ended.contains(life(3, 8)));
+        ended.note_before(life(5, 2));
+        assert!(ended.contains(life(5, 1)) && !ended.contains(life(5, 2)));
         // How, is only known of the last.
         ended.note_how(Obituary {
             process: life(3, 7),

@@ -17,7 +17,7 @@ use super::inbox::{Delivery, Receipt, Refusal};
 use super::link::{AWAY, Credit, Inbound, Link};
 use super::{Office, entry, news};
 use crate::clock::Ticket;
-use crate::device::Access;
+use crate::device::{Access, ChunkMapping};
 use crate::fault;
 use crate::ids::ProcessId;
 use crate::lease::book::BookError;
@@ -41,13 +41,16 @@ pub(crate) struct Parts<'a> {
 
 /// What became of a look at a frame.
 enum Look {
-    /// Everything is there.
-    Ready,
+    /// Everything is there; of the chunks of the dead, for as long as this is kept.
+    Ready(Mappings),
     /// Something was asked for.
     Wait,
     /// It will never be there, for this reason.
     Never(String),
 }
+
+/// Mappings of the dead's chunks. They go with the last lease on them, which another thread may drop at any moment.
+type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
 
 type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
 
@@ -108,8 +111,8 @@ impl Office {
             }
         };
         let entries = || frame.leases.iter().chain(&frame.body_lease);
-        match self.look(link, entries()) {
-            Look::Ready => {}
+        let mappings = match self.look(link, entries()) {
+            Look::Ready(mappings) => mappings,
             Look::Wait => return false,
             Look::Never(why) => {
                 self.reject_frame(link, &why);
@@ -118,7 +121,7 @@ impl Office {
                 self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                 return true;
             }
-        }
+        };
         let mut adopted = Adopted::new();
         for entry in entries() {
             match self.adopt(link, entry) {
@@ -132,6 +135,7 @@ impl Office {
                 }
             }
         }
+        drop(mappings);
         self.counters.received.fetch_add(1, Ordering::SeqCst);
         inbound.taking = end;
         let _noted = self.note_taking(link, &frame.header, end);
@@ -141,7 +145,7 @@ impl Office {
 
     /// Whether everything is there that the leases need.
     fn look<'a>(&self, link: &Arc<Link>, entries: impl Iterator<Item = &'a LeaseEntry>) -> Look {
-        let mut look = Look::Ready;
+        let (mut waits, mut kept) = (false, Mappings::new());
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
         for entry in entries {
             let owner = entry.id.chunk.owner;
@@ -166,9 +170,11 @@ impl Office {
                 && !self.domain.knows_end_of(&ready)
             {
                 match self.link(ready.process) {
-                    Some(link) if !link.is_open() => look = Look::Wait,
+                    Some(link) if !link.is_open() => waits = true,
                     Some(_) => {}
-                    None if self.may_come(ready.process) => look = Look::Wait,
+                    None if self.may_come(ready.process) => waits = true,
+                    // It has ended since: the certificate came before that (DEATH-3).
+                    None if self.domain.knows_end_of(&ready) => {}
                     None => {
                         return Look::Never(format!(
                             "{}, which was to write a tensor, has ended",
@@ -183,8 +189,8 @@ impl Office {
             if entry.in_parts {
                 // It will be written, and nothing on the way of a message waits for a mapping.
                 match self.chunk(entry.id.chunk, Access::ReadWrite) {
-                    Chunk::Mapped(_) => {}
-                    Chunk::Wanted => look = Look::Wait,
+                    Chunk::Mapped(mapping) => kept.extend(self.has_gone(owner).then_some(mapping)),
+                    Chunk::Wanted => waits = true,
                     Chunk::Missing => {
                         return Look::Never(format!(
                             "chunk {} of {owner} cannot be mapped writable",
@@ -193,7 +199,7 @@ impl Office {
                     }
                 }
             }
-            match self.chunk(entry.id.chunk, Access::ReadOnly) {
+            let mapping = match self.chunk(entry.id.chunk, Access::ReadOnly) {
                 Chunk::Mapped(mapping) => {
                     if mapping.range(entry.offset, entry.bytes).is_none() {
                         return Look::Never(format!(
@@ -203,19 +209,26 @@ impl Office {
                             mapping.len()
                         ));
                     }
+                    mapping
                 }
                 Chunk::Wanted => {
                     // Its owner is asked for a link only when the node has said that there is such a chunk.
-                    look = Look::Wait;
+                    waits = true;
                     continue;
                 }
                 Chunk::Missing => {
                     return Look::Never(format!("chunk {} of {owner} does not exist", entry.id.chunk.index));
                 }
-            }
+            };
             // Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases any more.
-            if owner != link.peer && !self.has_gone(owner) {
+            if self.has_gone(owner) {
+                kept.push(mapping);
+            } else if owner != link.peer {
+                fault::point("post.take.owner");
                 let Some(owners) = self.link(owner) else {
+                    if self.has_gone(owner) {
+                        continue; // since the last look
+                    }
                     return Look::Never(format!("{owner}, which owns a tensor, has ended"));
                 };
                 match holds.iter_mut().find(|(known, _)| known.peer == owner) {
@@ -226,14 +239,14 @@ impl Office {
         }
         for (owners, count) in holds {
             if !owners.is_open() {
-                look = Look::Wait;
+                waits = true;
             } else if !self.has_room_for_holds(&owners, count) {
                 // The owner may sleep: nothing else that is posted to it is worth waking it.
                 owners.ring(news::FRAMES);
-                look = Look::Wait;
+                waits = true;
             }
         }
-        look
+        if waits { Look::Wait } else { Look::Ready(kept) }
     }
 
     /// Whether `process` may be a life of its slot that this process has not heard of yet: the node will say when the one

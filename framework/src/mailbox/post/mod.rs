@@ -99,8 +99,6 @@ pub struct Office {
     parked: AtomicBool,
     /// Ends that wait.
     quiet_came: Notify,
-    /// Notices of peers handled so far.
-    notices: AtomicU64,
     /// Whether a shutdown of the node has begun.
     stopping: watch::Sender<bool>,
     stopped: AtomicBool,
@@ -237,13 +235,14 @@ impl Office {
             quiet: AtomicBool::new(false),
             parked: AtomicBool::new(false),
             quiet_came: Notify::new(),
-            notices: AtomicU64::new(0),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             #[cfg(any(test, feature = "testing"))]
             abandoned: AtomicBool::new(false),
         });
+        // LEASE-4: what the earlier lives of this process made may come to it.
+        office.gone.note_before(me);
         #[cfg(any(test, feature = "testing"))]
         crate::testing::leaks::watch(Arc::downgrade(&office));
         Ok(office)
@@ -477,8 +476,6 @@ impl Office {
 impl TurnEnd for Office {
     /// Publishes what the turn has gathered: one tail per link.
     fn turn_ended(&self) {
-        for link in self.links.all().iter() {
-            self.publish_if_due(link);
-        }
+        self.publish_all(&self.links.all());
     }
 }

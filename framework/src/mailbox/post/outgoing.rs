@@ -237,6 +237,7 @@ impl Office {
             // It broke between the claim and now, and asks were failed before this one was among them, or after.
             self.let_go(&link);
             self.fail_asks(link.peer);
+            self.evict_if_buried(link.peer);
         }
         self.publish_soon(&link, due);
     }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::Office;
 use super::entry::{self, Notice};
 use super::link::{InFlight, Link};
@@ -46,11 +48,10 @@ impl Returns for Office {
 }
 
 impl Surroundings for Office {
-    fn drain_returns(&self) -> u64 {
+    fn drain_returns(&self) {
         for link in self.links.all().iter() {
             self.drain_link_returns(link);
         }
-        self.notices.load(Ordering::Acquire)
     }
 
     fn publish_chunk(
@@ -145,7 +146,6 @@ impl Office {
                 Ok(Some(entry)) => {
                     found = true;
                     self.handle_notice(link, &entry);
-                    self.notices.fetch_add(1, Ordering::AcqRel);
                 }
                 Ok(None) => break,
                 Err(error) => {
@@ -272,29 +272,51 @@ impl Office {
     }
 
     /// Publishes if that was put off.
-    pub(super) fn publish_if_due(&self, link: &Link) {
-        // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
-        if link.due.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        let due = link.due.swap(0, Ordering::AcqRel);
-        if due != 0 {
-            self.publish(link, due);
-        }
+    pub(super) fn publish_if_due(&self, link: &Arc<Link>) {
+        self.publish_all(std::slice::from_ref(link));
     }
 
-    /// Makes everything committed on a link visible to the peer, and wakes it if it has to be.
-    fn publish(&self, link: &Link, due: u8) {
+    /// Publishes what was put off on any of `links`: makes everything committed there visible to the peers, and wakes those
+    /// that have to be.
+    ///
+    /// All returns are to be seen before any frame: a message that says that its sender has dropped something, or that a
+    /// third process is told of by its receiver, does not overtake the drop. (The other way round nothing needs an order: a
+    /// lease that a frame takes along is kept until the peer has passed the frame.)
+    pub(super) fn publish_all(&self, links: &[Arc<Link>]) {
+        // More than that are in few turns.
+        let mut due: SmallVec<[(&Link, u8); 16]> = SmallVec::new();
+        for link in links {
+            // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself. What was
+            // committed before the swap is published behind it, by whichever thread.
+            if link.due.load(Ordering::Acquire) == 0 {
+                continue;
+            }
+            let what = link.due.swap(0, Ordering::AcqRel);
+            if what != 0 {
+                due.push((link, what));
+            }
+        }
         #[cfg(any(test, feature = "testing"))]
         if self.is_abandoned() {
             return;
         }
-        if let Some(out) = link.out.lock().as_mut() {
-            out.ring.publish();
+        for (link, _) in &due {
+            if let Some(ring) = link.returns_out.lock().as_mut() {
+                ring.publish();
+            }
         }
-        if let Some(ring) = link.returns_out.lock().as_mut() {
-            ring.publish();
+        for (link, _) in &due {
+            if let Some(out) = link.out.lock().as_mut() {
+                out.ring.publish();
+            }
         }
+        for (link, what) in due {
+            self.tell(link, what);
+        }
+    }
+
+    /// Wakes the peer for what was published, if it has to be.
+    fn tell(&self, link: &Link, due: u8) {
         fault::point("post.send.published");
         let (ring, quiet) = news::split(due);
         if quiet != 0 {
@@ -307,3 +329,6 @@ impl Office {
         }
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;

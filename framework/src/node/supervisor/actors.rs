@@ -126,16 +126,17 @@ impl State {
                 self.actor_failed(index, actor, EndReason::CreateFailed(why));
             }
         }
-        if let Some(why) = ended {
-            self.actor_stopped(index, actor, why);
+        if let Some((why, away)) = ended {
+            self.actor_stopped(index, actor, why, away);
         }
     }
 
-    /// The worker says that an actor has ended.
-    pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>) {
+    /// The worker says that an actor has ended; where it is `away`, the worker has told its senders to wait for its next
+    /// life.
+    pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         if let Some(pending) = worker.pending.get_mut(&actor) {
-            pending.ended = Some(why);
+            pending.ended = Some((why, away));
             return;
         }
         let Some(entry) = self.broker.roster.actor(actor) else { return };
@@ -152,8 +153,11 @@ impl State {
             // WIRE-1: of other ends an actor cannot tell.
             Some(other) => EndReason::HandlerPanic(other.to_string()),
         };
-        if !self.actor_failed(index, actor, reason.clone()) {
-            self.actor_ended(actor, reason);
+        match self.actor_failed(index, actor, reason.clone()) {
+            true => {}
+            // The worker did not know that the end is final, and only the node can tell those who wait.
+            false if away => self.actor_given_up(actor, reason),
+            false => self.actor_ended(actor, reason),
         }
         self.leave_if_empty(index);
         self.dirty = true;

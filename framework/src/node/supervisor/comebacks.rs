@@ -100,9 +100,7 @@ impl State {
             let mut told = Vec::new();
             for actor in fates.gave_up {
                 self.restarts.forget(actor);
-                self.broker.given_up(actor, reason.clone());
-                self.broker.announce(actor, &mut told);
-                self.broker.tell(&Lifecycle::GaveUp { actor, reason: reason.clone() }, &mut told);
+                self.give_up_actor(actor, reason.clone(), &mut told);
             }
             self.deliver(told);
             if !fates.restarting.is_empty() {

@@ -154,6 +154,19 @@ impl State {
         true
     }
 
+    /// An actor has ended for good, and whoever waits for its next life is told so.
+    pub(super) fn actor_given_up(&mut self, actor: ActorId, reason: EndReason) {
+        let mut told = Vec::new();
+        self.give_up_actor(actor, reason, &mut told);
+        self.deliver(told);
+    }
+
+    pub(super) fn give_up_actor(&mut self, actor: ActorId, reason: EndReason, told: &mut Vec<Delivery>) {
+        self.broker.given_up(actor, reason.clone());
+        self.broker.announce(actor, told);
+        self.broker.tell(&Lifecycle::GaveUp { actor, reason }, told);
+    }
+
     /// The node shuts down: whoever waits for something to come back is told that it does not.
     pub(super) fn end_restarts(&mut self) {
         self.restarts.between.clear();
@@ -163,9 +176,7 @@ impl State {
         for actor in charges.into_keys() {
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
                 let reason = EndReason::KilledByNode("the node shuts down".to_owned());
-                self.broker.given_up(actor, reason.clone());
-                self.broker.announce(actor, &mut told);
-                self.broker.tell(&Lifecycle::GaveUp { actor, reason }, &mut told);
+                self.give_up_actor(actor, reason, &mut told);
             }
         }
         self.deliver(told);

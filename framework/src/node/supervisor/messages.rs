@@ -80,7 +80,9 @@ impl State {
                 self.broker_message(process, message, descriptors);
             }
             (Up::Started { actor, result }, Stage::Running) => self.actor_started(index, actor, result),
-            (Up::ActorStopped { actor, why }, Stage::Running) => self.actor_stopped(index, actor, why),
+            (Up::ActorStopped { actor, why, away }, Stage::Running) => {
+                self.actor_stopped(index, actor, why, away);
+            }
             (Up::Activity { round, activity }, Stage::Running) => self.activity(process, round, activity),
             (Up::Trace, Stage::Opening { .. }) => self.trace_joined(index, descriptors),
             (Up::Figures { round, figures: answer }, Stage::Running) => {

@@ -103,8 +103,8 @@ impl Asker {
 pub(super) struct Pending {
     pub(super) place: Place,
     pub(super) type_name: String,
-    /// It ended before the worker said that it had started; inside, why.
-    pub(super) ended: Option<Option<EndReason>>,
+    /// It ended before the worker said that it had started; inside, why, and whether its senders wait.
+    pub(super) ended: Option<(Option<EndReason>, bool)>,
     /// Set for its first life.
     pub(super) first: Option<First>,
 }

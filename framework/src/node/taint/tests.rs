@@ -81,13 +81,24 @@ fn a_death_in_the_middle_of_a_round_joins_in() {
     let mut node = Node::with(&[1, 2, 3, 9]);
     node.died(9, &[5]);
     node.answered(1, 1, &[]);
+    node.look();
     node.died(3, &[4]);
-    assert_eq!(node.look().1, [] as [u16; 0]);
+    // DEATH-3: that it has ended is told now, and its certificate must not come later.
+    assert!(node.acts.iter().all(|act| matches!(act, Act::Tell(_, news) if news.deaths.len() == 1)));
+    assert_eq!(node.look(), (vec![(1, 1), (2, 1)], vec![]));
+    let news = node.rounds.joined(process(4)).expect("a joiner is told of both");
+    assert_eq!((news.deaths.len(), news.round), (2, 1));
+    node.rounds.died(process(4), &[], node.now, &mut node.acts);
+    node.look();
+    // What is marked because of it is an answer more.
+    node.answered(1, 1, &[range(1, 7)]);
+    assert_eq!(node.look(), (vec![], vec![]), "2 has not answered");
     node.answered(2, 1, &[]);
     assert_eq!(node.look(), (vec![(1, 2), (2, 2)], vec![]), "3 is told nothing more");
+    assert_eq!(node.rounds.table.of(&ticket(1, 8)), Some(process(9)), "in the round that is waited for");
     node.answered(1, 2, &[]);
     node.answered(2, 2, &[]);
-    assert_eq!(node.look(), (vec![], vec![9, 3]));
+    assert_eq!(node.look(), (vec![], vec![9, 3, 4]));
     node.died(1, &[]);
     node.died(2, &[]);
     assert_eq!(node.look(), (vec![(2, 3)], vec![1, 2]), "nobody is left to wait for");

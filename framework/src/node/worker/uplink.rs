@@ -49,14 +49,14 @@ impl Uplink {
         }
     }
 
-    pub(crate) fn actor_stopped(&self, actor: ActorId, why: Option<EndReason>) {
+    pub(crate) fn actor_stopped(&self, actor: ActorId, why: Option<EndReason>, away: bool) {
         let why = why.map(|why| match why {
             EndReason::HandlerPanic(text) => EndReason::HandlerPanic(cut(text, MAX_FAILURE_TEXT)),
             EndReason::Linked(text) => EndReason::Linked(cut(text, MAX_FAILURE_TEXT)),
             other => other,
         });
         // When the node is gone, so is this process in a moment.
-        let _ = self.send(&Up::ActorStopped { actor, why }, Vec::new());
+        let _ = self.send(&Up::ActorStopped { actor, why, away }, Vec::new());
     }
 
     /// Readable when there is something for [`flush`](Self::flush) to do.

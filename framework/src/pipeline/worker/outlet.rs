@@ -133,9 +133,15 @@ impl<T: Item> Outlet<T> {
     }
 
     /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
+    pub(super) async fn end(&self) {
+        self.say_end().await;
+        self.ended().await;
+    }
+
+    /// Says that nothing more comes.
     ///
     /// The end comes after all answers where it can: then nothing is lost after it.
-    pub(super) async fn end(&self) {
+    pub(super) async fn say_end(&self) {
         for branch in self.branches.iter().filter(|branch| branch.settle_first) {
             branch.idle().await;
         }
@@ -143,6 +149,10 @@ impl<T: Item> Outlet<T> {
         for branch in self.branches.iter().filter(|branch| !branch.feedback) {
             branch.end().await;
         }
+    }
+
+    /// Waits until everything was answered, and the receivers are done.
+    pub(super) async fn ended(&self) {
         for branch in &self.branches {
             branch.idle().await;
         }

@@ -599,8 +599,11 @@ impl<S: Stage> Core<S> {
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;
-        self.results.end().await;
-        self.dead.end().await;
+        // Both before either is waited for: where they come together again, the receiver is done when it has both.
+        self.results.say_end().await;
+        self.dead.say_end().await;
+        self.results.ended().await;
+        self.dead.ended().await;
         self.part.finish().await;
         let answered = std::mem::take(&mut self.ends.borrow_mut().cargo);
         drop(answered);

@@ -1,0 +1,170 @@
+//! What several threads that drain at once must not conclude from each other's halves (LEASE-3, ONE-WRITER). The post
+//! office is a script: each drain takes its next step.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Wake;
+
+use super::*;
+use crate::clock::ClockPage;
+use crate::device::host::HostBackend;
+
+fn process(slot: u16) -> ProcessId {
+    ProcessId::new(slot, 0).expect("a small slot")
+}
+
+type Step = Box<dyn FnOnce() + Send>;
+
+/// What the next drains do; those after them find nothing.
+#[derive(Default)]
+struct Script(Mutex<VecDeque<Step>>);
+
+impl Script {
+    fn then(&self, step: impl FnOnce() + Send + 'static) {
+        self.0.lock().push_back(Box::new(step));
+    }
+}
+
+impl Surroundings for Script {
+    fn drain_returns(&self) {
+        let step = self.0.lock().pop_front();
+        if let Some(step) = step {
+            step();
+        }
+    }
+
+    fn publish_chunk(
+        &self,
+        _: ChunkId,
+        _: DeviceId,
+        _: u64,
+        _: OwnedFd,
+        _: OwnedFd,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn wanted(&self) {}
+}
+
+fn pool() -> (Arc<Pool>, Arc<Script>) {
+    let domain = ClockDomain::new(process(0), ClockPage::create().expect("memory"));
+    let options = PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 };
+    let pool = Pool::new(process(0), HostBackend::new(), domain, options, 0);
+    let script = Arc::new(Script::default());
+    let surroundings: Weak<dyn Surroundings> =
+        Arc::downgrade(&(Arc::clone(&script) as Arc<dyn Surroundings>));
+    pool.surround(surroundings);
+    (pool, script)
+}
+
+/// F gave back what it had forwarded to H, and H forwarded it to G. The first thread's pass has looked at G's ring when G
+/// posts its hold; another thread, which had looked there too, drains H's hold and release and takes the line as its own
+/// candidate before the first is done.
+#[test]
+fn a_line_that_another_thread_emptied_anew_is_left_to_it() {
+    let (pool, script) = pool();
+    let (f, g, h) = (process(1), process(2), process(3));
+    let lease = pool.allocate(64).expect("room").lease;
+    let id = lease.id();
+    pool.grant(id, f).expect("open");
+    drop(lease);
+    pool.release(id, f, &[]).expect("held");
+    let theirs = Arc::clone(&pool);
+    let other = Arc::clone(&script);
+    script.then(move || {
+        theirs.grant(id, h).expect("open");
+        theirs.release(id, h, &[]).expect("held");
+        // The other thread takes the candidate and stands in its own pass: behind it comes G's hold.
+        let behind = Arc::clone(&theirs);
+        let (taken, done) = std::sync::mpsc::channel();
+        let (go, wait) = std::sync::mpsc::channel();
+        other.then(move || {
+            taken.send(()).expect("the test waits");
+            wait.recv().expect("the test goes on");
+            behind.grant(id, g).expect("the line is open: G holds it");
+        });
+        let settling = std::thread::spawn(move || theirs.settle());
+        done.recv().expect("it settles");
+        SETTLING.lock().push((go, settling));
+    });
+    pool.settle();
+    let (go, settling) = SETTLING.lock().pop().expect("the other thread");
+    assert_eq!(pool.shares(id), Some((0, vec![])), "the first leaves the line alone");
+    go.send(()).expect("it waits");
+    settling.join().expect("no panic");
+    assert_eq!(pool.shares(id), Some((0, vec![(g, 1)])), "memory was freed under G");
+    pool.release(id, g, &[]).expect("held");
+    pool.settle();
+    assert_eq!(pool.shares(id), None, "LEASE-2: whoever emptied it last closes it");
+}
+
+type Other = (std::sync::mpsc::Sender<()>, std::thread::JoinHandle<()>);
+
+/// The thread that settles in the middle of another's pass.
+static SETTLING: Mutex<Vec<Other>> = Mutex::new(Vec::new());
+
+/// H forwarded to G and let go. Another thread reads H's release while this one's drain has passed G's ring.
+#[test]
+fn who_is_sole_is_known_only_from_a_line_that_stood_still() {
+    for to in [None, Some(process(1))] {
+        let (pool, script) = pool();
+        let (g, h) = (process(2), process(3));
+        let lease = pool.allocate(64).expect("room").lease;
+        let id = lease.id();
+        pool.grant(id, h).expect("open");
+        if let Some(to) = to {
+            pool.grant(id, to).expect("open");
+        }
+        let [first, second] = [(); 2].map(|()| Arc::clone(&pool));
+        script.then(move || {
+            first.release(id, h, &[]).expect("held");
+        });
+        script.then(move || second.grant(id, g).map(drop).expect("open"));
+        let sole = match to {
+            None => pool.is_sole(id),
+            Some(to) => pool.is_sole_of(id, to, true),
+        };
+        assert!(!sole, "G holds it too");
+        pool.release(id, g, &[]).expect("held");
+        let sole = match to {
+            None => pool.is_sole(id),
+            Some(to) => pool.is_sole_of(id, to, true),
+        };
+        assert!(sole, "nobody else is left");
+    }
+}
+
+/// Counts its wakes.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// The look that a send takes drains what an allocation waits for, and the reader finds nothing any more.
+#[test]
+fn a_send_that_drains_wakes_who_waits_for_memory() {
+    let (pool, script) = pool();
+    let (to, h) = (process(1), process(3));
+    let all = pool.allocate(1 << 19).expect("room").lease;
+    let sent = pool.allocate(1 << 18).expect("room").lease;
+    let (id, given) = (all.id(), sent.id());
+    pool.grant(id, h).expect("open");
+    drop(all);
+    pool.grant(given, h).expect("open");
+    pool.release(given, h, &[]).expect("held");
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(matches!(pool.poll_allocate(1 << 19, &waker), Err(PoolError::Full { .. })));
+    let theirs = Arc::clone(&pool);
+    script.then(move || {
+        theirs.release(id, h, &[]).expect("held");
+    });
+    let shared = pool.grant(given, to).expect("open");
+    assert!(pool.is_sole_of(given, to, shared));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the waiter sleeps on");
+    assert!(pool.poll_allocate(1 << 19, &waker).is_ok());
+}
