@@ -208,8 +208,8 @@ impl<T> Book<T> {
             return Err(BookError::OtherForm { process: from, line });
         }
         entry.local += 1;
-        entry.changes += 1;
         entry.in_parts += u32::from(in_parts);
+        entry.changes += 1;
         Ok(())
     }
 

@@ -467,6 +467,8 @@ impl Pool {
     /// Whether this process has one lease on the line and no other process has any.
     pub(crate) fn is_sole(&self, id: LeaseId) -> bool {
         let shared = self.state.lock().book.was_shared(id.line, id.generation);
+        // A grant between the look and the claim would be this thread's: whoever grants has a lease of its own, and this is
+        // the only one.
         self.has_only_lease(id, None, shared)
             && self.claim_if(id, |book| book.is_sole(id.line, id.generation, None))
     }

@@ -98,7 +98,7 @@ impl Up {
             Up::Failing { why } => Up::Failing { why: failure(why) },
             Up::Started { actor, result } => Up::Started { actor, result: result.map_err(failure) },
             Up::ActorStopped { actor, why, away } => {
-                Up::ActorStopped { actor, away, why: why.map(|why| why.with_text(failure)) }
+                Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)), away }
             }
             Up::Figures { round, mut figures } => {
                 figures.actors.truncate(MAX_ACTORS + 1);
