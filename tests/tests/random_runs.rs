@@ -39,6 +39,11 @@ const FOUND: &[Found] = found! {
     "branch-of-a-split-gone", 3, "what was for the dead went to the other branch";
     "branch-of-a-split-gone-again", 3, "the same, at least once";
     "branch-of-a-key-gone", 3, "the same with keys";
+    "cancelled-at-once", 5, "the order to stop waited behind one that nobody drove, and so did the order to kill";
+    "dead-letters-and-results-meet", 1, "the end of the dead letters waited for the end of the results, and that for it";
+    "two-branches-and-a-mailbox-of-one", 1, "the end of one branch took the place that the other's needed";
+    "batch-in-the-worker-of-a-zip", 1, "halves without partners filled the mailbox of their zip";
+    "bytes-in-a-loop", 1, "the next round waited for bytes that the last one held; it is refused";
 };
 
 fn play(arguments: &[&str]) -> String {

@@ -152,7 +152,12 @@ fn follow(
     if !hung {
         watch.phase("ending");
     }
-    let end = match running.wait() {
+    let result = running.wait();
+    if let (true, Err(error), Some(verdict)) = (hung, &result, outcome.verdicts.last_mut()) {
+        // What everybody waited for.
+        verdict.what += &format!("; {error}");
+    }
+    let end = match result {
         Ok(report) => End::Fine(report),
         Err(PipelineError::Failed { failure, report }) => {
             End::Failed(format!("{} on {:?}: {}", failure.stage, failure.id, failure.why), *report)

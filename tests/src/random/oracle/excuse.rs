@@ -103,7 +103,13 @@ impl<'r> Excuses<'r> {
         {
             return true;
         }
+        let waited = matches!(kind(to.op), Some(What::Zip { .. } | What::Join { .. }))
+            && self.died.contains_key(&to.op);
         if self.case.at_least_once {
+            // What a life of it had left over, and told nobody yet.
+            if waited {
+                return true;
+            }
             // A source that died sends nothing again.
             let source_died = dead_before.iter().any(|op| matches!(kind(*op), Some(What::Source(_))));
             return source_died && (dead_before.len() > 1 || self.died.contains_key(&to.op));
@@ -113,8 +119,6 @@ impl<'r> Excuses<'r> {
             Some(What::Stage(stage)) => matches!(stage.form, Form::Hold(_)),
             _ => false,
         };
-        let waited = matches!(kind(to.op), Some(What::Zip { .. } | What::Join { .. }))
-            && self.died.contains_key(&to.op);
         if waited || dead_before.iter().any(|op| kept(*op)) {
             return true;
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::random::history::{Logs, Place};
 use crate::random::plan::Plan;
-use crate::random::spec::{FlowId, Op, Pick, Settings, Then, What};
+use crate::random::spec::{FlowId, Form, Op, Pick, Settings, Then, What};
 
 /// The sources whose items come there, and what order they have: that of their numbers, among those that are the same
 /// modulo this; 0 for none.
@@ -59,7 +59,9 @@ pub(super) fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
 /// What several stages side by side leave of an order.
 fn behind(op: &Op, order: &Order, intact: bool) -> Order {
     let settings = &op.settings;
-    if settings.replicas == 1 || (settings.ordered && intact) {
+    // What was held is in the place of the item with which it is given.
+    let holds = matches!(&op.what, What::Stage(stage) if matches!(stage.form, Form::Hold(_)));
+    if settings.replicas == 1 || (settings.ordered && intact && !holds) {
         return order.clone();
     }
     match settings.pick {
