@@ -33,9 +33,18 @@ impl Plan {
         stage.keeps.filter(|_| !stage.times_out).map_or(0, |keeps| keeps.saturating_sub(1))
     }
 
-    /// Whether a stage keeps items for partners that may not come, and nobody can say so.
-    fn pairs_by_key(&self, stage: usize) -> bool {
-        self.stages[stage].pairs.is_some_and(|pairs| !pairs.by_id)
+    /// Whether a stage, if it pairs, hears of each half that has no partner: from a fork that all items of its sources come
+    /// through, to both sides.
+    fn is_told(&self, stage: usize) -> bool {
+        let Some(pairs) = self.stages[stage].pairs else { return true };
+        let told = |source: usize, left: bool| {
+            (0..self.stages.len()).filter(|fork| *fork == source || self.reaches(source, *fork)).any(|fork| {
+                let partners = self.partners(fork, RESULTS);
+                partners.iter().any(|partner| partner.stage == stage && partner.left == left)
+            })
+        };
+        let mut sources = pairs.sides.iter().flat_map(|side| self.sources_of(*side));
+        pairs.by_id && sources.all(|source| told(source, true) && told(source, false))
     }
 
     fn waits_in_a_loop(&self, stage: usize) -> Option<&'static str> {
@@ -67,10 +76,11 @@ impl Plan {
                  may wait for ever; give the batch a time with `within`, or put it in front of the loop",
             );
         }
-        if behind_a_loop && self.pairs_by_key(stage) {
+        if behind_a_loop && !self.is_told(stage) {
             return Some(
-                "at least once, an item stays in its loop until it is acknowledged, so a `join` behind the loop may wait \
-                 for ever; join in front of the loop, or leave `at_least_once` out",
+                "at least once, an item stays in its loop until it is acknowledged, so a `zip` or `join` behind the loop, \
+                 which no fork tells whether a partner comes, may wait for ever; put it in front of the loop, or leave \
+                 `at_least_once` out",
             );
         }
         None
@@ -92,7 +102,7 @@ impl Plan {
         };
         let mut others = (0..self.stages.len()).filter(|other| answers_for(*other));
         let waits = |other: &usize| {
-            self.keeps_for_ever(*other) > 0 || (self.at_least_once.is_some() && self.pairs_by_key(*other))
+            self.keeps_for_ever(*other) > 0 || (self.at_least_once.is_some() && !self.is_told(*other))
         };
         others.any(|other| waits(&other)).then_some(
             "`max_bytes_in_flight` counts what a batch, window or `join` behind it keeps, which may need more than that to \

@@ -126,7 +126,7 @@ pub(super) async fn conduct(
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
                 Ok(counts) => {
-                    conductor.counts[index] = Some(counts);
+                    conductor.finished(index, counts);
                     conductor.stillness.move_on();
                 }
                 Err(error) => {
@@ -299,10 +299,31 @@ impl Conductor {
             let waits = self.counts[other].is_none() && !self.gone.contains(&other);
             if waits && self.sends_to(index, other) {
                 // One that has died too is noticed by itself; its next life is told when it begins.
-                self.sends.push(member.control.send(Control::Gone(self.members[index].lanes.clone())));
+                self.sends.push(member.control.send(self.gone(index)));
             }
         }
         false
+    }
+
+    /// A member is done: all that it had sent was answered, and its ends too.
+    fn finished(&mut self, index: usize, counts: Counts) {
+        self.counts[index] = Some(counts);
+        // An end was answered by a life that may have died since; the next one would wait for it.
+        for (other, member) in self.members.iter().enumerate() {
+            let stage = &self.plan.stages[member.stage].name;
+            let died =
+                || self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica);
+            if self.counts[other].is_none() && self.sends_to(index, other) && died() {
+                self.sends.push(member.control.send(self.gone(index)));
+            }
+        }
+    }
+
+    /// That nothing more comes from a member.
+    fn gone(&self, index: usize) -> Control {
+        let member = &self.members[index];
+        let dead = self.gone.contains(&index);
+        Control::Gone { lanes: member.lanes.clone(), dead_source: dead && member.source }
     }
 
     /// Whether items go from one member to another.
@@ -317,8 +338,9 @@ impl Conductor {
         // A source that is to make nothing more must not begin anew.
         let stop = (self.stopping && member.source).then_some(Control::Stop);
         // From these no end comes, which it would wait for.
-        let gone = self.gone.iter().filter(|gone| self.sends_to(**gone, index));
-        let gone = gone.map(|gone| Control::Gone(self.members[*gone].lanes.clone()));
+        let is_over = |other: &usize| self.gone.contains(other) || self.counts[*other].is_some();
+        let over = (0..self.members.len()).filter(is_over).filter(|other| self.sends_to(*other, index));
+        let gone = over.map(|other| self.gone(other));
         stop.into_iter().chain(gone).map(|control| member.control.send(control)).collect()
     }
 
@@ -327,14 +349,18 @@ impl Conductor {
         if self.deaths.is_empty() || self.killed {
             return;
         }
+        // One that has died since it was done begins anew, and is told that all others are done too.
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
         let mut asks: FuturesUnordered<_> =
-            asks.map(|(index, member)| run(index, Vec::new(), member.run.ask(Run))).collect();
+            asks.map(|(index, member)| run(index, self.brief(index), member.run.ask(Run))).collect();
         while !asks.is_empty() && !self.killed {
             tokio::select! {
                 Some((index, answer)) = asks.next() => {
-                    if let Ok(counts) = answer {
-                        self.counts[index] = Some(counts);
+                    if let Ok(counts) = answer
+                        && let Some(before) = self.counts[index].replace(counts)
+                        && before.life != self.counts[index].as_ref().map_or(0, |counts| counts.life)
+                    {
+                        self.past.push(before);
                     }
                 }
                 Some(_) = self.sends.next() => {}

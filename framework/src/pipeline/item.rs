@@ -63,6 +63,9 @@ pub(super) struct Tag {
     /// The loops that it is in, from the outermost on: what it is called by the stage that let it in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) rounds: Vec<u64>,
+    /// Where items are sent again: edge and replica of whoever would.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) lane: Option<u32>,
     /// 0 unless it was sent again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) attempt: u32,
@@ -82,7 +85,15 @@ fn is_zero(attempt: &u32) -> bool {
 
 impl Tag {
     pub(super) fn of(id: ItemId) -> Self {
-        Tag { id, also: Vec::new(), parts: Vec::new(), order: None, rounds: Vec::new(), attempt: 0 }
+        Tag {
+            id,
+            also: Vec::new(),
+            parts: Vec::new(),
+            order: None,
+            rounds: Vec::new(),
+            lane: None,
+            attempt: 0,
+        }
     }
 
     /// All items that are in it.
@@ -108,8 +119,8 @@ impl Tag {
             let mut own = ids.by_ref().take(shape.ids as usize);
             let id = own.next()?;
             let (also, parts) = (own.collect(), shape.parts.clone());
-            let (order, rounds, attempt) = (self.order, self.rounds.clone(), self.attempt);
-            Some(Tag { id, also, parts, order, rounds, attempt })
+            let (order, rounds, lane, attempt) = (self.order, self.rounds.clone(), self.lane, self.attempt);
+            Some(Tag { id, also, parts, order, rounds, lane, attempt })
         });
         tags.collect()
     }

@@ -109,7 +109,8 @@ impl<T> Out<T> {
         if shapes.iter().all(|shape| shape.ids == 1) {
             shapes.clear();
         }
-        let tag = Tag { id, also: ids.collect(), parts: shapes, order: here.order, rounds, attempt: 0 };
+        let tag =
+            Tag { id, also: ids.collect(), parts: shapes, order: here.order, rounds, lane: None, attempt: 0 };
         self.emitted.push(Emitted { tag, item, cargo });
     }
 

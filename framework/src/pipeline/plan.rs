@@ -292,9 +292,11 @@ impl Plan {
     pub(super) fn keeps(&self, stage: usize) -> u32 {
         let here = self.stages[stage].keeps.unwrap_or(0);
         let from = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
+        // Of what is kept behind a batch, each is as many as the batch has.
+        let each = if self.stages[stage].packs { here.max(1) } else { 1 };
         from.fold(here, |sum, edge| {
             let inside = self.stages[edge.to].window.unwrap_or(0);
-            sum.saturating_add(self.keeps(edge.to)).saturating_add(inside)
+            sum.saturating_add(self.keeps(edge.to).saturating_mul(each)).saturating_add(inside)
         })
     }
 
@@ -347,7 +349,7 @@ impl Plan {
             mistakes.push(Mistake::NoSource);
         }
         let mut names = HashSet::new();
-        for stage in &self.stages {
+        for (index, stage) in self.stages.iter().enumerate() {
             let name = || stage.name.clone();
             if !names.insert(&stage.name) {
                 mistakes.push(Mistake::DuplicateName { stage: name() });
@@ -360,6 +362,11 @@ impl Plan {
                 ("mailbox", stage.mailbox.map_or(1, u64::from), u64::from(MAX_MAILBOX)),
                 ("bound", stage.window.map_or(1, u64::from), u64::from(MAX_MAILBOX / 2 - 2)),
                 ("count", stage.keeps.map_or(1, u64::from), u64::from(MAX_BATCH)),
+                (
+                    "mailbox with all that it keeps",
+                    u64::from(self.keeps(index).max(1)),
+                    u64::from(MAX_MAILBOX / 2),
+                ),
                 ("max_bytes_in_flight", stage.max_bytes.unwrap_or(1), u64::MAX),
             ];
             for (what, value, most) in numbers {

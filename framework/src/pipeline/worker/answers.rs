@@ -45,6 +45,11 @@ pub(super) fn is_gone(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor | SendFailure::GaveUp(_))
 }
 
+/// Whether no later life of the receiver takes it either.
+pub(super) fn is_final<T: Item>(error: &AskError<Parcel<T>>) -> bool {
+    matches!(error, AskError::NotSent(error) if is_gone(&error.reason))
+}
+
 /// Why an item was not answered, without the type that it had on the way.
 pub(super) fn why<T: Item>(error: &AskError<Parcel<T>>) -> String {
     match error {

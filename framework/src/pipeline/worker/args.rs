@@ -160,8 +160,13 @@ pub(in crate::pipeline) struct Run;
 pub(in crate::pipeline) enum Control {
     /// A source makes no more items.
     Stop,
-    /// These senders have died: nothing more comes from them.
-    Gone(Vec<u32>),
+    /// Nothing more comes from these senders: they have died, or their ends were heard by an earlier life.
+    Gone {
+        /// Edge and replica of each.
+        lanes: Vec<u32>,
+        /// They are a source that does not come back: nobody else knows what it had sent.
+        dead_source: bool,
+    },
     /// To a stage that pairs: nothing more comes of these items on one of its sides.
     Alone {
         /// Which side.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use tokio::sync::Notify;
 
-use super::answers::{Unanswered, is_gone, why};
+use super::answers::{Unanswered, is_final, is_gone, why};
 use super::args::{BranchArgs, Receiver};
 use super::cargo::{Cargo, Cargos};
 use super::meter::{Cause, Meter, Spanned};
@@ -200,6 +200,7 @@ impl<T: Item> Branch<T> {
     fn put_number(&self, tag: &mut Tag) {
         // What leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
+        tag.lane = self.modes.resend.then_some(self.lane);
         if self.number.is_some() {
             let number = self.window.borrow_mut().number();
             tag.order = Some(Order { lane: self.lane, life: self.env.incarnation(), number, last: true });
@@ -465,15 +466,21 @@ impl<T: Item> Branch<T> {
             _ => None,
         };
         let mut ask = address.ask(parcel);
-        if ask.accepted().await.is_err() {
+        let refused = ask.accepted().await.err();
+        if refused.is_some() && again.is_none() {
             self.to[at].gone.set(true);
             return;
         }
         self.begin(at, 0);
         let branch = Rc::clone(self);
         actix::spawn(async move {
-            let mut answer = ask.await;
-            while let (Err(AskError::NoReply(_)), Some(lane)) = (&answer, again) {
+            let mut answer = match refused {
+                Some(error) => Err(error),
+                None => ask.await,
+            };
+            while let (Err(error), Some(lane)) = (&answer, again)
+                && !is_final(error)
+            {
                 answer = address.ask(Parcel::End { lane }).await;
             }
             if answer.is_err() && !branch.restarts {

@@ -110,6 +110,7 @@ impl Part {
 
     fn counts(&self) -> Counts {
         let mut counts = self.meter.counts();
+        counts.life = self.env.incarnation();
         counts.bytes_not_copied = self.env.stats().bytes_not_copied;
         (counts.stream_waits, counts.stream_waited) = self.env.gpu().stream().waits();
         counts

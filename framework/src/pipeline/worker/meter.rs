@@ -52,6 +52,8 @@ pub(in crate::pipeline) enum Cause {
 pub(in crate::pipeline) struct Counts {
     pub(in crate::pipeline) stage: u16,
     pub(in crate::pipeline) replica: u16,
+    /// Which life of the actor counted.
+    pub(in crate::pipeline) life: u32,
     pub(in crate::pipeline) items_in: u64,
     pub(in crate::pipeline) items_out: u64,
     pub(in crate::pipeline) errors: u64,

@@ -25,6 +25,7 @@ pub(super) mod kept;
 mod loss;
 pub(super) mod meter;
 pub(super) mod order;
+mod orphans;
 mod outlet;
 pub(super) mod pick;
 mod response;

@@ -17,6 +17,7 @@ use super::kept::{Keeping, Kept};
 use super::loss;
 use super::meter::{Cause, Counts, Failure};
 use super::order::Reorder;
+use super::orphans::Orphans;
 use super::outlet::Outlet;
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
@@ -48,6 +49,8 @@ struct Core<S: Stage> {
     kept: Kept,
     /// The dead with whom a call has lost something.
     mourned: RefCell<HashSet<ProcessId>>,
+    /// What came to nothing and is left to its sender.
+    orphans: Orphans,
     /// Where a loop begins.
     rounds: Option<RefCell<Rounds>>,
 }
@@ -90,6 +93,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             ends: RefCell::default(),
             kept: Kept::default(),
             mourned: RefCell::default(),
+            orphans: Orphans::default(),
         });
         let weak = Rc::downgrade(&core);
         core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
@@ -141,7 +145,12 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
-            Control::Gone(lanes) => Some(async move { core.ended(lanes, None).await }.boxed_local()),
+            Control::Gone { lanes, dead_source } => {
+                if dead_source {
+                    core.orphans.gone(&core.part, &lanes);
+                }
+                Some(async move { core.ended(lanes, None).await }.boxed_local())
+            }
             Control::Close => {
                 ctx.stop();
                 None
@@ -282,7 +291,9 @@ impl<S: Stage> Core<S> {
     /// An item came to nothing on its way here.
     async fn tainted(&self, tag: Tag, why: &str) {
         // Where it can be sent again, its sender sees to that.
-        if !self.part.config.resend {
+        if self.part.config.resend {
+            self.orphans.left(&self.part, &tag, why);
+        } else {
             self.part.meter.lost(&self.part.config.stage, tag.ids(), Cause::Tainted, why);
         }
         let Some(order) = tag.order else { return };
@@ -343,6 +354,7 @@ impl<S: Stage> Core<S> {
     /// Calls the stage with an item.
     fn attempt(&self, tag: &Tag, cargo: &Cargo, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
         let config = &self.part.config;
+        self.orphans.came(tag);
         let current = Current { tag: tag.clone(), cargo: cargo.clone(), holds: config.chain || config.holds };
         let mut out = Out::during(Some(current), &self.kept);
         let from = Instant::now();
@@ -423,6 +435,7 @@ impl<S: Stage> Core<S> {
         if self.part.config.resend {
             // Whoever still has them sends them again.
             lost.iter().flat_map(|item| &item.cargo).for_each(Cargo::lose);
+            lost.iter().for_each(|item| self.orphans.left(&self.part, &item.tag, why));
             return;
         }
         let mut seen = HashSet::new();
