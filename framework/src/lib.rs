@@ -182,3 +182,31 @@ mod doctests {
     #[doc = include_str!("../../README.md")]
     struct Readme;
 }
+
+/// SAFE-1: what would let safe code read or write memory that it does not hold cannot be named.
+///
+/// A lease made by hand, with any offset:
+/// ```compile_fail,E0624
+/// let _ = tensorpost::lease::Lease::held;
+/// ```
+/// A second tensor on the lease of a writable one:
+/// ```compile_fail,E0603
+/// let _ = tensorpost::message::codec::tensors;
+/// ```
+/// Clocks that say that everything is done, and pages of clocks that say what one likes:
+/// ```compile_fail,E0624
+/// let _ = tensorpost::clock::ClockPage::release_all;
+/// ```
+/// ```compile_fail,E0624
+/// let _ = tensorpost::clock::ClockDomain::add_peer;
+/// ```
+/// The mapping below a chunk:
+/// ```compile_fail,E0599
+/// let _ = tensorpost::device::ChunkMapping::holder;
+/// ```
+/// A stream of one's own making, on whose word memory is read:
+/// ```compile_fail,E0603
+/// use tensorpost::device::sealed::Sealed;
+/// ```
+#[cfg(doctest)]
+struct NotToBeNamed;

@@ -59,8 +59,9 @@ pub const RETURN_SLOTS: usize = 1 << 13;
 /// Most leases that an owner grants to one process at the same time.
 pub const MAX_GRANTED: usize = RETURN_SLOTS / 4;
 
-/// Most leases of one owner that one process holds because others forwarded them.
-pub const MAX_FORWARDED: usize = RETURN_SLOTS / 4;
+/// Most leases of one owner that one process holds when it takes one that was forwarded. Each has its slot in the return ring,
+/// beside those that the owner may still grant.
+pub const MAX_FORWARDED: usize = RETURN_SLOTS - MAX_GRANTED;
 
 /// Largest packet in bytes on a control socket.
 pub const MAX_PACKET: usize = 64 << 10;
@@ -90,6 +91,10 @@ pub const LARGEST_SHARED_CHUNK: u64 = 1 << 30;
 /// Bytes of the largest chunk that tensors share, whatever the budget.
 pub const LARGEST_CHUNK: u64 = 1 << 40;
 
+/// Bytes of the largest copy in host memory of a tensor that has more elements than its memory: of a broadcast. A peer can send
+/// one byte as any shape.
+pub const MAX_BROADCAST_BYTES: u64 = 1 << 30;
+
 /// Alignment and unit, in bytes, of every tensor in a chunk.
 pub const ALLOCATION_UNIT: u64 = 512;
 
@@ -102,7 +107,7 @@ pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 // The largest frame fits the ring several times, so one frame can never be refused for ever.
 const _: () = assert!(MAX_INLINE_BODY + MAX_TENSORS * 256 + 4096 <= RING_BYTES / 2);
 // Room for the release of every lease, granted or forwarded, and for a hold on its way (LEASE-2).
-const _: () = assert!(MAX_GRANTED + 2 * MAX_FORWARDED < RETURN_SLOTS);
+const _: () = assert!(MAX_GRANTED + MAX_FORWARDED <= RETURN_SLOTS);
 // One message's leases can always be granted.
 const _: () = assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED);
 // A shared chunk is counted in 32-bit units, and powers of two of it fit whatever was asked for.

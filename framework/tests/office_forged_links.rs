@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tensorpost::clock::ClockPage;
 use tensorpost::mailbox::port::{FromNode, Letter};
-use tensorpost::os::{Access, EventFd, Mapping, Memfd};
+use tensorpost::os::{Access, Ears, Mapping, Memfd};
 use tensorpost::tensor::{DType, Tensor};
 use tensorpost::testing::{Cluster, Target, TestInbox};
 
@@ -24,6 +24,10 @@ fn scene() -> (Cluster, Target<u32>, Arc<TestInbox<u32>>) {
 
 fn file() -> OwnedFd {
     std::fs::File::open("/dev/null").expect("it is there").into()
+}
+
+fn packets() -> OwnedFd {
+    tensorpost::os::Seqpacket::pair().expect("descriptors").0.into()
 }
 
 fn socket() -> OwnedFd {
@@ -81,6 +85,7 @@ fn descriptors_of_something_else_are_refused() {
     refused("rings that end early", vec![clocks(), big(), sealed(4096), file()]);
     refused("rings that others can write", vec![clocks(), big(), unsealed(), file()]);
     refused("a file for the doorbell", vec![clocks(), big(), big(), file()]);
+    refused("a socket of packets for the doorbell", vec![clocks(), big(), big(), packets()]);
     refused("memory for the doorbell", vec![clocks(), big(), big(), sealed(4096)]);
 }
 
@@ -89,7 +94,9 @@ fn descriptors_of_something_else_are_refused() {
 fn a_half_with_nothing_wrong_is_taken() {
     let (cluster, _, _) = scene();
     cluster.stop(LIAR);
-    let bell = EventFd::create().expect("descriptors").into();
+    let ears = Ears::create().expect("descriptors");
+    let (_ear, bell) = ears.doorbell().expect("descriptors");
+    let bell = bell.into();
     let letter = FromNode::Letter { from: cluster.process(LIAR), letter: Letter::Link };
     cluster.office(B).from_node(letter, vec![clocks(), sealed(8 << 20), sealed(8 << 20), bell]);
     cluster.settle();

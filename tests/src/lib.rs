@@ -10,6 +10,8 @@ pub mod faults;
 pub mod gate;
 pub mod harness;
 pub mod holder;
+pub mod intruder;
 pub mod pipes;
 pub mod players;
+pub mod random;
 pub mod wait;

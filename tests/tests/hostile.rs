@@ -4,12 +4,17 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 
+use std::time::Duration;
+
+use tensorpost::ids::{ChunkId, DeviceId};
+use tensorpost::mailbox::port::{Letter, ToNode};
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::faults::plan::Draw;
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
+use tensorpost_tests::intruder::{Deed, Intruder};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
 /// "Keep this, and talk to these", so that there is something to spoil.
@@ -250,8 +255,129 @@ fn a_store_into_what_others_own_faults(builder: Builder) {
     }
 }
 
+/// What a worker can say on its control socket, as far as it is tested here.
+#[derive(Serialize)]
+enum Up {
+    ActorsStopped,
+    Failing { why: String },
+    OpenFailed { why: String },
+    Node(ToNode),
+}
+
+impl Up {
+    fn bytes(&self) -> Vec<u8> {
+        rmp_serde::to_vec_named(self).unwrap()
+    }
+}
+
+/// A node with a worker that was taken over, and one that was not.
+struct Break {
+    node: Node,
+    evil: Spawned<Intruder>,
+    innocent: Spawned<Intruder>,
+}
+
+impl Break {
+    fn new(builder: Builder) -> Self {
+        let node = builder.worker_log("off").start().unwrap();
+        let evil = node.spawn::<Intruder>(()).name("evil").start().unwrap();
+        let innocent = node.spawn::<Intruder>(()).name("innocent").start().unwrap();
+        ask(&node, &innocent.address(), Deed::Nothing);
+        Break { node, evil, innocent }
+    }
+
+    /// There may be no answer.
+    fn does(&self, deed: Deed) {
+        drop(self.node.block_on(self.evil.address().ask(deed).timeout(Duration::from_secs(5))));
+    }
+
+    /// The node starts a worker, and the innocent one answers and has done nothing wrong.
+    fn goes_on(&self) {
+        let fresh = self.node.spawn::<Intruder>(()).start().unwrap();
+        ask(&self.node, &fresh.address(), Deed::Nothing);
+        ask(&self.node, &self.innocent.address(), Deed::Nothing);
+        let innocent = self.node.supervisor().worker(self.innocent.worker()).unwrap();
+        assert_eq!((innocent.state, innocent.complaints), (WorkerState::Running, 0));
+    }
+
+    fn end_of_the_evil(&self) -> String {
+        match self.node.supervisor().await_end(self.evil.worker()) {
+            Some(WorkerState::Ended { why, .. }) => why.unwrap_or_default(),
+            state => panic!("{state:?}"),
+        }
+    }
+}
+
+// A ring must not wait for whoever holds the other end, alive or dead.
+fn a_worker_that_spoils_its_doorbells_holds_up_nobody(builder: Builder) {
+    let scene = Break::new(builder);
+    scene.does(Deed::SpoilBells);
+    scene.goes_on();
+    scene.node.supervisor().kill_worker(scene.evil.worker());
+    scene.end_of_the_evil();
+    scene.goes_on();
+}
+
+// Nor must the close of a descriptor.
+fn a_descriptor_that_closes_slowly_holds_up_nobody(builder: Builder) {
+    let scene = Break::new(builder_like(&builder));
+    scene.does(Deed::SendLingering(Up::ActorsStopped.bytes()));
+    assert!(scene.end_of_the_evil().contains("neither memory nor a local socket"));
+    scene.goes_on();
+
+    // Of a GPU's chunk the node cannot know what it is: the wrong number of descriptors, and later the worker's end.
+    let scene = Break::new(builder);
+    let owner = scene.node.supervisor().worker(scene.evil.worker()).unwrap().process;
+    let chunk = ChunkId { owner, index: 1 << 20 };
+    let publish = ToNode::PublishChunk { chunk, device: DeviceId::HOST, bytes: 1 };
+    scene.does(Deed::SendLingering(Up::Node(publish).bytes()));
+    until("the node complains", || {
+        scene.node.supervisor().worker(scene.evil.worker()).is_some_and(|evil| evil.complaints > 0)
+    });
+    scene.goes_on();
+    scene.node.supervisor().kill_worker(scene.evil.worker());
+    scene.end_of_the_evil();
+    scene.goes_on();
+}
+
+// What one worker says of its end goes to all others, so it must fit; and it must not pass for somebody else's words.
+fn a_reason_of_any_length_or_form_costs_its_worker_alone(builder: Builder) {
+    for why in
+        ["x".repeat((8 << 20) - 64), "well\nERROR tensorpost::node: worker `innocent` ended".repeat(100)]
+    {
+        let scene = Break::new(builder_like(&builder));
+        let other = scene.node.spawn::<Intruder>(()).start().unwrap();
+        scene.does(Deed::Say(Up::Failing { why }.bytes(), 1));
+        let why = scene.end_of_the_evil();
+        assert!(why.len() <= 16 << 10, "{} bytes", why.len());
+        assert!(why.lines().skip(1).all(|line| line.starts_with("    | ")), "{why}");
+        scene.goes_on();
+        ask(&scene.node, &other.address(), Deed::Nothing);
+    }
+    drop(builder);
+}
+
+// A worker that says what it must not is given up for that, and nobody who was said something of.
+fn a_worker_that_says_too_much_is_given_up(builder: Builder) {
+    let scene = Break::new(builder);
+    let failed = Up::OpenFailed { why: "it has long been open".into() };
+    scene.does(Deed::Say(failed.bytes(), 100_000));
+    assert!(scene.end_of_the_evil().contains("it must not say"));
+    scene.goes_on();
+}
+
+// Nor does it cost whom a letter is for: the node passes each letter on once.
+fn a_flood_of_letters_costs_its_sender(builder: Builder) {
+    let scene = Break::new(builder);
+    let to = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
+    let letter = Up::Node(ToNode::Route { to, letter: Letter::Link }).bytes();
+    scene.does(Deed::SayWithMemory(letter, 20_000));
+    scene.end_of_the_evil();
+    scene.goes_on();
+}
+
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Vandal>().actor::<Holder>()
+    builder.actor::<Intruder>().actor::<Vandal>().actor::<Holder>()
 }
 
 fn main() {
@@ -261,6 +387,11 @@ fn main() {
             garbage_in_its_own_pages_costs_the_worker_alone,
             what_others_own_cannot_be_written,
             a_store_into_what_others_own_faults,
+            a_worker_that_spoils_its_doorbells_holds_up_nobody,
+            a_descriptor_that_closes_slowly_holds_up_nobody,
+            a_reason_of_any_length_or_form_costs_its_worker_alone,
+            a_worker_that_says_too_much_is_given_up,
+            a_flood_of_letters_costs_its_sender,
         ],
     )
 }

@@ -239,6 +239,8 @@ fn workers_that_come_and_go(builder: Builder) {
         let message = Increment { tensor: numbers(&scene.gpu, round, 10), route: vec![worker.address()] };
         let sum = ask(node, &fixed.address(), message);
         ask(node, &keeper.address(), Hold::with(0, sum.clone()));
+        // Its stream may be behind its answer, and what it had not written when it dies is nobody's.
+        sum.wait(None).unwrap();
         node.supervisor().kill_worker(worker.worker());
         node.supervisor().await_end(worker.worker());
         kept.push_back(sum);

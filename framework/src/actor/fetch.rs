@@ -208,28 +208,35 @@ fn no_span() -> TensorError {
 
 /// Memory for all of it or for none.
 fn allocate(gpu: &Gpu, wanted: &[Wanted<'_>], waker: &Waker) -> Poll<Result<Vec<TensorMut>, TensorError>> {
+    loop {
+        // What this look takes and gives back wakes others, and not the one who waits here.
+        gpu.pool().waits_no_more(waker);
+        if let Some(done) = try_allocate(gpu, wanted).transpose() {
+            return Poll::Ready(done);
+        }
+        if let Some(never) = gpu.pool().never_has(wanted.iter().map(Wanted::bytes).sum()) {
+            return Poll::Ready(Err(never.into()));
+        }
+        let returned = gpu.pool().returned();
+        gpu.pool().wake_on_return(waker);
+        if gpu.pool().returned() == returned {
+            return Poll::Pending;
+        }
+        // Memory came back between the two steps, and has woken nobody: look again.
+    }
+}
+
+/// `None` where there is no room for all of it now.
+fn try_allocate(gpu: &Gpu, wanted: &[Wanted<'_>]) -> Result<Option<Vec<TensorMut>>, TensorError> {
     let mut targets = Vec::with_capacity(wanted.len());
     for one in wanted {
         match gpu.empty(DType::U8, &[one.bytes() as usize]) {
             Ok(target) => targets.push(target),
-            Err(TensorError::Pool(PoolError::Full { .. })) => break,
-            Err(error) => return Poll::Ready(Err(error)),
+            Err(TensorError::Pool(PoolError::Full { .. })) => return Ok(None),
+            Err(error) => return Err(error),
         }
     }
-    if targets.len() == wanted.len() {
-        return Poll::Ready(Ok(targets));
-    }
-    // First this, so that it wakes others and not the one who waits here.
-    drop(targets);
-    match gpu.pool().poll_allocate(wanted.iter().map(Wanted::bytes).sum(), waker) {
-        Err(PoolError::Full { .. }) => Poll::Pending,
-        Err(error) => Poll::Ready(Err(error.into())),
-        Ok(_) => {
-            // It came in between: look again.
-            waker.wake_by_ref();
-            Poll::Pending
-        }
-    }
+    Ok(Some(targets))
 }
 
 /// Copies through host memory, from one stream's device to the other's.

@@ -236,6 +236,11 @@ impl<R> LocalReceipt<R> {
         office.opened();
         LocalReceipt { credits, office, answer }
     }
+
+    /// Takes the way back to whoever asked out of a message that was not taken: it is told nothing then.
+    pub(super) fn take_answer(&mut self) -> Option<oneshot::Sender<Result<R, AskFailure>>> {
+        self.answer.take()
+    }
 }
 
 impl<R> Drop for LocalReceipt<R> {

@@ -201,7 +201,12 @@ fn offer<M: GpuMessage>(
     let parcel = Parcel { message: value, tickets: Default::default(), done: Done::Local(receipt) };
     inbox.offer(address.key(), Box::new(parcel)).map_err(|(parcel, why)| {
         if let Ok(parcel) = parcel.downcast::<Parcel<M>>() {
-            *message = Some(parcel.message);
+            let Parcel { message: value, done, .. } = *parcel;
+            *message = Some(value);
+            if let Done::Local(mut receipt) = done {
+                // Whoever asked asks the actor's next life, where there is one, and waits for that.
+                *answer = receipt.take_answer();
+            }
         }
         match why {
             Undelivered::Unregistered { .. } => SendFailure::Unregistered(M::NAME),

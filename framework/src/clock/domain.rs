@@ -113,7 +113,7 @@ impl ClockDomain {
     }
 
     /// Adds a peer's page, or replaces it. Another life of the same slot stays known until it is removed.
-    pub fn add_peer(&self, id: ProcessId, page: Arc<ClockPage>) {
+    pub(crate) fn add_peer(&self, id: ProcessId, page: Arc<ClockPage>) {
         let mut peers = self.peers.write();
         let lives = &mut peers.by_slot[id.slot()];
         lives.retain(|peer| peer.id != id);
@@ -122,13 +122,28 @@ impl ClockDomain {
     }
 
     /// Forgets a peer's page; gives it back where it was known. Waits that already have it go on.
-    pub fn remove_peer(&self, id: ProcessId) -> Option<Arc<ClockPage>> {
+    pub(crate) fn remove_peer(&self, id: ProcessId) -> Option<Arc<ClockPage>> {
         let mut peers = self.peers.write();
         let lives = &mut peers.by_slot[id.slot()];
         let at = lives.iter().position(|peer| peer.id == id)?;
         let peer = lives.swap_remove(at);
         peers.gather();
         Some(peer.page)
+    }
+
+    /// [`add_peer`](Self::add_peer), for tests of devices. Never for a program: a page of its own making would let it read what
+    /// nobody has written.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn testing_add_peer(&self, id: ProcessId, page: Arc<ClockPage>) {
+        self.add_peer(id, page);
+    }
+
+    /// [`remove_peer`](Self::remove_peer), for tests of devices.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn testing_remove_peer(&self, id: ProcessId) -> Option<Arc<ClockPage>> {
+        self.remove_peer(id)
     }
 
     /// The page of a process, this one included.

@@ -207,6 +207,16 @@ impl ClockPage {
         Ok(())
     }
 
+    /// [`release_all`](Self::release_all), for tests of devices. Never for a program: who is released reads what nobody has written.
+    ///
+    /// # Errors
+    /// As for the node.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn testing_release_all(&self) -> Result<(), ClockError> {
+        self.release_all()
+    }
+
     /// Releases every clock of a dead process and wakes every thread that sleeps on one (DEATH-1).
     ///
     /// For the node alone, after the process's death, after its certificate was published and every process has
@@ -214,7 +224,7 @@ impl ClockPage {
     ///
     /// # Errors
     /// [`ClockError::NotWriter`] on a page that is not mapped writable here.
-    pub fn release_all(&self) -> Result<(), ClockError> {
+    pub(crate) fn release_all(&self) -> Result<(), ClockError> {
         for slot in 0..MAX_STREAMS as u16 {
             let last = self.load(slot).unwrap_or(0);
             if !super::is_released(last) {

@@ -335,9 +335,20 @@ impl Stream {
         self.wait_as(Why::Order, tickets)
     }
 
+    /// As [`wait`](Self::wait), for joining what several streams did into this one: every wait is enqueued, also behind
+    /// work that failed and where the data of a ticket will never be there. A failure stays for the next call to report.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait), once all is enqueued that can be. [`Tainted`] is about the data: the order is kept.
+    pub(crate) fn join(&self, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
+        self.wait_as(Why::Join, tickets)
+    }
+
     fn wait_as(&self, why: Why, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
         let this = &*self.0;
-        if let Some(message) = this.failure.lock().take() {
+        // Where the memory's next use must come after this, there is nobody to be told of anything else.
+        let must_be_put = matches!(why, Why::Order | Why::Join);
+        if !must_be_put && let Some(message) = this.failure.lock().take() {
             return Err(DeviceError::Stream { slot: this.slot, message });
         }
         #[cfg(feature = "testing")]
@@ -348,10 +359,24 @@ impl Stream {
             self.leave_range_if_new(&mut this.state.lock());
         }
         let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
+        let mut lost: Option<DeviceError> = None;
         for ticket in tickets {
             let own = ticket.process == this.process && ticket.slot == this.slot;
-            let standing = this.domain.standing(&ticket).map_err(ClockError::from)?;
+            let standing = match this.domain.standing(&ticket).map_err(ClockError::from) {
+                Ok(standing) => standing,
+                Err(error) if must_be_put => {
+                    lost.get_or_insert(error.into());
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             match (why, standing) {
+                (Why::Join, Standing::Tainted(by)) => {
+                    lost.get_or_insert(tainted((ticket, by)));
+                    if !own {
+                        open.push(ticket);
+                    }
+                }
                 (Why::Data | Why::Handler, Standing::Tainted(by)) => {
                     return Err(ClockError::from(Tainted { ticket, by }).into());
                 }
@@ -361,19 +386,29 @@ impl Stream {
             }
         }
         if open.is_empty() {
-            return Ok(());
+            return lost.map_or(Ok(()), Err);
         }
         // Before this stream's state is locked: two streams that wait for each other must not meet in their locks.
         for ticket in open.iter().filter(|ticket| ticket.process == this.process) {
             this.domain.own_streams().flush(ticket.slot, ticket.value);
         }
-        this.backend.make_room()?;
+        // Without room a wait is late, and never wrong.
+        if let Err(error) = this.backend.make_room()
+            && !must_be_put
+        {
+            return Err(error);
+        }
         let mut state = this.state.lock();
         let mut ops: SmallVec<[StreamOp; 8]> = SmallVec::new();
         for ticket in &open {
             let waits = state.waited.get(&(ticket.process, ticket.slot));
             let known = waits.is_some_and(|value| passed(*value, ticket.value));
-            if !known && !this.domain.passed(ticket).map_err(ClockError::from)? {
+            // What cannot be looked at any more is for the device to wait for, or to refuse.
+            let has_passed = match this.domain.passed(ticket).map_err(ClockError::from) {
+                Err(error) if !must_be_put => return Err(error.into()),
+                passed => passed.unwrap_or(false),
+            };
+            if !known && !has_passed {
                 self.note_wait(*ticket);
                 ops.push(StreamOp::Wait(*ticket));
             }
@@ -403,15 +438,17 @@ impl Stream {
             let is_over = |ticket: &Ticket| matches!(this.domain.standing(ticket), Ok(Standing::Ready));
             this.log.push(position, &open, |ticket| this.domain.tainted_by(ticket), is_over)
         };
-        if noted.is_err() {
+        if noted.is_err() && !must_be_put {
             ops.clear();
         }
         if let Some(advance) = advance {
             ops.insert(0, advance);
         }
+        if let Err(depends) = noted {
+            lost.get_or_insert(tainted(depends));
+        }
         if ops.is_empty() {
-            noted.map_err(tainted)?;
-            return Ok(());
+            return lost.map_or(Ok(()), Err);
         }
         fault::point("stream.wait");
         // Before the driver is called, which may block: behind this very wait, for example.
@@ -423,7 +460,13 @@ impl Stream {
             });
             queued.put(waits, state.enqueued, |ticket| this.domain.passed(ticket).unwrap_or(true))
         });
-        if let Err(error) = this.backend.submit(&ops) {
+        let mut put_now = this.backend.submit(&ops);
+        if must_be_put && let Err(error) = put_now {
+            // It may only have reported a failure of earlier work, which it does once: that is for the next call.
+            this.failure.lock().get_or_insert(error.to_string());
+            put_now = this.backend.submit(&ops);
+        }
+        if let Err(error) = put_now {
             if let Some(queued) = queued {
                 queued.take_back(put);
             }
@@ -443,7 +486,7 @@ impl Stream {
                 }
             }
         }
-        noted.map_err(tainted)
+        lost.map_or(Ok(()), Err)
     }
 }
 
@@ -456,6 +499,8 @@ enum Why {
     Handler,
     /// The end of the work.
     Order,
+    /// The data and the end of the work, for a ticket that stands for several.
+    Join,
 }
 
 fn tainted((ticket, by): (Ticket, ProcessId)) -> DeviceError {

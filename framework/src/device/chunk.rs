@@ -20,7 +20,7 @@ pub struct ChunkMapping {
     access: Access,
     device: DeviceId,
     /// What unmaps it. Before `afterwards`: fields are dropped in this order.
-    holder: Box<dyn Any + Send + Sync>,
+    _holder: Box<dyn Any + Send + Sync>,
     /// Dropped when it is unmapped.
     afterwards: OnceLock<Box<dyn Any + Send + Sync>>,
 }
@@ -38,7 +38,7 @@ impl ChunkMapping {
         device: DeviceId,
         holder: Box<dyn Any + Send + Sync>,
     ) -> Arc<Self> {
-        Arc::new(ChunkMapping { addr, len, access, device, holder, afterwards: OnceLock::new() })
+        Arc::new(ChunkMapping { addr, len, access, device, _holder: holder, afterwards: OnceLock::new() })
     }
 
     /// Where it starts, as the device and, for host memory, this process address it.
@@ -72,11 +72,6 @@ impl ChunkMapping {
     /// heard.
     pub(crate) fn drop_afterwards(&self, token: Box<dyn Any + Send + Sync>) {
         let _ = self.afterwards.set(token);
-    }
-
-    /// What keeps it mapped, for the device that made it.
-    pub fn holder(&self) -> &(dyn Any + Send + Sync) {
-        self.holder.as_ref()
     }
 }
 

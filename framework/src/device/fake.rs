@@ -65,6 +65,8 @@ impl Drop for FakeStream {
     }
 }
 
+impl crate::device::sealed::Sealed for Fake {}
+
 impl Backend for Fake {
     fn id(&self) -> DeviceId {
         self.id
@@ -131,6 +133,8 @@ impl Backend for Fake {
         self
     }
 }
+
+impl crate::device::sealed::Sealed for FakeStream {}
 
 impl StreamBackend for FakeStream {
     fn clock_slot(&self) -> u16 {

@@ -62,8 +62,15 @@ impl fmt::Display for DeviceKind {
 /// The mappings an operation touches, kept until it is done.
 pub type Keep = SmallVec<[Arc<ChunkMapping>; 2]>;
 
-/// One device, as this process uses it.
-pub trait Backend: Send + Sync + Debug + 'static {
+/// What only this crate can promise: code that reaches into memory on the word of a [`Backend`] or a [`StreamBackend`] trusts
+/// that addresses, waits and clock writes are what they say (SAFE-1).
+pub(crate) mod sealed {
+    /// A device or a stream of this crate.
+    pub trait Sealed {}
+}
+
+/// One device, as this process uses it. Sealed: see [`StreamBackend`].
+pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// Which device it is, in every process alike.
     fn id(&self) -> DeviceId;
 
@@ -154,12 +161,14 @@ pub enum StreamOp {
 /// Work in order, done apart from the threads that submit it.
 ///
 /// Threads may share a stream; each call is one step in its order. A failure of submitted work is reported by the
-/// next fallible call, which then has done nothing itself.
+/// next fallible call for work, which then has done nothing itself. What only orders work takes its place all the same.
+///
+/// Sealed: memory is read and written on the word of a stream that its waits and clock writes are what they say.
 #[expect(
     unsafe_code,
     reason = "copies between raw addresses have a contract that only their callers can keep"
 )]
-pub trait StreamBackend: Send + Sync + Debug + 'static {
+pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// Which of the process's clocks it advances.
     fn clock_slot(&self) -> u16;
 

@@ -39,9 +39,14 @@ struct Entry<T> {
     block: T,
     /// Leases of the owner's own process.
     local: u32,
+    /// Of them, those that stand for parts of it, each with a writer.
+    in_parts: u32,
     /// Leases of other processes; none is zero.
     holders: SmallVec<[(ProcessId, u32); 2]>,
-    /// Another process was given a lease.
+    /// Of them, those that their holder took when somebody forwarded the memory to it; none is zero.
+    forwarded: SmallVec<[(ProcessId, u32); 1]>,
+    /// Another process was given a lease since the owner last had the memory for itself. Where it was not, nobody can have
+    /// forwarded it, and whoever says that it holds it lies.
     shared: bool,
     /// Raised by every change of the counts above.
     changes: u64,
@@ -81,6 +86,24 @@ pub enum BookError {
         line: u32,
         /// Generation asked for.
         generation: u32,
+    },
+    /// Nobody but the owner can have the memory.
+    #[error("{process} speaks of line {line}, which nobody was given who could have passed it on")]
+    NotShared {
+        /// Who.
+        process: ProcessId,
+        /// Line.
+        line: u32,
+    },
+    /// The memory is in this process as a whole where parts of it came, or in parts where the whole came.
+    #[error(
+        "{process} sends line {line} back in another form than this process has it in: as a whole, or in parts"
+    )]
+    OtherForm {
+        /// Who.
+        process: ProcessId,
+        /// Line.
+        line: u32,
     },
     /// The process has fewer leases than it gives back.
     #[error("{process} gives back {count} leases on line {line} but holds {held}")]
@@ -122,7 +145,9 @@ impl<T> Book<T> {
         let entry = Entry {
             block,
             local: 1,
+            in_parts: 0,
             holders: SmallVec::new(),
+            forwarded: SmallVec::new(),
             shared: false,
             changes: 0,
             uses,
@@ -156,26 +181,88 @@ impl<T> Book<T> {
     /// # Errors
     /// The line is unknown, or `from` holds no lease on it and so had nothing to send.
     pub fn adopt(&mut self, line: u32, generation: u32, from: ProcessId) -> Result<(), BookError> {
+        self.adopt_as(line, generation, from, false)
+    }
+
+    /// As [`adopt`](Self::adopt), of the whole, which nobody writes, or of a part, which its holder may write.
+    ///
+    /// # Errors
+    /// As for [`adopt`](Self::adopt); the owner has the memory for itself, or in the other form. What a peer says must not
+    /// make a writer of memory that somebody here reads, nor a reader of memory that somebody here writes (ONE-WRITER).
+    pub fn adopt_as(
+        &mut self,
+        line: u32,
+        generation: u32,
+        from: ProcessId,
+        in_parts: bool,
+    ) -> Result<(), BookError> {
         let entry = self.entry(line, generation)?;
         if !entry.holders.iter().any(|(process, _)| *process == from) {
             return Err(BookError::NotHeld { process: from, line, count: 1, held: 0 });
         }
+        if !entry.shared {
+            return Err(BookError::NotShared { process: from, line });
+        }
+        let others = if in_parts { entry.local - entry.in_parts } else { entry.in_parts };
+        if others > 0 {
+            return Err(BookError::OtherForm { process: from, line });
+        }
         entry.local += 1;
+        entry.in_parts += u32::from(in_parts);
         entry.changes += 1;
         Ok(())
     }
 
-    /// `to` gets a lease: by the owner's own sending, or by a hold that `to` posted (LEASE-3). Says whether any process
-    /// had been given one before: then holds on the line may be on their way.
+    /// The owner's own lease stands for parts from here on, or for the whole again. Of the whole, nobody else has anything:
+    /// what others still have in the book is on its way back.
+    pub fn set_in_parts(&mut self, line: u32, generation: u32, in_parts: bool) -> Result<(), BookError> {
+        let entry = self.entry(line, generation)?;
+        if in_parts {
+            entry.in_parts += 1;
+        } else {
+            entry.in_parts = entry.in_parts.saturating_sub(1);
+            entry.shared = false;
+        }
+        Ok(())
+    }
+
+    /// A lease of the owner's that stood for parts is about to be [dropped](Self::release_local).
+    pub fn drop_part(&mut self, line: u32, generation: u32) -> Result<(), BookError> {
+        let entry = self.entry(line, generation)?;
+        entry.in_parts = entry.in_parts.saturating_sub(1);
+        Ok(())
+    }
+
+    /// `from` says that the memory was forwarded to it (LEASE-3).
+    ///
+    /// # Errors
+    /// The line is unknown, or nobody was given a lease who could have forwarded it.
+    pub fn hold(&mut self, line: u32, generation: u32, from: ProcessId) -> Result<(), BookError> {
+        let entry = self.entry(line, generation)?;
+        if !entry.shared {
+            return Err(BookError::NotShared { process: from, line });
+        }
+        one_more(&mut entry.holders, from);
+        one_more(&mut entry.forwarded, from);
+        entry.changes += 1;
+        Ok(())
+    }
+
+    /// The owner has the memory for itself, as [`is_sole`](Self::is_sole) or its sender says: whoever holds or sends it from
+    /// here on, until it is [granted](Self::grant) again, lies.
+    pub fn claim(&mut self, line: u32, generation: u32) -> Result<(), BookError> {
+        self.entry(line, generation)?.shared = false;
+        Ok(())
+    }
+
+    /// `to` gets a lease by the owner's own sending. Says whether any process had been given one
+    /// before: then holds on the line may be on their way.
     ///
     /// # Errors
     /// The line is unknown.
     pub fn grant(&mut self, line: u32, generation: u32, to: ProcessId) -> Result<bool, BookError> {
         let entry = self.entry(line, generation)?;
-        match entry.holders.iter_mut().find(|(process, _)| *process == to) {
-            Some((_, count)) => *count += 1,
-            None => entry.holders.push((to, 1)),
-        }
+        one_more(&mut entry.holders, to);
         entry.changes += 1;
         Ok(std::mem::replace(&mut entry.shared, true))
     }
@@ -191,16 +278,36 @@ impl<T> Book<T> {
         from: ProcessId,
         uses: &[Ticket],
     ) -> Result<Left, BookError> {
+        Ok(self.give_back(line, generation, from, uses)?.0)
+    }
+
+    /// As [`release`](Self::release); says too whether it was one that `from` took by a [`hold`](Self::hold). Those that it
+    /// was granted go first.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub fn give_back(
+        &mut self,
+        line: u32,
+        generation: u32,
+        from: ProcessId,
+        uses: &[Ticket],
+    ) -> Result<(Left, bool), BookError> {
         let entry = self.entry(line, generation)?;
-        let Some(index) = entry.holders.iter().position(|(process, _)| *process == from) else {
-            return Err(BookError::NotHeld { process: from, line, count: 1, held: 0 });
+        let of = |shares: &[(ProcessId, u32)]| {
+            shares.iter().find(|(process, _)| *process == from).map_or(0, |(_, count)| *count)
         };
-        entry.holders[index].1 -= 1;
-        if entry.holders[index].1 == 0 {
-            entry.holders.swap_remove(index);
+        let (held, forwarded) = (of(&entry.holders), of(&entry.forwarded));
+        if held == 0 {
+            return Err(BookError::NotHeld { process: from, line, count: 1, held: 0 });
+        }
+        let was_forwarded = forwarded == held;
+        one_less(&mut entry.holders, from);
+        if was_forwarded {
+            one_less(&mut entry.forwarded, from);
         }
         record(&mut entry.uses, uses);
-        Ok(entry.changed(line, generation))
+        Ok((entry.changed(line, generation), was_forwarded))
     }
 
     /// Drops all leases of a process that ended (LEASE-4), and returns the lines that nobody holds now. What the process
@@ -213,6 +320,7 @@ impl<T> Book<T> {
                 continue;
             };
             entry.holders.swap_remove(index);
+            entry.forwarded.retain(|(holder, _)| *holder != process);
             if let Left::Empty(emptied) = entry.changed(line as u32, slot.generation) {
                 empty.push(emptied);
             }
@@ -348,6 +456,27 @@ impl<T> Entry<T> {
             return Left::Held;
         }
         Left::Empty(Emptied { line, generation, changes: self.changes })
+    }
+}
+
+fn one_more<const N: usize>(shares: &mut SmallVec<[(ProcessId, u32); N]>, of: ProcessId)
+where
+    [(ProcessId, u32); N]: smallvec::Array<Item = (ProcessId, u32)>,
+{
+    match shares.iter_mut().find(|(process, _)| *process == of) {
+        Some((_, count)) => *count += 1,
+        None => shares.push((of, 1)),
+    }
+}
+
+fn one_less<const N: usize>(shares: &mut SmallVec<[(ProcessId, u32); N]>, of: ProcessId)
+where
+    [(ProcessId, u32); N]: smallvec::Array<Item = (ProcessId, u32)>,
+{
+    let Some(index) = shares.iter().position(|(process, _)| *process == of) else { return };
+    shares[index].1 -= 1;
+    if shares[index].1 == 0 {
+        shares.swap_remove(index);
     }
 }
 

@@ -80,6 +80,13 @@ struct Users {
 #[derive(Debug)]
 pub(crate) struct NotJoined;
 
+/// Streams could not be joined, so no ticket stands for what all of them did with the memory.
+#[derive(Debug)]
+pub(crate) struct Unordered {
+    /// When what was written last is there.
+    pub(crate) written: Option<Ticket>,
+}
+
 enum Origin {
     /// This process's own memory.
     Own(Arc<Pool>),
@@ -113,7 +120,7 @@ impl Lease {
 
     /// A lease that came with a message from another process. The caller has checked that `offset` and `bytes` lie in
     /// the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
-    pub fn held(
+    pub(crate) fn held(
         returns: Arc<dyn Returns>,
         id: LeaseId,
         domain: Arc<ClockDomain>,
@@ -270,7 +277,7 @@ impl Lease {
     pub fn is_sole(&self) -> bool {
         match &self.0.origin {
             Origin::Own(pool) => {
-                (self.came_sole() && pool.is_only_local(self.0.id)) || pool.is_sole(self.0.id)
+                (self.came_sole() && pool.came_back_sole(self.0.id)) || pool.is_sole(self.0.id)
             }
             Origin::Other(_) => self.came_sole(),
         }
@@ -297,8 +304,15 @@ impl Lease {
 
     /// The memory has a writer per piece from here on, in this process and others.
     pub(crate) fn set_in_parts(&self) {
+        if let (false, Origin::Own(pool)) = (self.comes_in_parts(), &self.0.origin) {
+            pool.set_in_parts(self.0.id, true);
+        }
+    }
+
+    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's book says so already; whether the lease did.
+    pub(super) fn comes_in_parts(&self) -> bool {
         self.0.sole.store(false, Ordering::Relaxed);
-        self.0.in_parts.store(true, Ordering::Relaxed);
+        self.0.in_parts.swap(true, Ordering::Relaxed)
     }
 
     /// Whether the memory has a writer per piece.
@@ -309,7 +323,9 @@ impl Lease {
     /// All pieces are in this process, and only this lease is left of theirs: what others still have in the owner's book
     /// is on its way back, and nobody uses it any more.
     pub(crate) fn set_whole(&self) {
-        self.0.in_parts.store(false, Ordering::Relaxed);
+        if let (true, Origin::Own(pool)) = (self.0.in_parts.swap(false, Ordering::Relaxed), &self.0.origin) {
+            pool.set_in_parts(self.0.id, false);
+        }
         self.0.sole.store(true, Ordering::Relaxed);
     }
 
@@ -385,12 +401,10 @@ impl Lease {
         ready.and_then(by).or_else(|| self.taint())
     }
 
-    /// Puts the first stream that used the memory behind `tickets`; false when no stream did.
+    /// Puts the first stream that used the memory behind `tickets`; false when no stream did, or it could not be.
     pub(crate) fn join_uses(&self, tickets: Uses) -> bool {
         let users = self.users();
-        let Some(first) = users.first() else { return false };
-        join(first, tickets);
-        true
+        users.first().is_some_and(|first| join(first, tickets).is_ok())
     }
 
     /// One ticket that stands for all of `tickets`, which local streams or whoever sent the lease gave out; several are
@@ -405,12 +419,11 @@ impl Lease {
         let users = self.users();
         let first = users.first().ok_or(NotJoined)?;
         let tainted = || tickets.iter().copied().find(|ticket| self.0.domain.tainted_by(ticket).is_some());
-        if let Err(error) = first.wait(tickets.iter().copied()) {
+        if let Err(error) = first.join(tickets.iter().copied())
+            && tainted().is_none()
+        {
             tracing::error!(%error, "what was done with a tensor cannot be waited for");
-            // It may only have reported a failure of earlier work, which it does once.
-            if tainted().is_none() && first.wait(tickets.iter().copied()).is_err() {
-                return tainted().map(Some).ok_or(NotJoined);
-            }
+            return Err(NotJoined);
         }
         let joined = first.ticket();
         // What is tainted stays it, also where the stream has gone on meanwhile (DEATH-3).
@@ -419,21 +432,37 @@ impl Lease {
 
     /// One ticket that stands for everything the local streams did with the memory so far; several streams are joined
     /// into the first. `None` when there is nothing to wait for.
-    pub(crate) fn joined_ticket(&self) -> Option<Ticket> {
+    ///
+    /// # Errors
+    /// The first stream cannot be put behind the others: its device is lost to this process. The data is there at the
+    /// ticket in the error; what readers on other streams still do, nothing stands for.
+    pub(crate) fn joined_ticket(&self) -> Result<Option<Ticket>, Unordered> {
         let users = self.users();
-        let (first, rest) = users.split_first()?;
+        let Some((first, rest)) = users.split_first() else { return Ok(None) };
+        let (mut lost, mut unordered, mut written) = (None, false, None);
         for other in rest {
             let Some(ticket) = other.ticket() else { continue };
-            if !self.was_written_by(other) {
-                join(first, [ticket]);
-            } else if let Err(error) = first.wait([ticket]) {
-                tracing::error!(%error, "what another stream wrote cannot be waited for");
-                return Some(ticket);
+            let wrote = self.was_written_by(other);
+            let joined = if wrote { first.join([ticket]) } else { join(first, [ticket]) };
+            if wrote {
+                written = Some(ticket);
+            }
+            let Err(error) = joined else { continue };
+            if wrote && self.0.domain.tainted_by(&ticket).is_some() {
+                // The order is kept all the same; whoever reads is refused.
+                lost = Some(ticket);
+            } else {
+                tracing::error!(%error, "streams that used a tensor could not be joined");
+                unordered = true;
             }
         }
         let ticket = first.ticket();
         // What was written in vain stays that, however far its stream has come since.
-        self.taint().map(|tainted| tainted.ticket).or(ticket)
+        let lost = self.taint().map(|tainted| tainted.ticket).or(lost);
+        if unordered {
+            return Err(Unordered { written: lost.or(written).or(ticket) });
+        }
+        Ok(lost.or(ticket))
     }
 }
 
@@ -450,10 +479,15 @@ impl Drop for Inner {
         let users = std::mem::take(&mut self.users.get_mut().streams);
         let mut uses: Uses = users.iter().filter_map(Stream::ticket).collect();
         match &self.origin {
-            Origin::Own(pool) => pool.release_local(self.id, &uses),
+            Origin::Own(pool) => pool.release_local(self.id, &uses, *self.in_parts.get_mut()),
             Origin::Other(returns) => {
                 if let (true, Some(first)) = (uses.len() > MAX_RELEASE_TICKETS, users.first()) {
-                    join(first, uses.drain(..));
+                    if let Err(error) = join(first, uses.drain(..)) {
+                        // To give it back without its uses would let its owner use the memory under them (CLOCK-2). The
+                        // owner has it back when this process ends, which a process without its device does.
+                        tracing::error!(%error, "a lease is kept: what was done with its memory cannot be told");
+                        return;
+                    }
                     uses.extend(first.ticket());
                 }
                 returns.release(self.id, &uses);
@@ -462,9 +496,7 @@ impl Drop for Inner {
     }
 }
 
-fn join(first: &Stream, tickets: impl IntoIterator<Item = Ticket>) {
-    if let Err(error) = first.wait_in_order(tickets) {
-        // The device is lost to this process, and with it everything that its streams still had to do.
-        tracing::error!(%error, "streams that used a tensor could not be joined");
-    }
+/// Puts `first` behind `tickets`. An error is a device that is lost to this process, and no failure of earlier work.
+fn join(first: &Stream, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
+    first.wait_in_order(tickets)
 }

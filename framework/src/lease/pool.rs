@@ -31,6 +31,7 @@ use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
 use crate::observe::trace::{LeaseName, What};
 
 mod report;
+mod waiting;
 pub use report::PoolStats;
 
 /// Blocks in use that one allocation or return looks at, where it does not need them.
@@ -100,6 +101,8 @@ struct State {
     /// Ranges given back to the allocator before their last uses had passed.
     pending: Vec<Pending>,
     waiters: Vec<Waker>,
+    /// How often memory has come back: whoever waits for it looks whether it missed some.
+    returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
     settling: usize,
 }
@@ -155,6 +158,7 @@ impl Pool {
                 quarantine: VecDeque::new(),
                 pending: Vec::new(),
                 waiters: Vec::new(),
+                returned: 0,
                 settling: 0,
             }),
             settled: Condvar::new(),
@@ -241,21 +245,6 @@ impl Pool {
         }
     }
 
-    /// [`allocate`](Self::allocate) that remembers `waker` and wakes it when memory comes back, where the pool is full.
-    pub fn poll_allocate(self: &Arc<Self>, bytes: u64, waker: &Waker) -> Result<Allocation, PoolError> {
-        match self.allocate(bytes) {
-            Err(PoolError::Full { .. }) => {
-                self.state.lock().waiters.push(waker.clone());
-                if let Some(surroundings) = self.surroundings.get().and_then(Weak::upgrade) {
-                    surroundings.wanted();
-                }
-                // Memory that came back between the two steps has woken nobody.
-                self.allocate(bytes)
-            }
-            result => result,
-        }
-    }
-
     fn try_allocate(self: &Arc<Self>, bytes: u64, looks: usize) -> Option<Allocation> {
         let mut state = self.state.lock();
         state.sweep(&self.domain, looks);
@@ -325,17 +314,36 @@ impl Pool {
         Ok(shared)
     }
 
-    /// `from` gives a lease back. The caller calls [`settle`](Self::settle) when it has handled all that it found.
+    /// `from` gives a lease back: says whether one that was forwarded to it. The caller calls [`settle`](Self::settle) when it has handled all that it found.
     ///
     /// # Errors
     /// The book has no such lease: nothing changed.
-    pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<(), BookError> {
+    pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<bool, BookError> {
         let mut state = self.state.lock();
-        if let Left::Empty(emptied) = state.book.release(id.line, id.generation, from, uses)? {
+        let (left, was_forwarded) = state.book.give_back(id.line, id.generation, from, uses)?;
+        if let Left::Empty(emptied) = left {
             state.candidates.push(emptied);
         }
         self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
+        Ok(was_forwarded)
+    }
+
+    /// `from` says that somebody forwarded the memory to it; see [`Book::hold`].
+    ///
+    /// # Errors
+    /// The line is not in the book, or nobody can have forwarded it.
+    pub(crate) fn hold(&self, id: LeaseId, from: ProcessId) -> Result<(), BookError> {
+        self.state.lock().book.hold(id.line, id.generation, from)?;
+        self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to: from });
         Ok(())
+    }
+
+    /// A lease of this process stands for parts from here on, or for the whole again.
+    pub(super) fn set_in_parts(&self, id: LeaseId, in_parts: bool) {
+        // The lease is a value of this process, so its line is open.
+        if let Err(error) = self.state.lock().book.set_in_parts(id.line, id.generation, in_parts) {
+            tracing::error!(%error, "an own lease is not in the book");
+        }
     }
 
     /// Drops all leases of a process that ended, after what it had posted was drained (LEASE-4).
@@ -357,6 +365,7 @@ impl Pool {
         id: LeaseId,
         from: ProcessId,
         sole: bool,
+        in_parts: bool,
     ) -> Result<Lease, BookError> {
         let mut state = self.state.lock();
         let unknown = BookError::Unknown { line: id.line, generation: id.generation };
@@ -366,13 +375,21 @@ impl Pool {
         }
         let (offset, bytes) = (block.offset, block.bytes);
         let mapping = state.chunks.get(block.chunk as usize).map(Arc::clone).ok_or(unknown)?;
-        state.book.adopt(id.line, id.generation, from)?;
-        Ok(Lease::own(Arc::clone(self), id, mapping, offset, bytes, sole))
+        state.book.adopt_as(id.line, id.generation, from, in_parts)?;
+        let lease = Lease::own(Arc::clone(self), id, mapping, offset, bytes, sole);
+        if in_parts {
+            lease.comes_in_parts();
+        }
+        Ok(lease)
     }
 
-    pub(super) fn release_local(&self, id: LeaseId, uses: &[Ticket]) {
+    pub(super) fn release_local(&self, id: LeaseId, uses: &[Ticket], in_parts: bool) {
         let left = {
             let mut state = self.state.lock();
+            if in_parts {
+                // An error shows in the next line as well.
+                let _ = state.book.drop_part(id.line, id.generation);
+            }
             let left = state.book.release_local(id.line, id.generation, uses);
             if let Ok(Left::Empty(emptied)) = left {
                 state.candidates.push(emptied);
@@ -416,6 +433,7 @@ impl Pool {
             if state.settling == 0 {
                 self.settled.notify_all();
             }
+            state.returned += 1;
             let waiters = std::mem::take(&mut state.waiters);
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
@@ -449,7 +467,20 @@ impl Pool {
     /// Whether this process has one lease on the line and no other process has any.
     pub(crate) fn is_sole(&self, id: LeaseId) -> bool {
         let shared = self.state.lock().book.was_shared(id.line, id.generation);
+        // A grant between the look and the claim would be this thread's: whoever grants has a lease of its own, and this is
+        // the only one.
         self.has_only_lease(id, None, shared)
+            && self.claim_if(id, |book| book.is_sole(id.line, id.generation, None))
+    }
+
+    /// Whether this process has just one lease on the line, of which its sender said that it is the only one.
+    pub(crate) fn came_back_sole(&self, id: LeaseId) -> bool {
+        self.claim_if(id, |book| book.local(id.line, id.generation) == 1)
+    }
+
+    fn claim_if(&self, id: LeaseId, is_sole: impl FnOnce(&Book<Block>) -> bool) -> bool {
+        let mut state = self.state.lock();
+        is_sole(&state.book) && state.book.claim(id.line, id.generation).is_ok()
     }
 
     /// Whether `to`, which was just granted its lease, has the only one beside the sender's own; `shared` is what that
@@ -486,11 +517,6 @@ impl Pool {
     /// Whether this process has just one lease on the line, whatever others have.
     pub(crate) fn is_only_local(&self, id: LeaseId) -> bool {
         self.state.lock().book.local(id.line, id.generation) == 1
-    }
-
-    /// Whether somebody waits for memory.
-    pub(crate) fn has_waiters(&self) -> bool {
-        !self.state.lock().waiters.is_empty()
     }
 
     /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the book.

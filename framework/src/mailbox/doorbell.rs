@@ -2,7 +2,7 @@
 //!
 //! The consumer's page has one word that only the consumer writes: even while it is awake, odd while it sleeps or
 //! is about to, and never the same odd number twice. A producer that has published something looks at it and rings
-//! (writes the eventfd, which is the caller's part) only for a sleeper, and once for each of its sleeps. Any number
+//! (see [`Bell`](crate::os::Bell), which is the caller's part) only for a sleeper, and once for each of its sleeps. Any number
 //! of producers can ring one sleeper.
 //!
 //! No wake-up is lost as long as both sides keep to the order below (`tests/loom_doorbell.rs` has it explored, and
@@ -12,11 +12,11 @@
 //! |---|---|
 //! | [`Sleeper::prepare`]: the word becomes odd; fence | publish |
 //! | look at **every** source again; if there is something: `awake`, no sleep | [`Ringer::should_ring`]: fence; look at the word |
-//! | wait for the bell | if true: write the eventfd |
+//! | wait for the bell | if true: ring |
 //! | [`Sleeper::awake`], then look at the sources | |
 //!
-//! The count of the eventfd has to be taken, where it is taken at all, before `prepare`: a ring that is taken
-//! after the second look is lost. An edge-triggered eventfd that is never read needs no such care.
+//! A ring must not be taken back after the second look, or it is lost. Nothing takes rings back: the ears are polled
+//! edge-triggered and never read.
 //!
 //! A sleeper that dies asleep costs each producer one ring. A ringer that dies between publishing and ringing
 //! leaves the sleeper asleep with something to read: whoever learns of the death looks at its rings once more. A
@@ -94,7 +94,7 @@ impl<P: Platform, O: Orders> Ringer<P, O> {
         Ringer { word, rung: 0, orders: PhantomData }
     }
 
-    /// Whether the caller has to write the eventfd, after it published something. Says so once for each sleep, so
+    /// Whether the caller has to ring, after it published something. Says so once for each sleep, so
     /// the caller has to do it then.
     #[inline]
     pub fn should_ring(&mut self) -> bool {

@@ -45,6 +45,21 @@ pub enum EndReason {
 }
 
 impl EndReason {
+    /// The same reason, with its text as `change` leaves it.
+    pub(crate) fn with_text(self, change: impl FnOnce(String) -> String) -> Self {
+        match self {
+            EndReason::HandlerPanic(text) => EndReason::HandlerPanic(change(text)),
+            EndReason::CreateFailed(text) => EndReason::CreateFailed(change(text)),
+            EndReason::GpuFault(text) => EndReason::GpuFault(change(text)),
+            EndReason::KilledByNode(text) => EndReason::KilledByNode(change(text)),
+            EndReason::Hung(text) => EndReason::Hung(change(text)),
+            EndReason::Linked(text) => EndReason::Linked(change(text)),
+            EndReason::Group(text) => EndReason::Group(change(text)),
+            plain
+            @ (EndReason::Exit(_) | EndReason::Signal(_) | EndReason::Forgotten | EndReason::Normal) => plain,
+        }
+    }
+
     /// Whether it ended although nobody wanted it to.
     pub fn is_failure(&self) -> bool {
         *self != EndReason::Normal

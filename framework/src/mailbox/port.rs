@@ -103,7 +103,7 @@ pub enum ToNode {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Letter {
     /// Here is my half of the link between us. Descriptors: the sender's clock page, its mail page, the memory of its
-    /// rings to you, its doorbell.
+    /// rings to you, the bell with which you ring it.
     Link,
     /// I have mapped your half: what you write into it, I will see.
     LinkAck,

@@ -126,11 +126,28 @@ pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, Enc
     Ok(Encoded { body, leases, tensors, parts })
 }
 
+/// [`tensors`], for the fuzz targets. Never for a program: a second tensor on the lease of a writable one is a second name for
+/// memory that has a writer.
+///
+/// # Errors
+/// As for a frame.
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub fn testing_tensors(
+    leases: &[(Lease, Option<Ticket>)],
+    outlines: &[Outline],
+) -> Result<Vec<Tensor>, DecodeError> {
+    tensors(leases, outlines)
+}
+
 /// Makes the tensors of a frame from its leases. Every layout is checked against its allocation (WIRE-1).
 ///
 /// # Errors
 /// A layout that leaves its allocation, a lease that is not there.
-pub fn tensors(leases: &[(Lease, Option<Ticket>)], outlines: &[Outline]) -> Result<Vec<Tensor>, DecodeError> {
+pub(crate) fn tensors(
+    leases: &[(Lease, Option<Ticket>)],
+    outlines: &[Outline],
+) -> Result<Vec<Tensor>, DecodeError> {
     let tensor = |(index, outline): (usize, &Outline)| {
         let Some((lease, ready)) = leases.get(usize::from(outline.lease)) else {
             return Err(DecodeError::NoSuchLease { index, lease: outline.lease, leases: leases.len() });

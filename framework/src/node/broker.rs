@@ -16,11 +16,13 @@ use crate::mailbox::port::{FromNode, Letter, ToNode};
 use crate::node::burials::Burials;
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
+use crate::node::letters::Letters;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::registry::{NameError, Registry, check_name};
 use crate::node::roster::Roster;
 use crate::node::watches::Watches;
+use crate::os::foreign;
 
 /// A message on its way to a process, with its descriptors.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub(crate) enum Complaint {
     Descriptors { what: &'static str, got: usize, want: usize },
     #[error("it wrote to {0}, which was never a process of this node")]
     UnknownProcess(ProcessId),
+    #[error("it wrote to {0} a second time; a link takes each letter once")]
+    LetterAgain(ProcessId),
     #[error("it wrote to itself by way of the node")]
     ToItself,
     #[error("it published {0:?}, which belongs to another process")]
@@ -69,6 +73,20 @@ pub(crate) enum Complaint {
     NoClocks(#[source] std::io::Error),
 }
 
+impl Complaint {
+    /// Whether its sender may be innocent: the node could not do what it asked, or it asked because of what a frame of a peer
+    /// has named. Such are not counted against it, or one process could have another given up.
+    pub(crate) fn may_be_innocent(&self) -> bool {
+        matches!(
+            self,
+            Complaint::NoDescriptor(..)
+                | Complaint::NoClocks(_)
+                | Complaint::UnknownProcess(_)
+                | Complaint::TooManyQuestions
+        )
+    }
+}
+
 /// The answer to a [`ToNode::Register`] that was wrong in itself: no actor has this id, they begin at 1.
 pub(crate) const NO_ACTOR: ActorId = ActorId(0);
 
@@ -81,6 +99,7 @@ pub(crate) struct Broker {
     chunks: Chunks,
     questions: Questions,
     burials: Burials,
+    letters: Letters,
     watches: Watches,
     // The last life of each slot: what is not above it was a process once.
     lives: HashMap<usize, u32>,
@@ -166,6 +185,7 @@ impl Broker {
         }
         let dead = self.roster.leave(process);
         self.watches.left(process);
+        self.letters.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
         out.extend(unanswered.iter().map(no_chunk));
@@ -251,6 +271,9 @@ impl Broker {
                     return Err(Complaint::ToItself);
                 }
                 if self.roster.lives(to) {
+                    if !self.letters.is_first(from, to, &letter) {
+                        return Err(Complaint::LetterAgain(to));
+                    }
                     let mut descriptors = descriptors;
                     if let (Letter::Link, Some(clocks)) = (&letter, self.deaths.clocks(from)) {
                         // WIRE-1: the page that the node can release, whichever the process would rather show.
@@ -272,17 +295,19 @@ impl Broker {
             }
             ToNode::PublishChunk { chunk, device, bytes } => {
                 let got = descriptors.len();
-                let pair: [OwnedFd; 2] = descriptors.try_into().map_err(|_| Complaint::Descriptors {
-                    what: "a chunk",
-                    got,
-                    want: 2,
-                })?;
-                if chunk.owner != from {
-                    return Err(Complaint::ForeignChunk(chunk));
+                let wrong = if got != 2 {
+                    Some(Complaint::Descriptors { what: "a chunk", got, want: 2 })
+                } else if chunk.owner != from {
+                    Some(Complaint::ForeignChunk(chunk))
+                } else {
+                    (bytes == 0).then_some(Complaint::EmptyChunk(chunk))
+                };
+                if let Some(wrong) = wrong {
+                    foreign::close(descriptors);
+                    return Err(wrong);
                 }
-                if bytes == 0 {
-                    return Err(Complaint::EmptyChunk(chunk));
-                }
+                let pair = <[OwnedFd; 2]>::try_from(descriptors);
+                let pair = pair.map_err(|_| Complaint::Descriptors { what: "a chunk", got, want: 2 })?;
                 self.chunks.publish(chunk, device, bytes, pair).map_err(|refused| match refused {
                     ChunkRefused::Again => Complaint::ChunkAgain(chunk),
                     ChunkRefused::TooMany => Complaint::TooManyChunks,
@@ -325,7 +350,7 @@ impl Broker {
                 expect(&descriptors, "the end of a watch", 0)
             }
             ToNode::Register { ticket, name, actor } => {
-                let (result, complaint) = self.register(name, actor);
+                let (result, complaint) = self.register(from, name, actor);
                 answer(FromNode::Registered { ticket, result });
                 complaint.map_or(Ok(()), Err)?;
                 expect(&descriptors, "a registration", 0)
@@ -374,11 +399,16 @@ impl Broker {
         }
     }
 
-    fn register(&mut self, name: String, actor: ActorId) -> (Result<(), ActorId>, Option<Complaint>) {
+    fn register(
+        &mut self,
+        by: ProcessId,
+        name: String,
+        actor: ActorId,
+    ) -> (Result<(), ActorId>, Option<Complaint>) {
         if self.roster.actor(actor).is_none() {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }
-        match self.registry.register(name, actor) {
+        match self.registry.register_by(by, name, actor) {
             Ok(()) => (Ok(()), None),
             Err(NameError::Taken { holder, .. }) => (Err(holder), None),
             Err(error) => (Err(NO_ACTOR), Some(Complaint::Name(error))),

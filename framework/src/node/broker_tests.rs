@@ -347,6 +347,26 @@ mod retirement {
         broker
     }
 
+    // WIRE-1: what waits for a process is not for another to pile up.
+    #[test]
+    fn each_letter_is_passed_on_once() {
+        let mut broker = scene(&[]);
+        for (letter, descriptors) in [(Letter::Link, 4), (Letter::LinkAck, 0)] {
+            let route = || ToNode::Route { to: process(2), letter: letter.clone() };
+            assert_eq!(ask(&mut broker, 1, route(), descriptors).0.len(), 1);
+            for _ in 0..1000 {
+                let (told, result) = ask(&mut broker, 1, route(), descriptors);
+                assert!(
+                    told.is_empty() && matches!(result, Err(Complaint::LetterAgain(to)) if to == process(2))
+                );
+            }
+            let back = ToNode::Route { to: process(1), letter };
+            assert_eq!(ask(&mut broker, 2, back, descriptors).0.len(), 1, "the other way is another letter");
+        }
+        left(&mut broker, 2);
+        assert_eq!(broker.letters.len(), 0, "nothing is kept of the dead");
+    }
+
     fn left(broker: &mut Broker, slot: u16) {
         broker.left(process(slot), &mut Vec::new());
     }

@@ -19,13 +19,14 @@ use std::os::fd::OwnedFd;
 use crate::device::Access;
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::node::limits::MAX_CHUNKS;
+use crate::os::Foreign;
 
 /// A chunk as the node knows it.
 pub(crate) struct Chunk {
     pub(crate) device: DeviceId,
     pub(crate) bytes: u64,
-    read_only: OwnedFd,
-    writable: OwnedFd,
+    read_only: Foreign,
+    writable: Foreign,
     /// Who was given a descriptor and has not said that it is unmapped, the dead that are not buried among them.
     mapped: HashSet<(ProcessId, Access)>,
 }
@@ -67,8 +68,10 @@ impl Chunks {
         id: ChunkId,
         device: DeviceId,
         bytes: u64,
-        [read_only, writable]: [OwnedFd; 2],
+        descriptors: [OwnedFd; 2],
     ) -> Result<(), ChunkRefused> {
+        // Nothing is known of what a worker sends but that closing it must wait for nobody.
+        let [read_only, writable] = descriptors.map(Foreign::from);
         let count = self.by_owner.entry(id.owner).or_default();
         match self.chunks.entry(id) {
             Entry::Occupied(_) => Err(ChunkRefused::Again),

@@ -6,14 +6,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ActorId;
+use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
 use crate::mailbox::lives::EndReason;
 use crate::mailbox::port::{FromNode, ToNode};
 use crate::node::handshake::Build;
 use crate::node::host::{Activity, Identity, StartActor};
-use crate::node::limits::MAX_CONTROL_MESSAGE;
+use crate::node::limits::{MAX_CONTROL_MESSAGE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::observe::figures::ProcessFigures;
 use crate::observe::log::LogRecord;
-use crate::observe::sight::Sight;
+use crate::observe::sight::{Sight, WaitsIn};
+use crate::observe::text::shown;
 
 /// The version of this protocol; it is part of a [`Build`].
 pub(crate) const PROTOCOL: u32 = 4;
@@ -83,6 +85,52 @@ pub(crate) enum Down {
     Leave,
     /// Exit with status 0. If another life follows, its actors with a policy for failures have not stopped for good.
     Exit { comes_back: bool },
+}
+
+impl Up {
+    /// The message with all its texts cut and made plain, as the node keeps, shows and passes them on. A worker of ours cuts
+    /// them itself; another might say 8 MiB, which fits upwards and then fits no message to anybody else.
+    pub(crate) fn bounded(self) -> Self {
+        let failure = |text| shown(text, MAX_FAILURE_TEXT);
+        match self {
+            Up::Hello { build, pid } => Up::Hello { build: build.bounded(), pid },
+            Up::OpenFailed { why } => Up::OpenFailed { why: failure(why) },
+            Up::Failing { why } => Up::Failing { why: failure(why) },
+            Up::Started { actor, result } => Up::Started { actor, result: result.map_err(failure) },
+            Up::ActorStopped { actor, why, away } => {
+                Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)), away }
+            }
+            Up::Figures { round, mut figures } => {
+                figures.actors.truncate(MAX_ACTORS + 1);
+                figures.actors.iter_mut().for_each(|actor| name(&mut actor.name));
+                Up::Figures { round, figures }
+            }
+            Up::Sight { round, mut sight } => {
+                sight.actors.truncate(MAX_ACTORS);
+                sight.actors.iter_mut().for_each(|actor| name(&mut actor.name));
+                sight.waits.truncate(MAX_PROCESSES);
+                for wait in &mut sight.waits {
+                    if let WaitsIn::Thread(thread) = &mut wait.waits_in {
+                        name(thread);
+                    }
+                }
+                Up::Sight { round, sight }
+            }
+            Up::Log(record) => Up::Log(record.bounded()),
+            // Names in the registry are compared, not shown; the broker bounds them.
+            message @ (Up::Ready
+            | Up::Node(_)
+            | Up::Activity { .. }
+            | Up::Trace
+            | Up::Pong { .. }
+            | Up::ActorsStopped
+            | Up::LogsDropped { .. }) => message,
+        }
+    }
+}
+
+fn name(text: &mut String) {
+    *text = shown(std::mem::take(text), MAX_NAME);
 }
 
 /// Why a control message was not understood or could not be sent.

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::node::control::PROTOCOL;
+use crate::node::limits::MAX_NAME;
+use crate::observe::text::shown;
 
 /// What must agree between the node and its workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +42,16 @@ impl PartialEq for Executable {
 }
 
 impl Eq for Executable {}
+
+impl Build {
+    /// As it can be shown, whoever says that it runs this.
+    pub(crate) fn bounded(self) -> Self {
+        let Build { protocol, version, fingerprint, executable } = self;
+        let path = shown(executable.path, MAX_NAME);
+        let version = shown(version, MAX_NAME);
+        Build { protocol, version, fingerprint, executable: Executable { path, ..executable } }
+    }
+}
 
 impl Executable {
     /// `program` is opened by its magic link for this process itself, so a file that was replaced since this process

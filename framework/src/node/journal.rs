@@ -2,17 +2,19 @@
 //!
 //! The supervisor must not wait for anybody, and a subscriber may: its terminal is paused, its pipe is full. So events
 //! of the workers and of the supervisor itself go through a bounded queue; what finds no room is counted, and the count
-//! is reported when there is room again.
+//! is reported when there is room again. The queue is bounded in events and in bytes, and workers' events leave a part of
+//! it for the node's own: what the supervisor says of a worker that floods its log is not lost for that.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
 
-use crate::node::limits::JOURNAL_EVENTS;
+use crate::node::limits::{JOURNAL_BYTES, JOURNAL_EVENTS, JOURNAL_RESERVE};
 use crate::observe::log::{LogRecord, Severity, emit};
 
 enum Entry {
@@ -20,9 +22,24 @@ enum Entry {
     Node(Severity, Option<Arc<str>>, String),
 }
 
+/// What is in the queue.
+#[derive(Default)]
+struct Queued {
+    events: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Queued {
+    fn written(&self, bytes: usize) {
+        self.events.fetch_sub(1, Relaxed);
+        self.bytes.fetch_sub(bytes, Relaxed);
+    }
+}
+
 /// The queue to the log's thread. Dropping it lets what is in it be written, for at most a second.
 pub(crate) struct Journal {
-    entries: Option<SyncSender<Entry>>,
+    entries: Option<SyncSender<(Entry, usize)>>,
+    queued: Arc<Queued>,
     dropped: Arc<AtomicU64>,
     done: Receiver<()>,
 }
@@ -34,31 +51,54 @@ impl Journal {
         let (done_sender, done) = sync_channel(0);
         let dropped = Arc::new(AtomicU64::new(0));
         let counted = dropped.clone();
+        let queued = Arc::<Queued>::default();
+        let in_queue = Arc::clone(&queued);
         let dispatch = tracing::dispatcher::get_default(Dispatch::clone);
         std::thread::Builder::new().name("tensorpost-log".to_owned()).spawn(move || {
             let _done = done_sender;
             if dispatch.is::<NoSubscriber>() {
-                write(&queue, &counted);
+                write(&queue, &in_queue, &counted);
             } else {
-                tracing::dispatcher::with_default(&dispatch, || write(&queue, &counted));
+                tracing::dispatcher::with_default(&dispatch, || write(&queue, &in_queue, &counted));
             }
         })?;
-        Ok(Journal { entries: Some(entries), dropped, done })
+        Ok(Journal { entries: Some(entries), queued, dropped, done })
     }
 
     /// An event of a worker.
     pub(crate) fn worker(&self, name: &Arc<str>, record: LogRecord) {
-        self.put(Entry::Worker(name.clone(), record));
+        let bytes = record.bytes();
+        self.put_of_worker(Entry::Worker(name.clone(), record), bytes);
+    }
+
+    /// An error of the node about what a worker said: as many as the worker likes, so they count as the worker's.
+    pub(crate) fn about(&self, name: &Arc<str>, text: String) {
+        let bytes = text.len();
+        self.put_of_worker(Entry::Node(Severity::Error, Some(name.clone()), text), bytes);
+    }
+
+    fn put_of_worker(&self, entry: Entry, bytes: usize) {
+        let (events, waiting) = (self.queued.events.load(Relaxed), self.queued.bytes.load(Relaxed));
+        let most = |all: usize| all - all / JOURNAL_RESERVE;
+        if events >= most(JOURNAL_EVENTS) || waiting + bytes > most(JOURNAL_BYTES) {
+            self.dropped.fetch_add(1, Relaxed);
+            return;
+        }
+        self.put(entry, bytes);
     }
 
     /// An event of the node itself, about a worker or not.
     pub(crate) fn node(&self, severity: Severity, worker: Option<&Arc<str>>, text: String) {
-        self.put(Entry::Node(severity, worker.cloned(), text));
+        let bytes = text.len();
+        self.put(Entry::Node(severity, worker.cloned(), text), bytes);
     }
 
-    fn put(&self, entry: Entry) {
-        if self.entries.as_ref().is_none_or(|entries| entries.try_send(entry).is_err()) {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+    fn put(&self, entry: Entry, bytes: usize) {
+        self.queued.events.fetch_add(1, Relaxed);
+        self.queued.bytes.fetch_add(bytes, Relaxed);
+        if self.entries.as_ref().is_none_or(|entries| entries.try_send((entry, bytes)).is_err()) {
+            self.queued.written(bytes);
+            self.dropped.fetch_add(1, Relaxed);
         }
     }
 }
@@ -71,8 +111,9 @@ impl Drop for Journal {
     }
 }
 
-fn write(queue: &Receiver<Entry>, dropped: &AtomicU64) {
-    for entry in queue {
+fn write(queue: &Receiver<(Entry, usize)>, queued: &Queued, dropped: &AtomicU64) {
+    for (entry, bytes) in queue {
+        queued.written(bytes);
         match entry {
             Entry::Worker(worker, record) => emit(&worker, &record),
             Entry::Node(severity, worker, text) => note(severity, worker.as_deref(), &text),
@@ -83,7 +124,7 @@ fn write(queue: &Receiver<Entry>, dropped: &AtomicU64) {
 }
 
 fn report_dropped(dropped: &AtomicU64) {
-    let lost = dropped.swap(0, Ordering::Relaxed);
+    let lost = dropped.swap(0, Relaxed);
     if lost > 0 {
         note(Severity::Warn, None, &format!("{lost} events of the log were dropped: its reader is too slow"));
     }
@@ -101,5 +142,49 @@ fn note(severity: Severity, worker: Option<&str>, text: &str) {
         Severity::Info => event!(INFO),
         Severity::Debug => event!(DEBUG),
         Severity::Trace => event!(TRACE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::log::MAX_TEXT;
+
+    /// A subscriber that takes nothing until it is let.
+    struct Stuck(parking_lot::Mutex<Receiver<()>>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Stuck {
+        fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            // An error is the end of the test.
+            let _ = self.0.lock().recv();
+        }
+    }
+
+    // MBX-2.
+    #[test]
+    fn a_worker_that_floods_its_log_fills_no_memory_and_hides_nothing_of_the_nodes() {
+        use tracing_subscriber::layer::SubscriberExt;
+
+        let (go, wait) = sync_channel::<()>(0);
+        let subscriber = tracing_subscriber::registry().with(Stuck(parking_lot::Mutex::new(wait)));
+        let journal = tracing::subscriber::with_default(subscriber, || Journal::start().unwrap());
+        let name: Arc<str> = "evil".into();
+        let record = LogRecord {
+            severity: Severity::Info,
+            target: "t".into(),
+            message: "x".repeat(MAX_TEXT),
+            fields: vec![],
+            spans: vec![],
+            location: None,
+        };
+        for _ in 0..2 * JOURNAL_EVENTS {
+            journal.worker(&name, record.clone());
+        }
+        assert!(journal.queued.bytes.load(Relaxed) <= JOURNAL_BYTES);
+        let dropped = journal.dropped.load(Relaxed);
+        assert!(dropped > 0);
+        (0..100).for_each(|_| journal.node(Severity::Error, Some(&name), "it is killed".to_owned()));
+        assert_eq!(journal.dropped.load(Relaxed), dropped, "the node's own events found room");
+        drop(go);
     }
 }

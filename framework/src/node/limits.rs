@@ -25,11 +25,23 @@ pub const MAX_QUEUED_LOGS: usize = 1 << 10;
 /// Log events that may wait in the node for a slow subscriber.
 pub const JOURNAL_EVENTS: usize = 1 << 12;
 
+/// Bytes of them that may wait.
+pub const JOURNAL_BYTES: usize = 16 << 20;
+
+/// Of both, what workers' events leave for those of the node itself: a worker that floods its log hides nothing of the node's.
+pub const JOURNAL_RESERVE: usize = 4;
+
 /// Longest name of a worker, of an actor or in the registry, in bytes.
 pub const MAX_NAME: usize = 255;
 
 /// Most names in the registry.
 pub const MAX_NAMES: usize = 1 << 16;
+
+/// Names that one worker may register.
+pub const MAX_NAMES_EACH: usize = MAX_NAMES / 16;
+
+/// Things that a worker may say that it must not, before it is given up. A worker of ours says none.
+pub const MAX_COMPLAINTS: u64 = 256;
 
 /// Most chunks of one process that the node keeps descriptors of: two open files each.
 pub const MAX_CHUNKS: usize = 1 << 12;
@@ -50,7 +62,7 @@ pub const MAX_ENDS: usize = 32;
 /// Hangs that reports list, the last ones.
 pub const MAX_HANGS: usize = 64;
 
-/// Longest text of a failure that a worker reports, in bytes; the rest is cut off.
+/// Longest text of a failure that a worker reports, in bytes; the rest is cut off. It goes on to all other workers.
 pub const MAX_FAILURE_TEXT: usize = 16 << 10;
 
 /// Messages handled from one worker before the others get their turn.
@@ -74,6 +86,10 @@ const _: () = assert!(MAX_QUEUED_PACKETS > MAX_CONTROL_MESSAGE / (MAX_PACKET / 2
 const _: () = assert!(MAX_QUEUED_DESCRIPTORS >= MAX_DESCRIPTORS && MAX_DESCRIPTORS <= MAX_PACKET_FDS);
 // Slots and indexes are 16 bits wide.
 const _: () = assert!(MAX_ACTORS <= u16::MAX as usize && MAX_PROCESSES <= u16::MAX as usize);
+
+// What one worker says of its end is told to all others with room to spare.
+const _: () = assert!(MAX_FAILURE_TEXT * 16 < MAX_CONTROL_MESSAGE);
+const _: () = assert!(JOURNAL_BYTES / JOURNAL_RESERVE > 2 * crate::observe::log::MAX_RECORD);
 
 /// `text`, cut to at most `limit` bytes at a character's boundary.
 pub(crate) fn cut(mut text: String, limit: usize) -> String {

@@ -146,6 +146,8 @@ impl Outgoing {
 pub(crate) enum Incoming {
     /// A whole message. Its bytes are valid until the next call.
     Message(Vec<u8>, Vec<OwnedFd>),
+    /// A message whose descriptors are lost, because this process may open no more files. It is lost with them.
+    Starved,
     /// Nothing more for now.
     Empty,
     /// The other end is closed and everything was read.
@@ -187,9 +189,12 @@ impl Receiving {
             match kind {
                 LAST => {
                     let message = std::mem::take(&mut self.partial);
+                    if received.starved {
+                        return Ok(Incoming::Starved);
+                    }
                     return Ok(Incoming::Message(message, received.fds));
                 }
-                MORE if received.fds.is_empty() && !part.is_empty() => {}
+                MORE if received.fds.is_empty() && !received.starved && !part.is_empty() => {}
                 MORE => {
                     return Err(LineError::Malformed(
                         "carries descriptors, or nothing, before its message's end",
@@ -215,6 +220,7 @@ mod tests {
             Incoming::Message(bytes, descriptors) => (bytes, descriptors),
             Incoming::Empty => panic!("empty"),
             Incoming::Closed => panic!("closed"),
+            Incoming::Starved => panic!("out of descriptors"),
         }
     }
 
@@ -232,7 +238,7 @@ mod tests {
                 Incoming::Empty => {
                     out.flush().unwrap();
                 }
-                Incoming::Closed => panic!("closed"),
+                Incoming::Closed | Incoming::Starved => panic!("closed"),
             }
         }
         assert!(got[0].0 == sent && got[0].1 == 1);

@@ -20,6 +20,7 @@ mod handshake;
 mod hang;
 pub mod host;
 mod journal;
+mod letters;
 pub mod limits;
 mod line;
 mod mps;

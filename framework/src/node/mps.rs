@@ -5,7 +5,9 @@
 //! the keeper stops the daemon and removes the folder. So no daemon and no file outlive a node that was killed.
 
 use std::ffi::OsStr;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -110,17 +112,37 @@ pub(crate) fn run_if_keeper() {
     if std::os::unix::process::parent_id() != node {
         return;
     }
-    let folder = std::env::temp_dir().join(format!("tensorpost-mps-{node}-{}", std::process::id()));
-    let kept = keep(&folder);
+    let kept = Folder::create(&std::env::temp_dir()).and_then(|folder| keep(&folder.0));
     if let Err(why) = &kept {
         say(&format!("failed {}", why.replace('\n', " ")));
     }
-    if let Err(error) = std::fs::remove_dir_all(&folder)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        eprintln!("{} could not be removed: {error}", folder.display());
-    }
     std::process::exit(i32::from(kept.is_err()))
+}
+
+/// The pipes of the daemon: whoever can open them can use the GPU as its client. Removed when this drops, and only where this
+/// made it.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    /// A new folder that nobody but this user can look into, and whose name nobody could take before.
+    fn create(parent: &Path) -> Result<Self, String> {
+        // A hasher's keys come from the system's source of randomness. `mkdir` takes no name that is there, a link included.
+        let random = RandomState::new().build_hasher().finish();
+        let folder = parent.join(format!("tensorpost-mps-{}-{random:016x}", std::process::id()));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+        made.map(|()| Folder(folder.clone())).map_err(|error| format!("{}: {error}", folder.display()))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            eprintln!("{} could not be removed: {error}", self.0.display());
+        }
+    }
 }
 
 fn say(text: &str) {
@@ -130,7 +152,6 @@ fn say(text: &str) {
 }
 
 fn keep(folder: &Path) -> Result<(), String> {
-    std::fs::create_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut daemon = Command::new(CONTROL)
         .arg("-f")
         .env(PIPES, folder)
@@ -187,4 +208,29 @@ fn tell(folder: &Path, command: &str) -> Result<(), String> {
     }
     let status = control.wait().map_err(|error| error.to_string())?;
     if status.success() { Ok(()) } else { Err(format!("`{command}` was answered with {status}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_folder_is_this_users_alone_and_has_a_name_that_nobody_knows_before() {
+        let parent = std::env::temp_dir().join(format!("tensorpost-test-mps-{}", std::process::id()));
+        std::fs::create_dir(&parent).unwrap();
+        let (one, other) = (Folder::create(&parent).unwrap(), Folder::create(&parent).unwrap());
+        assert_ne!(one.0, other.0);
+        let mode = std::fs::metadata(&one.0).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let path = one.0.clone();
+        std::fs::write(path.join("log"), "x").unwrap();
+        drop((one, other));
+        assert!(!path.exists());
+        // What this has not made, it leaves: there is no guard of it.
+        let refused = Folder::create(&parent.join("is/not/there")).unwrap_err();
+        assert!(refused.contains("is/not/there"), "{refused}");
+        std::fs::remove_dir(&parent).unwrap();
+    }
 }

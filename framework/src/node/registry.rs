@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::ids::ActorId;
-use crate::node::limits::{MAX_NAME, MAX_NAMES};
+use crate::ids::{ActorId, ProcessId};
+use crate::node::limits::{MAX_NAME, MAX_NAMES, MAX_NAMES_EACH};
 
 /// Why a name was not given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,6 +20,9 @@ pub enum NameError {
     /// A name has 1 to [`MAX_NAME`] bytes.
     #[error("a name has 1 to {MAX_NAME} bytes, and this one has {0}")]
     Length(usize),
+    /// A process has registered [`MAX_NAMES_EACH`] names.
+    #[error("this process has registered {MAX_NAMES_EACH} names, which is the limit")]
+    TooMany,
     /// There are [`MAX_NAMES`] names already.
     #[error("the registry holds {MAX_NAMES} names already")]
     Full,
@@ -33,22 +36,39 @@ pub(crate) fn check_name(name: &str) -> Result<(), NameError> {
 /// The registry of one node.
 #[derive(Default)]
 pub(crate) struct Registry {
-    names: HashMap<String, ActorId>,
+    /// Each with the process that asked for it: the names of one leave room for those of others (MBX-2).
+    names: HashMap<String, (ActorId, ProcessId)>,
+    by_process: HashMap<ProcessId, usize>,
 }
 
 impl Registry {
     /// Gives `name` to `actor`. An actor may have several names, and may be given one it has.
     pub(crate) fn register(&mut self, name: String, actor: ActorId) -> Result<(), NameError> {
+        self.register_by(ProcessId::NODE, name, actor)
+    }
+
+    /// As [`register`](Self::register), asked for by a process, which has room for some.
+    pub(crate) fn register_by(
+        &mut self,
+        by: ProcessId,
+        name: String,
+        actor: ActorId,
+    ) -> Result<(), NameError> {
         check_name(&name)?;
         let full = self.names.len() >= MAX_NAMES;
         match self.names.entry(name) {
-            Entry::Occupied(entry) if *entry.get() == actor => Ok(()),
+            Entry::Occupied(entry) if entry.get().0 == actor => Ok(()),
             Entry::Occupied(entry) => {
-                Err(NameError::Taken { name: entry.key().clone(), holder: *entry.get() })
+                Err(NameError::Taken { name: entry.key().clone(), holder: entry.get().0 })
             }
             Entry::Vacant(_) if full => Err(NameError::Full),
             Entry::Vacant(entry) => {
-                entry.insert(actor);
+                let count = self.by_process.entry(by).or_default();
+                if *count >= MAX_NAMES_EACH && by != ProcessId::NODE {
+                    return Err(NameError::TooMany);
+                }
+                *count += 1;
+                entry.insert((actor, by));
                 Ok(())
             }
         }
@@ -56,12 +76,22 @@ impl Registry {
 
     /// The actor that has `name`.
     pub(crate) fn find(&self, name: &str) -> Option<ActorId> {
-        self.names.get(name).copied()
+        self.names.get(name).map(|(actor, _)| *actor)
     }
 
     /// Frees the names of all actors of which `dead` is true.
     pub(crate) fn forget(&mut self, dead: impl Fn(ActorId) -> bool) {
-        self.names.retain(|_, actor| !dead(*actor));
+        let by_process = &mut self.by_process;
+        self.names.retain(|_, (actor, by)| {
+            let stays = !dead(*actor);
+            if !stays && let std::collections::hash_map::Entry::Occupied(mut count) = by_process.entry(*by) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+            stays
+        });
     }
 }
 
@@ -80,6 +110,22 @@ mod tests {
         assert_eq!(registry.find("sink"), None);
         registry.register("sink".into(), ActorId(2)).unwrap();
         assert_eq!(registry.find("sink"), Some(ActorId(2)));
+    }
+
+    // MBX-2.
+    #[test]
+    fn one_process_does_not_take_the_names_of_all() {
+        let (one, other) = (ProcessId::new(1, 0).unwrap(), ProcessId::new(2, 0).unwrap());
+        let mut registry = Registry::default();
+        for i in 0..MAX_NAMES_EACH {
+            registry.register_by(one, i.to_string(), ActorId(1)).unwrap();
+        }
+        assert_eq!(registry.register_by(one, "one more".into(), ActorId(1)), Err(NameError::TooMany));
+        registry.register_by(other, "another's".into(), ActorId(2)).unwrap();
+        registry.forget(|actor| actor == ActorId(1));
+        registry.register_by(one, "one more".into(), ActorId(1)).unwrap();
+        registry.forget(|_| true);
+        assert!(registry.by_process.is_empty(), "nothing is counted of names that are gone");
     }
 
     #[test]

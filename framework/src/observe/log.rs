@@ -18,12 +18,18 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::text::shown;
+
 /// Longest message, and longest value of a field, in bytes.
 pub const MAX_TEXT: usize = 8 << 10;
 /// Most fields of an event or a span.
 pub const MAX_FIELDS: usize = 32;
 /// Most spans that an event names, the innermost ones.
 pub const MAX_SPANS: usize = 16;
+/// Longest name of a field, of a target or of a file, in bytes.
+pub const MAX_LABEL: usize = 512;
+/// Longest record in the node, in bytes, all its texts together; of one that is longer, the last fields and spans are left out.
+pub const MAX_RECORD: usize = 64 << 10;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -67,6 +73,34 @@ pub struct LogRecord {
     pub spans: Vec<String>,
     /// File and line.
     pub location: Option<(String, u32)>,
+}
+
+impl LogRecord {
+    /// Bytes of all its texts.
+    pub(crate) fn bytes(&self) -> usize {
+        let fields = self.fields.iter().map(|(name, value)| name.len() + value.len());
+        let spans = self.spans.iter().map(String::len);
+        let file = self.location.as_ref().map_or(0, |(file, _)| file.len());
+        self.target.len() + self.message.len() + file + fields.chain(spans).sum::<usize>()
+    }
+
+    /// The record of another process as it can be kept and shown: a process of ours keeps to the bounds, and another might
+    /// not (WIRE-1).
+    pub(crate) fn bounded(self) -> Self {
+        let mut room = MAX_RECORD;
+        let mut take = |text: String, limit: usize| {
+            let text = shown(text, limit.min(room));
+            room -= text.len();
+            text
+        };
+        let target = take(self.target, MAX_LABEL);
+        let message = take(self.message, MAX_TEXT);
+        let location = self.location.map(|(file, line)| (take(file, MAX_LABEL), line));
+        let fields = self.fields.into_iter().take(MAX_FIELDS);
+        let fields = fields.map(|(name, value)| (take(name, MAX_LABEL), take(value, MAX_TEXT))).collect();
+        let spans = self.spans.into_iter().take(MAX_SPANS).map(|span| take(span, MAX_TEXT)).collect();
+        LogRecord { severity: self.severity, target, message, fields, spans, location }
+    }
 }
 
 /// Where a process's records go. Never waits.
@@ -301,6 +335,27 @@ mod tests {
         let records = records(|| tracing::info!(big = "ä".repeat(MAX_TEXT), "{}", "x".repeat(3 * MAX_TEXT)));
         assert!(records[0].message.len() <= MAX_TEXT && records[0].message.len() > MAX_TEXT - 8);
         assert!(records[0].fields[0].1.len() <= MAX_TEXT);
+    }
+
+    // WIRE-1, MBX-2.
+    #[test]
+    fn a_record_of_another_process_is_bounded_and_forges_no_line() {
+        let long = "x\n".repeat(1 << 16);
+        let forged = LogRecord {
+            severity: Severity::Error,
+            target: long.clone(),
+            message: "well\n2026-11-22T00:00:00Z ERROR tensorpost::node: worker `b` ended".into(),
+            fields: vec![(long.clone(), long.clone()); 1000],
+            spans: vec![long.clone(); 1000],
+            location: Some((long, 5)),
+        };
+        let record = forged.bounded();
+        assert!(record.bytes() <= MAX_RECORD, "{}", record.bytes());
+        assert!(record.fields.len() <= MAX_FIELDS && record.spans.len() <= MAX_SPANS);
+        let texts = record.fields.iter().flat_map(|(name, value)| [name, value]).chain(&record.spans);
+        for text in texts.chain([&record.message, &record.target]) {
+            assert!(text.lines().skip(1).all(|line| line.starts_with("    |")), "{text}");
+        }
     }
 
     #[test]

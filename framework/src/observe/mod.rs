@@ -11,4 +11,5 @@ pub mod figures;
 pub mod log;
 pub mod progress;
 pub mod sight;
+pub(crate) mod text;
 pub mod trace;

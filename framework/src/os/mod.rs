@@ -8,7 +8,9 @@
 //! Descriptors are created close-on-exec, so no child inherits one by accident.
 
 mod aside;
+pub mod bell;
 pub mod event;
+pub mod foreign;
 pub mod futex;
 pub mod mapping;
 pub mod memfd;
@@ -20,7 +22,9 @@ pub mod time;
 pub mod vital;
 
 pub use aside::step_aside;
+pub use bell::{Bell, Ear, Ears};
 pub use event::EventFd;
+pub use foreign::Foreign;
 pub use futex::Woken;
 pub use mapping::{Access, Mapping, Watched32, Watched64};
 pub use memfd::{BadMemfd, Memfd};

@@ -33,6 +33,8 @@ pub struct Received {
     pub len: usize,
     /// The descriptors that came with it, in the order they were sent, close-on-exec.
     pub fds: Vec<OwnedFd>,
+    /// This process has no room for more open files, so the descriptors are lost: `fds` is empty although some were sent.
+    pub starved: bool,
 }
 
 impl Received {
@@ -150,15 +152,22 @@ impl Seqpacket {
                 fds.extend(rights);
             }
         }
-        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        let cut = received.flags.contains(ReturnFlags::CTRUNC);
+        if cut && !received.flags.contains(ReturnFlags::TRUNC) && fds.len() < MAX_PACKET_FDS {
+            // There was room here for more of them: it is this process that may not open any more, and no fault of the
+            // sender's.
+            super::foreign::close(fds);
+            buffer.truncate(received.bytes);
+            return Ok(Received { len: received.bytes, fds: Vec::new(), starved: true });
+        }
+        if cut || received.flags.contains(ReturnFlags::TRUNC) {
             buffer.clear();
-            let message = format!(
-                "a packet of over {MAX_PACKET} bytes or {MAX_PACKET_FDS} descriptors came, or this process is out of descriptors"
-            );
+            super::foreign::close(fds);
+            let message = format!("a packet of over {MAX_PACKET} bytes or {MAX_PACKET_FDS} descriptors came");
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         buffer.truncate(received.bytes);
-        Ok(Received { len: received.bytes, fds })
+        Ok(Received { len: received.bytes, fds, starved: false })
     }
 }
 
@@ -200,7 +209,7 @@ mod tests {
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         }
         let mut fds = first.fds.into_iter();
-        EventFd::from_fd(fds.next().unwrap()).unwrap().ring().unwrap();
+        rustix::io::write(fds.next().unwrap(), &1_u64.to_ne_bytes()).unwrap();
         assert!(bell.drain().unwrap());
         crate::os::memfd::check(fds.next().unwrap().as_fd(), 4096).unwrap();
         assert!(b.recv(&mut buffer).unwrap().fds.is_empty());

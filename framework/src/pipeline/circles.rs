@@ -128,7 +128,7 @@ impl Plan {
                 .collect();
             let kept: u64 = keepers.iter().map(|stage| self.kept(*stage)).fold(0, u64::saturating_add);
             let stage = self.stages[*keepers.last()?].name.clone();
-            (kept >= most).then(|| Mistake::Kept { stage, kept, most, stages: keepers.len() })
+            (kept >= most).then_some(Mistake::Kept { stage, kept, most, stages: keepers.len() })
         })
     }
 

@@ -7,6 +7,7 @@ use crate::clock::taint::Tainted;
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::lease::PoolError;
+use crate::limits::MAX_BROADCAST_BYTES;
 
 /// Why a tensor could not be made or used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,19 @@ pub enum TensorError {
         wanted: usize,
         /// Elements that were given.
         given: usize,
+    },
+    /// A copy of all elements would take more memory than there is for it.
+    #[error(
+        "a copy of the {bytes} bytes of elements of shape {shape:?} finds no room (its memory has {memory} bytes, and a broadcast is \
+         copied up to {MAX_BROADCAST_BYTES}); read slices of it"
+    )]
+    NoRoomForCopy {
+        /// The shape.
+        shape: Vec<usize>,
+        /// Bytes that all elements take, those counted again that are there once.
+        bytes: u64,
+        /// Bytes that it is a view of.
+        memory: u64,
     },
     /// The memory is not on the host.
     #[error(

@@ -155,6 +155,7 @@ impl Gpu {
         }
         in_reach(tensor.device(), self)?;
         let span = tensor.layout().bytes_span(tensor.dtype())?;
+        let mut elements = tensor.room_for_all::<T>()?;
         let address = tensor.read_on(&self.stream)? + span.start as u64;
         let mut bytes = vec![0_u8; span.len()];
         // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
@@ -167,7 +168,6 @@ impl Gpu {
         }
         let first = tensor.layout().span().start;
         let size = size_of::<T>();
-        let mut elements = Vec::with_capacity(tensor.len());
         for run in tensor.layout().contiguous_runs() {
             let run = &bytes[(run.start - first) * size..(run.end - first) * size];
             elements.extend(run.chunks_exact(size).map(bytemuck::checked::pod_read_unaligned::<T>));

@@ -15,6 +15,7 @@ use crate::clock::stream::host_wait;
 use crate::clock::{Ticket, Waited};
 use crate::ids::DeviceId;
 use crate::lease::Lease;
+use crate::limits::MAX_BROADCAST_BYTES;
 
 /// Checks that packed elements of type `T` can be seen on the host, and returns the byte range of the layout.
 pub(super) fn check<T: Element>(
@@ -126,11 +127,29 @@ impl Tensor {
         }
         let span = self.layout.span();
         let row = self.span_slice::<T>()?;
-        let mut elements = Vec::with_capacity(self.len());
+        let mut elements = self.room_for_all::<T>()?;
         for run in self.layout.contiguous_runs() {
             elements.extend_from_slice(&row[run.start - span.start..run.end - span.start]);
         }
         Ok(elements)
+    }
+
+    /// An empty vector with room for a copy of every element.
+    pub(super) fn room_for_all<T: Element>(&self) -> Result<Vec<T>, TensorError> {
+        let (size, span) = (size_of::<T>() as u64, self.layout.span().len() as u64);
+        let bytes = (self.len() as u64).saturating_mul(size);
+        let no_room = || TensorError::NoRoomForCopy {
+            shape: self.shape().to_vec(),
+            bytes,
+            memory: span.saturating_mul(size),
+        };
+        // WIRE-1: a layout that shows an element more than once can stand for any number of bytes.
+        if bytes > span.saturating_mul(size).max(MAX_BROADCAST_BYTES) {
+            return Err(no_room());
+        }
+        let mut room = Vec::new();
+        room.try_reserve_exact(self.len()).map_err(|_| no_room())?;
+        Ok(room)
     }
 
     /// Every element from the first that the layout touches to the last, those between included.
@@ -162,7 +181,12 @@ impl TensorMut {
     /// # Errors
     /// [`TensorError::Tainted`] where that work came to nothing, or the deadline came first.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), TensorError> {
-        wait_for(self.lease(), self.last_write(), deadline)
+        let Ok(last) = self.last_use() else {
+            // No ticket stands for all that was done with it, so each is waited for by itself.
+            let users = self.lease().users();
+            return users.iter().try_for_each(|stream| wait_for(self.lease(), stream.ticket(), deadline));
+        };
+        wait_for(self.lease(), last, deadline)
     }
 
     /// The elements of a packed host tensor, in row-major order. Blocks until earlier work on them is done.

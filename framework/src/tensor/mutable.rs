@@ -10,6 +10,7 @@ use crate::clock::stream::Stream;
 use crate::clock::taint::Standing;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
+use crate::lease::handle::Unordered;
 
 /// A tensor that only its holder can see, and so may write. It cannot be sent: [`freeze`](Self::freeze) it first, or
 /// [`split`](Self::split) it and send the parts.
@@ -177,7 +178,15 @@ impl TensorMut {
     /// Stands for everything that was done with the memory so far.
     pub(super) fn last_write(&self) -> Option<Ticket> {
         // A stream that used the memory has waited for `ready` before it did.
-        if self.lease.users().is_empty() { self.ready } else { self.lease.joined_ticket().or(self.tainted()) }
+        self.last_use().unwrap_or_else(|unordered| unordered.written.or(self.tainted()))
+    }
+
+    /// As [`last_write`](Self::last_write), for whoever is to write next: readers count too.
+    pub(super) fn last_use(&self) -> Result<Option<Ticket>, Unordered> {
+        if self.lease.users().is_empty() {
+            return Ok(self.ready);
+        }
+        Ok(self.lease.joined_ticket()?.or(self.tainted()))
     }
 
     /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the memory's reuse wait

@@ -332,6 +332,11 @@ impl Cluster {
         self.hub.chunks()
     }
 
+    /// Chunks of others that process `i` knows anything of: mapped, asked for, or not to be had.
+    pub fn chunks_known(&self, i: usize) -> usize {
+        self.office(i).chunks_known()
+    }
+
     /// Chunks of others that process `i` has mapped.
     pub fn chunks_mapped(&self, i: usize) -> usize {
         self.office(i).chunks_mapped()

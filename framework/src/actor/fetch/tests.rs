@@ -212,3 +212,34 @@ fn a_full_pool_is_waited_for() {
     };
     assert!(matches!(error, TensorError::Pool(PoolError::TooLarge { .. })), "{error}");
 }
+
+/// Two tensors of half a unit each need a unit each: with one free there is no room, and nobody is to look again and again.
+#[test]
+fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
+    let scene = scene(1 << 20);
+    let gpu = &scene.gpus[1];
+    let there = [0_u32, 1].map(|n| scene.gpus[0].from_slice(&[1], &[n]).unwrap().freeze());
+    // All but one unit.
+    let mut taken = Vec::new();
+    while let Ok(tensor) = gpu.empty(DType::U8, &[crate::limits::ALLOCATION_UNIT as usize]) {
+        taken.push(tensor);
+    }
+    drop(taken.pop());
+    // As a task is polled: once more for each time that it was woken, and now and then for something else.
+    let woken = || scene.woken.0.load(Ordering::SeqCst);
+    let mut polls = 0;
+    for _something_else in 0..3 {
+        let mut before = usize::MAX;
+        while woken() != before {
+            before = woken();
+            assert!(scene.fetch(gpu, &[&there[0], &there[1]]).is_pending());
+            polls += 1;
+            assert!(polls < 20, "it spins");
+        }
+    }
+    let before = woken();
+    drop(taken.pop());
+    assert_eq!(woken(), before + 1, "once, however often it has looked");
+    let (tensors, _) = scene.fetched(gpu, &[&there[0], &there[1]]);
+    assert_eq!([0, 1].map(|n| numbers(gpu, &tensors[n])[0]), [0, 1]);
+}

@@ -7,6 +7,7 @@ use crate::clock::turn::Turn;
 use crate::device::StreamOp;
 use crate::device::fake::Fake;
 use crate::lease::PoolOptions;
+use crate::mailbox::post::inbox::LocalCredits;
 use crate::prelude::*;
 use crate::testing::Cluster;
 
@@ -14,6 +15,51 @@ use crate::testing::Cluster;
 #[gpu_message(crate = crate)]
 struct Item {
     tensor: Tensor,
+}
+
+/// A mailbox whose actor stops between the look at it and the message.
+struct Stopping(Arc<LocalCredits>);
+
+impl Inbox for Stopping {
+    fn actor(&self) -> ActorId {
+        ActorId(1)
+    }
+
+    fn capacity(&self) -> u32 {
+        8
+    }
+
+    fn deliver(&self, _: crate::mailbox::post::inbox::Delivery<'_>) -> Result<(), Undelivered> {
+        Err(Undelivered::Stopped)
+    }
+
+    fn offer(
+        &self,
+        _: u64,
+        parcel: crate::mailbox::post::inbox::Parcel,
+    ) -> Result<(), (crate::mailbox::post::inbox::Parcel, Undelivered)> {
+        Err((parcel, Undelivered::Stopped))
+    }
+
+    fn local(&self) -> &Arc<LocalCredits> {
+        &self.0
+    }
+}
+
+/// What comes back is the ask, with the way to whoever asked: the next attempt is an ask again.
+#[test]
+fn an_ask_that_finds_its_actor_stopping_stays_an_ask() {
+    let cluster = Cluster::new(1);
+    let (to, _inbox) = cluster.inbox::<Item>(0, 8);
+    let address: Address<Item> = Address::new(Arc::clone(cluster.office(0)), to.actor, to.place, true);
+    let stopping: Arc<dyn Inbox> = Arc::new(Stopping(LocalCredits::new(8)));
+    let tensor = cluster.gpu(0).from_slice(&[1], &[1_u32]).expect("memory").freeze();
+    let (answer, mut told) = oneshot::channel();
+    let (mut message, mut answer) = (Some(Item { tensor }), Some(answer));
+    let refused = super::offer(&address, &stopping, &mut message, &mut answer);
+    assert!(matches!(refused, Err(SendFailure::NoSuchActor)), "{refused:?}");
+    assert!(message.is_some() && answer.is_some());
+    assert!(told.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
 }
 
 /// Outside of a handler the data of a tensor and the end of its lease are one clock write, as inside of one.

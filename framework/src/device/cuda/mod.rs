@@ -261,6 +261,8 @@ fn no_such(ordinal: usize, found: usize) -> DeviceError {
     DeviceError::NoDevice { wanted: format!("cuda:{ordinal}"), found }
 }
 
+impl crate::device::sealed::Sealed for CudaBackend {}
+
 impl Backend for CudaBackend {
     fn id(&self) -> DeviceId {
         self.shared.id

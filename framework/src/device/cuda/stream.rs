@@ -254,6 +254,8 @@ impl Core {
     }
 }
 
+impl crate::device::sealed::Sealed for CudaStreamBackend {}
+
 impl StreamBackend for CudaStreamBackend {
     fn clock_slot(&self) -> u16 {
         self.core.clock.slot()

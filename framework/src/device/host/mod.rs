@@ -35,6 +35,8 @@ impl HostBackend {
     }
 }
 
+impl crate::device::sealed::Sealed for HostBackend {}
+
 impl Backend for HostBackend {
     fn id(&self) -> DeviceId {
         DeviceId::HOST

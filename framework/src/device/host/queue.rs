@@ -91,6 +91,11 @@ impl Queue {
         }
     }
 
+    /// Locks the order, for what only orders work: it takes its place whatever became of the work before it.
+    pub(super) fn enter_in_order(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
     /// As [`enter`](Self::enter), and waits while the queue is full (MBX-2). The stream's own thread does not: it
     /// would wait for itself.
     pub(super) fn enter_with_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {

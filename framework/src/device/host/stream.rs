@@ -106,16 +106,19 @@ impl HostStream {
     }
 }
 
+impl crate::device::sealed::Sealed for HostStream {}
+
 impl StreamBackend for HostStream {
     fn clock_slot(&self) -> u16 {
         self.queue.clock.slot()
     }
 
     /// Does not wait for room either: clock operations are small, bounded by the messages they belong to, and are
-    /// what dropping a lease submits (LEASE-2).
+    /// what dropping a lease submits (LEASE-2). Nor does it report a failure of earlier work: whoever orders one thing
+    /// behind another must have it ordered, and the failure is for whoever asks for work next.
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
         let steps = self.steps(ops)?;
-        let mut state = self.queue.enter()?;
+        let mut state = self.queue.enter_in_order();
         for op in ops {
             if let StreamOp::Advance(value) = op {
                 self.queue.clock.promise(*value);

@@ -116,7 +116,9 @@ fn who_is_sole_is_known_only_from_a_line_that_stood_still() {
             pool.grant(id, to).expect("open");
         }
         let [first, second] = [(); 2].map(|()| Arc::clone(&pool));
-        script.then(move || first.release(id, h, &[]).expect("held"));
+        script.then(move || {
+            first.release(id, h, &[]).expect("held");
+        });
         script.then(move || second.grant(id, g).map(drop).expect("open"));
         let sole = match to {
             None => pool.is_sole(id),
@@ -158,7 +160,9 @@ fn a_send_that_drains_wakes_who_waits_for_memory() {
     let waker = Waker::from(Arc::clone(&woken));
     assert!(matches!(pool.poll_allocate(1 << 19, &waker), Err(PoolError::Full { .. })));
     let theirs = Arc::clone(&pool);
-    script.then(move || theirs.release(id, h, &[]).expect("held"));
+    script.then(move || {
+        theirs.release(id, h, &[]).expect("held");
+    });
     let shared = pool.grant(given, to).expect("open");
     assert!(pool.is_sole_of(given, to, shared));
     assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the waiter sleeps on");

@@ -6,7 +6,7 @@
 //! closes its descriptors when nobody has the chunk mapped (see `node/chunks.rs`). A lease that is forwarded here later
 //! maps it again.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::mailbox::port::ToNode;
+use crate::os::Foreign;
 
 /// How long [`Office::map_now`] waits for the node's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,6 +39,8 @@ pub(super) enum Chunk {
 pub(super) enum Known {
     /// Asked for.
     Wanted,
+    /// Asked for by a frame that was rejected meanwhile: an answer "there is none" is for nobody.
+    Unwanted,
     /// Mapped, and kept so.
     Mapped(Arc<ChunkMapping>),
     /// Mapped for as long as there are leases on it.
@@ -68,6 +71,11 @@ impl Office {
         match self.chunks.entry(key) {
             Entry::Occupied(entry) => match entry.get() {
                 Known::Wanted => return Chunk::Wanted,
+                Known::Unwanted => {
+                    // The answer that is on its way is as good for this question.
+                    entry.replace_entry(Known::Wanted);
+                    return Chunk::Wanted;
+                }
                 Known::Mapped(mapping) => return Chunk::Mapped(Arc::clone(mapping)),
                 // An answer "there is none" is good for one question: a forged frame may have asked for a chunk before
                 // its owner made it (WIRE-1).
@@ -123,7 +131,33 @@ impl Office {
 
     /// The node has no such chunk.
     pub(super) fn no_chunk(&self, chunk: ChunkId, access: Access) {
-        self.set_chunk(chunk, access, Known::Missing);
+        {
+            let _came = self.chunk_came.0.lock();
+            if let Entry::Occupied(mut entry) = self.chunks.entry((chunk, access == Access::ReadWrite)) {
+                match entry.get() {
+                    Known::Unwanted => drop(entry.remove()),
+                    Known::Wanted => drop(entry.insert(Known::Missing)),
+                    // An answer to a question that was answered otherwise since.
+                    Known::Mapped(_) | Known::Left(_) | Known::Missing => {}
+                }
+            }
+            self.chunk_came.1.notify_all();
+        }
+    }
+
+    /// A frame that named `chunk` was rejected: what was asked for it alone is forgotten (MBX-2), or a peer could fill the
+    /// table with names of chunks that there never were.
+    pub(super) fn forget_missing(&self, chunk: ChunkId) {
+        for writable in [false, true] {
+            if let Entry::Occupied(mut entry) = self.chunks.entry((chunk, writable)) {
+                match entry.get() {
+                    Known::Missing => drop(entry.remove()),
+                    // Whoever else waits for it asks again when the answer has come.
+                    Known::Wanted => drop(entry.insert(Known::Unwanted)),
+                    Known::Unwanted | Known::Mapped(_) | Known::Left(_) => {}
+                }
+            }
+        }
     }
 
     fn set_chunk(&self, chunk: ChunkId, access: Access, state: Known) {
@@ -145,9 +179,11 @@ impl Office {
         access: Access,
         descriptors: Vec<OwnedFd>,
     ) {
+        // The node cannot know what its owner gave it.
+        let descriptors: Vec<_> = descriptors.into_iter().map(Foreign::from).collect();
         // A process that never used the device opens it now: to hold a tensor is to map it.
-        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first() {
-            Some(descriptor) => pool.backend().import_chunk(descriptor.as_fd(), bytes, access),
+        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first().and_then(Foreign::fd) {
+            Some(descriptor) => pool.backend().import_chunk(descriptor, bytes, access),
             None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
         });
         fault::point("post.chunk.came");

@@ -6,12 +6,29 @@ use std::sync::atomic::Ordering;
 
 use scopeguard::{ScopeGuard, guard};
 
-use super::link::{BadHalf, Link};
+use super::link::Link;
 use super::{Office, Slot};
 use crate::clock::ClockPage;
 use crate::fault;
 use crate::ids::ProcessId;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
+
+/// Why a half was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadHalf {
+    #[error("a page that it sent is not what it has to be: {0}")]
+    Memory(#[from] crate::os::BadMemfd),
+    #[error("its clock page is not what it has to be: {0}")]
+    Clock(#[from] crate::clock::BadClockPage),
+    #[error("its letter came with {0} descriptors instead of 4")]
+    Descriptors(usize),
+    #[error("its ring cannot be: {0}")]
+    Ring(#[from] crate::mailbox::ring::BadCapacity),
+    #[error("it sent its half twice")]
+    Twice,
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
 
 impl Office {
     /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
@@ -57,7 +74,7 @@ impl Office {
     }
 
     fn new_link(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        let link = match Link::new(peer) {
+        let link = match Link::new(peer, &self.ears) {
             Ok(link) => Arc::new(link),
             Err(error) => {
                 tracing::error!(%peer, %error, "no memory for a link");
@@ -65,7 +82,7 @@ impl Office {
             }
         };
         for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if let Slot::Withdrawn { away } = inbox {
+            if let Slot::Withdrawn { away, .. } = inbox {
                 link.close(index as u16, *away);
             }
         }
@@ -78,7 +95,7 @@ impl Office {
             self.domain.own_page().export_fd()?,
             self.mail.export()?,
             link.export()?,
-            self.bell.try_clone()?.into(),
+            link.take_bell().ok_or(std::io::ErrorKind::AlreadyExists)?,
         ];
         let route = ToNode::Route { to: link.peer, letter: Letter::Link };
         let sent = self.port.send(route, descriptors).map_err(std::io::Error::other);
@@ -240,7 +257,7 @@ impl Office {
 
     /// Makes the reader look again.
     pub(crate) fn wake_reader(&self) {
-        if let Err(error) = self.bell.ring() {
+        if let Err(error) = self.ears.wake() {
             tracing::warn!(%error, "the reader could not be woken");
         }
     }

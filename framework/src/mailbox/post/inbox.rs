@@ -14,7 +14,9 @@ use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::EndReason;
 use crate::message::codec;
 use crate::observe::figures::ActorFigures;
+use crate::observe::log::MAX_TEXT;
 use crate::observe::sight::ActorSight;
+use crate::observe::text::shown;
 use crate::observe::trace::FrameId;
 use crate::tensor::Tensor;
 
@@ -202,6 +204,15 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// As a peer says it, with its text cut and made plain.
+    pub(crate) fn bounded(self) -> Self {
+        match self {
+            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_TEXT)),
+            Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_TEXT)),
+            plain => plain,
+        }
+    }
+
     /// Why there is no reply, for whatever was to send one and is dropped on this thread.
     pub(crate) fn of_an_end() -> Self {
         if std::thread::panicking() { Refusal::Panicked } else { Refusal::NoReply }

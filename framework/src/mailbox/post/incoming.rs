@@ -24,6 +24,8 @@ use crate::lease::book::BookError;
 use crate::lease::{Lease, LeaseId, Returns};
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry};
+use crate::observe::log::MAX_TEXT;
+use crate::observe::text::shown;
 use crate::tensor::DType;
 use crate::tensor::{Layout, Tensor};
 
@@ -114,6 +116,7 @@ impl Office {
             Look::Wait => return false,
             Look::Never(why) => {
                 self.reject_frame(link, &why);
+                entries().for_each(|entry| self.forget_missing(entry.id.chunk));
                 self.give_back(link, entries());
                 self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                 return true;
@@ -259,12 +262,9 @@ impl Office {
         let id = entry.id;
         let owner = id.chunk.owner;
         if owner == self.me {
-            let lease = self.adopt_own(link, id, entry.sole)?;
+            let lease = self.adopt_own(link, id, entry.sole, entry.in_parts)?;
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on line {} came back with another place or size", id.line));
-            }
-            if entry.in_parts {
-                lease.set_in_parts();
             }
             return Ok(lease);
         }
@@ -295,14 +295,14 @@ impl Office {
     }
 
     /// A lease on this process's own memory, which the peer sends back.
-    fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool) -> Result<Lease, String> {
+    fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
         let pool = self.pool_of(id)?;
-        let adopted = match pool.adopt(id, link.peer, sole) {
+        let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
             // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this process has
             // looked at before it saw the frame. What has come since is there to be read.
             Err(BookError::NotHeld { .. }) => {
                 self.drain_link_returns(link);
-                pool.adopt(id, link.peer, sole)
+                pool.adopt(id, link.peer, sole, in_parts)
             }
             adopted => adopted,
         };
@@ -352,7 +352,7 @@ impl Office {
             Kind::Refusal => {
                 let why = codec::decode::<Refusal>(body, Vec::new(), None);
                 let why = why.unwrap_or_else(|error| Refusal::Undelivered(error.to_string()));
-                self.take_reply(link, frame.header.correlation, Err(AskFailure::Refused(why)));
+                self.take_reply(link, frame.header.correlation, Err(AskFailure::Refused(why.bounded())));
             }
         }
     }
@@ -393,7 +393,8 @@ impl Office {
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, %error, "a message was not delivered");
+            let error = shown(error.to_string(), MAX_TEXT);
+            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, error, "a message was not delivered");
         }
     }
 
@@ -439,6 +440,8 @@ impl Office {
 
     fn reject(&self, link: &Link, why: &str) {
         self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+        // What is wrong with a frame may quote it.
+        let why = shown(why.to_owned(), MAX_TEXT);
         tracing::warn!(peer = %link.peer, why, "a frame was rejected");
     }
 

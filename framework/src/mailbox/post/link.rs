@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::connect::BadHalf;
 use super::news;
 use super::pages::{LinkMemory, MailPage};
 use super::waiting::Queue;
@@ -24,12 +25,10 @@ use crate::ids::ProcessId;
 use crate::lease::{Lease, LeaseId};
 use crate::limits::MAX_ACTORS;
 use crate::mailbox::doorbell::Ringer;
-use crate::mailbox::ring::{
-    BadCapacity, Consumer, EntryConsumer, EntryProducer, NativeWord, NativeWords, Producer, Word,
-};
+use crate::mailbox::ring::{Consumer, EntryConsumer, EntryProducer, NativeWord, NativeWords, Producer, Word};
 use crate::message::codec::Encoded;
 use crate::message::wire::Header;
-use crate::os::{EventFd, monotonic_ns};
+use crate::os::{Bell, Ear, Ears, monotonic_ns};
 
 /// In a standing word: the actor is gone, or never was.
 pub(crate) const CLOSED: u64 = u64::MAX;
@@ -43,6 +42,10 @@ pub(crate) struct Link {
     pub(crate) peer: ProcessId,
     /// What this process writes for the peer.
     memory: LinkMemory,
+    /// What the peer rings here.
+    _ear: Ear,
+    /// The peer's end of it, until it is sent.
+    bell: Mutex<Option<Bell>>,
     /// What the peer writes for this process, once it came.
     half: OnceLock<Half>,
     /// The peer has mapped `memory`.
@@ -67,8 +70,10 @@ pub(crate) struct Link {
     waiting: Arc<AtomicUsize>,
     /// The credits granted.
     handled: Mutex<Granted>,
-    /// Leases on this process's memory that the peer was granted or took.
+    /// Leases on this process's memory that the peer was granted.
     pub(crate) granted: AtomicUsize,
+    /// Those that it took because others forwarded them to it. They leave room for what it is granted.
+    pub(crate) forwarded: AtomicUsize,
     /// Leases on the peer's memory that this process holds.
     pub(crate) held: AtomicUsize,
     /// Leases that the peer has given back.
@@ -101,7 +106,7 @@ struct Half {
     credits: NativeWords,
     standings: NativeWords,
     wants: NativeWord,
-    bell: EventFd,
+    bell: Bell,
     ringer: Mutex<Ringer>,
 }
 
@@ -220,30 +225,16 @@ pub(crate) struct Inbound {
     pub(crate) received: Vec<u64>,
 }
 
-/// Why a half was refused.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BadHalf {
-    #[error("a page that it sent is not what it has to be: {0}")]
-    Memory(#[from] crate::os::BadMemfd),
-    #[error("its clock page is not what it has to be: {0}")]
-    Clock(#[from] crate::clock::BadClockPage),
-    #[error("its letter came with {0} descriptors instead of 4")]
-    Descriptors(usize),
-    #[error("its ring cannot be: {0}")]
-    Ring(#[from] BadCapacity),
-    #[error("it sent its half twice")]
-    Twice,
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
 impl Link {
-    pub(crate) fn new(peer: ProcessId) -> io::Result<Self> {
+    pub(crate) fn new(peer: ProcessId, ears: &Ears) -> io::Result<Self> {
+        let (ear, bell) = ears.doorbell()?;
         let memory = LinkMemory::create()?;
         let handled = Granted::new(memory.credits(), memory.standings());
         Ok(Link {
             peer,
             memory,
+            _ear: ear,
+            bell: Mutex::new(Some(bell)),
             half: OnceLock::new(),
             acknowledged: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -259,6 +250,7 @@ impl Link {
             waiting: Arc::default(),
             handled: Mutex::new(handled),
             granted: AtomicUsize::new(0),
+            forwarded: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             released: AtomicU64::new(0),
             due: AtomicU8::new(0),
@@ -280,6 +272,11 @@ impl Link {
         self.memory.export()
     }
 
+    /// The descriptor with which the peer rings here. There once: the peer alone has it.
+    pub(crate) fn take_bell(&self) -> Option<OwnedFd> {
+        self.bell.lock().take().map(OwnedFd::from)
+    }
+
     /// Connects the peer's half.
     pub(crate) fn connect(&self, mail: OwnedFd, memory: OwnedFd, bell: OwnedFd) -> Result<(), BadHalf> {
         let mail = MailPage::open(mail)?;
@@ -288,7 +285,7 @@ impl Link {
             credits: memory.credits(),
             standings: memory.standings(),
             wants: mail.wants(),
-            bell: EventFd::from_fd(bell)?,
+            bell: Bell::from_fd(bell)?,
             ringer: Mutex::new(Ringer::new(mail.sleep())),
         };
         if self.half.set(half).is_err() {

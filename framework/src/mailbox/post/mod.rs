@@ -56,7 +56,7 @@ use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
 use crate::observe::sight::Sight;
-use crate::os::EventFd;
+use crate::os::Ears;
 use crate::tensor::Gpu;
 use inbox::Inbox;
 
@@ -66,7 +66,7 @@ pub struct Office {
     this: Weak<Office>,
     domain: Arc<ClockDomain>,
     mail: pages::MailPage,
-    bell: EventFd,
+    ears: Ears,
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
@@ -121,7 +121,19 @@ enum Slot {
     /// Somebody was there, and is started anew if this is set.
     Withdrawn {
         away: bool,
+        /// Of the largest mailbox that was ever here, per sending process.
+        capacity: u32,
     },
+}
+
+impl Slot {
+    fn capacity(&self) -> u32 {
+        match self {
+            Slot::Free => 0,
+            Slot::Taken(inbox) => inbox.capacity(),
+            Slot::Withdrawn { capacity, .. } => *capacity,
+        }
+    }
 }
 
 /// What a post office has counted since it opened.
@@ -196,13 +208,13 @@ impl Office {
         let ProcessPages { clocks, board } = pages;
         let domain = ClockDomain::with_board(me, clocks, Some(board));
         let mail = pages::MailPage::create()?;
-        let bell = EventFd::create()?;
+        let ears = Ears::create()?;
         let office = Arc::new_cyclic(|this| Office {
             me,
             this: Weak::clone(this),
             domain,
             mail,
-            bell,
+            ears,
             port,
             links: links::Links::new(),
             gone: ended::Ended::new(),
@@ -424,11 +436,10 @@ impl Office {
 
     /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
-        let slot = self
-            .inboxes
-            .write()
-            .get_mut(usize::from(index))
-            .map(|slot| std::mem::replace(slot, Slot::Withdrawn { away }));
+        let slot = self.inboxes.write().get_mut(usize::from(index)).map(|slot| {
+            let capacity = slot.capacity();
+            std::mem::replace(slot, Slot::Withdrawn { away, capacity })
+        });
         // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
         drop(slot);
         for link in self.links.all().iter() {
@@ -461,7 +472,7 @@ impl Office {
 
     /// Whether the actor that was at `index` is started anew.
     pub(crate) fn is_away(&self, index: u16) -> bool {
-        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true }))
+        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true, .. }))
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

@@ -10,10 +10,9 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::Office;
 use super::inbox::Refusal;
 use super::link::{AWAY, CLOSED, Credit, InFlight, Link, Outbound};
-use super::news;
+use super::{Office, news};
 use crate::clock::taint::Standing;
 use crate::fault;
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -25,6 +24,9 @@ use crate::message::codec::{self, Encoded};
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::tensor::{DType, Gpu, TensorError};
+
+/// Replies that may wait for a peer whatever it may ask.
+const FEW_REPLIES: usize = 4096;
 
 /// Where a message goes.
 #[derive(Clone, Copy, Debug)]
@@ -261,7 +263,11 @@ impl Office {
             // What is tainted stays it, whoever is joined.
             let tainted = ready.is_some_and(|ticket| self.domain.tainted_by(&ticket).is_some());
             if !lease.users().is_empty() && !tainted {
-                ready = lease.joined_ticket();
+                match lease.joined_ticket() {
+                    Ok(joined) => ready = joined,
+                    // Without an order there is no hand-over, only a loan.
+                    Err(unordered) => (ready, sole) = (unordered.written.or(ready), false),
+                }
             }
         }
         let ready = ready.filter(|ticket| !matches!(self.domain.standing(ticket), Ok(Standing::Ready)));
@@ -395,9 +401,20 @@ impl Office {
                     key: 0,
                     body_bytes: 0,
                 };
-                if let Some(out) = link.out.lock().as_mut() {
+                let waiting = link.out.lock().as_mut().map_or(0, |out| {
                     out.outbox.push_back((header, encoded, asked));
                     link.backlog.store(true, Ordering::Release);
+                    out.outbox.len()
+                });
+                // The sum is over all actors: it is looked at where there is something to ask about.
+                if waiting > FEW_REPLIES && waiting > self.most_replies() {
+                    tracing::error!(
+                        peer = %link.peer,
+                        waiting,
+                        "a peer asks more than its credits and does not read the answers; it is given up"
+                    );
+                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                    link.break_off();
                 }
                 self.wake_reader();
             }
@@ -411,6 +428,14 @@ impl Office {
                 }
             }
         }
+    }
+
+    /// Replies that one peer can have waiting here if it keeps to its credits (MBX-2): as many as it may ask of all actors
+    /// that there are or were, each of which keeps its ask's credit until it has gone. Those to actors that there are not
+    /// have no mailbox to be counted in, so this is where a peer that ignores the credits is found out.
+    fn most_replies(&self) -> usize {
+        let inboxes = self.inboxes.read();
+        FEW_REPLIES + inboxes.iter().map(|slot| slot.capacity() as usize).sum::<usize>()
     }
 
     /// Sends replies that found no room before; true if one went.

@@ -25,12 +25,12 @@ use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
 use crate::os::step_aside;
 
-/// The doorbell of an office that is there for as long.
-struct Bell(Arc<Office>);
+/// The ears of an office that is there for as long.
+struct Listening(Arc<Office>);
 
-impl AsRawFd for Bell {
+impl AsRawFd for Listening {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.bell.as_raw_fd()
+        self.0.ears.as_raw_fd()
     }
 }
 
@@ -179,9 +179,10 @@ impl Office {
     /// # Cancel safety
     /// Dropping it between two polls loses nothing; frames stay in their rings.
     pub async fn run(self: Arc<Self>) -> io::Result<()> {
-        // SAFETY: the descriptor is the office's own, which the `Bell` keeps, and so is open for as long as the `AsyncFd`
-        // is there; it always names the same eventfd.
-        let bell = unsafe { AsyncFd::register_with_interest(Bell(Arc::clone(&self)), Interest::READABLE) }?;
+        // SAFETY: the descriptor is the office's own, which the `Listening` keeps, and so is open for as long as the
+        // `AsyncFd` is there; it always names the same epoll instance.
+        let ears =
+            unsafe { AsyncFd::register_with_interest(Listening(Arc::clone(&self)), Interest::READABLE) }?;
         let wants = self.mail.wants();
         let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.mail.sleep());
         let mut spin: Spin = Spin::new();
@@ -207,7 +208,7 @@ impl Office {
                     let asleep = !self.poll(&mut buffer) && self.wanted_news() & !wanted == 0;
                     if asleep && !self.stopped.load(Ordering::Acquire) {
                         tokio::select! {
-                            rung = bell.readable() => rung?.clear_ready(),
+                            rung = ears.readable() => rung?.clear_ready(),
                             // Another task of this thread, or another thread, goes on while the reader sleeps.
                             () = self.quiet_came.notified() => {}
                         }

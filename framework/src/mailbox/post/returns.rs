@@ -18,7 +18,7 @@ use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
 use crate::lease::{LeaseId, Pool, Returns, Writers};
-use crate::limits::{MAX_GRANTED, RETURN_SLOTS};
+use crate::limits::MAX_FORWARDED;
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
 
@@ -133,7 +133,7 @@ impl Office {
         let Some(ring) = returns.as_mut() else { return false };
         let unconsumed = ring.unconsumed().unwrap_or(u64::MAX);
         let held = link.held.load(Ordering::Relaxed) as u64;
-        unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= (RETURN_SLOTS - MAX_GRANTED) as u64
+        unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= MAX_FORWARDED as u64
     }
 
     /// Handles what the peer has posted; true if there was anything.
@@ -169,21 +169,23 @@ impl Office {
                 |notice| match notice {
                     Notice::Release { chunk, line, generation, uses } => {
                         let id = entry::lease_id(self.me, chunk, line, generation);
-                        self.pool_of(id)?.release(id, link.peer, &uses).map_err(|error| error.to_string())?;
-                        link.granted.fetch_sub(1, Ordering::Relaxed);
+                        let released = self.pool_of(id)?.release(id, link.peer, &uses);
+                        let was_forwarded = released.map_err(|error| error.to_string())?;
+                        let counted = if was_forwarded { &link.forwarded } else { &link.granted };
+                        counted.fetch_sub(1, Ordering::Relaxed);
                         fault::point("lease.taken");
                         link.released.fetch_add(1, Ordering::Relaxed);
                         Ok(())
                     }
                     Notice::Hold { chunk, line, generation } => {
                         let id = entry::lease_id(self.me, chunk, line, generation);
-                        if link.granted.load(Ordering::Relaxed) >= RETURN_SLOTS {
+                        if link.forwarded.load(Ordering::Relaxed) >= MAX_FORWARDED {
                             // MBX-2: it could never give them all back. The reader gives the link up.
                             link.break_off();
                             return Err("it took more leases than its return ring has room for".into());
                         }
-                        self.pool_of(id)?.grant(id, link.peer).map_err(|error| error.to_string())?;
-                        link.granted.fetch_add(1, Ordering::Relaxed);
+                        self.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
+                        link.forwarded.fetch_add(1, Ordering::Relaxed);
                         Ok(())
                     }
                     Notice::Rejected { end } => {
@@ -207,12 +209,16 @@ impl Office {
             std::mem::take(&mut frame.granted)
         };
         for id in granted {
-            link.granted.fetch_sub(1, Ordering::Relaxed);
-            if let Ok(pool) = self.pool_of(id)
-                && let Err(error) = pool.release(id, link.peer, &[])
-            {
-                tracing::error!(%error, "the grant of a rejected frame was not in the book");
-            }
+            let released = self.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
+            match released {
+                Some(Ok(true)) => link.forwarded.fetch_sub(1, Ordering::Relaxed),
+                // Also where the peer has given it back itself, against the protocol: it was counted once.
+                Some(Ok(false)) | None => link.granted.fetch_sub(1, Ordering::Relaxed),
+                Some(Err(error)) => {
+                    tracing::error!(%error, "the grant of a rejected frame was not in the book");
+                    continue;
+                }
+            };
         }
     }
 

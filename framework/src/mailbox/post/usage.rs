@@ -18,12 +18,17 @@ impl Office {
         self.links.all().len()
     }
 
+    /// Chunks of others that anything is known of here.
+    pub(crate) fn chunks_known(&self) -> usize {
+        self.chunks.len()
+    }
+
     /// Chunks of others that are mapped here, those that are mapped twice counted twice.
     pub(crate) fn chunks_mapped(&self) -> usize {
         let mapped = |known: &Known| match known {
             Known::Mapped(_) => true,
             Known::Left(mapping) => mapping.strong_count() > 0,
-            Known::Wanted | Known::Missing => false,
+            Known::Wanted | Known::Unwanted | Known::Missing => false,
         };
         self.chunks.iter().filter(|entry| mapped(entry.value())).count()
     }

@@ -104,10 +104,7 @@ impl State {
     pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         let Some(Pending { place, type_name, ended, first }) = worker.pending.remove(&actor) else {
-            let text = format!("worker `{}` speaks of {actor}, which it was not asked to start", worker.name);
-            worker.complaints = worker.complaints.saturating_add(1);
-            self.journal.node(Severity::Error, Some(&worker.name), text);
-            return;
+            return self.complain(index, format!("it speaks of {actor}, which it was not asked to start"));
         };
         let (id, name) = (worker.id, worker.name.to_string());
         self.dirty = true;
@@ -145,11 +142,7 @@ impl State {
         }
         let Some(entry) = self.broker.roster.actor(actor) else { return };
         if entry.place.process != worker.process {
-            worker.complaints = worker.complaints.saturating_add(1);
-            let text =
-                format!("worker `{}` says that {actor} has stopped, which is not its own", worker.name);
-            self.journal.node(Severity::Error, Some(&worker.name), text);
-            return;
+            return self.complain(index, format!("it says that {actor} has stopped, which is not its own"));
         }
         if let Some(why) = &why {
             let text = format!("{actor} `{}` in worker `{}` ended: {why}", entry.name, worker.name);

@@ -6,7 +6,6 @@ use std::time::Instant;
 use crate::ids::ProcessId;
 use crate::limits::MAX_ACTORS;
 use crate::node::control::Down;
-use crate::node::limits::{MAX_NAME, cut};
 use crate::observe::figures::{DEADLINE, Figures, Named, ProcessFigures};
 use crate::os::monotonic_ns;
 
@@ -81,13 +80,10 @@ impl State {
     }
 }
 
-/// WIRE-1: whether these are figures that a process can have; names are cut.
-pub(super) fn check(mut figures: ProcessFigures) -> Option<ProcessFigures> {
+/// WIRE-1: whether these are figures that a process can have.
+pub(super) fn check(figures: ProcessFigures) -> Option<ProcessFigures> {
     if figures.actors.len() > MAX_ACTORS || !figures.actors.iter().all(|actor| actor.handler.is_sound()) {
         return None;
-    }
-    for actor in &mut figures.actors {
-        actor.name = cut(std::mem::take(&mut actor.name), MAX_NAME);
     }
     Some(figures)
 }

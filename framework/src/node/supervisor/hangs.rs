@@ -8,13 +8,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::ids::{ActorId, ProcessId};
-use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
 use crate::mailbox::lives::EndReason;
 use crate::node::control::Down;
 use crate::node::hang::{Hang, HangReport, OnHang};
-use crate::node::limits::{MAX_HANGS, MAX_NAME, cut};
+use crate::node::limits::MAX_HANGS;
 use crate::observe::log::Severity;
-use crate::observe::sight::{ActorSight, Sight, WaitSight, WaitsIn};
+use crate::observe::sight::{ActorSight, Sight, WaitSight};
 
 use super::run::State;
 
@@ -67,6 +66,20 @@ impl Hangs {
     }
 }
 
+impl Seen {
+    /// What was reported and does not stand any more may be reported again, and needs no remembering.
+    fn forget_what_is_over(&mut self) {
+        let Seen { standing, waits, reported, .. } = self;
+        reported.retain(|said| match said {
+            Said::Silent => true,
+            Said::Mailbox(actor, moved) => standing.get(actor).is_some_and(|(is, _)| is.moved == *moved),
+            Said::Clock(on, clock, value) => {
+                waits.iter().any(|wait| (wait.on, wait.clock, wait.value) == (*on, *clock, *value))
+            }
+        });
+    }
+}
+
 impl State {
     /// Judges the last look, and begins the next one, if it is time for that.
     pub(super) fn look_for_hangs(&mut self) {
@@ -92,7 +105,9 @@ impl State {
         }
         // The node's own threads wait for clocks too.
         let own = self.resident.sight();
-        self.hangs.seen.entry(ProcessId::NODE).or_default().waits = own.waits;
+        let seen = self.hangs.seen.entry(ProcessId::NODE).or_default();
+        seen.waits = own.waits;
+        seen.forget_what_is_over();
     }
 
     /// A worker has answered. WIRE-1: what it says can only make it, or who it waits for, look stuck.
@@ -105,8 +120,7 @@ impl State {
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
         let before = std::mem::take(&mut seen.standing);
-        for mut actor in sight.actors.into_iter().take(MAX_ACTORS).filter(|actor| actor.open > 0) {
-            actor.name = cut(actor.name, MAX_NAME);
+        for actor in sight.actors.into_iter().filter(|actor| actor.open > 0) {
             let since = match before.get(&actor.actor) {
                 Some((last, since)) if last.moved == actor.moved => *since,
                 _ => now,
@@ -114,20 +128,7 @@ impl State {
             seen.standing.insert(actor.actor, (actor, since));
         }
         seen.waits = sight.waits;
-        seen.waits.truncate(MAX_PROCESSES);
-        for wait in &mut seen.waits {
-            if let WaitsIn::Thread(name) = &mut wait.waits_in {
-                *name = cut(std::mem::take(name), MAX_NAME);
-            }
-        }
-        let Seen { standing, waits, reported, .. } = seen;
-        reported.retain(|said| match said {
-            Said::Silent => true,
-            Said::Mailbox(actor, moved) => standing.get(actor).is_some_and(|(is, _)| is.moved == *moved),
-            Said::Clock(on, clock, value) => {
-                waits.iter().any(|wait| (wait.on, wait.clock, wait.value) == (*on, *clock, *value))
-            }
-        });
+        seen.forget_what_is_over();
     }
 
     fn judge(&mut self, limit: Duration, then: OnHang, now: Instant) {

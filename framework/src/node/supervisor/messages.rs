@@ -1,6 +1,6 @@
 //! What the supervisor does with what a worker says.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use crate::ids::ProcessId;
@@ -10,10 +10,12 @@ use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
 use crate::node::handshake::{self, Build};
 use crate::node::host::Identity;
-use crate::node::limits::END_GRACE;
+use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
 use crate::observe::log::Severity;
+use crate::observe::text::shown;
+use crate::os::foreign;
 
-use super::record::{Asker, Stage, Worker};
+use super::record::{Asker, Stage};
 use super::run::State;
 use super::{SpawnError, figures};
 
@@ -22,9 +24,20 @@ impl State {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         let process = worker.process;
         let message = match decode::<Up>(bytes) {
-            Ok(message) => message,
-            Err(error) => return self.complain(index, error.to_string()),
+            Ok(message) => message.bounded(),
+            Err(error) => {
+                foreign::close(descriptors);
+                return self.complain(index, error.to_string());
+            }
         };
+        // A GPU's chunk is a file of its driver, of which only the driver can say what it is. All else that a worker of ours
+        // sends is memory or a local socket; whoever sends another thing has something in mind.
+        let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
+        if !of_a_driver && !descriptors.iter().all(|fd| foreign::closes_at_once(fd.as_fd())) {
+            foreign::close(descriptors);
+            worker.give_up("it sent a descriptor that is neither memory nor a local socket".to_owned());
+            return;
+        }
         if !descriptors.is_empty() && !matches!(message, Up::Node(_) | Up::Trace) {
             return self
                 .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));
@@ -160,18 +173,33 @@ impl State {
             Err(complaint) if from == ProcessId::NODE => {
                 self.journal.node(Severity::Error, None, format!("the node's own process: {complaint}"));
             }
+            Err(complaint) if complaint.may_be_innocent() => {
+                if let Some(worker) = self.slots[from.slot()].worker.as_mut() {
+                    worker.complaints = worker.complaints.saturating_add(1);
+                    self.dirty = true;
+                    self.journal.about(&worker.name, format!("worker `{}`: {complaint}", worker.name));
+                }
+            }
             Err(complaint) => self.complain(from.slot(), complaint.to_string()),
             Ok(()) => {}
         }
     }
 
     /// Writes down that a worker said what it should not have.
-    fn complain(&mut self, index: usize, text: String) {
+    pub(super) fn complain(&mut self, index: usize, text: String) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
-        let Worker { complaints, name, .. } = worker;
-        *complaints = complaints.saturating_add(1);
+        // An error about a message may quote the message.
+        let text = shown(text, MAX_FAILURE_TEXT);
+        worker.complaints = worker.complaints.saturating_add(1);
         self.dirty = true;
-        self.journal.node(Severity::Error, Some(name), format!("worker `{name}`: {text}"));
+        let name = &worker.name;
+        self.journal.about(name, format!("worker `{name}`: {text}"));
+        worker.offences = worker.offences.saturating_add(1);
+        if worker.offences >= MAX_COMPLAINTS {
+            // Each costs the node a line of its log and some of its time: the one who talks pays for it.
+            worker.open = false;
+            worker.give_up(format!("it said {MAX_COMPLAINTS} things that it must not say; the last: {text}"));
+        }
     }
 }
 

@@ -128,6 +128,8 @@ pub(super) struct Worker {
     pub(super) outgoing: Outgoing,
     /// Whether the socket may still be read.
     pub(super) open: bool,
+    /// Whether everything that it had sent was read.
+    pub(super) read_to_the_end: bool,
     pub(super) stage: Stage,
     pub(super) pending: HashMap<ActorId, Pending>,
     pub(super) awaiting_end: Vec<Reply<WorkerState>>,
@@ -137,6 +139,8 @@ pub(super) struct Worker {
     /// It ends when nothing is left in it.
     pub(super) leaves: bool,
     pub(super) complaints: u64,
+    /// Those of them for which nobody else can be to blame.
+    pub(super) offences: u64,
     pub(super) logs_dropped: u64,
     /// When to kill it.
     pub(super) kill_at: Option<Instant>,
@@ -170,6 +174,7 @@ impl Worker {
             outgoing: Outgoing::new(socket.clone()),
             socket,
             open: true,
+            read_to_the_end: false,
             stage,
             pending: HashMap::new(),
             awaiting_end: Vec::new(),
@@ -178,6 +183,7 @@ impl Worker {
             told_to_exit: false,
             leaves: false,
             complaints: 0,
+            offences: 0,
             logs_dropped: 0,
             kill_at: None,
             killed: None,

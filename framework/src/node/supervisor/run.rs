@@ -18,6 +18,7 @@ use crate::node::questions::Ping;
 use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
+use crate::os::foreign;
 
 use super::error::{because, exit_text};
 use super::figures::Askings;
@@ -390,8 +391,16 @@ impl State {
             match worker.incoming.next() {
                 Ok(Incoming::Message(bytes, descriptors)) => self.worker_message(index, &bytes, descriptors),
                 Ok(Incoming::Empty) => return,
+                Ok(Incoming::Starved) => {
+                    let text = format!(
+                        "the node may open no more files: a message of worker `{}` with descriptors is lost; raise the limit of \
+                         open files (ulimit -n)",
+                        worker.name
+                    );
+                    self.journal.node(Severity::Error, Some(&worker.name), text);
+                }
                 Ok(Incoming::Closed) => {
-                    worker.open = false;
+                    (worker.open, worker.read_to_the_end) = (false, true);
                     worker.end_soon(Instant::now());
                 }
                 Err(error) => {
@@ -459,6 +468,10 @@ impl State {
         }
         if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = worker.stage {
             asker.answer(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
+        }
+        if !worker.read_to_the_end {
+            // What lies unread in the socket may have descriptors with it, which close with the socket.
+            foreign::aside((worker.incoming, worker.outgoing, worker.socket));
         }
     }
 

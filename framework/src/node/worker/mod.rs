@@ -37,6 +37,9 @@ use crate::os::{Seqpacket, vital};
 
 pub(crate) use self::inherited::VARIABLE;
 
+/// Why a worker ends that may open no more files.
+const STARVED: &str = "this process may open no more files, and the node has sent it some; raise the limit of open files (ulimit -n)";
+
 /// The status with which a worker exits that the node refused, or that could not be opened.
 const EXIT_REFUSED: i32 = 78;
 
@@ -169,6 +172,7 @@ fn handshake(
                 let mut fds = [PollFd::new(&**socket, PollFlags::IN)];
                 wait::poll(&mut fds, None).map_err(|error| error.to_string())?;
             }
+            Incoming::Starved => return Err(STARVED.to_owned()),
             Incoming::Closed => end_at_once(),
         }
     }
@@ -255,6 +259,8 @@ impl<R: Resident> Control<R> {
             match self.receiving.next()? {
                 Incoming::Message(bytes, descriptors) => self.handle(decode(&bytes)?, descriptors)?,
                 Incoming::Empty => return Ok(()),
+                // It cannot go on without what the node sent it.
+                Incoming::Starved => return Err(LineError::Io(std::io::Error::other(STARVED)).into()),
                 Incoming::Closed => return Err(LineError::Closed.into()),
             }
         }

@@ -187,7 +187,7 @@ mod tests {
                 },
                 Incoming::Empty if logs + dropped == OFFERED => break,
                 Incoming::Empty => assert!(uplink.flush().is_ok()),
-                Incoming::Closed => panic!("closed"),
+                Incoming::Closed | Incoming::Starved => panic!("closed"),
             }
         }
         assert!(ready && dropped > 0);

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::seal::{seal, tokens};
 use super::{Claim, TensorError, TensorMut, TensorPart, cut};
+use crate::device::DeviceError;
 use crate::lease::writers::{Area, Clash, Piece};
 use crate::limits::MAX_PARTS;
 use crate::tensor::LayoutError;
@@ -143,9 +144,13 @@ impl TensorMut {
         let places = areas.iter().zip(tokens.iter().copied());
         let seal = seal(lease.id(), self.dtype(), &whole, places);
         let pieces: Vec<Piece> = (0..).zip(areas).map(|(index, area)| Piece { seal, index, area }).collect();
+        // Each part has a writer of its own, who is to come after all that was done with the whole.
+        let ready = self.last_use().map_err(|_unordered| {
+            let what = "to wait for what other streams do with the tensor".to_owned();
+            TensorError::Device(DeviceError::Refused { what })
+        })?;
         lease.writers().enter(lease.id(), pieces.iter().cloned())?;
         lease.set_in_parts();
-        let ready = self.last_write();
         let parts = pieces.into_iter().zip(layouts).zip(tokens).map(|((piece, layout), token)| {
             let claim = Claim { piece, count: count as u32, token };
             TensorPart::entered(lease.clone(), address, self.dtype(), whole, layout, claim, ready)

@@ -171,7 +171,7 @@ fn pages_come(scene: &Scene, and_go: bool) -> Result<()> {
         peer.domain.advance(&clock, 1)?;
         scene.other.synchronize()?;
         if and_go {
-            scene.process.domain.remove_peer(id);
+            scene.process.domain.testing_remove_peer(id);
         }
     }
     Ok(())

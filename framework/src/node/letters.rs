@@ -1,0 +1,42 @@
+//! How often a process has written to another by way of the node.
+//!
+//! A letter waits in the queue of whom it is for, with four descriptors, and a process whose queue is full is killed. So who
+//! writes more than the making of a link takes must be held to it *here*, or one process could have another killed: of each
+//! letter, a pair of processes needs one in each direction in its life.
+
+use std::collections::HashMap;
+
+use crate::ids::ProcessId;
+use crate::mailbox::port::Letter;
+
+/// The letters that were passed on, by who wrote them and to whom.
+#[derive(Default)]
+pub(crate) struct Letters(HashMap<(ProcessId, ProcessId), Passed>);
+
+#[derive(Default)]
+struct Passed {
+    link: bool,
+    acknowledgement: bool,
+}
+
+impl Letters {
+    /// Whether this is the first of its kind from the one to the other. It is to be passed on then.
+    pub(crate) fn is_first(&mut self, from: ProcessId, to: ProcessId, letter: &Letter) -> bool {
+        let passed = self.0.entry((from, to)).or_default();
+        let passed = match letter {
+            Letter::Link => &mut passed.link,
+            Letter::LinkAck => &mut passed.acknowledgement,
+        };
+        !std::mem::replace(passed, true)
+    }
+
+    /// A process has ended: it writes no more, and nobody to it.
+    pub(crate) fn left(&mut self, process: ProcessId) {
+        self.0.retain(|(from, to), _| *from != process && *to != process);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}

@@ -1,0 +1,161 @@
+//! A worker that somebody has taken over: it does with its descriptors and its control socket what no worker of ours does.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::sockopt::{set_socket_linger, socket_type};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType};
+use tensorpost::prelude::*;
+
+/// What it is to do. The reply comes when it is done.
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+pub enum Deed {
+    /// Nothing.
+    Nothing,
+    /// Fill and unsettle everything with which others could be rung, or ring it.
+    SpoilBells,
+    /// Say this to the node so often, byte for byte.
+    Say(Vec<u8>, u32),
+    /// Send the node a descriptor whose close waits, with this message.
+    SendLingering(Vec<u8>),
+    /// Say so often to the node what has a descriptor of memory with it, four of which go with each message.
+    SayWithMemory(Vec<u8>, u32),
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Intruder {
+    kept: Vec<TcpStream>,
+}
+
+impl Actor for Intruder {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Intruder {
+    type Args = ();
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Intruder::default())
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Deed>();
+    }
+}
+
+impl Handler<Deed> for Intruder {
+    type Result = MessageResult<Deed>;
+
+    fn handle(&mut self, deed: Deed, _: &mut Context<Self>) -> Self::Result {
+        match deed {
+            Deed::Nothing => {}
+            Deed::SpoilBells => spoil_bells(),
+            Deed::Say(message, times) => (0..times).for_each(|_| say(&message, &[])),
+            Deed::SayWithMemory(message, times) => {
+                let memory = tensorpost::os::Memfd::create("forged", 4096).expect("memory");
+                let (one, _other) = std::os::unix::net::UnixStream::pair().expect("descriptors");
+                let fds = [memory.as_fd(), memory.as_fd(), memory.as_fd(), one.as_fd()];
+                (0..times).for_each(|_| say(&message, &fds));
+            }
+            Deed::SendLingering(message) => {
+                let (slow, reader) = lingering();
+                self.kept.push(reader);
+                say(&message, &[slow.as_fd()]);
+                // Left open here, the last close would be this process's.
+                drop(slow_end(slow));
+            }
+        }
+        MessageResult(())
+    }
+}
+
+/// The control socket, as a worker finds it.
+fn control() -> i32 {
+    let variable = std::env::var("TENSORPOST_WORKER").expect("this is a worker");
+    variable.split(':').next().and_then(|number| number.parse().ok()).expect("a descriptor")
+}
+
+#[expect(unsafe_code, reason = "an intruder knows descriptors by number")]
+fn borrow(number: i32) -> BorrowedFd<'static> {
+    // SAFETY: the control socket and what `/proc/self/fd` has listed are open; where one closes meanwhile, a call fails.
+    unsafe { BorrowedFd::borrow_raw(number) }
+}
+
+/// One control message in its packets. Where the node has ended the conversation, there is nobody to talk to.
+fn say(message: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut parts = message.chunks((64 << 10) - 1).peekable();
+    while let Some(part) = parts.next() {
+        let last = parts.peek().is_none();
+        let mut packet = vec![u8::from(!last)];
+        packet.extend_from_slice(part);
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if last && !fds.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let packet = [std::io::IoSlice::new(&packet)];
+        while let Err(error) =
+            rustix::net::sendmsg(borrow(control()), &packet, &mut ancillary, SendFlags::NOSIGNAL)
+        {
+            use rustix::io::Errno;
+            // Too many descriptors are under way until the node has read some.
+            if !matches!(error, Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::AGAIN) {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A socket whose close waits because nobody reads what was sent, and the end that does not read.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut writer = TcpStream::connect(listener.local_addr().expect("its own")).expect("its own");
+    let reader = listener.accept().expect("its own").0;
+    set_socket_linger(&writer, Some(Duration::from_secs(600))).expect("a new socket");
+    writer.set_nonblocking(true).expect("a new socket");
+    while writer.write(&[0; 1 << 16]).is_ok() {}
+    writer.set_nonblocking(false).expect("a new socket");
+    (writer.into(), reader)
+}
+
+/// Lets go of a socket without waiting in this process.
+fn slow_end(slow: OwnedFd) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || drop(slow))
+}
+
+/// Fills every counter and buffer of a descriptor that could be a doorbell, shuts it, and has who writes to it wait.
+fn spoil_bells() {
+    let control = control();
+    for entry in std::fs::read_dir("/proc/self/fd").expect("a process").flatten() {
+        let (Ok(link), Ok(number)) =
+            (std::fs::read_link(entry.path()), entry.file_name().to_string_lossy().parse())
+        else {
+            continue;
+        };
+        let fd = borrow(number);
+        let is_event = link.to_string_lossy().ends_with("[eventfd]");
+        if number == control || !(is_event || matches!(socket_type(fd), Ok(SocketType::STREAM))) {
+            continue;
+        }
+        if is_event {
+            let mut step = u64::MAX - 1;
+            while step > 0 {
+                if rustix::io::write(fd, &step.to_ne_bytes()).is_err() {
+                    step /= 2;
+                }
+            }
+        } else {
+            while rustix::net::send(fd, &[0; 64], SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok() {}
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        }
+        if let Ok(flags) = fcntl_getfl(fd) {
+            let _ = fcntl_setfl(fd, flags - OFlags::NONBLOCK);
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! From a spec to a pipeline. There is one item type, so every operator makes a flow of it of any other.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use tensorpost::pipeline::{After, AfterSource, Batch, Dead, Many, Pair, Progress};
+use tensorpost::prelude::*;
+
+use super::history::{Past, Place, Step};
+use super::parts::{Fate, Hand, Holder, Maker, Obedient, Orders, Taker};
+use super::plan::{Plan, dead_name, helper_name, stage_name};
+use super::spec::{Fault, FlowId, Fork, Form, Op, Pick, Settings, Stage as StageSpec, Then, What};
+use super::thing::{Thing, Things};
+
+/// The flows that nobody has taken yet.
+type Open = HashMap<FlowId, Flow<Thing>>;
+
+struct Builder<'b> {
+    plan: &'b Plan,
+    folder: &'b Path,
+    device: &'b str,
+}
+
+/// Restarts of what dies: soon, so many times.
+fn policy(times: u32) -> Restart {
+    Restart::on_failure(times).backoff(Duration::from_millis(1), Duration::from_millis(20))
+}
+
+/// Writes the pipeline of a spec down. Its parts write into `folder`, and its tensors are on `device`.
+pub fn build(plan: &Plan, folder: &Path, device: &str) -> Pipeline {
+    let spec = &plan.spec;
+    let mut pipeline = Pipeline::new("random").shutdown_deadline(Duration::from_secs(20));
+    if let Some(most) = spec.at_least_once {
+        pipeline = pipeline.at_least_once(most);
+    }
+    if let Some(every) = spec.progress {
+        pipeline = pipeline.progress(Progress::to(|_| {})).progress_every(Duration::from_millis(every));
+    }
+    if spec.complete {
+        pipeline = pipeline.require_complete();
+    }
+    if spec.trace {
+        pipeline = pipeline.trace(folder.join("trace.json"));
+    }
+    let builder = Builder { plan, folder, device };
+    let mut open = Open::new();
+    for (at, op) in spec.ops.iter().enumerate() {
+        let takes: Vec<_> = op.takes.iter().filter_map(|flow| open.remove(flow)).collect();
+        for (output, flow) in builder.op(&pipeline, op, plan.numbers[at], takes).into_iter().enumerate() {
+            open.insert((at, output as u8), flow);
+        }
+    }
+    pipeline
+}
+
+/// A flow of which nothing is to be tuned any more.
+fn plain<T: Item, At>(flow: Flow<T, At>) -> Flow<T> {
+    let [flow] = flow.broadcast::<1>();
+    flow
+}
+
+/// What decides about an item.
+trait ByNumber {
+    fn number(&self) -> u64;
+}
+
+impl ByNumber for Thing {
+    fn number(&self) -> u64 {
+        self.past.number
+    }
+}
+
+impl ByNumber for Many<Thing> {
+    fn number(&self) -> u64 {
+        self.items.first().map_or(0, Thing::number)
+    }
+}
+
+impl ByNumber for Things {
+    fn number(&self) -> u64 {
+        self.things.first().map_or(0, Thing::number)
+    }
+}
+
+impl ByNumber for Pair<Thing, Thing> {
+    fn number(&self) -> u64 {
+        self.left.number()
+    }
+}
+
+impl Builder<'_> {
+    /// Writes an operator down; the flows that come out of it.
+    fn op(&self, pipeline: &Pipeline, op: &Op, number: u16, mut takes: Vec<Flow<Thing>>) -> Vec<Flow<Thing>> {
+        if let What::Source(_) = op.what {
+            return vec![self.source(pipeline, op, number)];
+        }
+        let Some(first) = (!takes.is_empty()).then(|| takes.remove(0)) else { return Vec::new() };
+        let second = (!takes.is_empty()).then(|| takes.remove(0));
+        match (&op.what, second) {
+            (What::Merge, second) => {
+                vec![second.into_iter().chain(takes).fold(first, |merged, other| merged.merge(other))]
+            }
+            (What::Zip { restart }, Some(second)) => vec![self.zip(first, second, op, number, *restart)],
+            (What::Join { modulus, restart }, Some(second)) => {
+                vec![self.join(first, second, op, number, (*modulus, *restart))]
+            }
+            // One side was taken out.
+            (What::Zip { .. } | What::Join { .. }, None) => vec![first],
+            (What::Stage(stage), _) => self.stage(first, op, number, stage),
+            (What::Fork(fork, ways), _) => self.fork(first, *fork, *ways),
+            (What::Sink { closure, slow }, _) => {
+                self.sink(first, op, number, *closure, *slow);
+                Vec::new()
+            }
+            _ => vec![self.in_line(first, op, number, None)],
+        }
+    }
+
+    /// An operator with one input and one output, which may be in a loop: that of `turn`.
+    fn in_line(&self, flow: Flow<Thing>, op: &Op, number: u16, turn: Option<u16>) -> Flow<Thing> {
+        match &op.what {
+            What::Stage(stage) => self.stage(flow, op, number, stage).remove(0),
+            What::Batch { of, within, then, restart } => {
+                let batch = Batch::of(*of);
+                let batch = within.map_or(batch, |millis| batch.within(Duration::from_millis(millis)));
+                self.batch(flow, op, number, (batch, *then, *restart))
+            }
+            What::Window { of, restart } => {
+                let windows = flow.window(*of);
+                let windows = restarted(windows.named(helper_name(number)), *restart);
+                let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
+                let pack =
+                    windows.apply(&stage_name(number, &op.what), move |many: Many<Thing>, out, env| {
+                        let mut items = many.items;
+                        let last = items.pop().ok_or_else(|| anyhow::anyhow!("an empty window"))?;
+                        out.emit(among(&mut hand, last, items, number, &env.gpu())?);
+                        Ok(())
+                    });
+                self.tune(pack, &op.settings)
+            }
+            What::Loop { bound, rounds, body } => {
+                let (rounds, inner) = (*rounds, number + 1);
+                let body = |flow: Flow<Thing>| {
+                    let mut next = inner;
+                    body.iter().fold(flow, |flow, op| {
+                        let number = next;
+                        next += width(op);
+                        self.in_line(flow, op, number, Some(inner))
+                    })
+                };
+                flow.iterate(*bound, body, move |thing: &Thing| again(&thing.past, rounds, inner, turn))
+            }
+            _ => flow,
+        }
+    }
+
+    fn source(&self, pipeline: &Pipeline, op: &Op, number: u16) -> Flow<Thing> {
+        let What::Source(source) = &op.what else {
+            return plain(pipeline.items("none", |_| Vec::<Thing>::new()));
+        };
+        let orders = self.orders(number, StageSpec::default(), &op.settings);
+        let (name, args) = (stage_name(number, &op.what), (orders, source.clone()));
+        let flow: Flow<Thing, AfterSource> = if source.closure {
+            pipeline.items(&name, move |env| Maker::new(args.clone(), env))
+        } else {
+            pipeline.source::<Maker>(args).named(name)
+        };
+        let settings = &op.settings;
+        let flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
+        let flow = if settings.own_thread { flow.own_thread() } else { flow };
+        plain(match settings.restart {
+            Some(times) => flow.restart(policy(times)),
+            None => flow,
+        })
+    }
+
+    fn stage<At>(&self, flow: Flow<Thing, At>, op: &Op, number: u16, stage: &StageSpec) -> Vec<Flow<Thing>> {
+        let orders = self.orders(number, *stage, &op.settings);
+        let name = stage_name(number, &op.what);
+        let mut hand = Hand::new(orders.clone());
+        let flow: Flow<Thing, After<Thing>> = match stage.form {
+            Form::Typed => flow.stage::<Obedient>(orders.clone()).named(name),
+            Form::Hold(_) => flow.stage::<Holder>(orders.clone()).named(name),
+            Form::Map => flow.map(&name, move |thing: Thing| {
+                hand.begin(&thing.past, thing.life, None)?;
+                Ok(hand.work(thing, None)?.then(hand.step(0)))
+            }),
+            Form::Filter(k) => flow.filter(&name, move |thing: &Thing| {
+                // A filter cannot fail; what it was not able to write down shows as lost.
+                hand.begin(&thing.past, thing.life, None).is_ok() && !thing.number().is_multiple_of(k)
+            }),
+            Form::FlatMap(k) => flow.flat_map(&name, move |thing: Thing| {
+                hand.begin(&thing.past, thing.life, None)?;
+                let copies = 0..(thing.number() % k) as u16;
+                let thing = hand.work(thing, None)?;
+                Ok(copies.map(|copy| thing.clone().then(hand.step(copy))).collect::<Vec<_>>())
+            }),
+            Form::Apply => flow.apply(&name, move |thing: Thing, out, env| {
+                let gpu = env.gpu();
+                hand.begin(&thing.past, thing.life, Some(&gpu))?;
+                out.emit(hand.work(thing, Some(&gpu))?.then(hand.step(0)));
+                Ok(())
+            }),
+        };
+        let flow = self.tune_all(flow, &op.settings);
+        if !op.settings.dead {
+            return vec![plain(flow)];
+        }
+        let (flow, dead) = flow.dead_letters();
+        let orders = Orders { place: Place { op: number, dead: true }, fates: Vec::new(), ..orders };
+        let mut hand = Hand::new(Orders { stage: StageSpec::default(), ..orders });
+        let dead = dead.map(&dead_name(number), move |dead: Dead<Thing>| {
+            hand.begin(&dead.item.past, dead.item.life, None)?;
+            Ok(dead.item.then(Step::Dead(number)))
+        });
+        vec![plain(flow), plain(dead)]
+    }
+
+    fn batch(
+        &self,
+        flow: Flow<Thing>,
+        op: &Op,
+        number: u16,
+        (batch, then, restart): (Batch, Then, Option<u32>),
+    ) -> Flow<Thing> {
+        let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
+        let name = stage_name(number, &op.what);
+        let pack = move |hand: &mut Hand, mut things: Vec<Thing>, gpu: &Gpu| {
+            anyhow::ensure!(!things.is_empty(), "an empty batch");
+            let first = things.remove(0);
+            among(hand, first, things, number, gpu)
+        };
+        if then == Then::Gather {
+            let flow = restarted(flow.gather(batch).named(helper_name(number)), restart).on(self.device);
+            let flow = flow.apply(&name, move |things: Things, out, env| {
+                out.emit(pack(&mut hand, things.apart()?, &env.gpu())?);
+                Ok(())
+            });
+            return self.tune(flow, &op.settings);
+        }
+        let flow = restarted(flow.batch(batch).named(helper_name(number)), restart);
+        if then == Then::Unbatch {
+            return plain(restarted(flow.unbatch().named(format!("unbatch-{number}")), restart));
+        }
+        let flow = flow.apply(&name, move |many: Many<Thing>, out, env| {
+            out.emit(pack(&mut hand, many.items, &env.gpu())?);
+            Ok(())
+        });
+        self.tune(flow, &op.settings)
+    }
+
+    fn zip(
+        &self,
+        left: Flow<Thing>,
+        right: Flow<Thing>,
+        op: &Op,
+        number: u16,
+        restart: Option<u32>,
+    ) -> Flow<Thing> {
+        self.paired(left.zip(right), op, number, restart)
+    }
+
+    fn join(
+        &self,
+        left: Flow<Thing>,
+        right: Flow<Thing>,
+        op: &Op,
+        number: u16,
+        (modulus, restart): (u64, Option<u32>),
+    ) -> Flow<Thing> {
+        let key = move |thing: &Thing| join_key(&thing.past, modulus);
+        self.paired(left.join(right, key, key), op, number, restart)
+    }
+
+    fn paired<I: Item>(
+        &self,
+        flow: Flow<Pair<Thing, Thing>, After<I>>,
+        op: &Op,
+        number: u16,
+        restart: Option<u32>,
+    ) -> Flow<Thing> {
+        let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
+        let flow = restarted(flow.named(helper_name(number)), restart);
+        let flow = flow.apply(&stage_name(number, &op.what), move |pair: Pair<Thing, Thing>, out, env| {
+            let gpu = env.gpu();
+            let right = pair.right.past.clone();
+            let life = pair.left.life;
+            let left_past = pair.left.past.clone();
+            let past = left_past.then(Step::With(number, Box::new(right)));
+            hand.begin(&past, life, Some(&gpu))?;
+            hand.check(&pair.left, &gpu)?;
+            hand.check(&pair.right, &gpu)?;
+            out.emit(Thing { past, ..pair.left });
+            Ok(())
+        });
+        self.tune(flow, &op.settings)
+    }
+
+    fn fork(&self, flow: Flow<Thing>, fork: Fork, ways: u8) -> Vec<Flow<Thing>> {
+        match (fork, ways) {
+            (Fork::Split(k), _) => {
+                let (first, second) = flow.split(move |thing: &Thing| thing.number().is_multiple_of(k));
+                vec![first, second]
+            }
+            (fork, 2) => fork_into::<2>(flow, fork),
+            (fork, 3) => fork_into::<3>(flow, fork),
+            (fork, _) => fork_into::<1>(flow, fork),
+        }
+    }
+
+    fn sink(&self, flow: Flow<Thing>, op: &Op, number: u16, closure: bool, slow: u64) {
+        let stage = StageSpec { slow, ..StageSpec::default() };
+        let orders = self.orders(number, stage, &op.settings);
+        let name = stage_name(number, &op.what);
+        let ending = if closure {
+            let mut hand = Hand::new(orders);
+            flow.for_each(&name, move |thing: Thing| hand.begin(&thing.past, thing.life, None))
+        } else {
+            flow.sink::<Taker>(orders).named(name)
+        };
+        self.tune_all(ending, &op.settings);
+    }
+
+    fn orders(&self, number: u16, stage: StageSpec, settings: &Settings) -> Orders {
+        let fates = self.plan.spec.faults.iter().enumerate().filter_map(|(fault, what)| match what {
+            Fault::Inside { op, at, how, times } if *op == number => {
+                Some(Fate { fault, at: *at, how: *how, times: *times })
+            }
+            _ => None,
+        });
+        Orders {
+            place: Place::of(number),
+            folder: self.folder.to_owned(),
+            stage,
+            retries: settings.on_error.retries(),
+            fates: fates.collect(),
+        }
+    }
+
+    fn tune<I: Item + ByNumber>(&self, flow: Flow<Thing, After<I>>, settings: &Settings) -> Flow<Thing> {
+        plain(self.tune_all(flow, settings))
+    }
+
+    fn tune_all<T, I: Item + ByNumber>(
+        &self,
+        flow: Flow<T, After<I>>,
+        settings: &Settings,
+    ) -> Flow<T, After<I>> {
+        let mut flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
+        match settings.pick {
+            Pick::Turns => {}
+            Pick::Least => flow = flow.to_least_loaded(),
+            Pick::Key(k) => flow = flow.by_key(move |item: &I| item.number() % k),
+            Pick::All => flow = flow.to_all(),
+        }
+        if settings.ordered {
+            flow = flow.ordered();
+        }
+        if settings.beside {
+            flow = flow.beside();
+        }
+        if settings.own_thread {
+            flow = flow.own_thread();
+        }
+        if let Some(items) = settings.mailbox {
+            flow = flow.mailbox(items);
+        }
+        if let Some(bytes) = settings.max_bytes {
+            flow = flow.max_bytes_in_flight(bytes);
+        }
+        restarted(flow, settings.restart)
+    }
+}
+
+fn restarted<T, I: Item>(flow: Flow<T, After<I>>, restart: Option<u32>) -> Flow<T, After<I>> {
+    match restart {
+        Some(times) => flow.restart(policy(times)),
+        None => flow,
+    }
+}
+
+/// One item of several, which goes on as `leading`.
+fn among(
+    hand: &mut Hand,
+    leading: Thing,
+    others: Vec<Thing>,
+    number: u16,
+    gpu: &Gpu,
+) -> anyhow::Result<Thing> {
+    let pasts = others.iter().map(|thing| thing.past.clone()).collect();
+    let past = leading.past.then(Step::Among(number, pasts));
+    hand.begin(&past, leading.life, Some(gpu))?;
+    for thing in others.iter().chain([&leading]) {
+        hand.check(thing, gpu)?;
+    }
+    Ok(Thing { past, ..leading })
+}
+
+fn fork_into<const N: usize>(flow: Flow<Thing>, fork: Fork) -> Vec<Flow<Thing>> {
+    let flows: [Flow<Thing>; N] = match fork {
+        Fork::All | Fork::Split(_) => flow.broadcast(),
+        Fork::Turns => flow.round_robin(),
+        Fork::Least => flow.least_loaded(),
+        Fork::Key(k) => flow.spread_by_key(move |thing: &Thing| thing.number() % k),
+    };
+    flows.into()
+}
+
+/// Numbers that an operator takes: its own and those of its body.
+pub fn width(op: &Op) -> u16 {
+    let body = if let What::Loop { body, .. } = &op.what { body.as_slice() } else { &[] };
+    1 + body.iter().map(width).sum::<u16>()
+}
+
+/// What a `join` goes by.
+pub fn join_key(past: &Past, modulus: u64) -> u64 {
+    if modulus == 0 { past.number } else { past.number % modulus }
+}
+
+/// Whether an item goes around once more, in the loop whose first stage is `turn`, which is in that of `outer`.
+pub fn again(past: &Past, rounds: u64, turn: u16, outer: Option<u16>) -> bool {
+    past.rounds(turn, outer) <= past.number % rounds
+}

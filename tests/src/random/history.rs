@@ -1,0 +1,246 @@
+//! Where an item has been: what the oracle compares. And the logs in which everybody writes down what they got.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// An item's history: its origin and every stage that it has passed.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Past {
+    /// The number of the source's operator.
+    pub source: u16,
+    /// Which of its items.
+    pub number: u64,
+    /// In order.
+    pub steps: Vec<Step>,
+}
+
+/// A stage that an item has passed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Step {
+    /// An operator, and which of the results for one item.
+    At(u16, u16),
+    /// The dead letters of an operator.
+    Dead(u16),
+    /// A pair: the right item.
+    With(u16, Box<Past>),
+    /// A batch or a window: the other items.
+    Among(u16, Vec<Past>),
+}
+
+impl Past {
+    /// A new item's.
+    pub fn new(source: u16, number: u64) -> Past {
+        Past { source, number, steps: Vec::new() }
+    }
+
+    /// With a step more.
+    pub fn then(&self, step: Step) -> Past {
+        let mut past = self.clone();
+        past.steps.push(step);
+        past
+    }
+
+    /// Without its last step.
+    pub fn before(&self) -> Past {
+        let mut past = self.clone();
+        past.steps.pop();
+        past
+    }
+
+    /// How often it has passed `turn`, since it has last passed `outer`.
+    pub fn rounds(&self, turn: u16, outer: Option<u16>) -> u64 {
+        let steps = self.steps.iter().rev().filter_map(|step| match step {
+            Step::At(op, _) => Some(*op),
+            _ => None,
+        });
+        steps.take_while(|op| Some(*op) != outer).filter(|op| *op == turn).count() as u64
+    }
+
+    /// The items of sources that it is made of: as the framework names it first, then the others.
+    pub fn atoms(&self) -> Vec<(u16, u64)> {
+        let mut atoms = vec![(self.source, self.number)];
+        for step in &self.steps {
+            match step {
+                Step::With(_, other) => atoms.extend(other.atoms()),
+                Step::Among(_, others) => atoms.extend(others.iter().flat_map(Past::atoms)),
+                Step::At(..) | Step::Dead(_) => {}
+            }
+        }
+        atoms
+    }
+}
+
+impl fmt::Display for Past {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.source, self.number)?;
+        for step in &self.steps {
+            match step {
+                Step::At(op, 0) => write!(f, ">{op}")?,
+                Step::At(op, copy) => write!(f, ">{op}.{copy}")?,
+                Step::Dead(op) => write!(f, ">{op}dead")?,
+                Step::With(op, other) => write!(f, ">{op}({other})")?,
+                Step::Among(op, others) => {
+                    write!(f, ">{op}[")?;
+                    for (index, other) in others.iter().enumerate() {
+                        write!(f, "{}{other}", if index > 0 { " " } else { "" })?;
+                    }
+                    write!(f, "]")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Past {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Histories, each with how often it occurs.
+pub type Bag = BTreeMap<Past, u32>;
+
+/// Which log: that of an operator, or of the stage that takes its dead letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Place {
+    /// The operator's number.
+    pub op: u16,
+    /// Whether it is the stage behind its dead letters.
+    pub dead: bool,
+}
+
+impl Place {
+    /// Of an operator itself.
+    pub fn of(op: u16) -> Place {
+        Place { op, dead: false }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.op, if self.dead { "d" } else { "" })
+    }
+}
+
+/// Writes down what an actor got: a file for each process, appended at each item, so that a death takes nothing of it.
+#[derive(Debug)]
+pub struct Log {
+    folder: PathBuf,
+    place: Place,
+    file: Option<File>,
+}
+
+/// A clone opens its own file: closures are cloned before they come to their process.
+impl Clone for Log {
+    fn clone(&self) -> Self {
+        Log { folder: self.folder.clone(), place: self.place, file: None }
+    }
+}
+
+impl Log {
+    /// In this folder.
+    pub fn new(folder: &Path, place: Place) -> Log {
+        Log { folder: folder.to_owned(), place, file: None }
+    }
+
+    /// Writes an item down, with the life of the source that made it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&mut self, life: u32, past: &Past) -> io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => {
+                // Several replicas may be in one process.
+                let name = (0..).map(|n| format!("{}-{}-{n}.log", self.place, std::process::id()));
+                let mut open = name.map(|name| {
+                    OpenOptions::new().append(true).create_new(true).open(self.folder.join(name))
+                });
+                let opened = open
+                    .find(|file| !matches!(file, Err(error) if error.kind() == io::ErrorKind::AlreadyExists));
+                none.insert(opened.expect("the numbers do not end")?)
+            }
+        };
+        let mut line = serde_json::to_string(&(life, past)).map_err(io::Error::other)?;
+        line.push('\n');
+        file.write_all(line.as_bytes())
+    }
+}
+
+/// A line of a log.
+pub type Line = (u32, Past);
+
+/// All logs of a run: by place, one list for each actor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Logs(pub BTreeMap<Place, Vec<Vec<Line>>>);
+
+impl Logs {
+    /// Reads a folder.
+    ///
+    /// # Errors
+    /// It cannot be read, or what is in it is not ours.
+    pub fn read(folder: &Path) -> anyhow::Result<Logs> {
+        let mut logs = Logs::default();
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            let Some(place) = place_of(&path) else { continue };
+            let text = std::fs::read_to_string(&path)?;
+            let mut lines = Vec::new();
+            for line in text.split_inclusive('\n') {
+                // Whoever was killed while it wrote has not got the item.
+                if line.ends_with('\n') {
+                    lines.push(serde_json::from_str(line)?);
+                }
+            }
+            logs.0.entry(place).or_default().push(lines);
+        }
+        Ok(logs)
+    }
+
+    /// All that one place got.
+    pub fn bag(&self, place: Place) -> Bag {
+        let mut bag = Bag::new();
+        for (_, past) in self.lines(place) {
+            *bag.entry(past.clone()).or_default() += 1;
+        }
+        bag
+    }
+
+    /// The lines of a place.
+    pub fn lines(&self, place: Place) -> impl Iterator<Item = &Line> {
+        self.0.get(&place).into_iter().flatten().flatten()
+    }
+
+    /// Lines in all.
+    pub fn count(&self) -> u64 {
+        self.0.values().flatten().map(|lines| lines.len() as u64).sum()
+    }
+}
+
+fn place_of(path: &Path) -> Option<Place> {
+    let name = path.file_name()?.to_str()?.strip_suffix(".log")?;
+    let (place, _) = name.split_once('-')?;
+    let (op, dead) = place.strip_suffix('d').map_or((place, false), |op| (op, true));
+    Some(Place { op: op.parse().ok()?, dead })
+}
+
+/// Lines that are in the logs of a place by now.
+pub fn lines_so_far(folder: &Path, place: Place) -> usize {
+    let logs = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let logs = logs.map(|entry| entry.path()).filter(|path| place_of(path) == Some(place));
+    logs.filter_map(|path| std::fs::read(path).ok())
+        .map(|bytes| bytes.iter().filter(|byte| **byte == b'\n').count())
+        .sum()
+}
+
+/// Bytes in all logs by now: what progress is.
+pub fn bytes_so_far(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|about| about.len()).sum()
+}

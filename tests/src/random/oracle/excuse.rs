@@ -1,0 +1,195 @@
+//! What may be missing: what the report names, and what `SEMANTICS.md` says that nobody names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Case, End};
+use crate::random::history::{Past, Place, Step};
+use crate::random::plan::{Plan, place_of};
+use crate::random::spec::{Fault, Form, What};
+
+/// What may be missing in a run.
+pub(super) struct Excuses<'r> {
+    case: &'r Case<'r>,
+    /// Items of sources that the report names.
+    named: BTreeSet<(u16, u64)>,
+    /// Whether the report's lists are cut.
+    cut: bool,
+    /// Operators of which a process ended, and how often.
+    died: BTreeMap<u16, usize>,
+    /// The operators that each one's items come from, in any number of steps.
+    before: BTreeMap<u16, BTreeSet<u16>>,
+    /// The last item of each life of a source.
+    last_made: BTreeSet<Past>,
+}
+
+impl<'r> Excuses<'r> {
+    pub(super) fn new(case: &'r Case<'r>) -> Excuses<'r> {
+        let (plan, seen) = (case.plan, case.seen);
+        let (mut named, mut cut, mut died) = (BTreeSet::new(), false, BTreeMap::new());
+        let sources = plan.sources();
+        if let Some(report) = seen.end.report() {
+            let failed = report.failures.iter().filter_map(|failure| failure.id);
+            let lost = report.lost.iter().chain(&report.left_over).map(|lost| lost.id);
+            let name =
+                |id: tensorpost::pipeline::ItemId| Some((*sources.get(usize::from(id.source))?, id.number));
+            named.extend(failed.chain(lost).filter_map(name));
+            cut = report.lost_count > report.lost.len() as u64
+                || report.left_over_count > report.left_over.len() as u64;
+            for place in report.deaths.iter().filter_map(|death| place_of(&death.stage)) {
+                *died.entry(place.op).or_default() += 1;
+            }
+        }
+        for fault in &seen.struck {
+            match plan.spec.faults.get(*fault) {
+                Some(Fault::Inside { op, .. }) => {
+                    died.entry(*op).or_insert(1);
+                }
+                Some(Fault::Outside { victims, stop: None, .. }) => {
+                    for (op, _) in victims {
+                        died.entry(*op).or_insert(1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut last_made = BTreeSet::new();
+        for op in plan.all().into_iter().filter(|op| matches!(op.op.what, What::Source(_))) {
+            let logs = seen.logs.0.get(&Place::of(op.number));
+            last_made.extend(logs.into_iter().flatten().filter_map(|log| Some(log.last()?.1.clone())));
+        }
+        Excuses { case, named, cut, died, before: before(plan), last_made }
+    }
+
+    /// How often a process of an operator ended.
+    pub(super) fn deaths_at(&self, place: Place) -> usize {
+        self.died.get(&place.op).copied().unwrap_or(0)
+    }
+
+    /// Whether an item that did not come to a place may be missing there.
+    pub(super) fn excuse(&self, past: &Past, to: Place) -> bool {
+        let case = self.case;
+        if self.cut || matches!(case.seen.end, End::Killed(_)) || self.is_named(past) {
+            return true;
+        }
+        if matches!(case.seen.end, End::Dropped) && (case.deaths || case.fatal) {
+            // Nobody is left to whom it could be named.
+            return true;
+        }
+        self.failed(to) || case.deaths && self.by_death(past, to)
+    }
+
+    fn is_named(&self, past: &Past) -> bool {
+        past.atoms().iter().any(|atom| self.named.contains(atom))
+    }
+
+    /// A stage that has failed the pipeline takes no further item; the report counts those.
+    fn failed(&self, to: Place) -> bool {
+        let Some(op) = self.case.plan.op(to.op) else { return false };
+        if !self.case.fatal || !op.op.settings.on_error.fails() {
+            return false;
+        }
+        let mut lines = self.case.seen.logs.lines(Place::of(to.op));
+        lines.any(|(_, past)| crate::random::plan::fails_for_good(op.op, past.number))
+    }
+
+    fn by_death(&self, past: &Past, to: Place) -> bool {
+        let none = BTreeSet::new();
+        let before = self.before.get(&to.op).unwrap_or(&none);
+        let dead_before: Vec<u16> = before.iter().copied().filter(|op| self.died.contains_key(op)).collect();
+        let kind = |op: u16| self.case.plan.op(op).map(|op| &op.op.what);
+        // "A source that dies loses what it had not sent": what it was about to, and what had not left its worker.
+        if self.died.contains_key(&past.source)
+            && (self.last_made.contains(past) || self.is_at_its_source(past))
+        {
+            return true;
+        }
+        let waited = matches!(kind(to.op), Some(What::Zip { .. } | What::Join { .. }))
+            && self.died.contains_key(&to.op);
+        if self.case.at_least_once {
+            // What a life of it had left over, and told nobody yet.
+            if waited {
+                return true;
+            }
+            // A source that died sends nothing again.
+            let source_died = dead_before.iter().any(|op| matches!(kind(*op), Some(What::Source(_))));
+            return source_died && (dead_before.len() > 1 || self.died.contains_key(&to.op));
+        }
+        // "What a stage kept with `hold`, and what waited in a `zip` or `join`, is not named."
+        let kept = |op: u16| match kind(op) {
+            Some(What::Stage(stage)) => matches!(stage.form, Form::Hold(_)),
+            _ => false,
+        };
+        if waited || dead_before.iter().any(|op| kept(*op)) {
+            return true;
+        }
+        // Who would name it has died as well, with what it knew: "of a life that ended, the report counts what it had told".
+        let mut dead: BTreeSet<u16> = dead_before.into_iter().map(|op| self.home(op)).collect();
+        if self.died.contains_key(&to.op) {
+            dead.insert(self.home(to.op));
+        }
+        dead.len() > 1
+    }
+
+    /// Whether all that an item has passed is in the worker of its source.
+    fn is_at_its_source(&self, past: &Past) -> bool {
+        let mut steps = past.steps.iter().map(|step| match step {
+            Step::At(op, _) | Step::Dead(op) | Step::With(op, _) | Step::Among(op, _) => *op,
+        });
+        steps.all(|op| self.home(op) == past.source) && self.leaves_late(past)
+    }
+
+    /// Whether a stage that has something of it next to its source's can be in that worker.
+    fn leaves_late(&self, past: &Past) -> bool {
+        self.case.plan.op(past.source).is_some_and(|op| op.op.settings.replicas == 1)
+    }
+
+    /// The operator in whose workers another runs.
+    fn home(&self, op: u16) -> u16 {
+        home(self.case.plan, op)
+    }
+}
+
+/// The operator in whose workers another runs.
+pub(crate) fn home(plan: &Plan, op: u16) -> u16 {
+    let Some(at) = plan.numbers.iter().position(|number| *number == op) else { return op };
+    let op_at = &plan.spec.ops[at];
+    if !op_at.settings.beside || matches!(op_at.what, What::Zip { .. } | What::Join { .. }) {
+        return op;
+    }
+    match makers(plan, at)[..] {
+        [maker, ..] => home(plan, plan.numbers[maker]),
+        [] => op,
+    }
+}
+
+/// The operators with stages whose items an operator takes.
+fn makers(plan: &Plan, at: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    for (from, _) in &plan.spec.ops[at].takes {
+        match plan.spec.ops[*from].what {
+            What::Fork(..) | What::Merge => found.extend(makers(plan, *from)),
+            _ => found.push(*from),
+        }
+    }
+    found
+}
+
+fn before(plan: &Plan) -> BTreeMap<u16, BTreeSet<u16>> {
+    let mut before: BTreeMap<u16, BTreeSet<u16>> = BTreeMap::new();
+    for (at, op) in plan.spec.ops.iter().enumerate() {
+        let number = plan.numbers[at];
+        let body: Vec<u16> = (number + 1..number + crate::random::build::width(op)).collect();
+        let mut all: BTreeSet<u16> = body.iter().copied().collect();
+        for (from, _) in &op.takes {
+            let from = plan.numbers[*from];
+            all.insert(from);
+            all.extend(before.get(&from).into_iter().flatten().copied());
+        }
+        for inside in body {
+            // In a loop everybody is before everybody.
+            before.insert(inside, all.clone());
+        }
+        before.insert(number, all);
+    }
+    before
+}

@@ -1,0 +1,441 @@
+//! The oracle: from the spec, the logs and the report to what was wrong.
+//!
+//! - Without deaths everything that was made comes, exactly once (a clone for each branch of a broadcast), on the right
+//!   branch, in the promised order, or is named as left over or failed; the report's counts are those of the logs.
+//! - At most once, with deaths: nothing comes twice; what does not come is named. Excepted is what `SEMANTICS.md` excepts
+//!   ([`excuse`]).
+//! - At least once, with deaths: everything comes at least once, or is named.
+//! - A killed pipeline ends, and what came of it is right.
+
+mod counts;
+mod excuse;
+mod flows;
+mod order;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+use tensorpost::pipeline::Report;
+
+use super::history::{Bag, Logs, Past, Place};
+use super::plan::Plan;
+use super::spec::{Fault, What};
+use excuse::Excuses;
+pub(crate) use excuse::home;
+use flows::{Edge, Flows, Taking};
+
+/// What is wrong with a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Of which kind it is.
+    pub kind: Kind,
+    /// What, for people.
+    pub what: String,
+}
+
+/// The kinds of what can be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// It did not end.
+    Hang,
+    /// The node's process ended by itself.
+    Crash,
+    /// A tensor had other elements.
+    Content,
+    /// An item did not come, and nothing names it.
+    Missing,
+    /// An item came twice.
+    Doubled,
+    /// An item came where it does not belong.
+    Astray,
+    /// Items came in another order than promised.
+    Disorder,
+    /// A batch, a window or a pair was not what it should be.
+    Group,
+    /// The report's numbers are not those of the logs.
+    Counts,
+    /// It ended in another way than it had to.
+    Result,
+    /// It did not start.
+    Start,
+    /// Something was left.
+    Leak,
+    /// The log complained though nothing was told to go wrong.
+    Complaint,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum End {
+    /// `Ok`.
+    Fine(Report),
+    /// [`PipelineError::Failed`](tensorpost::pipeline::PipelineError::Failed), with its text.
+    Failed(String, Report),
+    /// [`PipelineError::Died`](tensorpost::pipeline::PipelineError::Died): the stage, the replica.
+    Died(String, u16, Report),
+    /// [`PipelineError::Killed`](tensorpost::pipeline::PipelineError::Killed).
+    Killed(Report),
+    /// [`PipelineError::Incomplete`](tensorpost::pipeline::PipelineError::Incomplete).
+    Incomplete(Report),
+    /// Another error with a report.
+    Other(String, Report),
+    /// Another error.
+    Error(String),
+    /// The `Running` was dropped.
+    Dropped,
+}
+
+impl End {
+    /// What was reported.
+    pub fn report(&self) -> Option<&Report> {
+        match self {
+            End::Fine(report)
+            | End::Failed(_, report)
+            | End::Died(_, _, report)
+            | End::Killed(report)
+            | End::Incomplete(report)
+            | End::Other(_, report) => Some(report),
+            End::Error(_) | End::Dropped => None,
+        }
+    }
+}
+
+/// What was seen of a run.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// What everybody got.
+    pub logs: Logs,
+    /// How it ended.
+    pub end: End,
+    /// Tensors that were wrong.
+    pub wrong: Vec<String>,
+    /// The faults that struck, by their place in the spec.
+    pub struck: Vec<usize>,
+    /// Whether the ending that the spec wants was caused before the run had ended.
+    pub ended: bool,
+}
+
+/// What is judged.
+struct Case<'r> {
+    plan: &'r Plan,
+    seen: &'r Seen,
+    /// Whether any process ended.
+    deaths: bool,
+    /// Whether a stage was told to fail on an item that it got, and this fails the pipeline.
+    fatal: bool,
+    at_least_once: bool,
+}
+
+/// Everything that is wrong with a run; nothing, if it is as it has to be.
+pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    let mut say = |kind: Kind, what: String| verdicts.push(Verdict { kind, what });
+    for wrong in &seen.wrong {
+        say(Kind::Content, wrong.clone());
+    }
+    if let End::Error(error) = &seen.end {
+        say(Kind::Start, error.clone());
+        return verdicts;
+    }
+    let killing = |fault: &usize| match plan.spec.faults.get(*fault) {
+        Some(Fault::Outside { stop, .. }) => stop.is_none(),
+        Some(Fault::Inside { .. }) => true,
+        None => false,
+    };
+    let reported = seen.end.report().is_some_and(|report| !report.deaths.is_empty());
+    let case = Case {
+        plan,
+        seen,
+        deaths: reported || seen.struck.iter().any(killing),
+        fatal: told_to_fail(plan, seen),
+        at_least_once: plan.spec.at_least_once.is_some(),
+    };
+    let flows = Flows::new(plan, &seen.logs);
+    let excuses = Excuses::new(&case);
+    for edge in &flows.edges {
+        case.arrivals(edge, &excuses, &mut say);
+    }
+    let restorers_live = !case.deaths;
+    if !(case.deaths && case.at_least_once) {
+        for what in order::disorder(plan, &seen.logs, restorers_live) {
+            say(Kind::Disorder, what);
+        }
+    }
+    case.result(&mut say);
+    counts::compare(&case, &flows, &mut say);
+    verdicts
+}
+
+/// Whether a stage that was told to fail, and fails the pipeline then, got an item to fail on.
+fn told_to_fail(plan: &Plan, seen: &Seen) -> bool {
+    plan.all().into_iter().any(|op| {
+        if !op.op.settings.on_error.fails() {
+            return false;
+        }
+        match &op.op.what {
+            What::Source(source) => source.fails.iter().any(|number| {
+                // It fails before the item that it makes then, if it gets so far.
+                *number == 0
+                    || seen.logs.lines(Place::of(op.number)).any(|(_, past)| past.number + 1 >= *number)
+            }),
+            _ => {
+                let mut lines = seen.logs.lines(Place::of(op.number));
+                lines.any(|(_, past)| super::plan::fails_for_good(op.op, past.number))
+            }
+        }
+    })
+}
+
+/// What differs between what was made and what came.
+struct Difference<'e> {
+    missing: Vec<(&'e Past, u32)>,
+    more: Vec<(&'e Past, u32, u32)>,
+}
+
+fn differ<'e>(want: &'e Bag, got: &'e Bag) -> Difference<'e> {
+    let of = |bag: &Bag, past: &Past| bag.get(past).copied().unwrap_or(0);
+    let missing = want.iter().filter_map(|(past, want)| Some((past, want.checked_sub(of(got, past))?)));
+    let more = got.iter().map(|(past, got)| (past, of(want, past), *got)).filter(|(_, want, got)| got > want);
+    Difference { missing: missing.filter(|(_, count)| *count > 0).collect(), more: more.collect() }
+}
+
+impl Case<'_> {
+    fn arrivals(&self, edge: &Edge, excuses: &Excuses<'_>, say: &mut dyn FnMut(Kind, String)) {
+        let to = edge.to;
+        self.no_more_than_made(to, &edge.want, &edge.got, say);
+        match &edge.taking {
+            Taking::Each => {
+                self.nothing_missing(to, self.missing(&edge.want, &edge.got), excuses, say);
+            }
+            Taking::Shared(takers) => {
+                let mut missing = self.missing(&edge.want, &edge.got);
+                // Whichever of them was to have it.
+                missing.retain(|(past, _)| !takers.iter().any(|taker| excuses.excuse(past, *taker)));
+                self.nothing_missing(to, missing, excuses, say);
+            }
+            Taking::Batches(of, times_out) => {
+                self.nothing_missing(to, self.missing(&edge.want, &edge.got), excuses, say);
+                self.batches(to, *of, *times_out, say);
+            }
+            Taking::Windows(of) => self.windows(edge, *of, excuses, say),
+            Taking::Pairs { want, got, key } => {
+                self.no_more_than_made(to, want, got, say);
+                self.pairs(edge, (want, got), *key, excuses, say);
+            }
+        }
+    }
+
+    /// Nothing comes that was not made, and nothing twice.
+    fn no_more_than_made(&self, to: Place, want: &Bag, got: &Bag, say: &mut dyn FnMut(Kind, String)) {
+        for (past, want, got) in differ(want, got).more {
+            if want == 0 {
+                say(Kind::Astray, format!("{past} came to {to}, and was not made for it"));
+            } else if !(self.at_least_once && self.deaths) {
+                say(Kind::Doubled, format!("{past} came {got} times to {to}, and was made {want} times"));
+            }
+        }
+    }
+
+    fn nothing_missing(
+        &self,
+        to: Place,
+        mut missing: Vec<(&Past, u32)>,
+        excuses: &Excuses<'_>,
+        say: &mut dyn FnMut(Kind, String),
+    ) {
+        missing.retain(|(past, _)| !excuses.excuse(past, to));
+        if !missing.is_empty() {
+            let shown: Vec<_> = missing.iter().take(6).map(|(past, _)| past.to_string()).collect();
+            let what =
+                format!("{} did not come to {to} and are not named: {}", missing.len(), shown.join(", "));
+            say(Kind::Missing, what);
+        }
+    }
+
+    /// What was made and did not come. Sent again, it may have been made more often than it had to come.
+    fn missing<'e>(&self, want: &'e Bag, got: &'e Bag) -> Vec<(&'e Past, u32)> {
+        let mut missing = differ(want, got).missing;
+        if self.at_least_once && self.deaths {
+            missing.retain(|(past, _)| !got.contains_key(past));
+        }
+        missing
+    }
+
+    fn batches(&self, to: Place, of: u32, times_out: bool, say: &mut dyn FnMut(Kind, String)) {
+        let sizes: Vec<_> = self.seen.logs.lines(to).map(|(_, past)| group(past)).collect();
+        if let Some(size) = sizes.iter().find(|size| **size > of as usize) {
+            say(Kind::Group, format!("a batch at {to} has {size} items, more than {of}"));
+        }
+        let partial = sizes.iter().filter(|size| **size < of as usize).count();
+        let packs = self.plan.op(to.op).map_or(1, |op| op.op.settings.replicas as usize);
+        if partial > packs && !times_out && !self.deaths {
+            say(Kind::Group, format!("{partial} batches at {to} have fewer items than {of}"));
+        }
+    }
+
+    fn windows(&self, edge: &Edge, of: u32, excuses: &Excuses<'_>, say: &mut dyn FnMut(Kind, String)) {
+        let to = edge.to;
+        for (_, past) in self.seen.logs.lines(to) {
+            if group(past) != of as usize {
+                say(
+                    Kind::Group,
+                    format!("a window at {to} has {} items instead of {of}: {past}", group(past)),
+                );
+            }
+        }
+        let came: u32 = edge.want.values().sum();
+        let windows: u32 = edge.got.values().sum();
+        let wanted = (came + 1).saturating_sub(of);
+        let first = of.saturating_sub(1) as usize;
+        // The first ones come in the window of a later one; where there are too few, in none.
+        let mut missing = self.missing(&edge.want, &edge.got);
+        missing.retain(|(past, _)| !excuses.excuse(past, to));
+        if self.deaths {
+            let members = |past: &Past| {
+                let lines = self.seen.logs.lines(to);
+                lines.into_iter().any(|(_, window)| contains(window, past))
+            };
+            missing.retain(|(past, _)| !members(past));
+            let lives = 1 + excuses.deaths_at(to);
+            if missing.len() > first * lives {
+                self.nothing_missing(to, missing, excuses, say);
+            }
+        } else if missing.len() > first.min(came as usize) {
+            let what = format!("{windows} windows at {to} of {came} items instead of {wanted}");
+            say(Kind::Missing, what);
+        }
+    }
+
+    fn pairs(
+        &self,
+        edge: &Edge,
+        (want, got): (&Bag, &Bag),
+        key: Option<u64>,
+        excuses: &Excuses<'_>,
+        say: &mut dyn FnMut(Kind, String),
+    ) {
+        let to = edge.to;
+        let bond = |past: &Past| match key {
+            None => (past.source, past.number),
+            Some(modulus) => (0, super::build::join_key(past, modulus)),
+        };
+        for (_, past) in self.seen.logs.lines(to) {
+            if let Some(super::history::Step::With(_, right)) = past.steps.last()
+                && bond(right) != bond(&past.before())
+            {
+                say(Kind::Group, format!("two are a pair at {to} that do not belong together: {past}"));
+            }
+        }
+        let mut halves: std::collections::BTreeMap<(u16, u64), [i64; 3]> = Default::default();
+        for (index, bag) in [&edge.want, want, &edge.got].into_iter().enumerate() {
+            for (past, count) in bag {
+                halves.entry(bond(past)).or_default()[index] += i64::from(*count);
+            }
+        }
+        let mut alone = self.missing(&edge.want, &edge.got);
+        alone.extend(self.missing(want, got));
+        // A source with replicas makes pairs of one replica's items alone, which a history does not tell apart.
+        let told_apart = self.plan.sources().len()
+            == self.plan.spec.ops.iter().filter(|op| matches!(op.what, What::Source(_))).count();
+        if !self.deaths && !self.at_least_once && told_apart && !self.is_over_early() {
+            for (bond, [left, right, pairs]) in &halves {
+                if pairs != left.min(right) {
+                    let what = format!("{pairs} pairs of {left} and {right} of {bond:?} at {to}");
+                    say(Kind::Missing, what);
+                }
+            }
+        }
+        // Without a report nobody can name a half that was left over.
+        if !matches!(self.seen.end, End::Dropped) {
+            self.nothing_missing(to, alone, excuses, say);
+        }
+    }
+
+    /// Whether it was ended so that not everything under way is finished.
+    fn is_over_early(&self) -> bool {
+        self.fatal
+            || matches!(self.seen.end, End::Killed(_) | End::Failed(..) | End::Died(..) | End::Other(..))
+    }
+
+    /// How it ended.
+    fn result(&self, say: &mut dyn FnMut(Kind, String)) {
+        let report = self.seen.end.report();
+        let unreplaced = report.and_then(|report| {
+            let dead = |stage: &str, replica: u16| {
+                let mut deaths = report.deaths.iter();
+                deaths.any(|death| death.stage == stage && death.replica == replica && !death.restarted)
+            };
+            report.deaths.iter().find(|death| {
+                let replicas = report.stage(&death.stage).map_or(1, |stage| stage.replicas) as u16;
+                let is_source = report.stage(&death.stage).is_some_and(|stage| stage.is_source);
+                let others = (0..replicas).any(|other| other != death.replica && !dead(&death.stage, other));
+                !death.restarted && (is_source || !(self.at_least_once && others))
+            })
+        });
+        match &self.seen.end {
+            End::Fine(report) => {
+                if self.fatal && !self.deaths {
+                    say(Kind::Result, "it is fine though a stage was to fail".into());
+                }
+                if let Some(death) = unreplaced {
+                    say(Kind::Result, format!("it is fine though {} died for good", death.stage));
+                }
+                if report.lost_unexplained > 0 || report.lost_count > 0 && report.deaths.is_empty() {
+                    let what = format!("it is fine though {} were lost without a death", report.lost_count);
+                    say(Kind::Result, what);
+                }
+                if self.plan.spec.complete && !report.is_complete() {
+                    say(Kind::Result, "it is fine though it had to be complete and is not".into());
+                }
+            }
+            End::Failed(why, _) => {
+                if !self.fatal {
+                    say(Kind::Result, format!("it failed though nothing was told to: {why}"));
+                }
+            }
+            End::Died(stage, replica, report) => {
+                let named = report
+                    .deaths
+                    .iter()
+                    .any(|death| death.stage == *stage && death.replica == *replica && !death.restarted);
+                if !named {
+                    say(
+                        Kind::Result,
+                        format!("{stage} is said to have died for good, and the report does not say so"),
+                    );
+                }
+                if !self.deaths {
+                    say(Kind::Result, format!("{stage} died, and nothing was told to"));
+                }
+            }
+            End::Killed(_) => {
+                if !matches!(self.plan.spec.ending, super::spec::Ending::Kill(_)) {
+                    say(Kind::Result, "it was killed though nobody did that".into());
+                }
+            }
+            End::Incomplete(report) => {
+                if report.lost_unexplained > 0 {
+                    let what = format!("no death explains {} losses", report.lost_unexplained);
+                    say(Kind::Result, what);
+                } else if !self.plan.spec.complete || report.is_complete() {
+                    say(Kind::Result, "it is said to be incomplete, and need not be or is not".into());
+                }
+            }
+            End::Other(error, _) => say(Kind::Result, error.clone()),
+            End::Error(_) | End::Dropped => {}
+        }
+    }
+}
+
+/// Items in a packed one.
+fn group(past: &Past) -> usize {
+    match past.steps.last() {
+        Some(super::history::Step::Among(_, others)) => 1 + others.len(),
+        _ => 1,
+    }
+}
+
+fn contains(window: &Past, past: &Past) -> bool {
+    window.before() == *past
+        || matches!(window.steps.last(), Some(super::history::Step::Among(_, others)) if others.contains(past))
+}

@@ -1,0 +1,319 @@
+//! The oracle can fail: each test takes a run that was right, falsifies one thing in its logs or its report, and names the
+//! verdict that has to come of it.
+
+use tensorpost::pipeline::{Death, ItemId, Lost, OnError, StageReport};
+
+use super::*;
+use crate::random::history::{Line, Step};
+use crate::random::plan::{dead_name, helper_name, stage_name, writes};
+use crate::random::spec::{Fails, Fork, Op, Settings, Source, Spec, Stage, Then};
+
+fn op(takes: &[(usize, u8)], what: What) -> Op {
+    Op { takes: takes.to_vec(), what, settings: Settings::default() }
+}
+
+fn sink(from: usize, output: u8) -> Op {
+    op(&[(from, output)], What::Sink { closure: true, slow: 0 })
+}
+
+fn source(count: u64) -> Op {
+    op(&[], What::Source(Source { count, ..Source::default() }))
+}
+
+fn spec(ops: Vec<Op>) -> Spec {
+    Spec { ops, ..Spec::from_json(r#"{"ops":[]}"#).unwrap() }
+}
+
+/// A source, a stage that fails on some, their dead letters, and two branches.
+fn forked() -> Plan {
+    let fails = Some(Fails { every: 5, at: 2, times: 100 });
+    let mut stage = op(&[(0, 0)], What::Stage(Stage { fails, ..Stage::default() }));
+    stage.settings = Settings { dead: true, on_error: OnError::DeadLetter, ..Settings::default() };
+    let split = op(&[(1, 0)], What::Fork(Fork::Split(2), 2));
+    Plan::new(&spec(vec![source(20), stage, split, sink(2, 0), sink(2, 1), sink(1, 1)]))
+}
+
+/// Two branches of a source in pairs, one of which lacks every third item.
+fn zipped() -> Plan {
+    let filter = Stage { form: crate::random::spec::Form::Filter(3), ..Stage::default() };
+    let fork = op(&[(0, 0)], What::Fork(Fork::All, 2));
+    let zip = op(&[(2, 0), (1, 1)], What::Zip { restart: None });
+    Plan::new(&spec(vec![source(9), fork, op(&[(1, 0)], What::Stage(filter)), zip, sink(3, 0)]))
+}
+
+/// Batches, one behind the other, and a fork in turn.
+fn batched() -> Plan {
+    let batch = What::Batch { of: 4, within: None, then: Then::Pack, restart: None };
+    let turns = op(&[(1, 0)], What::Fork(Fork::Turns, 2));
+    Plan::new(&spec(vec![source(10), op(&[(0, 0)], batch), turns, sink(2, 0), sink(2, 1)]))
+}
+
+/// The logs and the report of a run in which everything went right.
+fn right(plan: &Plan) -> Seen {
+    let mut logs = Logs::default();
+    for op in plan.all() {
+        if let What::Source(source) = &op.op.what {
+            let made = (0..source.count).map(|number| (7, Past::new(op.number, number)));
+            logs.0.insert(Place::of(op.number), vec![made.collect()]);
+        }
+    }
+    // Whoever has no log yet gets what was made for it, from the sources on.
+    loop {
+        let edges = Flows::new(plan, &logs).edges;
+        let Some(edge) = edges.iter().find(|edge| !has_log(&logs, edge)) else { break };
+        fill(&mut logs, edge);
+    }
+    let report = report(plan, &logs);
+    Seen { logs, end: End::Fine(report), wrong: Vec::new(), struck: Vec::new(), ended: false }
+}
+
+fn has_log(logs: &Logs, edge: &Edge) -> bool {
+    match &edge.taking {
+        Taking::Shared(takers) => takers.iter().all(|taker| logs.0.contains_key(taker)),
+        _ => logs.0.contains_key(&edge.to),
+    }
+}
+
+fn fill(logs: &mut Logs, edge: &Edge) {
+    let all = |bag: &Bag| -> Vec<Past> {
+        bag.iter().flat_map(|(past, count)| (0..*count).map(|_| past.clone())).collect()
+    };
+    let lines = |pasts: Vec<Past>| vec![pasts.into_iter().map(|past| (7, past)).collect::<Vec<Line>>()];
+    let op = edge.to.op;
+    match &edge.taking {
+        Taking::Each => drop(logs.0.insert(edge.to, lines(all(&edge.want)))),
+        Taking::Batches(of, _) => {
+            let items = all(&edge.want);
+            let batches = items.chunks(*of as usize);
+            let batches = batches.map(|batch| batch[0].then(Step::Among(op, batch[1..].to_vec())));
+            logs.0.insert(edge.to, lines(batches.collect()));
+        }
+        Taking::Pairs { want, .. } => {
+            let pairs = all(&edge.want).into_iter().filter_map(|left| {
+                let right = want.keys().find(|right| right.number == left.number)?;
+                Some(left.then(Step::With(op, Box::new(right.clone()))))
+            });
+            logs.0.insert(edge.to, lines(pairs.collect()));
+        }
+        Taking::Shared(takers) => {
+            for (turn, taker) in takers.iter().enumerate() {
+                let mine = all(&edge.want).into_iter().skip(turn).step_by(takers.len());
+                logs.0.insert(*taker, lines(mine.collect()));
+            }
+        }
+        Taking::Windows(_) => unreachable!("no test has any"),
+    }
+}
+
+fn report(plan: &Plan, logs: &Logs) -> Report {
+    let mut report = Report::default();
+    for op in plan.all().into_iter().filter(|op| writes(&op.op.what)) {
+        let count = logs.lines(Place::of(op.number)).count() as u64;
+        let is_source = matches!(op.op.what, What::Source(_));
+        let dead = logs.lines(Place { op: op.number, dead: true }).count() as u64;
+        report.stages.push(StageReport {
+            stage: stage_name(op.number, &op.op.what),
+            replicas: 1,
+            is_source,
+            items_in: if is_source { 0 } else { count },
+            items_out: count,
+            errors: dead,
+            dead_letters: dead,
+            ..StageReport::default()
+        });
+        report.stages.push(StageReport {
+            stage: dead_name(op.number),
+            items_in: dead,
+            ..StageReport::default()
+        });
+    }
+    for edge in Flows::new(plan, logs).edges {
+        if let Taking::Pairs { want, got, .. } = &edge.taking {
+            for (past, _) in differ(want, got).missing {
+                let id = ItemId { source: 0, number: past.number };
+                report.left_over.push(Lost { stage: helper_name(edge.to.op), id, why: String::new() });
+            }
+        }
+    }
+    report.left_over_count = report.left_over.len() as u64;
+    report
+}
+
+/// The kinds of verdicts on a run, each once.
+fn kinds(plan: &Plan, seen: &Seen) -> Vec<Kind> {
+    let mut kinds: Vec<_> = judge(plan, seen).into_iter().map(|verdict| verdict.kind).collect();
+    kinds.sort();
+    kinds.dedup();
+    kinds
+}
+
+fn lines(seen: &mut Seen, op: u16) -> &mut Vec<Line> {
+    &mut seen.logs.0.get_mut(&Place::of(op)).unwrap()[0]
+}
+
+fn said(seen: &mut Seen) -> &mut Report {
+    match &mut seen.end {
+        End::Fine(report) => report,
+        _ => unreachable!("it was fine"),
+    }
+}
+
+fn death(stage: &str) -> Death {
+    Death { stage: stage.into(), replica: 0, why: String::new(), restarted: true }
+}
+
+fn name(seen: &mut Seen, number: u64) {
+    let report = said(seen);
+    report.lost.push(Lost { stage: String::new(), id: ItemId { source: 0, number }, why: String::new() });
+    report.lost_count += 1;
+}
+
+#[test]
+fn a_run_that_was_right_is_right() {
+    for plan in [forked(), zipped(), batched()] {
+        let seen = right(&plan);
+        assert_eq!(judge(&plan, &seen), [], "{:?}", plan.spec);
+        assert!(seen.logs.count() > 10);
+    }
+}
+
+#[test]
+fn an_item_that_does_not_come_is_missing() {
+    let plan = forked();
+    let mut seen = right(&plan);
+    lines(&mut seen, 3).remove(2);
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing, Kind::Counts]);
+    // Also after a death, unless it is named.
+    said(&mut seen).deaths.push(death("sink-3"));
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
+    name(&mut seen, 6);
+    assert_eq!(kinds(&plan, &seen), []);
+}
+
+#[test]
+fn one_that_another_death_may_have_hidden_is_excused_and_one_elsewhere_is_not() {
+    let plan = forked();
+    let mut seen = right(&plan);
+    lines(&mut seen, 3).remove(2);
+    said(&mut seen).deaths.extend([death("sink-3"), death("stage-1")]);
+    assert_eq!(kinds(&plan, &seen), [], "who would have named it may have died as well");
+    lines(&mut seen, 4).remove(2);
+    said(&mut seen).deaths.remove(1);
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
+}
+
+#[test]
+fn an_item_that_comes_twice_is_doubled_unless_it_may_be_sent_again() {
+    let mut plan = forked();
+    let mut seen = right(&plan);
+    let line = lines(&mut seen, 3)[1].clone();
+    lines(&mut seen, 3).insert(1, line);
+    assert_eq!(kinds(&plan, &seen), [Kind::Doubled, Kind::Counts]);
+    said(&mut seen).deaths.push(death("stage-1"));
+    assert_eq!(kinds(&plan, &seen), [Kind::Doubled]);
+    plan.spec.at_least_once = Some(4);
+    assert_eq!(kinds(&plan, &seen), []);
+    said(&mut seen).deaths.clear();
+    assert_eq!(kinds(&plan, &seen), [Kind::Doubled, Kind::Counts]);
+}
+
+#[test]
+fn an_item_in_the_wrong_branch_is_astray() {
+    let plan = forked();
+    let mut seen = right(&plan);
+    let line = lines(&mut seen, 3).pop().unwrap();
+    lines(&mut seen, 4).push(line);
+    let found = kinds(&plan, &seen);
+    assert!(found.contains(&Kind::Astray) && found.contains(&Kind::Missing), "{found:?}");
+    said(&mut seen).deaths.push(death("sink-3"));
+    assert!(kinds(&plan, &seen).contains(&Kind::Astray), "a death does not excuse it");
+}
+
+#[test]
+fn an_item_out_of_order_is_seen() {
+    let plan = forked();
+    let mut seen = right(&plan);
+    lines(&mut seen, 4).swap(1, 2);
+    assert_eq!(kinds(&plan, &seen), [Kind::Disorder]);
+}
+
+#[test]
+fn counts_that_do_not_add_up_are_seen() {
+    let plan = forked();
+    let mut seen = right(&plan);
+    said(&mut seen).stages[0].items_out += 1;
+    assert_eq!(kinds(&plan, &seen), [Kind::Counts]);
+    let mut seen = right(&plan);
+    name(&mut seen, 3);
+    assert_eq!(kinds(&plan, &seen), [Kind::Counts, Kind::Result], "lost, and nobody died");
+}
+
+#[test]
+fn a_half_that_is_not_named_is_seen() {
+    let plan = zipped();
+    let mut seen = right(&plan);
+    said(&mut seen).left_over.remove(1);
+    said(&mut seen).left_over_count -= 1;
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing, Kind::Counts]);
+    let mut seen = right(&plan);
+    let again = said(&mut seen).left_over[0].clone();
+    said(&mut seen).left_over.push(again);
+    said(&mut seen).left_over_count += 1;
+    assert_eq!(kinds(&plan, &seen), [Kind::Counts], "named twice");
+}
+
+#[test]
+fn pairs_and_batches_that_do_not_belong_together_are_seen() {
+    let plan = zipped();
+    let mut seen = right(&plan);
+    let [(_, first), (_, second)] = &mut lines(&mut seen, 3)[..2] else { unreachable!() };
+    std::mem::swap(&mut first.steps, &mut second.steps);
+    assert!(kinds(&plan, &seen).contains(&Kind::Group));
+    let plan = batched();
+    let mut seen = right(&plan);
+    let Some(Step::Among(_, others)) = lines(&mut seen, 1)[0].1.steps.last_mut() else { unreachable!() };
+    others.push(Past::new(0, 4));
+    let found = kinds(&plan, &seen);
+    assert!(found.contains(&Kind::Group) && found.contains(&Kind::Doubled), "{found:?}");
+}
+
+#[test]
+fn an_item_that_no_branch_or_two_branches_took_is_seen() {
+    let plan = batched();
+    let mut seen = right(&plan);
+    let line = lines(&mut seen, 3).pop().unwrap();
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing, Kind::Counts]);
+    lines(&mut seen, 3).push(line.clone());
+    lines(&mut seen, 4).push(line);
+    assert_eq!(kinds(&plan, &seen), [Kind::Doubled, Kind::Counts]);
+}
+
+#[test]
+fn an_end_that_does_not_fit_is_seen() {
+    let mut plan = forked();
+    let seen = right(&plan);
+    let end = |end: fn(Report) -> End| Seen { end: end(seen.end.report().unwrap().clone()), ..seen.clone() };
+    assert_eq!(kinds(&plan, &end(|report| End::Failed("why".into(), report))), [Kind::Result]);
+    assert_eq!(kinds(&plan, &end(|report| End::Died("stage-1".into(), 0, report))), [Kind::Result]);
+    assert_eq!(kinds(&plan, &end(End::Killed)), [Kind::Result]);
+    assert_eq!(kinds(&plan, &Seen { end: End::Error("no".into()), ..seen.clone() }), [Kind::Start]);
+    assert_eq!(kinds(&plan, &Seen { wrong: vec!["an element".into()], ..seen.clone() }), [Kind::Content]);
+    // A stage that is to fail the pipeline got such an item.
+    plan.spec.ops[1].settings = Settings::default();
+    plan.spec.ops.truncate(1 + 4);
+    let found = kinds(&plan, &seen);
+    assert!(found.contains(&Kind::Result), "{found:?}");
+}
+
+#[test]
+fn what_is_made_twice_and_comes_once_is_not_missing_where_it_was_sent_again() {
+    let mut plan = batched();
+    plan.spec.at_least_once = Some(4);
+    let mut seen = right(&plan);
+    let line = lines(&mut seen, 0)[1].clone();
+    lines(&mut seen, 0).insert(1, line);
+    said(&mut seen).deaths.push(death("pack-1"));
+    assert_eq!(kinds(&plan, &seen), []);
+    plan.spec.at_least_once = None;
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
+}

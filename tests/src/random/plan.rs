@@ -1,0 +1,152 @@
+//! A spec with everything numbered: what the pipeline is written down from, and the oracle judges by.
+
+use super::history::Place;
+use super::spec::{FlowId, Op, Settings, Spec, What};
+
+/// A spec with its numbers.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The spec.
+    pub spec: Spec,
+    /// The numbers of [`Spec::ops`]; the operators in a loop's body have those that follow the loop's.
+    pub numbers: Vec<u16>,
+}
+
+/// An operator with its number, and what it takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbered<'p> {
+    /// Its number.
+    pub number: u16,
+    /// The operator.
+    pub op: &'p Op,
+    /// The loops that it is in, from the outermost: the number of each one's first stage, and of its rounds.
+    pub depth: usize,
+}
+
+impl Plan {
+    /// Numbers a spec.
+    pub fn new(spec: &Spec) -> Plan {
+        let mut next = 0;
+        let numbers = spec.ops.iter().map(|op| number(op, &mut next)).collect();
+        Plan { spec: spec.clone(), numbers }
+    }
+
+    /// All operators, those in loops too.
+    pub fn all(&self) -> Vec<Numbered<'_>> {
+        let mut all = Vec::new();
+        for (op, number) in self.spec.ops.iter().zip(&self.numbers) {
+            let mut next = *number;
+            list(op, &mut next, 0, &mut all);
+        }
+        all
+    }
+
+    /// The operator with a number.
+    pub fn op(&self, number: u16) -> Option<Numbered<'_>> {
+        self.all().into_iter().find(|op| op.number == number)
+    }
+
+    /// Who takes a flow: the place in [`Spec::ops`], and which of the flows that it takes.
+    pub fn taker(&self, flow: FlowId) -> Option<(usize, usize)> {
+        self.spec
+            .ops
+            .iter()
+            .enumerate()
+            .find_map(|(at, op)| op.takes.iter().position(|taken| *taken == flow).map(|which| (at, which)))
+    }
+
+    /// The operators whose sources' ids count up, each as often as it has replicas: which operator an id's source is.
+    pub fn sources(&self) -> Vec<u16> {
+        let sources = self.spec.ops.iter().zip(&self.numbers);
+        let sources = sources.filter(|(op, _)| matches!(op.what, What::Source(_)));
+        sources.flat_map(|(op, number)| (0..op.settings.replicas).map(|_| *number)).collect()
+    }
+
+    /// Processes that it needs, about.
+    pub fn processes(&self) -> u32 {
+        let own = |op: &Op| if op.settings.beside { 0 } else { op.settings.replicas };
+        let of = |op: Numbered<'_>| match op.op.what {
+            What::Fork(..) | What::Merge | What::Loop { .. } => 0,
+            What::Zip { .. } | What::Join { .. } => 1 + own(op.op),
+            What::Stage(_) => own(op.op) + u32::from(op.op.settings.dead),
+            What::Batch { then: super::spec::Then::Unbatch, .. } => 0,
+            _ => own(op.op),
+        };
+        self.all().into_iter().map(of).sum()
+    }
+}
+
+fn number(op: &Op, next: &mut u16) -> u16 {
+    let number = *next;
+    *next += 1;
+    if let What::Loop { body, .. } = &op.what {
+        for op in body {
+            self::number(op, next);
+        }
+    }
+    number
+}
+
+fn list<'p>(op: &'p Op, next: &mut u16, depth: usize, all: &mut Vec<Numbered<'p>>) {
+    all.push(Numbered { number: *next, op, depth });
+    *next += 1;
+    if let What::Loop { body, .. } = &op.what {
+        body.iter().for_each(|op| list(op, next, depth + 1, all));
+    }
+}
+
+/// The name of an operator's stage: the one that writes its log.
+pub fn stage_name(number: u16, what: &What) -> String {
+    let kind = match what {
+        What::Source(_) => "source",
+        What::Stage(_) => "stage",
+        What::Sink { .. } => "sink",
+        _ => "pack",
+    };
+    format!("{kind}-{number}")
+}
+
+/// The name of the stage that an operator puts in before its own.
+pub fn helper_name(number: u16) -> String {
+    format!("helper-{number}")
+}
+
+/// The name of the stage that takes the dead letters of an operator.
+pub fn dead_name(number: u16) -> String {
+    format!("dead-{number}")
+}
+
+/// The operator that a stage's name is of, and whether it is the one behind its dead letters.
+pub fn place_of(name: &str) -> Option<Place> {
+    let (kind, number) = name.split_once('-')?;
+    let known = ["source", "stage", "sink", "pack", "helper", "dead", "unbatch"].contains(&kind);
+    let number = number.split([' ', '.']).next()?;
+    Some(Place { op: number.parse().ok().filter(|_| known)?, dead: kind == "dead" })
+}
+
+/// Whether an operator writes a log: those without are seen only by what passes through.
+pub fn writes(what: &What) -> bool {
+    !matches!(
+        what,
+        What::Fork(..)
+            | What::Merge
+            | What::Loop { .. }
+            | What::Batch { then: super::spec::Then::Unbatch, .. }
+    )
+}
+
+/// Whether a stage fails on a number for good.
+pub fn fails_for_good(op: &Op, number: u64) -> bool {
+    let What::Stage(stage) = &op.what else { return false };
+    fail_times(stage.fails, number) > op.settings.on_error.retries()
+}
+
+/// How often a stage fails on a number.
+pub fn fail_times(fails: Option<super::spec::Fails>, number: u64) -> u32 {
+    fails.filter(|fails| number % fails.every == fails.at).map_or(0, |fails| fails.times)
+}
+
+/// Settings of the stage that takes dead letters, or of another that has none of its own.
+pub fn plain() -> Settings {
+    Settings::default()
+}

@@ -1,0 +1,230 @@
+//! The item of all random pipelines: its history, and tensors that tell whether they are right.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use tensorpost::pipeline::{Gather, gather_tensors};
+use tensorpost::prelude::*;
+
+use super::history::{Past, Step};
+use super::recipe::{Cell, Recipe, elements, recipes, with_cell};
+use super::spec::Tensors;
+
+/// The item.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+pub struct Thing {
+    /// Where it has been.
+    pub past: Past,
+    /// The life of the source that made it.
+    pub life: u32,
+    /// What its tensors were made of.
+    pub made: Tensors,
+    /// What was added to the elements of `tensors`.
+    pub added: u64,
+    /// They are changed on the way.
+    pub tensors: Vec<Tensor>,
+    /// These are only passed on.
+    pub nested: Option<Nested>,
+}
+
+/// Tensors in a struct, one of them optional.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Nested {
+    first: Option<Tensor>,
+    rest: Vec<Tensor>,
+}
+
+/// Several, the first tensors of which are one.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+pub struct Things {
+    /// Without their first tensors.
+    pub things: Vec<Thing>,
+    /// Those, with an axis more in front.
+    pub first: Tensor,
+}
+
+/// An element that is another than it has to be.
+#[derive(Debug)]
+pub struct Wrong(String);
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+/// Notes something that must never be, for whoever looks at the run.
+pub fn note_wrong(folder: &Path, what: &str) {
+    use std::io::Write;
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("wrong"));
+    if let Ok(mut file) = file {
+        let _ = file.write_all(format!("{what}\n").as_bytes());
+    }
+}
+
+impl Thing {
+    /// A new one.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn make(made: Tensors, past: Past, life: u32, gpu: &Gpu, late: u64) -> Result<Thing, TensorError> {
+        let number = past.number;
+        let (list, nested) = recipes(made, past.source, number);
+        let make = |recipes: &[Recipe]| {
+            recipes.iter().map(|recipe| recipe.make(gpu, late)).collect::<Result<Vec<_>, _>>()
+        };
+        let (tensors, mut rest) = (make(&list)?, make(&nested)?);
+        // By turns in the option and in the list.
+        let first = if number.is_multiple_of(2) { rest.pop() } else { None };
+        let nested = (!nested.is_empty()).then_some(Nested { first, rest });
+        Ok(Thing { past, life, made, added: 0, tensors, nested })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.past.number
+    }
+
+    /// With a step more.
+    #[must_use]
+    pub fn then(mut self, step: Step) -> Thing {
+        self.past.steps.push(step);
+        self
+    }
+
+    /// Compares all tensors with what they have to be.
+    ///
+    /// # Errors
+    /// They will not come, or [`Wrong`].
+    pub fn check(&self, gpu: &Gpu) -> anyhow::Result<()> {
+        let (list, nested) = recipes(self.made, self.past.source, self.number());
+        same_count(self, "tensors", self.tensors.len(), list.len())?;
+        for (slot, (tensor, recipe)) in self.tensors.iter().zip(&list).enumerate() {
+            self.compare(&format!("tensor {slot}"), tensor, recipe, self.added, gpu)?;
+        }
+        let mut others: Vec<&Tensor> = Vec::new();
+        if let Some(within) = &self.nested {
+            others.extend(&within.rest);
+            others.extend(&within.first);
+        }
+        same_count(self, "nested tensors", others.len(), nested.len())?;
+        for (slot, (tensor, recipe)) in others.into_iter().zip(&nested).enumerate() {
+            self.compare(&format!("nested tensor {slot}"), tensor, recipe, 0, gpu)?;
+        }
+        Ok(())
+    }
+
+    fn compare(
+        &self,
+        what: &str,
+        tensor: &Tensor,
+        recipe: &Recipe,
+        added: u64,
+        gpu: &Gpu,
+    ) -> anyhow::Result<()> {
+        if (tensor.dtype(), tensor.shape()) != (recipe.dtype, &recipe.final_shape()[..]) {
+            let what = format!("{what} of {} is {tensor:?} and has to be {recipe:?}", self.past);
+            return Err(Wrong(what).into());
+        }
+        with_cell!(recipe.dtype, T => {
+            let (found, wanted) = (elements::<T>(tensor, gpu)?, recipe.expected::<T>(added));
+            if found != wanted {
+                let at = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
+                let shown = at.map(|at| (at, found[at], wanted[at]));
+                let owner = tensor.lease().owner();
+                return Err(Wrong(format!(
+                    "{what} of {}, {tensor:?} of {owner}, +{added}: element, found and wanted: {shown:?}",
+                    self.past
+                ))
+                .into());
+            }
+        });
+        Ok(())
+    }
+
+    /// Adds to every element of its tensors: in place where nobody else has them, in a copy otherwise. On the host that is
+    /// done after so many microseconds.
+    ///
+    /// # Errors
+    /// They are lost with a process, or there is no memory.
+    pub fn add(&mut self, more: u64, gpu: &Gpu, late: u64) -> anyhow::Result<()> {
+        let tensors = std::mem::take(&mut self.tensors);
+        let added = tensors.into_iter().map(|tensor| add_to(tensor, more, gpu, late));
+        self.tensors = added.collect::<anyhow::Result<_>>()?;
+        self.added = self.added.wrapping_add(more);
+        Ok(())
+    }
+
+    /// Puts copies in the place of its tensors.
+    ///
+    /// # Errors
+    /// They are lost with a process, or there is no memory.
+    pub fn copy(&mut self, gpu: &Gpu) -> Result<(), TensorError> {
+        for tensor in &mut self.tensors {
+            *tensor = gpu.copy(tensor)?.freeze();
+        }
+        Ok(())
+    }
+}
+
+fn add_to(tensor: Tensor, more: u64, gpu: &Gpu, late: u64) -> anyhow::Result<Tensor> {
+    fn sum<T: Cell>(element: T, more: u64) -> T {
+        T::of((element.number() + more % T::RANGE) % T::RANGE)
+    }
+
+    if tensor.is_empty() {
+        return Ok(tensor);
+    }
+    with_cell!(tensor.dtype(), T => {
+        if gpu.kind() != DeviceKind::Host {
+            let sums: Vec<T> = gpu.download::<T>(&tensor)?.into_iter().map(|element| sum(element, more)).collect();
+            return Ok(gpu.from_slice(tensor.shape(), &sums)?.freeze());
+        }
+        let mut tensor = if tensor.is_contiguous() {
+            match tensor.into_mut(gpu) {
+                Ok(tensor) => tensor,
+                Err(refused) => gpu.copy(&refused.tensor)?,
+            }
+        } else {
+            gpu.copy(&tensor)?
+        };
+        gpu.run((tensor.of_mut::<T>(),), move |(to,)| {
+            std::thread::sleep(Duration::from_micros(late));
+            to.iter_mut().for_each(|element| *element = sum(*element, more));
+        })?;
+        Ok(tensor.freeze())
+    })
+}
+
+fn same_count(thing: &Thing, what: &str, found: usize, wanted: usize) -> Result<(), Wrong> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Wrong(format!("{} has {found} {what} and should have {wanted}", thing.past)))
+}
+
+impl Gather for Thing {
+    type Gathered = Things;
+
+    fn gather(mut things: Vec<Thing>, gpu: &Gpu) -> anyhow::Result<Things> {
+        let firsts: Vec<Tensor> = things.iter_mut().map(|thing| thing.tensors.remove(0)).collect();
+        Ok(Things { first: gather_tensors(gpu, &firsts)?, things })
+    }
+}
+
+impl Things {
+    /// Each with its first tensor again, which is a view of the one of all.
+    ///
+    /// # Errors
+    /// It has fewer rows.
+    pub fn apart(self) -> Result<Vec<Thing>, TensorError> {
+        let put = |(row, mut thing): (usize, Thing)| {
+            thing.tensors.insert(0, self.first.index(0, row)?);
+            Ok(thing)
+        };
+        self.things.into_iter().enumerate().map(put).collect()
+    }
+}

@@ -1,0 +1,89 @@
+//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for three minutes, or for as many
+//! seconds as `TENSORPOST_RANDOM_SECONDS` says; then every spec that has once found something. They are specs and not
+//! seeds, so that they stay what they are when the drawing changes. A failure says how to play it again.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const RANDOM_RUN: &str = env!("CARGO_BIN_EXE_random_run");
+
+/// A spec that failed once, how often it is played, and what it was.
+struct Found {
+    name: &'static str,
+    spec: &'static str,
+    times: u32,
+    what: &'static str,
+}
+
+macro_rules! found {
+    ($($name:literal, $times:literal, $what:literal;)*) => {
+        &[$(Found { name: $name, spec: include_str!(concat!("random/", $name, ".json")), times: $times, what: $what }),*]
+    };
+}
+
+/// Specs that failed once.
+const FOUND: &[Found] = found! {
+    "views-without-elements", 1, "views without elements were refused by whoever got them";
+    "a-tensor-around-a-loop", 3, "a tensor that came back to its owner was refused";
+    "a-tensor-around-a-loop-again", 3, "the same, at least once";
+    "batch-behind-a-loop", 1, "the batch kept what the loop had to have back, for ever";
+    "batch-behind-a-loop-again", 1, "the same, at least once; it is refused";
+    "window-behind-a-loop", 1, "the window kept what the loop had to have back, for ever";
+    "bytes-before-a-batch", 1, "the batch kept the bytes that it waited for; it is refused";
+    "bytes-before-a-window", 1, "the window kept the bytes that it waited for; it is refused";
+    "join-of-two-branches-again", 1, "both halves of all that the source could send waited for others, for ever";
+    "death-behind-a-loop", 3, "what was for the dead went around the loop for ever";
+    "death-behind-a-loop-of-several", 3, "the same, behind several replicas";
+    "source-gone-then-stage", 2, "the stage's next life waited for the end of a source that was gone";
+    "source-gone-then-sink", 2, "the sink's next life waited for the end of a source that was gone";
+    "branch-of-a-split-gone", 3, "what was for the dead went to the other branch";
+    "branch-of-a-split-gone-again", 3, "the same, at least once";
+    "branch-of-a-key-gone", 3, "the same with keys";
+    "cancelled-at-once", 5, "the order to stop waited behind one that nobody drove, and so did the order to kill";
+    "dead-letters-and-results-meet", 1, "the end of the dead letters waited for the end of the results, and that for it";
+    "two-branches-and-a-mailbox-of-one", 1, "the end of one branch took the place that the other's needed";
+    "batch-in-the-worker-of-a-zip", 1, "halves without partners filled the mailbox of their zip";
+    "bytes-in-a-loop", 1, "the next round waited for bytes that the last one held; it is refused";
+};
+
+fn play(arguments: &[&str]) -> String {
+    let mut command = Command::new(RANDOM_RUN);
+    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
+    let output = command.output().expect("the program of the runs starts");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    print!("{said}");
+    assert!(output.status.success(), "{}:\n{said}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+#[test]
+fn fresh_seeds() {
+    let seconds = std::env::var("TENSORPOST_RANDOM_SECONDS").ok();
+    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(180.0);
+    let said = play(&["--minutes", &(seconds / 60.0).to_string()]);
+    assert!(said.contains("seeds from"), "{said}");
+}
+
+#[test]
+fn specs_that_found_something() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for Found { name, spec, times, what } in FOUND {
+        println!("{name}: {what}");
+        let file = folder.path().join(format!("{name}.json"));
+        std::fs::write(&file, spec).expect("a file");
+        play(&["--times", &times.to_string(), "--replay", path(&file)]);
+    }
+}
+
+#[test]
+fn a_spec_that_cannot_be_read_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("no.json");
+    std::fs::write(&file, "{}").expect("a file");
+    let output = Command::new(RANDOM_RUN).args(["--replay", path(&file)]).output().expect("it starts");
+    assert!(!output.status.success());
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a name in ASCII")
+}
