@@ -15,6 +15,12 @@ impl Plan {
         let mut mistakes = Vec::new();
         for stage in 0..self.stages.len() {
             mistakes.extend(self.waits_in_a_loop(stage).map(|why| self.conflict(stage, why)));
+            if self.pairs_untold(stage) {
+                let why = "at least once, its two sides get items of one source by ways that no fork tells apart (the results \
+                           and the dead letters of a stage, say), so nobody knows of a half whether its partner comes; \
+                           fork the flow once for both sides, or leave `at_least_once` out";
+                mistakes.push(self.conflict(stage, why));
+            }
             mistakes.extend(self.waits_for_bytes(stage).map(|why| self.conflict(stage, why)));
         }
         for source in self.sources() {
@@ -33,18 +39,34 @@ impl Plan {
         stage.keeps.filter(|_| !stage.times_out).map_or(0, |keeps| keeps.saturating_sub(1))
     }
 
-    /// Whether a stage, if it pairs, hears of each half that has no partner: from a fork that all items of its sources come
-    /// through, to both sides.
-    fn is_told(&self, stage: usize) -> bool {
-        let Some(pairs) = self.stages[stage].pairs else { return true };
-        let told = |source: usize, left: bool| {
-            (0..self.stages.len()).filter(|fork| *fork == source || self.reaches(source, *fork)).any(|fork| {
+    /// Whether some fork tells a stage that pairs, on both sides, which items of a source do not come there.
+    fn is_told_of(&self, stage: usize, source: usize) -> bool {
+        let forks = || (0..self.stages.len()).filter(|fork| *fork == source || self.reaches(source, *fork));
+        let told = |left: bool| {
+            forks().any(|fork| {
                 let partners = self.partners(fork, RESULTS);
                 partners.iter().any(|partner| partner.stage == stage && partner.left == left)
             })
         };
+        told(true) && told(false)
+    }
+
+    /// Whether a stage, if it pairs, hears of each half that has no partner.
+    fn is_told(&self, stage: usize) -> bool {
+        let Some(pairs) = self.stages[stage].pairs else { return true };
         let mut sources = pairs.sides.iter().flat_map(|side| self.sources_of(*side));
-        pairs.by_id && sources.all(|source| told(source, true) && told(source, false))
+        pairs.by_id && sources.all(|source| self.is_told_of(stage, source))
+    }
+
+    /// Whether items of a source come to both sides of a stage that pairs, by ways that no fork tells apart: the results
+    /// and the dead letters of one stage, for example.
+    fn pairs_untold(&self, stage: usize) -> bool {
+        let Some(pairs) = self.stages[stage].pairs.filter(|_| self.at_least_once.is_some()) else {
+            return false;
+        };
+        let [left, right] = pairs.sides;
+        let mut both = self.sources_of(left).filter(|source| self.reaches(*source, right));
+        both.any(|source| !self.is_told_of(stage, source))
     }
 
     fn waits_in_a_loop(&self, stage: usize) -> Option<&'static str> {

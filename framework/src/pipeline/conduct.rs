@@ -27,6 +27,9 @@ use crate::actor::{Ask, AskError, Channel, Send};
 use crate::mailbox::post::AskFailure;
 use crate::node::Restart;
 
+/// When nothing has moved for so long, members are told again what one that has begun anew may not know.
+const REMIND: Duration = Duration::from_secs(2);
+
 /// How long members that are done may take to hear that all is over.
 const CLOSING: Duration = Duration::from_secs(1);
 
@@ -234,12 +237,36 @@ impl Conductor {
 
     fn look_for_stillness(&mut self) {
         let now = Instant::now();
+        if self.stillness.still_for(&self.unfinished(), now) >= REMIND {
+            self.remind();
+        }
         let Some(waiting) = self.stillness.report(&self.plan, &self.unfinished(), now) else { return };
         let (pipeline, seconds) = (&self.plan.name, self.stillness.said(now).as_secs());
         for waiting in waiting {
             let waiting = waiting.to_string();
             tracing::warn!(target: "tensorpost::pipeline", pipeline, seconds, waiting, "nothing moves");
         }
+    }
+
+    /// Nothing moves. A member that had ended may have died since and come back, which no answer says, and wait for ends that
+    /// nobody sends; an order may be waited for of which a life that died had the rest.
+    fn remind(&self) {
+        for (index, member) in self.members.iter().enumerate() {
+            for gone in self.over_before(index) {
+                // One that has no room now is told the next time.
+                let _ = member.control.try_send(gone);
+            }
+            if !self.deaths.is_empty() {
+                let _ = member.control.try_send(Control::GoOn);
+            }
+        }
+    }
+
+    /// That nothing more comes from those before a member that have ended, or do not come back.
+    fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+        let is_over = |other: &usize| self.gone.contains(other) || self.counts[*other].is_some();
+        let over = (0..self.members.len()).filter(is_over);
+        over.filter(move |other| self.sends_to(*other, index)).map(|other| self.gone(other))
     }
 
     fn command(&mut self, command: Command) {
@@ -338,10 +365,7 @@ impl Conductor {
         // A source that is to make nothing more must not begin anew.
         let stop = (self.stopping && member.source).then_some(Control::Stop);
         // From these no end comes, which it would wait for.
-        let is_over = |other: &usize| self.gone.contains(other) || self.counts[*other].is_some();
-        let over = (0..self.members.len()).filter(is_over).filter(|other| self.sends_to(*other, index));
-        let gone = over.map(|other| self.gone(other));
-        stop.into_iter().chain(gone).map(|control| member.control.send(control)).collect()
+        stop.into_iter().chain(self.over_before(index)).map(|control| member.control.send(control)).collect()
     }
 
     /// After a death some had more to do when they had answered already: what was sent again.

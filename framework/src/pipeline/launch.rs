@@ -303,6 +303,7 @@ fn way<'s>(
         branches: branches.collect(),
         tell,
         tell_still,
+        source: source_number(plan, stage, replica),
     }
 }
 

@@ -312,7 +312,20 @@ impl Plan {
         let into_loop = self.stages[edge.to].window.is_some() && !edge.feedback;
         let in_loop = self.stages[stage].depth > 0 && self.stages[edge.to].depth > 0;
         let chain = in_loop || self.at_least_once.is_some();
-        into_loop || !(chain || self.holds(edge.to))
+        into_loop || !(chain || self.keeps(edge.to) > 0)
+    }
+
+    /// Items of all sources that may be unacknowledged behind them and in front of the stage, under at-least-once delivery.
+    fn unacknowledged(&self, stage: usize) -> u32 {
+        let most = self.at_least_once.unwrap_or(0);
+        let sources = self.sources().filter(|source| *source == stage || self.reaches(*source, stage));
+        sources.fold(0_u32, |sum, source| {
+            let here = &self.stages[source];
+            // A fork at a source has so many for each branch.
+            let forks = here.outputs[0].select != Select::All;
+            let branches = if forks { u32::from(here.outputs[0].branches.max(1)) } else { 1 };
+            sum.saturating_add(most.saturating_mul(here.replicas).saturating_mul(branches))
+        })
     }
 
     /// How many processes send to the stage.
@@ -331,8 +344,9 @@ impl Plan {
         mailbox = mailbox.max(self.lanes_of_a_process(stage)).max(2);
         // Those that are kept have no place for others.
         mailbox = mailbox.saturating_add(self.keeps(stage));
-        if let Some(unanswered) = self.at_least_once {
+        if self.at_least_once.is_some() {
             // An item keeps its place until it is acknowledged, so there has to be one for each.
+            let unanswered = self.unacknowledged(stage);
             mailbox = mailbox.max(unanswered.saturating_add(2));
             if plan.pairs.is_some() {
                 // Both sides may come from one process, and what is told of partners is not to wait for them.

@@ -63,6 +63,12 @@ impl Stillness {
         due.then(|| self.waiting(plan, members, now))
     }
 
+    /// For how long nothing has moved, where none of `members`, which have not ended, is in a call.
+    pub(super) fn still_for(&self, members: &[(u16, u16)], now: Instant) -> Duration {
+        let in_a_call = members.iter().any(|member| self.is_silent(*member, now));
+        if in_a_call { Duration::ZERO } else { now.saturating_duration_since(self.moved) }
+    }
+
     /// It was said that nothing has moved for so long. It is not said again before that has lasted twice as long.
     pub(super) fn said(&mut self, now: Instant) -> Duration {
         let still = now.saturating_duration_since(self.moved);

@@ -49,6 +49,7 @@ pub(super) struct Way<'s> {
     pub(super) branches: Vec<WayTo<'s>>,
     pub(super) tell: Vec<PartnerArgs>,
     pub(super) tell_still: Vec<Address<Control>>,
+    pub(super) source: u16,
 }
 
 /// The way to another stage.
@@ -174,5 +175,6 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         branches,
         tell: way.tell.clone(),
         tell_still: way.tell_still.clone(),
+        source: way.source,
     }
 }

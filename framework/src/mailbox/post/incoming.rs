@@ -229,6 +229,11 @@ impl Office {
                     if self.has_gone(owner) {
                         continue; // since the last look
                     }
+                    if self.may_come(owner) {
+                        // A later life of its slot, before the word that the one before has ended.
+                        waits = true;
+                        continue;
+                    }
                     return Look::Never(format!("{owner}, which owns a tensor, has ended"));
                 };
                 match holds.iter_mut().find(|(known, _)| known.peer == owner) {

@@ -51,6 +51,8 @@ pub(in crate::pipeline) struct OutletArgs<T: Item> {
     pub(in crate::pipeline) tell: Vec<PartnerArgs>,
     /// Of a source: who is to be told that it makes nothing more before something is acknowledged.
     pub(in crate::pipeline) tell_still: Vec<Address<Control>>,
+    /// And what its items' ids begin with.
+    pub(in crate::pipeline) source: u16,
 }
 
 /// A stage that pairs what comes by a fork's branches with something else.
@@ -185,6 +187,8 @@ pub(in crate::pipeline) enum Control {
         /// Its items.
         ids: Vec<ItemId>,
     },
+    /// Nothing moves, after a death: whoever waits for what is missing in an order goes on without it.
+    GoOn,
     /// The pipeline is over; the actor ends.
     Close,
 }

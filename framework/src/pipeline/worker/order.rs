@@ -70,6 +70,18 @@ impl<T> Reorder<T> {
         self.ready.pop_front()
     }
 
+    /// What is missing does not come: what waits is ready, in order, and what comes after it is in its place.
+    pub(super) fn skip(&mut self) {
+        let mut lanes: Vec<_> = self.lanes.iter_mut().collect();
+        lanes.sort_unstable_by_key(|(lane, _)| **lane);
+        for (_, lane) in lanes {
+            for (number, (items, complete)) in std::mem::take(&mut lane.waiting) {
+                self.ready.extend(items);
+                lane.next = number + u64::from(complete);
+            }
+        }
+    }
+
     /// Nothing more will come: what still waits is ready, in order, without what is missing.
     pub(super) fn close(&mut self) {
         let mut lanes: Vec<_> = self.lanes.drain().collect();
@@ -94,6 +106,20 @@ mod tests {
 
     fn all<T>(reorder: &mut Reorder<T>) -> Vec<T> {
         std::iter::from_fn(|| reorder.take()).collect()
+    }
+
+    #[test]
+    fn what_is_missing_is_skipped_and_the_order_goes_on() {
+        let mut reorder = Reorder::new();
+        reorder.put(order(0, 1, true), Some('b'));
+        reorder.put(order(0, 3, false), Some('d'));
+        reorder.skip();
+        assert_eq!(all(&mut reorder), ['b', 'd']);
+        reorder.put(order(0, 4, true), Some('f'));
+        reorder.put(order(0, 3, true), Some('e'));
+        assert_eq!(all(&mut reorder), ['e', 'f']);
+        reorder.put(order(0, 0, true), Some('a'));
+        assert_eq!(all(&mut reorder), ['a'], "it comes after all");
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl<T: Item> Outlet<T> {
     ) -> Result<Self, UnknownClosure> {
         let pick = Pick::among_branches(&args.select)?;
         let branch = |args: BranchArgs<T>| Branch::new(args, modes, meter, env).map(Rc::new);
-        let siblings = Siblings::new(args.tell, args.tell_still, args.branches.len());
+        let siblings = Siblings::new(args.tell, args.tell_still, args.source, args.branches.len());
         let branches = args.branches.into_iter().map(branch).collect::<Result<_, _>>()?;
         Ok(Outlet { pick, branches, siblings })
     }

@@ -34,6 +34,8 @@ const MOST: usize = 1024;
 /// The items of a fork that are not settled on all branches.
 pub(super) struct Siblings {
     tell: Vec<PartnerArgs>,
+    /// What the ids of the actor's own items begin with.
+    source: u16,
     /// Of a source: whom to tell that it stands still, and since when it does.
     tell_still: Vec<Address<Control>>,
     still: Cell<Option<(Instant, Option<ItemId>)>>,
@@ -64,18 +66,20 @@ impl Siblings {
     pub(super) fn new(
         tell: Vec<PartnerArgs>,
         tell_still: Vec<Address<Control>>,
+        source: u16,
         branches: usize,
     ) -> Option<Rc<Self>> {
         let wanted = !(tell.is_empty() && tell_still.is_empty());
         wanted.then(|| {
             let (open, telling) = (RefCell::default(), Cell::new(false));
-            Rc::new(Siblings { tell, tell_still, still: Cell::new(None), branches, open, telling })
+            Rc::new(Siblings { tell, source, tell_still, still: Cell::new(None), branches, open, telling })
         })
     }
 
     /// From now on nothing more is made before something is acknowledged; `next` is the item that waits for that.
-    pub(super) fn stand(&self, next: Option<ItemId>) {
+    pub(super) fn stand(self: &Rc<Self>, next: Option<ItemId>) {
         self.still.set(Some((Instant::now(), next)));
+        self.begin_telling();
     }
 
     /// It goes on.
@@ -96,10 +100,14 @@ impl Siblings {
             Cargo::marking(Sibling { of: Rc::clone(self), ids: ids.clone(), branch, lost: Cell::new(false) })
         });
         let marks = marks.collect();
+        self.begin_telling();
+        marks
+    }
+
+    fn begin_telling(self: &Rc<Self>) {
         if !self.telling.replace(true) {
             actix::spawn(tell(Rc::downgrade(self)));
         }
-        marks
     }
 
     fn settled(&self, sibling: &Sibling) {
@@ -135,13 +143,9 @@ impl Siblings {
             && since.elapsed() >= PAUSE
         {
             let open = self.open.borrow();
-            // What was lost comes again, so nothing stands still.
-            let lost = open.values().any(|item| item.lost);
             let ids: Vec<_> = open.keys().copied().filter(|id| Some(*id) != next).collect();
-            if let Some(first) = ids.first().filter(|_| !lost) {
-                for join in &self.tell_still {
-                    let _ = join.try_send(Control::Still { source: first.source, ids: ids.clone() });
-                }
+            for join in &self.tell_still {
+                let _ = join.try_send(Control::Still { source: self.source, ids: ids.clone() });
             }
         }
         for PartnerArgs { to, left, branches } in &self.tell {
@@ -163,7 +167,7 @@ async fn tell(siblings: Weak<Siblings>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         let Some(siblings) = siblings.upgrade() else { return };
-        if siblings.open.borrow().is_empty() {
+        if siblings.open.borrow().is_empty() && siblings.still.get().is_none() {
             siblings.telling.set(false);
             return;
         }
@@ -185,6 +189,7 @@ mod tests {
         let (tell, tell_still, open) = (Vec::new(), Vec::new(), RefCell::default());
         Rc::new(Siblings {
             tell,
+            source: 0,
             tell_still,
             still: Cell::new(None),
             branches,

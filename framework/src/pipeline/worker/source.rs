@@ -88,7 +88,7 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
         match control {
             Control::Stop => self.core.stop(),
             Control::Close => ctx.stop(),
-            Control::Gone { .. } | Control::Alone { .. } | Control::Still { .. } => {}
+            Control::Gone { .. } | Control::GoOn | Control::Alone { .. } | Control::Still { .. } => {}
         }
     }
 }
@@ -119,6 +119,7 @@ impl<S: Source> Core<S> {
         }
         self.results.stand(None);
         self.results.end().await;
+        self.results.go_on();
         part.finish().await;
     }
 

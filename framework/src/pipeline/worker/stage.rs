@@ -156,6 +156,7 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
             }
+            Control::GoOn => Some(async move { core.go_on().await }.boxed_local()),
             Control::Close => {
                 ctx.stop();
                 None
@@ -284,6 +285,12 @@ impl<S: Stage> Core<S> {
                 None => return,
             }
         }
+    }
+
+    /// Takes what waits for its turn, in order, though something before it is missing: whoever had that has died.
+    async fn go_on(&self) {
+        self.order.borrow_mut().skip();
+        self.in_order().await;
     }
 
     async fn one(&self, came: Came<S::In>) {
