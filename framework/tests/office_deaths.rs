@@ -201,6 +201,8 @@ fn a_late_delivery_is_tainted_and_an_earlier_good_one_is_not() {
     let good = fill(cluster.gpu(0), 1.0);
     is_good(&good, 1.0);
     cluster.send(0, &inboxes[1].0, good);
+    // What was handed over is ready when its giver's last use is over: a clock write more, of a stream that is a thread.
+    cluster.gpu(0).synchronize().expect("nobody has died");
     let gate = Gate::close(cluster.gpu(0));
     cluster.send(0, &inboxes[1].0, fill(cluster.gpu(0), 5.0));
     cluster.end(0);

@@ -251,7 +251,9 @@ fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
             let replicas = plan.stages[source].replicas as u16;
             (0..replicas).map(move |replica| source_number(plan, source, replica))
         });
-        Side { lanes: lanes.collect(), sources: sources.collect() }
+        let room =
+            plan.mailbox(side).saturating_mul(plan.processes_before(side)).saturating_mul(replicas.into());
+        Side { lanes: lanes.collect(), room, sources: sources.collect() }
     });
     Some(Pairing { sides })
 }

@@ -91,7 +91,7 @@ impl<T> Out<T> {
 
     /// A result of items that were held. It is known by the first of them; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
-        let (here, _) = self.here();
+        let (here, here_cargo) = self.here();
         let (mut ids, mut shapes) = (Vec::new(), Vec::new());
         let (mut cargo, mut rounds) = (Cargos::new(), None);
         for held in parts {
@@ -102,6 +102,10 @@ impl<T> Out<T> {
             ids.extend(part.tag.ids());
             shapes.push(part.tag.shape());
             cargo.append(&mut part.cargo);
+        }
+        if cargo.is_empty() {
+            // At most once, what was held is done with. The item at hand is not before its result has gone on.
+            cargo.extend(here_cargo);
         }
         let mut ids = ids.into_iter();
         let id = ids.next().unwrap_or(here.id);

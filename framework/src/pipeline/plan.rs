@@ -315,6 +315,14 @@ impl Plan {
         into_loop || !(chain || self.holds(edge.to))
     }
 
+    /// How many processes send to the stage.
+    pub(super) fn processes_before(&self, stage: usize) -> u32 {
+        let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
+        let homes =
+            homes.filter(|home| self.edges_to(stage).any(|(_, edge)| self.home(edge.from.stage) == *home));
+        homes.map(|home| self.stages[home].replicas).sum()
+    }
+
     /// Items that one sending process may have waiting for a stage.
     pub(super) fn mailbox(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];

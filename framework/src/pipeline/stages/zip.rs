@@ -175,7 +175,8 @@ impl<A: Item, B: Item> Zip<A, B> {
     /// of which all waits here.
     fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
         let side = usize::from(!left);
-        if self.ended[side] {
+        let is_full = self.waiting.held(left).count() >= pairing.sides[side].room as usize;
+        if self.ended[side] || is_full {
             return true;
         }
         let here = |id: &ItemId| {
@@ -189,7 +190,7 @@ impl<A: Item, B: Item> Zip<A, B> {
     /// Where neither side can go on, because each waits for partners that only the other could bring, the oldest half goes.
     fn end_standstill(&mut self, out: &mut Out<Pair<A, B>>) {
         let Some(pairing) = &self.pairing else { return };
-        if self.still.is_empty() || self.waiting.count == 0 {
+        if self.waiting.count == 0 {
             return;
         }
         let waiting = [true, false].map(|left| self.waiting.held(left).flat_map(Held::ids).collect());
@@ -245,6 +246,10 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             } else {
                 out.emit_for(Pair { left, right }, [left_held, right_held]);
             }
+        } else if let Some(pairing) = &self.pairing
+            && pairing.sides.iter().any(|side| self.waiting.count >= side.room as usize)
+        {
+            self.end_standstill(out);
         }
         Ok(())
     }

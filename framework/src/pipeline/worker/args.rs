@@ -76,6 +76,8 @@ pub(in crate::pipeline) struct Pairing {
 pub(in crate::pipeline) struct Side {
     /// Who sends it.
     pub(in crate::pipeline) lanes: Vec<u32>,
+    /// Items that can wait on this side: then the stage before it takes no more before one is acknowledged.
+    pub(in crate::pipeline) room: u32,
     /// What the ids of the items begin with that are in it.
     pub(in crate::pipeline) sources: Vec<u16>,
 }

@@ -10,6 +10,7 @@ use std::rc::{Rc, Weak};
 use actix::dev::OneshotSender;
 use smallvec::SmallVec;
 
+use super::orphans::Orphan;
 use super::siblings::Sibling;
 
 /// All that a result is part of; nearly always one, which then costs no allocation.
@@ -23,6 +24,8 @@ pub(in crate::pipeline) struct Cargo(Rc<Slot>);
 struct Slot {
     answer: RefCell<Option<OneshotSender<()>>>,
     lost: Cell<bool>,
+    /// Where items are sent again: whose it is if that does not happen.
+    orphan: Cell<Option<Box<Orphan>>>,
     /// At a fork: what is settled when this is done with.
     sibling: Option<Sibling>,
 }
@@ -40,8 +43,13 @@ impl Faint {
 impl Cargo {
     /// Nobody's answer: it tells a fork when it is done with.
     pub(super) fn marking(sibling: Sibling) -> Self {
-        let (answer, lost) = (RefCell::default(), Cell::default());
-        Cargo(Rc::new(Slot { answer, lost, sibling: Some(sibling) }))
+        let (answer, lost, orphan) = (RefCell::default(), Cell::default(), Cell::default());
+        Cargo(Rc::new(Slot { answer, lost, orphan, sibling: Some(sibling) }))
+    }
+
+    /// What becomes of the item if something of it is lost, and its sender is gone.
+    pub(super) fn left_by(&self, orphan: Orphan) {
+        self.0.orphan.set(Some(Box::new(orphan)));
     }
 
     pub(super) fn faint(&self) -> Faint {
@@ -64,6 +72,11 @@ impl Cargo {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.lost.get()
+            && let Some(orphan) = self.orphan.take()
+        {
+            orphan.leave();
+        }
         if let Some(answer) = self.answer.get_mut().take()
             && !self.lost.get()
             && !std::thread::panicking()

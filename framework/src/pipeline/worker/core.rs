@@ -99,8 +99,12 @@ impl Part {
         actix::spawn(async move {
             let mut ticks = tokio::time::interval(Duration::from_millis(every.max(1)));
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            while !part.is_finished() {
+            loop {
                 ticks.tick().await;
+                // Behind the answer that says so, nobody listens.
+                if part.is_finished() {
+                    return;
+                }
                 // Progress that nobody has room for is old when there is room.
                 let waits = (part.waits.borrow())();
                 let _ = part.config.events.try_send(Event::Progress(Box::new(part.counts()), waits));

@@ -87,13 +87,13 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             results: Outlet::new(args.results, modes, &part.meter, env)?,
             dead: Outlet::new(args.dead, modes, &part.meter, env)?,
             rounds: part.config.round.map(|depth| RefCell::new(Rounds::new(depth))),
+            orphans: Orphans::new(&part),
             part,
             stage: RefCell::new(stage),
             order: RefCell::new(Reorder::new()),
             ends: RefCell::default(),
             kept: Kept::default(),
             mourned: RefCell::default(),
-            orphans: Orphans::default(),
         });
         let weak = Rc::downgrade(&core);
         core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
@@ -125,6 +125,11 @@ impl<S: Stage> actix::Handler<Parcel<S::In>> for StageActor<S> {
         // What came of earlier items is not to wait for this one, which may take long.
         self.core.part.env.publish();
         let cargo = Cargo::default();
+        if self.core.part.config.resend
+            && let Parcel::Item(tag, _) = &parcel
+        {
+            cargo.left_by(self.core.orphans.came(tag));
+        }
         let rest = self.core.take_now(parcel, cargo.clone());
         Handled::begin(self, ctx, cargo, rest)
     }
@@ -147,7 +152,7 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
             Control::Gone { lanes, dead_source } => {
                 if dead_source {
-                    core.orphans.gone(&core.part, &lanes);
+                    core.orphans.gone(&lanes);
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
             }
@@ -292,7 +297,7 @@ impl<S: Stage> Core<S> {
     async fn tainted(&self, tag: Tag, why: &str) {
         // Where it can be sent again, its sender sees to that.
         if self.part.config.resend {
-            self.orphans.left(&self.part, &tag, why);
+            self.orphans.left(&tag);
         } else {
             self.part.meter.lost(&self.part.config.stage, tag.ids(), Cause::Tainted, why);
         }
@@ -354,7 +359,6 @@ impl<S: Stage> Core<S> {
     /// Calls the stage with an item.
     fn attempt(&self, tag: &Tag, cargo: &Cargo, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
         let config = &self.part.config;
-        self.orphans.came(tag);
         let current = Current { tag: tag.clone(), cargo: cargo.clone(), holds: config.chain || config.holds };
         let mut out = Out::during(Some(current), &self.kept);
         let from = Instant::now();
@@ -435,7 +439,6 @@ impl<S: Stage> Core<S> {
         if self.part.config.resend {
             // Whoever still has them sends them again.
             lost.iter().flat_map(|item| &item.cargo).for_each(Cargo::lose);
-            lost.iter().for_each(|item| self.orphans.left(&self.part, &item.tag, why));
             return;
         }
         let mut seen = HashSet::new();
