@@ -47,6 +47,8 @@ const FOUND: &[Found] = found! {
     "batches-of-batches", 1, "the second batch kept more items than the first one's mailbox had room for";
     "zip-behind-a-loop-again", 1, "fewer halves than a full side came out of the loop; it is refused";
     "neighbours-gone-at-the-last-item", 10, "the sink's next life did not hear of the end";
+    "pair-beside-its-zip", 2, "a pair that had not left the worker of its zip was lost without a name";
+    "source-gone-unwritten-again", 3, "what a dead source had not written was lost without a name";
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
 };
 
