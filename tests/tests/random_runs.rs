@@ -44,6 +44,12 @@ const FOUND: &[Found] = found! {
     "two-branches-and-a-mailbox-of-one", 1, "the end of one branch took the place that the other's needed";
     "batch-in-the-worker-of-a-zip", 1, "halves without partners filled the mailbox of their zip";
     "bytes-in-a-loop", 1, "the next round waited for bytes that the last one held; it is refused";
+    "batches-of-batches", 1, "the second batch kept more items than the first one's mailbox had room for";
+    "zip-behind-a-loop-again", 1, "fewer halves than a full side came out of the loop; it is refused";
+    "neighbours-gone-at-the-last-item", 10, "the sink's next life did not hear of the end";
+    "pair-beside-its-zip", 2, "a pair that had not left the worker of its zip was lost without a name";
+    "source-gone-unwritten-again", 3, "what a dead source had not written was lost without a name";
+    "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
 };
 
 fn play(arguments: &[&str]) -> String {

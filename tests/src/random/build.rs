@@ -137,7 +137,9 @@ impl Builder<'_> {
                         out.emit(among(&mut hand, last, items, number, &env.gpu())?);
                         Ok(())
                     });
-                self.tune(pack, &op.settings)
+                // A window goes on as its newest item.
+                let newest = |many: &Many<Thing>| many.items.last().map_or(0, Thing::number);
+                plain(self.tune_by(pack, &op.settings, newest))
             }
             What::Loop { bound, rounds, body } => {
                 let (rounds, inner) = (*rounds, number + 1);
@@ -347,11 +349,21 @@ impl Builder<'_> {
         flow: Flow<T, After<I>>,
         settings: &Settings,
     ) -> Flow<T, After<I>> {
+        self.tune_by(flow, settings, I::number)
+    }
+
+    /// `number`: what decides about an item.
+    fn tune_by<T, I: Item>(
+        &self,
+        flow: Flow<T, After<I>>,
+        settings: &Settings,
+        number: fn(&I) -> u64,
+    ) -> Flow<T, After<I>> {
         let mut flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
         match settings.pick {
             Pick::Turns => {}
             Pick::Least => flow = flow.to_least_loaded(),
-            Pick::Key(k) => flow = flow.by_key(move |item: &I| item.number() % k),
+            Pick::Key(k) => flow = flow.by_key(move |item: &I| number(item) % k),
             Pick::All => flow = flow.to_all(),
         }
         if settings.ordered {
