@@ -49,6 +49,8 @@ const FOUND: &[Found] = found! {
     "neighbours-gone-at-the-last-item", 10, "the sink's next life did not hear of the end";
     "pair-beside-its-zip", 2, "a pair that had not left the worker of its zip was lost without a name";
     "source-gone-unwritten-again", 3, "what a dead source had not written was lost without a name";
+    "window-in-the-worker-of-a-zip", 1, "the pair in the window kept the end of its zip's sides away";
+    "numberer-and-replica-gone", 3, "an order waited for numbers of a life that was over";
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
 };
 
