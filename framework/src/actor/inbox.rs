@@ -367,6 +367,11 @@ impl<A: RemoteActor> InboxTask<A> {
     }
 }
 
+/// What the task answers when it has terminated its context. A context that is terminated looks for futures that were
+/// cancelled only behind one that is pending: where a handler cancels one and the next handler panics, in one poll, it would
+/// look for it for ever (actix 0.13.5, `ContextFut::poll`).
+const TERMINATED: Poll<()> = Poll::Pending;
+
 impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
     type Output = ();
 
@@ -383,7 +388,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
                 drop(queue);
                 self.failure = Some(reason);
                 ctx.terminate();
-                return Poll::Ready(());
+                return TERMINATED;
             }
         }
         self.poll_pending(task);
@@ -391,7 +396,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
             task.waker().wake_by_ref();
         }
         if self.failure.is_some() {
-            return Poll::Ready(());
+            return TERMINATED;
         }
         self.poll_pending(task);
         let finished = {

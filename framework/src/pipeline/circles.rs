@@ -42,13 +42,15 @@ impl Plan {
     /// Whether some fork tells a stage that pairs, on both sides, which items of a source do not come there.
     fn is_told_of(&self, stage: usize, source: usize) -> bool {
         let forks = || (0..self.stages.len()).filter(|fork| *fork == source || self.reaches(source, *fork));
-        let told = |left: bool| {
-            forks().any(|fork| {
-                let partners = self.partners(fork, RESULTS);
-                partners.iter().any(|partner| partner.stage == stage && partner.left == left)
-            })
-        };
-        told(true) && told(false)
+        let told: Vec<_> = forks()
+            .flat_map(|fork| self.partners(fork, RESULTS).into_iter().map(move |partner| (fork, partner)))
+            .filter(|(_, partner)| partner.stage == stage)
+            .collect();
+        // Of the same branches for both sides, it says of neither whether the other comes.
+        let of = |left: bool| told.iter().filter(move |(_, partner)| partner.left == left);
+        of(true).any(|(fork, left)| {
+            of(false).any(|(other, right)| (fork, &left.branches) != (other, &right.branches))
+        })
     }
 
     /// Whether a stage, if it pairs, hears of each half that has no partner.

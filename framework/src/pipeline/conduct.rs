@@ -256,9 +256,7 @@ impl Conductor {
                 // One that has no room now is told the next time.
                 let _ = member.control.try_send(gone);
             }
-            if !self.deaths.is_empty() {
-                let _ = member.control.try_send(Control::GoOn);
-            }
+            let _ = member.control.try_send(Control::GoOn { after_a_death: !self.deaths.is_empty() });
         }
     }
 

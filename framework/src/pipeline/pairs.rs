@@ -34,6 +34,8 @@ pub(super) enum Partners<'n> {
     Alone { left: bool, ids: &'n [ItemId], again: bool },
     /// A source makes nothing more before one of these, which are all of its items that are under way, is acknowledged.
     Still { source: u16, ids: &'n [ItemId] },
+    /// Nothing moves in the whole pipeline.
+    Standstill,
     /// Nothing more comes on one side, unless it is sent again.
     Ended { left: bool },
 }

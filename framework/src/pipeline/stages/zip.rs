@@ -66,6 +66,8 @@ pub(in crate::pipeline) struct Zip<A: Item, B: Item> {
     still: HashMap<u16, Vec<ItemId>>,
     /// Where items are paired by key, left and right: those of which a fork says that nothing more comes there.
     settled: [HashSet<ItemId>; 2],
+    /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done with when others are.
+    let_go: HashSet<ItemId>,
     /// Left and right: whether nothing more comes.
     ended: [bool; 2],
 }
@@ -180,6 +182,9 @@ impl<A: Item, B: Item> Zip<A, B> {
             return true;
         }
         let here = |id: &ItemId| {
+            if self.let_go.contains(id) && waiting.iter().all(|waiting| !waiting.contains(id)) {
+                return true;
+            }
             let is_here = waiting[side].contains(id) || self.settled[side].contains(id);
             is_here && waiting.iter().any(|waiting| waiting.contains(id))
         };
@@ -197,11 +202,20 @@ impl<A: Item, B: Item> Zip<A, B> {
         if !(self.stands(true, pairing, &waiting) && self.stands(false, pairing, &waiting)) {
             return;
         }
+        self.let_go_oldest(1, out);
+    }
+
+    /// Lets so many halves go, those that have waited longest.
+    fn let_go_oldest(&mut self, count: usize, out: &mut Out<Pair<A, B>>) {
         let sides = [true, false].into_iter().filter(|left| !self.ended[usize::from(!left)]);
-        let oldest = sides.flat_map(|left| self.waiting.held(left).map(move |held| (held.age(), left))).min();
-        let Some((age, left)) = oldest else { return };
-        for held in self.waiting.remove(left, None, |held| held.age() == age) {
-            out.leave_over(held, "no partner came for it before both sides stood still");
+        let mut oldest: Vec<_> =
+            sides.flat_map(|left| self.waiting.held(left).map(move |held| (held.age(), left))).collect();
+        oldest.sort_unstable();
+        for (age, left) in oldest.into_iter().take(count) {
+            for held in self.waiting.remove(left, None, |held| held.age() == age) {
+                self.let_go.extend(held.ids());
+                out.leave_over(held, "no partner came for it before both sides stood still");
+            }
         }
     }
 }
@@ -221,6 +235,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             pairing: None,
             still: HashMap::new(),
             settled: Default::default(),
+            let_go: HashSet::new(),
             ended: [false; 2],
         })
     }
@@ -274,11 +289,16 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             Partners::Still { source, ids } => {
                 self.still.insert(source, ids.to_vec());
                 let under_way: HashSet<_> = self.still.values().flatten().copied().collect();
-                for settled in &mut self.settled {
+                for settled in self.settled.iter_mut().chain([&mut self.let_go]) {
                     settled.retain(|id| !self.still.contains_key(&id.source) || under_way.contains(id));
                 }
                 self.end_standstill(out);
             }
+            // At most once nobody waits for a half. One in eight, so that what can go on by itself keeps its partners.
+            Partners::Standstill if self.pairing.is_some() => {
+                self.let_go_oldest(self.waiting.count.div_ceil(8), out);
+            }
+            Partners::Standstill => {}
             Partners::Alone { left, ids, again } => {
                 for id in ids {
                     for held in self.waiting.remove(!left, Some(Bond::Id(*id)), |held| held.id() == *id) {

@@ -187,8 +187,12 @@ pub(in crate::pipeline) enum Control {
         /// Its items.
         ids: Vec<ItemId>,
     },
-    /// Nothing moves, after a death: whoever waits for what is missing in an order goes on without it.
-    GoOn,
+    /// Nothing moves in the whole pipeline. Whoever keeps halves lets some go; after a death, whoever waits for what is missing
+    /// in an order goes on without it.
+    GoOn {
+        /// Whether somebody has died.
+        after_a_death: bool,
+    },
     /// The pipeline is over; the actor ends.
     Close,
 }

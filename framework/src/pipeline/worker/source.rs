@@ -88,7 +88,7 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
         match control {
             Control::Stop => self.core.stop(),
             Control::Close => ctx.stop(),
-            Control::Gone { .. } | Control::GoOn | Control::Alone { .. } | Control::Still { .. } => {}
+            Control::Gone { .. } | Control::GoOn { .. } | Control::Alone { .. } | Control::Still { .. } => {}
         }
     }
 }

@@ -156,7 +156,9 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
             }
-            Control::GoOn => Some(async move { core.go_on().await }.boxed_local()),
+            Control::GoOn { after_a_death } => {
+                Some(async move { core.go_on(after_a_death).await }.boxed_local())
+            }
             Control::Close => {
                 ctx.stop();
                 None
@@ -287,10 +289,13 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Takes what waits for its turn, in order, though something before it is missing: whoever had that has died.
-    async fn go_on(&self) {
-        self.order.borrow_mut().skip();
-        self.in_order().await;
+    /// Nothing moves. Halves wait for what does not come; and in an order, whoever had what is missing has died.
+    async fn go_on(&self, after_a_death: bool) {
+        if after_a_death {
+            self.order.borrow_mut().skip();
+            self.in_order().await;
+        }
+        self.partners(Partners::Standstill).await;
     }
 
     async fn one(&self, came: Came<S::In>) {
