@@ -51,6 +51,9 @@ const FOUND: &[Found] = found! {
     "source-gone-unwritten-again", 3, "what a dead source had not written was lost without a name";
     "window-in-the-worker-of-a-zip", 1, "the pair in the window kept the end of its zip's sides away";
     "numberer-and-replica-gone", 3, "an order waited for numbers of a life that was over";
+    "panic-behind-a-cancelled-timer", 8, "an actor that panicked was looked at for ever, and its process did nothing else";
+    "halves-of-a-batch-again", 1, "a half that was let go stayed under way, because others of its batch did";
+    "dead-letters-and-results-join-again", 1, "no fork tells results from dead letters; it is refused";
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
 };
 

@@ -298,7 +298,9 @@ impl<'d> Drawing<'d> {
 
     fn batch(&mut self) {
         let Some(open) = self.take() else { return };
-        let gathers = self.uniform && self.chance(60);
+        // Of one source: those of another may have another shape.
+        let sources = self.spec.ops.iter().filter(|op| matches!(op.what, What::Source { .. })).count();
+        let gathers = self.uniform && sources == 1 && self.chance(60);
         let then = match self.draw.below(2) {
             _ if gathers => Then::Gather,
             0 if !open.choice => Then::Unbatch,
