@@ -6,7 +6,7 @@
 //!
 //! When a process dies, the node, and only then, writes that process's clocks: it reads their last values (the
 //! death certificate) with [`ClockPage::values`], and after every process has marked what depends on the missing
-//! ones (DEATH-3, see [`taint`]) it calls [`ClockPage::release_all`], so that no wait lasts for ever (DEATH-1). A
+//! ones (DEATH-3, see [`taint`]) it calls `ClockPage::release_all`, so that no wait lasts for ever (DEATH-1). A
 //! released clock has passed every value anyone can ask for; [`is_released`] tells it apart. From then on "passed"
 //! proves nothing by itself: what may be read is what [`ClockDomain::standing`] calls ready.
 //!
