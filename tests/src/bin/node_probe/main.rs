@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use fake::Fake;
 use tensorpost::ids::{ActorId, ChunkId, DeviceId, ProcessId};
-use tensorpost::mailbox::port::{FromNode, Letter, Place, ToNode};
+use tensorpost::mailbox::port::{FromNode, Place};
 use tensorpost::node::{NewActor, Node, NodeBuilder, StartError, WorkerId, WorkerState};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -231,10 +231,9 @@ fn drains(node: &Node<Fake>) -> Result<()> {
     let supervisor = node.supervisor();
     let (from, to) = (supervisor.spawn_worker("from")?, supervisor.spawn_worker("to")?);
     let (_, place) = supervisor.start_actor(to, new_actor("quiet", Some("sink"), vec![]))?;
-    for _ in 0..100 {
-        node.resident().send_letter(place.process);
-    }
-    start(node, from, "source", "sink 200")?;
+    // A link takes each letter once.
+    node.resident().send_letter(place.process);
+    start(node, from, "source", "sink 1")?;
     finish(node)
 }
 
@@ -258,8 +257,10 @@ fn stuck(node: &Node<Fake>) -> Result<()> {
     let status = supervisor.worker(stuck).context("status")?;
     let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("pid")?;
     rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
+    // Anything that the node sends to a worker, often.
+    let fault = tensorpost::fault::Fault::new("nowhere", tensorpost::fault::Action::Delay(Duration::ZERO));
     for _ in 0..20_000 {
-        node.resident().port.send(ToNode::Route { to: status.process, letter: Letter::LinkAck }, vec![])?;
+        supervisor.arm(stuck, fault.clone());
     }
     start(node, good, "quiet", "")?;
     match supervisor.await_end(stuck) {
