@@ -290,13 +290,14 @@ fn what_a_death_took_is_an_error_where_that_was_asked_for(builder: Builder) {
     }
 }
 
-/// The source is gone for good; then its receiver dies, and comes back.
+/// The source is gone for good; then its receiver dies, and comes back. All that the source makes fits into the
+/// mailbox of the receiver, which stands at its door.
 fn a_later_life_is_told_who_is_gone(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let mark = |name: &str| folder.path().join(name);
-    let args = CountArgs { elements: 0, dies_once: Some((9, mark("source"))), ..CountArgs::to(50) };
+    let args = CountArgs { elements: 0, dies_once: Some((5, mark("source"))), ..CountArgs::to(50) };
     let orders =
-        Orders { door: Some((5, gate.door())), dies_once: Some((6, mark("stage"))), ..Orders::default() };
+        Orders { door: Some((2, gate.door())), dies_once: Some((3, mark("stage"))), ..Orders::default() };
     let flow =
         Pipeline::new("told").source::<Count>(args).stage::<Obey>(orders).restart(Restart::on_failure(3));
     let end = flow.restart(Restart::on_failure(3)).sink::<WriteDown>(writing(folder.path()));
