@@ -54,6 +54,15 @@ const FOUND: &[Found] = found! {
     "panic-behind-a-cancelled-timer", 8, "an actor that panicked was looked at for ever, and its process did nothing else";
     "halves-of-a-batch-again", 1, "a half that was let go stayed under way, because others of its batch did";
     "dead-letters-and-results-join-again", 1, "no fork tells results from dead letters; it is refused";
+    "last-words-out-of-a-loop", 10, "the word of a death came before the last items of the dead, and closed the next stage";
+    "last-words-of-the-dead", 10, "the same, out of another place";
+    "lost-and-in-an-inner-loop", 6, "an item that was named as lost went round on, and waited for its own place";
+    "round-after-the-end", 5, "a stage whose end had begun took nothing more of what still went round";
+    "round-after-the-end-too", 5, "the same, in another loop";
+    "held-in-an-order", 6, "what a replica had held had no place in the order when no item was at hand";
+    "another-branch-when-sent-again", 3, "no defect: sent again, an item takes another branch of a fork in turn";
+    "batches-made-anew", 3, "no defect: sent again, items go into other batches";
+    "who-named-it-died", 3, "no defect: who had named what was lost for good died before it could tell";
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
 };
 
@@ -80,19 +89,10 @@ fn fresh_seeds_without_faults() {
     assert!(said.contains("seeds from"), "{said}");
 }
 
-/// Of 5,000 seeds with faults 9 fail still, nearly all by an item that nobody names after several deaths (README.md), so a
-/// few are let pass here. Each is printed with what plays it again.
 #[test]
 fn fresh_seeds_with_faults() {
-    const MOST: usize = 2;
-    let mut command = Command::new(RANDOM_RUN);
-    command.args(["--faults", "some", "--minutes", &minutes()]).env_remove("RUST_LOG").stdin(Stdio::null());
-    let output = command.output().expect("the program of the runs starts");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    print!("{said}");
-    let failed = said.matches(" FAILED: ").count();
-    assert!(said.contains("seeds from") && said.contains("refused"), "{}: {said}", output.status);
-    assert!(failed <= MOST, "{failed} seeds failed:\n{said}{}", String::from_utf8_lossy(&output.stderr));
+    let said = play(&["--faults", "some", "--minutes", &minutes()]);
+    assert!(said.contains("seeds from"), "{said}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub use inbox::{Channel, ChannelError};
 pub use sending::Send;
 pub use watching::Watch;
 
-use crate::ids::ActorId;
+use crate::ids::{ActorId, ProcessId};
 pub use crate::mailbox::lives::{Departed, EndReason, Lifecycle};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{Office, OfficeStats};
@@ -182,6 +182,17 @@ impl Env {
     /// that what came before does not wait for it.
     pub fn publish(&self) {
         crate::clock::turn::settle();
+    }
+
+    /// Resolves when nothing more comes from `process`, which has ended: all messages that it had sent to actors of this
+    /// process are in their mailboxes. Whoever tells of an end, by a message of its own, may be heard before that.
+    ///
+    /// For a process that has not ended it does not resolve before that has.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn until_read(&self, process: ProcessId) {
+        self.office.until_read(process).await;
     }
 
     /// What the actor's process has sent and received so far, for all its actors together.

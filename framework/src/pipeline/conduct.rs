@@ -23,7 +23,8 @@ use super::stillness::Stillness;
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
-use crate::actor::{Ask, AskError, Channel, Send};
+use crate::actor::{Ask, AskError, Channel, Send, SendError, SendFailure};
+use crate::ids::ProcessId;
 use crate::mailbox::post::AskFailure;
 use crate::node::Restart;
 
@@ -66,8 +67,8 @@ struct Conductor {
     /// What earlier lives told of themselves.
     past: Vec<Counts>,
     deaths: Vec<Death>,
-    /// Members that have died and do not come back.
-    gone: Vec<usize>,
+    /// Members that have died and do not come back, each with its process, where that is known.
+    gone: HashMap<usize, Option<ProcessId>>,
     /// The first death that nobody makes up for.
     fatal_death: Option<Death>,
     failure: Option<Failure>,
@@ -97,7 +98,7 @@ pub(super) async fn conduct(
         latest: HashMap::new(),
         past: Vec::new(),
         deaths: Vec::new(),
-        gone: Vec::new(),
+        gone: HashMap::new(),
         fatal_death: None,
         failure: None,
         cancelled: false,
@@ -181,6 +182,15 @@ async fn run(
     (index, ask.await)
 }
 
+/// The process that a member has died with.
+fn process_of(error: &AskError<Run>) -> Option<ProcessId> {
+    match error {
+        AskError::NoReply(AskFailure::Gone(departed)) => Some(departed.process),
+        AskError::NotSent(SendError { reason: SendFailure::Gone(departed), .. }) => Some(departed.process),
+        _ => None,
+    }
+}
+
 /// Ctrl-C and `SIGTERM`.
 struct Signals(Signal, Signal);
 
@@ -230,7 +240,7 @@ impl Conductor {
     /// Those that have not ended.
     fn unfinished(&self) -> Vec<(u16, u16)> {
         let members = self.members.iter().enumerate();
-        let unfinished = |index: usize| self.counts[index].is_none() && !self.gone.contains(&index);
+        let unfinished = |index: usize| self.counts[index].is_none() && !self.gone.contains_key(&index);
         let members = members.filter(|(index, _)| unfinished(*index));
         members.map(|(_, member)| (member.stage as u16, member.replica)).collect()
     }
@@ -262,7 +272,7 @@ impl Conductor {
 
     /// That nothing more comes from those before a member that have ended, or do not come back.
     fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
-        let is_over = |other: &usize| self.gone.contains(other) || self.counts[*other].is_some();
+        let is_over = |other: &usize| self.gone.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
         over.filter(move |other| self.sends_to(*other, index)).map(|other| self.gone(other))
     }
@@ -315,13 +325,13 @@ impl Conductor {
             return true;
         }
         self.deaths.push(death.clone());
-        self.gone.push(index);
+        self.gone.insert(index, process_of(error));
         if !replaced {
             self.fatal_death.get_or_insert(death);
             self.stop_sources();
         }
         for (other, member) in self.members.iter().enumerate() {
-            let waits = self.counts[other].is_none() && !self.gone.contains(&other);
+            let waits = self.counts[other].is_none() && !self.gone.contains_key(&other);
             if waits && self.sends_to(index, other) {
                 // One that has died too is noticed by itself; its next life is told when it begins.
                 self.sends.push(member.control.send(self.gone(index)));
@@ -347,8 +357,9 @@ impl Conductor {
     /// That nothing more comes from a member.
     fn gone(&self, index: usize) -> Control {
         let member = &self.members[index];
-        let dead = self.gone.contains(&index);
-        Control::Gone { lanes: member.lanes.clone(), dead_source: dead && member.source }
+        let dead = self.gone.get(&index);
+        let (dead_source, with) = (dead.is_some() && member.source, dead.copied().flatten());
+        Control::Gone { lanes: member.lanes.clone(), dead_source, with }
     }
 
     /// Whether items go from one member to another.

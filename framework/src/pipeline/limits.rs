@@ -19,8 +19,9 @@ pub const MAX_NAMED: usize = 1024;
 /// Most replicas of one stage: each is a process, unless several share one.
 pub const MAX_REPLICAS: u32 = 128;
 
-/// Most items in a batch or a window. (A message holds at most [`MAX_TENSORS`](crate::limits::MAX_TENSORS) tensors.)
-pub const MAX_BATCH: u32 = 65_536;
+/// Most items in a batch or a window: they keep their places in the mailbox in front of it. (A message holds at most
+/// [`MAX_TENSORS`](crate::limits::MAX_TENSORS) tensors.)
+pub const MAX_BATCH: u32 = 32_768;
 
 /// Most items that wait for their partners in a join. Past that it fails: one flow drops what the other waits for.
 pub const MAX_WAITING: usize = 65_536;
@@ -29,4 +30,6 @@ pub const MAX_WAITING: usize = 65_536;
 pub const MAX_TRACED: usize = 200_000;
 
 // A sender that waits for an older number never waits for credit that newer ones hold.
-const _: () = assert!(ORDER_WINDOW < MAX_MAILBOX && DEFAULT_UNACKNOWLEDGED < MAX_MAILBOX);
+const _: () = assert!(
+    ORDER_WINDOW < MAX_MAILBOX && DEFAULT_UNACKNOWLEDGED < MAX_MAILBOX && 2 * MAX_BATCH <= MAX_MAILBOX
+);

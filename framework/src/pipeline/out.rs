@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::item::{Item, ItemId, Order, Tag};
+use super::item::{ItemId, Order, Tag};
 use super::worker::cargo::{Cargo, Cargos};
 use super::worker::kept::{Keeping, Kept};
 
@@ -94,11 +94,13 @@ impl<T> Out<T> {
         let (here, here_cargo) = self.here();
         let (mut ids, mut shapes) = (Vec::new(), Vec::new());
         let (mut cargo, mut rounds) = (Cargos::new(), None);
+        let mut newest: Option<Order> = None;
         for held in parts {
             // One that was given up is done with, but still a part of what it is in.
             let part = held.take();
             let mut part = part.unwrap_or_else(|id| Keeping { tag: Tag::of(id), cargo: Cargos::new() });
             rounds.get_or_insert_with(|| part.tag.rounds.clone());
+            newest = [newest, part.tag.order].into_iter().flatten().max_by_key(|order| order.number);
             ids.extend(part.tag.ids());
             shapes.push(part.tag.shape());
             cargo.append(&mut part.cargo);
@@ -113,8 +115,11 @@ impl<T> Out<T> {
         if shapes.iter().all(|shape| shape.ids == 1) {
             shapes.clear();
         }
-        let tag =
-            Tag { id, also: ids.collect(), parts: shapes, order: here.order, rounds, lane: None, attempt: 0 };
+        // With an item at hand the result has its place. Without one it has that of the newest item in it, which was told
+        // to be over when the item was kept, and so passes none that came here before.
+        let place = newest.filter(|_| self.current.is_none()).map(|order| Order { last: false, ..order });
+        let order = here.order.or(place);
+        let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0 };
         self.emitted.push(Emitted { tag, item, cargo });
     }
 
@@ -169,7 +174,7 @@ impl<T> Out<T> {
     }
 }
 
-impl<T: Item> Out<T> {
+impl<T> Out<T> {
     /// For a call with an item, or for another reason.
     pub(super) fn during(current: Option<Current>, kept: &Kept) -> Self {
         Out { emitted: Vec::new(), current, kept: kept.clone(), left_over: Vec::new() }
@@ -246,5 +251,41 @@ impl<T> fmt::Debug for Out<T> {
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Held({})", self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(number: u64, last: bool) -> Order {
+        Order { lane: 3, life: 0, number, last }
+    }
+
+    /// A call with the item that has this place in an order.
+    fn call(number: u64, kept: &Kept) -> Out<u32> {
+        let tag = Tag { order: Some(place(number, true)), ..Tag::of(ItemId { source: 0, number }) };
+        Out::during(Some(Current { tag, cargo: Cargo::default(), holds: false }), kept)
+    }
+
+    #[test]
+    fn a_result_of_held_items_keeps_its_place_though_no_item_is_at_hand() {
+        let kept = Kept::default();
+        let held = [4, 7].map(|number| {
+            let mut out = call(number, &kept);
+            let held = out.hold();
+            assert_eq!(out.finish().1, Some(place(number, true)), "nothing more is said to have it");
+            held
+        });
+        let mut out = Out::<u32>::during(None, &kept);
+        out.emit_for(1, held);
+        let (emitted, gap) = out.finish();
+        assert_eq!((emitted[0].tag.order, gap), (Some(place(7, false)), None));
+        // With an item at hand, it has that one's.
+        let held = call(8, &kept).hold();
+        let mut out = call(9, &kept);
+        out.emit_for(2, [held]);
+        let (emitted, gap) = out.finish();
+        assert_eq!((emitted[0].tag.order, gap), (Some(place(9, true)), None));
     }
 }

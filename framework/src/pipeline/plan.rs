@@ -267,8 +267,8 @@ impl Plan {
         policy.filter(|_| here.kind != Kind::Source || here.restart.is_some()).unwrap_or_default()
     }
 
-    /// Whether an item that the stage keeps is not done with for its sender: then it is known by id what was lost with it.
-    /// One that waits for its partner is, or halves without one would fill the mailbox in front of it.
+    /// Whether an item that the stage keeps is answered only when it is done with, so that its sender can name it if it is
+    /// lost. An item that waits for its partner is answered at once: halves without one would fill the mailbox.
     pub(super) fn holds(&self, stage: usize) -> bool {
         self.keeps(stage) > 0 && self.stages[stage].pairs.is_none()
     }
@@ -338,6 +338,12 @@ impl Plan {
 
     /// Items that one sending process may have waiting for a stage.
     pub(super) fn mailbox(&self, stage: usize) -> u32 {
+        self.places_needed(stage).min(MAX_MAILBOX)
+    }
+
+    /// Places that a mailbox in front of the stage needs for one sending process, so that nothing waits for a place that
+    /// only what comes behind it could free. A plan in which it cannot have them is refused.
+    fn places_needed(&self, stage: usize) -> u32 {
         let plan = &self.stages[stage];
         let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
         // One for the question that is answered at the end, and one for what else the program says.
@@ -360,8 +366,7 @@ impl Plan {
         // What comes too early keeps its place until its turn has come; what is late must never wait for such a place.
         let early: u32 =
             self.numberers(stage).map(|(stage, lanes)| self.ahead(stage).saturating_mul(lanes)).sum();
-        mailbox = mailbox.max(early.saturating_add(u32::from(early > 0) * 2));
-        mailbox.min(MAX_MAILBOX)
+        mailbox.max(early.saturating_add(u32::from(early > 0) * 2))
     }
 
     /// Everything that is wrong with it.
@@ -385,9 +390,9 @@ impl Plan {
                 ("bound", stage.window.map_or(1, u64::from), u64::from(MAX_MAILBOX / 2 - 2)),
                 ("count", stage.keeps.map_or(1, u64::from), u64::from(MAX_BATCH)),
                 (
-                    "mailbox with all that it keeps",
-                    u64::from(self.keeps(index).max(1)),
-                    u64::from(MAX_MAILBOX / 2),
+                    "mailbox with all that it keeps or that may be unacknowledged",
+                    u64::from(self.places_needed(index)),
+                    u64::from(MAX_MAILBOX),
                 ),
                 ("max_bytes_in_flight", stage.max_bytes.unwrap_or(1), u64::MAX),
             ];

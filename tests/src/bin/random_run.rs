@@ -19,6 +19,8 @@ use tensorpost_tests::random::campaign::{Options, Seeds, campaign, in_words, pla
 use tensorpost_tests::random::draw::{Faults, draw};
 use tensorpost_tests::random::run;
 use tensorpost_tests::random::spec::Spec;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Runs pipelines drawn from seeds, each in a process of its own, and checks that every item comes once, or is named, that
 /// all tensors are right, that everything ends, and that nothing is left. Exits with 1 if anything was wrong.
@@ -82,11 +84,16 @@ fn range(text: &str) -> Result<(u64, u64)> {
     Ok((from.parse()?, to.parse()?))
 }
 
+/// Warnings, unless `RUST_LOG` says otherwise.
+fn filter() -> EnvFilter {
+    EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy()
+}
+
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if let Some(folder) = &arguments.child {
         let _ = tracing_subscriber::fmt()
-            .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+            .with_env_filter(filter())
             .with_ansi(false)
             .with_writer(std::io::stderr)
             .try_init();

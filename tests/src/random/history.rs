@@ -32,6 +32,15 @@ pub enum Step {
     Among(u16, Vec<Past>),
 }
 
+impl Step {
+    /// The operator's number.
+    pub fn op(&self) -> u16 {
+        match self {
+            Step::At(op, _) | Step::Dead(op) | Step::With(op, _) | Step::Among(op, _) => *op,
+        }
+    }
+}
+
 impl Past {
     /// A new item's.
     pub fn new(source: u16, number: u64) -> Past {

@@ -188,6 +188,7 @@ impl Office {
     pub(super) fn part_with(&self, link: &Link) {
         fault::point("post.drained");
         self.links.remove(link);
+        self.gone.note_read();
         self.loosen_chunks();
         self.say_drained(link.peer);
     }
@@ -215,6 +216,7 @@ impl Office {
             // Its asks fail once the replies that it had posted are read.
             Some(link) => link.end(),
             None => {
+                self.gone.note_read();
                 self.loosen_chunks();
                 self.say_drained(process);
             }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
+use tokio::sync::Notify;
 
+use super::Office;
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 use crate::mailbox::lives::Obituary;
@@ -21,12 +23,20 @@ pub(super) struct Ended {
     nobody: DashMap<ProcessId, ()>,
     /// What the node said of the last life of each slot that ended.
     how: DashMap<usize, Arc<Obituary>>,
+    /// Whoever waits until a process that ended was read to the end.
+    read: Notify,
 }
 
 impl Ended {
     pub(super) fn new() -> Self {
         let none = || (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect();
-        Ended { by_slot: none(), buried: none(), nobody: DashMap::new(), how: DashMap::new() }
+        Ended {
+            by_slot: none(),
+            buried: none(),
+            nobody: DashMap::new(),
+            how: DashMap::new(),
+            read: Notify::new(),
+        }
     }
 
     /// The node says that a process has ended.
@@ -60,6 +70,11 @@ impl Ended {
         last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
     }
 
+    /// There is nothing left of a process that ended that this one could read.
+    pub(super) fn note_read(&self) {
+        self.read.notify_waiters();
+    }
+
     /// The node says how a process has ended.
     pub(super) fn note_how(&self, obituary: Obituary) {
         self.how.insert(obituary.process.slot(), Arc::new(obituary));
@@ -82,6 +97,75 @@ impl Ended {
     /// Whether the node has just said that there never was such a process.
     pub(super) fn take_nobody(&self, process: ProcessId) -> bool {
         !self.nobody.is_empty() && self.nobody.remove(&process).is_some()
+    }
+}
+
+impl Office {
+    /// Resolves when nothing more comes from `process`, which has ended: all that it had sent to this one was delivered.
+    /// What others tell of its end may come before that, over their own links.
+    pub(crate) async fn until_read(&self, process: ProcessId) {
+        loop {
+            // Before the look: what is noted after it is not missed.
+            let read = self.gone.read.notified();
+            if process.slot() == self.process().slot() {
+                // An earlier life of this one's slot: there is no next one before all was read.
+                return;
+            }
+            match self.links.to(process) {
+                Some(_) => {}
+                None if self.gone.contains(process) => return,
+                // Who joined later was not told of it. The node answers whoever asks for a link that there is nobody.
+                None => drop(self.link(process)),
+            }
+            read.await;
+        }
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod reading_tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::testing::Cluster;
+
+    fn poll(future: std::pin::Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn who_ended_is_read_when_all_that_it_sent_was_delivered() {
+        let mut cluster = Cluster::new(3);
+        let (to, inbox) = cluster.inbox::<u32>(1, 8);
+        cluster.connect();
+        let (dead, office) = (cluster.process(0), Arc::clone(cluster.office(1)));
+        let mut read = pin!(office.until_read(dead));
+        assert!(poll(read.as_mut()).is_pending(), "it lives");
+        (0..3).for_each(|number| cluster.send(0, &to, number));
+        cluster.end(0);
+        assert!(poll(read.as_mut()).is_pending(), "nothing was read");
+        assert!(inbox.is_empty());
+        cluster.settle();
+        assert!(poll(read.as_mut()).is_ready());
+        let came: Vec<u32> = inbox.take().into_iter().map(|received| received.message).collect();
+        assert_eq!(came, [0, 1, 2]);
+        // One that had nothing to do with it, and one that began later and was told nothing of it.
+        let other = Arc::clone(cluster.office(2));
+        assert!(poll(pin!(other.until_read(dead))).is_ready());
+        let later = cluster.revive(0);
+        let later = Arc::clone(cluster.office(later));
+        assert!(poll(pin!(later.until_read(dead))).is_ready(), "a life before its own");
+        cluster.end(2);
+        cluster.settle();
+        let mut read = pin!(later.until_read(cluster.process(2)));
+        for _ in 0..10 {
+            if poll(read.as_mut()).is_ready() {
+                return;
+            }
+            cluster.settle();
+        }
+        panic!("it asks the node, which knows that there is nobody");
     }
 }
 

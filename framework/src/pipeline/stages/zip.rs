@@ -65,11 +65,43 @@ pub(in crate::pipeline) struct Zip<A: Item, B: Item> {
     /// Of each source that makes nothing more before something is acknowledged: all that it has under way.
     still: HashMap<u16, Vec<ItemId>>,
     /// Where items are paired by key, left and right: those of which a fork says that nothing more comes there.
-    settled: [HashSet<ItemId>; 2],
+    settled: [Recent; 2],
     /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done with when others are.
-    let_go: HashSet<ItemId>,
+    let_go: Recent,
     /// Left and right: whether nothing more comes.
     ended: [bool; 2],
+}
+
+/// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is noticed when
+/// the whole pipeline stands still.
+#[derive(Default)]
+struct Recent {
+    ids: HashSet<ItemId>,
+    in_order: VecDeque<ItemId>,
+}
+
+impl Recent {
+    fn extend(&mut self, ids: impl IntoIterator<Item = ItemId>) {
+        for id in ids {
+            if self.ids.insert(id) {
+                self.in_order.push_back(id);
+            }
+            if self.in_order.len() > MAX_WAITING
+                && let Some(oldest) = self.in_order.pop_front()
+            {
+                self.ids.remove(&oldest);
+            }
+        }
+    }
+
+    fn contains(&self, id: &ItemId) -> bool {
+        self.ids.contains(id)
+    }
+
+    fn retain(&mut self, keep: impl Fn(&ItemId) -> bool) {
+        self.in_order.retain(&keep);
+        self.ids.retain(keep);
+    }
 }
 
 /// Items that wait for their partners, in the order in which they came. Pure bookkeeping.
@@ -205,9 +237,13 @@ impl<A: Item, B: Item> Zip<A, B> {
         self.let_go_oldest(1, out);
     }
 
-    /// Lets so many halves go, those that have waited longest.
+    /// Lets so many halves go, those that have waited longest, of a side that has not ended where any waits there: its
+    /// sender may go on then.
     fn let_go_oldest(&mut self, count: usize, out: &mut Out<Pair<A, B>>) {
-        let sides = [true, false].into_iter().filter(|left| !self.ended[usize::from(!left)]);
+        let goes_on =
+            |left: &bool| !self.ended[usize::from(!*left)] && self.waiting.held(*left).next().is_some();
+        let any_goes_on = [true, false].iter().any(goes_on);
+        let sides = [true, false].into_iter().filter(|left| !any_goes_on || goes_on(left));
         let mut oldest: Vec<_> =
             sides.flat_map(|left| self.waiting.held(left).map(move |held| (held.age(), left))).collect();
         oldest.sort_unstable();
@@ -235,7 +271,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             pairing: None,
             still: HashMap::new(),
             settled: Default::default(),
-            let_go: HashSet::new(),
+            let_go: Recent::default(),
             ended: [false; 2],
         })
     }
@@ -282,7 +318,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             // By key, another item may be the partner.
             Partners::Alone { left, ids, again } if self.key.is_some() => {
                 if !again {
-                    self.settled[usize::from(!left)].extend(ids);
+                    self.settled[usize::from(!left)].extend(ids.iter().copied());
                     self.end_standstill(out);
                 }
             }
@@ -318,6 +354,20 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_the_newest() {
+        let id = |number| ItemId { source: 0, number };
+        let mut recent = Recent::default();
+        recent.extend((0..3 * MAX_WAITING as u64).map(id));
+        recent.extend([id(3 * MAX_WAITING as u64 - 1)]);
+        assert_eq!((recent.ids.len(), recent.in_order.len()), (MAX_WAITING, MAX_WAITING));
+        assert!(
+            !recent.contains(&id(2 * MAX_WAITING as u64 - 1)) && recent.contains(&id(2 * MAX_WAITING as u64))
+        );
+        recent.retain(|id| id.number % 2 == 0);
+        assert_eq!((recent.ids.len(), recent.in_order.len()), (MAX_WAITING / 2, MAX_WAITING / 2));
+    }
 
     #[test]
     fn partners_find_each_other_in_any_order_and_in_turn() {

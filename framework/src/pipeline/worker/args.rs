@@ -6,6 +6,7 @@ use tensorpost_derive::GpuMessage;
 use super::meter::{Counts, Failure, Span};
 use super::waits::Wait;
 use crate::actor::Address;
+use crate::ids::ProcessId;
 use crate::pipeline::dead::Dead;
 use crate::pipeline::item::{Item, ItemId, Parcel};
 use crate::pipeline::on_error::OnError;
@@ -170,6 +171,8 @@ pub(in crate::pipeline) enum Control {
         lanes: Vec<u32>,
         /// They are a source that does not come back: nobody else knows what it had sent.
         dead_source: bool,
+        /// The process that they died with: what it had sent before is heard first.
+        with: Option<ProcessId>,
     },
     /// To a stage that pairs: nothing more comes of these items on one of its sides.
     Alone {

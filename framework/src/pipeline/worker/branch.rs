@@ -45,7 +45,10 @@ pub(super) struct Branch<T: Item> {
     hurried: Cell<bool>,
     /// The item that waits to be accepted.
     held_up: Cell<Option<ItemId>>,
+    /// Whoever waits for room is told here; one at a time does, the actor.
     changed: Notify,
+    /// Whoever waits until everything was answered. Not the same: a stage that ends still takes items.
+    emptied: Notify,
     meter: Meter,
     env: Env,
 }
@@ -137,6 +140,7 @@ impl<T: Item> Branch<T> {
             hurried: Cell::new(false),
             held_up: Cell::new(None),
             changed: Notify::new(),
+            emptied: Notify::new(),
             meter: meter.clone(),
             env: env.clone(),
         })
@@ -236,7 +240,7 @@ impl<T: Item> Branch<T> {
     /// Waits until everything was answered.
     pub(super) async fn idle(&self) {
         while self.window.borrow().items > 0 {
-            self.changed.notified().await;
+            self.emptied.notified().await;
         }
     }
 
@@ -517,6 +521,9 @@ impl<T: Item> Branch<T> {
             counts.bytes_in_flight = counts.bytes_in_flight.saturating_sub(bytes);
         });
         self.changed.notify_one();
+        if self.window.borrow().items == 0 {
+            self.emptied.notify_one();
+        }
     }
 
     fn known_address(&self, at: usize) -> Option<Address<Parcel<T>>> {

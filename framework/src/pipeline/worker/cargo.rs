@@ -56,6 +56,12 @@ impl Cargo {
         Faint(Rc::downgrade(&self.0))
     }
 
+    /// Whether both are the same item.
+    #[cfg(test)]
+    pub(super) fn is(&self, other: &Cargo) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whom to tell.
     pub(super) fn answer_to(&self, sender: Option<OneshotSender<()>>) {
         *self.0.answer.borrow_mut() = sender;

@@ -150,7 +150,18 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
-            Control::Gone { lanes, dead_source } => {
+            // Who says so is heard over another link than the last messages of the dead. It is said again, behind these.
+            Control::Gone { lanes, dead_source, with: Some(process) } => {
+                let env = core.part.env.clone();
+                actix::spawn(async move {
+                    env.until_read(process).await;
+                    let again = Control::Gone { lanes, dead_source, with: None };
+                    // An actor that has ended need not hear it.
+                    let _ = env.address().send(again).await;
+                });
+                None
+            }
+            Control::Gone { lanes, dead_source, with: None } => {
                 if dead_source {
                     core.orphans.gone(&lanes);
                 }
@@ -610,7 +621,7 @@ impl<S: Stage> Core<S> {
     }
 
     /// Nothing more comes from these senders.
-    async fn ended(&self, lanes: Vec<u32>, cargo: Option<Cargo>) {
+    async fn ended(self: &Rc<Self>, lanes: Vec<u32>, cargo: Option<Cargo>) {
         {
             let expected = &self.part.config.lanes;
             let mut ends = self.ends.borrow_mut();
@@ -627,6 +638,14 @@ impl<S: Stage> Core<S> {
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;
+        // Beside the mailbox, which stays open: after a death items may still go round a loop, or be sent again, and those
+        // behind this stage answer its end only when they could pass them on to it.
+        let core = Rc::clone(self);
+        actix::spawn(async move { core.end().await });
+    }
+
+    /// Says that nothing more comes from here, and is done when all was answered.
+    async fn end(&self) {
         // Both before either is waited for: where they come together again, the receiver is done when it has both.
         self.results.say_end().await;
         self.dead.say_end().await;

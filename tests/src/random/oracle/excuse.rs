@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Case, End};
 use crate::random::history::{Past, Place, Step};
 use crate::random::plan::{Plan, place_of};
-use crate::random::spec::{Fault, Form, What};
+use crate::random::spec::{Fault, Fork, Form, What};
 
 /// What may be missing in a run.
 pub(super) struct Excuses<'r> {
@@ -16,16 +16,21 @@ pub(super) struct Excuses<'r> {
     cut: bool,
     /// Operators of which a process ended, and how often.
     died: BTreeMap<u16, usize>,
+    /// Those of which one did not come back.
+    died_for_good: BTreeSet<u16>,
     /// The operators that each one's items come from, in any number of steps.
     before: BTreeMap<u16, BTreeSet<u16>>,
     /// The last item of each life of a source.
     last_made: BTreeSet<Past>,
+    /// The operators behind each fork that does not look at the items.
+    forks: Vec<Vec<u16>>,
 }
 
 impl<'r> Excuses<'r> {
     pub(super) fn new(case: &'r Case<'r>) -> Excuses<'r> {
         let (plan, seen) = (case.plan, case.seen);
         let (mut named, mut cut, mut died) = (BTreeSet::new(), false, BTreeMap::new());
+        let mut died_for_good = BTreeSet::new();
         let sources = plan.sources();
         if let Some(report) = seen.end.report() {
             let failed = report.failures.iter().filter_map(|failure| failure.id);
@@ -38,6 +43,8 @@ impl<'r> Excuses<'r> {
             for place in report.deaths.iter().filter_map(|death| place_of(&death.stage)) {
                 *died.entry(place.op).or_default() += 1;
             }
+            let for_good = report.deaths.iter().filter(|death| !death.restarted);
+            died_for_good.extend(for_good.filter_map(|death| Some(place_of(&death.stage)?.op)));
         }
         for fault in &seen.struck {
             match plan.spec.faults.get(*fault) {
@@ -57,7 +64,7 @@ impl<'r> Excuses<'r> {
             let logs = seen.logs.0.get(&Place::of(op.number));
             last_made.extend(logs.into_iter().flatten().filter_map(|log| Some(log.last()?.1.clone())));
         }
-        Excuses { case, named, cut, died, before: before(plan), last_made }
+        Excuses { case, named, cut, died, died_for_good, before: before(plan), last_made, forks: forks(plan) }
     }
 
     /// How often a process of an operator ended.
@@ -110,9 +117,12 @@ impl<'r> Excuses<'r> {
             if waited {
                 return true;
             }
-            // A source that died sends nothing again.
+            // A source that died sends nothing again. Behind one that does not come back items are lost, and named by who
+            // sent them there, who may have died as well.
             let source_died = dead_before.iter().any(|op| matches!(kind(*op), Some(What::Source(_))));
-            return source_died && (dead_before.len() > 1 || self.died.contains_key(&to.op));
+            let for_good = dead_before.iter().chain([&to.op]).any(|op| self.died_for_good.contains(op));
+            let several = dead_before.len() > 1 || self.died.contains_key(&to.op);
+            return (source_died || for_good) && several || self.is_made_anew(past, to);
         }
         // "What a stage kept with `hold`, and what waited in a `zip` or `join`, is not named."
         let kept = |op: u16| match kind(op) {
@@ -130,11 +140,34 @@ impl<'r> Excuses<'r> {
         dead.len() > 1
     }
 
+    /// Whether what an item was made of went another way when it was sent again: to another branch of a fork that does not
+    /// look at it, where it is looked for too, or into another batch.
+    fn is_made_anew(&self, past: &Past, to: Place) -> bool {
+        let elsewhere = |at: usize| {
+            let op = past.steps.get(at).map_or(to.op, Step::op);
+            let before = Past { steps: past.steps[..at].to_vec(), ..past.clone() };
+            let forks = self.forks.iter().filter(|takers| takers.contains(&op));
+            forks.flatten().filter(|other| **other != op).any(|other| {
+                let mut lines = self.case.seen.logs.lines(Place::of(*other));
+                lines.any(|(_, line)| *line == before || super::contains(line, &before))
+            })
+        };
+        let in_another = || {
+            // There, or in another branch of the fork before it.
+            let beside = self.forks.iter().filter(|takers| takers.contains(&to.op)).flatten();
+            let places: Vec<_> = beside.map(|op| Place::of(*op)).chain([to]).collect();
+            past.atoms().iter().all(|atom| {
+                let mut lines = places.iter().flat_map(|place| self.case.seen.logs.lines(*place));
+                lines.any(|(_, line)| line.atoms().contains(atom))
+            })
+        };
+        let in_a_group = past.steps.iter().any(|step| matches!(step, Step::Among(..)));
+        (0..=past.steps.len()).any(elsewhere) || in_a_group && in_another()
+    }
+
     /// Whether all that an item has passed is in the worker of its source.
     fn is_at_its_source(&self, past: &Past) -> bool {
-        let mut steps = past.steps.iter().map(|step| match step {
-            Step::At(op, _) | Step::Dead(op) | Step::With(op, _) | Step::Among(op, _) => *op,
-        });
+        let mut steps = past.steps.iter().map(Step::op);
         steps.all(|op| self.home(op) == past.source) && self.leaves_late(past)
     }
 
@@ -172,6 +205,17 @@ fn makers(plan: &Plan, at: usize) -> Vec<usize> {
         }
     }
     found
+}
+
+/// The operators behind each fork that does not look at the items.
+fn forks(plan: &Plan) -> Vec<Vec<u16>> {
+    let ops = plan.spec.ops.iter().enumerate();
+    let forks = ops.filter_map(|(at, op)| match op.what {
+        What::Fork(Fork::Turns | Fork::Least | Fork::Key(_), ways) => Some((at, ways)),
+        _ => None,
+    });
+    let takers = |(at, ways)| (0..ways).filter_map(move |way| Some(plan.numbers[plan.taker((at, way))?.0]));
+    forks.map(|fork| takers(fork).collect()).collect()
 }
 
 fn before(plan: &Plan) -> BTreeMap<u16, BTreeSet<u16>> {

@@ -317,3 +317,24 @@ fn what_is_made_twice_and_comes_once_is_not_missing_where_it_was_sent_again() {
     plan.spec.at_least_once = None;
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
 }
+
+#[test]
+fn what_goes_another_way_when_it_is_sent_again_is_not_missing_on_the_first() {
+    let mut plan = batched();
+    plan.spec.at_least_once = Some(4);
+    let mut seen = right(&plan);
+    // A batch that was made in an earlier life, of what is in others now.
+    let members = [0, 4, 9].map(|number| Past::new(0, number));
+    let [first, second, third] = members.clone();
+    let batch = first.then(Step::Among(1, vec![second, third]));
+    lines(&mut seen, 1).insert(0, (7, batch.clone()));
+    said(&mut seen).deaths.push(death("pack-1"));
+    assert_eq!(kinds(&plan, &seen), []);
+    // One of its items is in no other.
+    let alone = Past::new(0, 3);
+    lines(&mut seen, 1)[0].1 = alone.then(Step::Among(1, vec![Past::new(0, 77)]));
+    assert!(kinds(&plan, &seen).contains(&Kind::Missing));
+    lines(&mut seen, 1)[0].1 = batch;
+    plan.spec.at_least_once = None;
+    assert!(kinds(&plan, &seen).contains(&Kind::Missing));
+}
