@@ -1,4 +1,4 @@
-//! Addresses.
+//! Addresses: how an actor is reached from any process of the node, and how a name leads to one.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

@@ -1,9 +1,12 @@
-//! Copies from one device to another, for actors that want the tensors of their messages on a device of theirs.
+//! Copies from one device to another, for actors that want the tensors of their messages on their own device.
 //!
-//! Where the device's streams reach the memory, a fetch is one allocation, a wait for the ready ticket and one copy, all on
-//! the receiving stream. Where they do not, the bytes pass through page-locked host memory, piece by piece: a stream of
-//! the device that the memory is on copies out, the receiving one copies in, and each waits for the other's clock. The host
-//! waits for neither (CLOCK-1), but for room on the streams where a tensor has hundreds of pieces (MBX-2).
+//! A fetch allocates, waits for the ready ticket and copies, all on the receiving stream, if the device's streams reach
+//! the memory. If they do not, the bytes pass through page-locked host memory, piece by piece: a stream of the memory's
+//! device copies out, the receiving stream copies in, and each waits for the other's clock. The host waits for neither
+//! (CLOCK-1), only for room on the streams where a tensor has hundreds of pieces (MBX-2).
+//!
+//! The receiver stages, with a context on the tensor's GPU in its own process, as every holder has one. So no other
+//! process has to know about the copy, and two streams that wait for each other's clocks need no host thread.
 //!
 //! The source is noted as used on the stream that reads it, so its lease goes back when the copy has passed (CLOCK-2).
 //!

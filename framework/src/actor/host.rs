@@ -1,4 +1,4 @@
-//! Actors in a worker: the table of types that a program knows, and starting and stopping actors of them.
+//! Actors in a worker: the table of the types that a program knows; starting and stopping actors of these types.
 
 use std::any::type_name;
 use std::collections::HashMap;

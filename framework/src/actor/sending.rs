@@ -1,4 +1,4 @@
-//! Sending, the short way and the long.
+//! Sending: as a value to an actor of the same process, as a frame to one of another.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,5 +1,6 @@
-//! Who of this process sleeps until a clock passes a value: threads, those of host streams among them. For reports about
-//! what stands still; only who is about to sleep in the kernel comes here.
+//! The threads of this process that sleep until a clock passes a value, those of host streams included. Hang reports
+//! read the list. A thread enters itself only when it is about to sleep in the kernel, so a wait that does not sleep
+//! costs nothing.
 
 use parking_lot::Mutex;
 

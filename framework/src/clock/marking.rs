@@ -1,7 +1,12 @@
 //! What a process knows of deaths, and how it marks what follows from them in its own streams (DEATH-3).
 //!
+//! A marked stream gives up a million clock values and goes on behind them. A use may have been checked before the
+//! marking and enqueued after it. All values until the next handler begins (outside of handlers: until the use after
+//! the next ticket) lie in the range that was told to the node, and this process's table has the range before the
+//! stream may leave it. So nobody has to count how many flushes could come in between; values cost nothing.
+//!
 //! Locks, in the order in which they nest: a stream's state, its log, the table. The thread that marks takes no
-//! stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking is to end.
+//! stream's state: its holder may be blocked in the driver, behind the wait that the marking is to end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

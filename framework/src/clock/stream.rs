@@ -10,6 +10,23 @@
 //! needed because a higher value of that clock is waited for already. A death can then be traced through the stream
 //! (see [`taint`](super::taint)). Waits that only order work (`wait_in_order`) are not noted: who waits for
 //! the last use of memory before writing it anew does not depend on what was in it.
+//!
+//! The use is also checked against the table of taint in the step that notes it. The log has a lock of its own, because
+//! a submitter may be blocked in the driver, with the stream's state locked, behind the very wait that a marking is to
+//! end.
+//!
+//! Waits are inserted at use, too. The handler's stream waits before the handler; a message that came as a value, or a
+//! use on another stream, is waited for when `read_on` is called. A stream remembers what it waits for, so asking twice
+//! costs nothing.
+//!
+//! Work that only orders (`join`, `wait_in_order`) takes its place behind work that failed. A failure is reported once,
+//! to whoever asks for work; a drop or a join that took the report would lose it, and the order with it. Where a device
+//! is lost and cannot order anything any more, a tensor is lent rather than handed over, and a lease whose uses cannot
+//! be told is kept until its process ends.
+//!
+//! At a handler's beginning the clock writes that are owed come before the new waits. So the result of the last message
+//! does not wait for the tensors of the next one, and is not lost with them. In the middle of a handler they stay put
+//! off: a use may be noted under the value that is owed.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -4,6 +4,9 @@
 //! that sends ten messages costs one clock write and one published tail per receiver. A turn is a guard on the thread:
 //! it ends when the guard drops, on a panic too, so that nothing that was put off is ever forgotten. Turns do not nest;
 //! an inner one is part of the outer one.
+//!
+//! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings before those of
+//! frames, so that a message about a drop does not overtake the drop.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

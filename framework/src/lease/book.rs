@@ -10,6 +10,12 @@
 //!
 //! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with the hold. So
 //! every line counts its changes, and what a pass found holds only if the line has not changed since the pass began.
+//!
+//! A hold is believed only of a line that was lent. A forwarder tells the owner nothing, so the owner cannot know who
+//! was forwarded what; but it knows the lines of which nobody can have forwarded anything. A grant sets `shared` on a
+//! line, and the owner clears it when it finds that it has the memory for itself, under the lock that it takes for that
+//! anyway. Leases that a peer took by holds are counted apart from those that it was granted (`MAX_FORWARDED`,
+//! `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
 
 use std::time::{Duration, Instant};
 

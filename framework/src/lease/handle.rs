@@ -3,6 +3,12 @@
 //! When the last of them drops, the lease goes back on its own: to the pool of this process, or through [`Returns`] to
 //! its owner (LEASE-2). With it go the tickets of every local stream that used the memory (CLOCK-2), taken at that
 //! moment, so that they stand for all work enqueued before.
+//!
+//! A use is recorded as a stream, and gets its ticket only at the release. That one ticket stands for all work enqueued
+//! before, so no kernel needs one of its own. More than [`MAX_RELEASE_TICKETS`] streams are joined into one.
+//!
+//! A lease remembers its last writing clock value (`Lease::taint`). So an accumulator that never left its stream, and
+//! has no ticket, is lost with what was added to it (DEATH-3). Every later use is refused, so the value stays.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};

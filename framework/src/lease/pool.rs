@@ -8,6 +8,10 @@
 //! The pool grows by whole chunks up to its budget in bytes. Up to a quarter of the budget it grows rather than take
 //! memory whose last use is still running, so that a producer does not run in step with its consumer; past that it
 //! prefers to wait on the stream. At the budget an allocation fails with a report of who holds what (MBX-2).
+//!
+//! An allocation looks at few of the blocks that are still in use (`sweep`), and the next allocation at the next few: a
+//! process that is far ahead of its GPU has hundreds in quarantine. Only if that finds nothing does an allocation look
+//! at all of them.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

@@ -1,8 +1,14 @@
-//! What the node does with what its processes ask of it: letters, chunks, actors and names.
+//! What the node does with what its processes ask of it: link messages, chunks, actors and names.
 //!
 //! Nothing here touches a socket: [`Broker::handle`] turns one message into the deliveries it causes. It believes
-//! nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and the count against its
-//! sender, and whoever waits for an answer still gets one.
+//! nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and for the count against its
+//! sender. Whoever waits for an answer still gets one.
+//!
+//! When two workers link, the node itself hands on their clock pages, whichever page a worker shows: nobody could
+//! release a page that the node does not know, and its peers would wait for ever (WIRE-1, DEATH-1).
+//!
+//! A process that joins is told first where all actors are that have moved: an address in kept arguments is as old as
+//! its actor.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -1,8 +1,9 @@
-//! What the node has in hand for the death of a process: the clock pages that it prepared, the board, and the rounds.
+//! What the node holds ready for the death of a process: the clock pages that it prepared, the epoch page, and the
+//! rounds.
 //!
-//! A worker's page is made here before the worker is, and kept mapped writable, for one purpose: to release its clocks
-//! after its death, when everybody has marked what depends on them (DEATH-1, DEATH-3). While the process lives, nothing
-//! is written to it (ONE-WRITER).
+//! The node makes a worker's page before it starts the worker, and keeps it mapped writable for one purpose: to release
+//! the worker's clocks after its death, when everybody has marked what depends on them (DEATH-1, DEATH-3). While the
+//! worker lives, the node writes nothing to its page (ONE-WRITER).
 
 use std::collections::HashMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! Groups: actors of which it is said what the end of one means for the others.
+//! Groups of actors: what the end of one means for the others.
 
 use std::fmt;
 use std::sync::Arc;

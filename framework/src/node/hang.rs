@@ -1,4 +1,4 @@
-//! What stood still for too long: see [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
+//! The report of what made no progress for too long: see [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
 
 use std::fmt;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! What a process of the node runs, as the control code sees it: the seam between the processes (this folder) and the
-//! post office and the actors in them.
+//! transport with its actors.
 //!
-//! Implement [`Residence`] once; it is made in the node and, by the same code of the same program, in each worker.
+//! Implement [`Residence`] once. The node makes one, and each worker makes one by the same code of the same program.
 //! * Death: when the node ends, a worker ends at once, whatever its resident or stage is doing.
 //! * Close: a worker is told to stop its actors ([`Stage::stop_actors`]) and exits after that future is done.
 

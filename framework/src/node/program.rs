@@ -1,4 +1,4 @@
-//! How a program of actor types becomes processes: the plug between `node/` and the post office with its actors.
+//! How a program of actor types becomes processes: joins `node/` to the transport and its actors.
 
 use std::future::Future;
 use std::os::fd::OwnedFd;

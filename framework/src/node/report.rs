@@ -1,4 +1,4 @@
-//! What a running node can say about what went wrong in it.
+//! What a running node reports of what went wrong in it.
 
 use super::hang::HangReport;
 use super::shutdown::RestartReport;

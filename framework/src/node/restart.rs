@@ -1,4 +1,4 @@
-//! When an actor that ended is started anew: what its policy says, and how much of it is used up.
+//! Restart policies and their budgets: whether an actor that ended is started anew, and when.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

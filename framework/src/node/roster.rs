@@ -1,4 +1,4 @@
-//! Which processes and actors there are.
+//! Which processes and actors exist, and where each actor is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

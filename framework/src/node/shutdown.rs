@@ -5,11 +5,11 @@
 //! the same, nobody is busy in either, and as many messages were received as sent (Mattern's four counters): a message
 //! that was under way during the first round would have been counted as sent there, and as received by the second.
 //!
-//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs, so after one the sums
-//! mean nothing, not even where they happen to agree. All is quiet then when nobody is busy and nothing changes for
-//! `STILL_ROUNDS` rounds, a tenth of a second; a message that lies unread makes its receiver busy
+//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs. So after a death the
+//! sums mean nothing, not even if they happen to agree. All is quiet then when nobody is busy and nothing changes for
+//! `STILL_ROUNDS` rounds, a tenth of a second; an unread message makes its receiver busy
 //! ([`Activity::busy`](crate::node::host::Activity)). The same holds where a process has given up a peer that broke the
-//! protocol: what that one had sent it, and goes on sending, is never received.
+//! protocol: it never receives what that peer had sent and goes on sending.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitStatus;

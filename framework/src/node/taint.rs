@@ -1,15 +1,20 @@
-//! The node's part in a death: who has to know what before anybody is released (DEATH-1, DEATH-3).
+//! The node's part in a death: who must know what before anybody is released (DEATH-1, DEATH-3).
 //!
-//! It goes in rounds. In each, everybody alive is told what is new (certificates of the dead, ranges that others have
-//! marked) and answers with the ranges of its own that follow. What was answered is told in the next round; a round
-//! that brought nothing new is the last, and then the clocks of the dead are released. Deaths that happen meanwhile
-//! join in: nobody is released before all is known. Their certificates are told at once, all the same, because the word
-//! that they have ended does not wait for a round: a certificate never comes after it. Who dies itself has nothing more to answer: its own certificate
-//! covers what it had not marked, because marked values cannot have passed before the release.
+//! The news goes in rounds. In each, the node tells everybody alive what is new (certificates of the dead, ranges that
+//! others have marked), and they answer with the ranges of their own that follow. The next round tells these answers. A
+//! round that brings nothing new is the last; then the node releases the clocks of the dead. Four processes in a chain
+//! take four rounds, which is milliseconds.
 //!
-//! A process that does not answer in time may be stopped, and must not keep the others waiting. Whatever it had not
-//! done by then counts as tainted until it has answered the last round it was told of; it is *late*. It does not
-//! believe its clocks before that either: it sees on the board that it is behind ([`Board`](crate::clock::taint::Board)).
+//! Deaths that happen meanwhile join in: nobody is released before all is known. A new certificate is told at once,
+//! outside of the rounds, because a message between two living processes may name a clock of the dead that its receiver
+//! has never seen, and the word that a process has ended does not wait for a round: a certificate never comes after it.
+//! A process that dies has nothing more to answer: its own certificate covers what it had not marked, because marked
+//! values cannot have passed before the release.
+//!
+//! A process that does not answer within [`PATIENCE`] may be stopped, and must not keep the others waiting. It is then
+//! *late*: whatever it had not done by then counts as tainted until it has answered the last round it was told of. It
+//! does not believe its clocks before that either: it sees on the epoch page that it is behind
+//! ([`Board`](crate::clock::taint::Board)).
 //!
 //! Nothing here touches a socket, a page or a clock: it is bookkeeping, and the model in `tests` runs it.
 

@@ -1,4 +1,4 @@
-//! Dying with the parent, and naming a process so that its number cannot be mistaken for a later one's.
+//! Dying with the parent; naming a process so that a later one with the same number is not mistaken for it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

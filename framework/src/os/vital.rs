@@ -1,6 +1,6 @@
-//! Threads that the process cannot do without. What such a thread was about to do when it panicked will never be done, and
-//! others wait for it, in this process and beyond: a worker ends then, with a word to its node, and whoever waits for it is
-//! released after its death (DEATH-1).
+//! Threads that the process cannot do without. When such a thread panics, what it was about to do is never done, and
+//! others wait for it, in this process and beyond. So a worker then tells its node and ends, and its waiters are
+//! released as after any death (DEATH-1).
 
 use std::any::Any;
 use std::io;

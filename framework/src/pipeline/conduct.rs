@@ -1,8 +1,11 @@
-//! Following a running pipeline, from the start of its sources to its report. Runs on a thread of its own.
+//! Follows a running pipeline, from the start of its sources to its report, on a thread of its own.
 //!
-//! Every actor was asked to run, and answers with its counts when it is done, so the last answer is the end. An ask that
-//! fails is a death: the sources are stopped, and those behind the dead are told that nothing more comes from it, so
-//! that everything else is finished and counted.
+//! The conductor asks every actor to run. Each answers with its counts when it is done, so the last answer is the end.
+//! An ask that fails is a death: the conductor stops the sources and tells those behind the dead that nothing more
+//! comes from it, so that everything else is finished and counted.
+//!
+//! The conductor never waits for one thing alone: it drives what it sends beside the answers that it waits for. A send
+//! may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

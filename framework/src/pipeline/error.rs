@@ -1,4 +1,4 @@
-//! What can go wrong with a pipeline.
+//! The errors of pipelines.
 
 use crate::device::DeviceError;
 use crate::node::{ActorError, NodeError, SpawnError};

@@ -1,4 +1,4 @@
-//! Writing a pipeline down: typed flows over the plan.
+//! Writing a pipeline down: typed flows over the untyped plan.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,4 +1,4 @@
-//! Flows of several items in one, and of two flows in one.
+//! Flows that combine: several items into one, two flows into one.
 
 use std::hash::Hash;
 use std::marker::PhantomData;

@@ -1,5 +1,8 @@
-//! From a plan to running actors: workers first, all at once; then the actors, from the sinks to the sources, so that each
-//! is told the addresses of those it sends to.
+//! From a plan to running actors.
+//!
+//! All workers start first, at once. Then the actors start, from the sinks to the sources, and each is told the
+//! addresses of those it sends to. The addresses are arguments, so a stage that is restarted knows its receivers. Only
+//! an edge that leads back into a loop is looked up by name.
 
 use std::collections::HashMap;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Who knows that a half in a `zip` or `join` waits for nothing, as far as the plan says it.
+//! Which stages can know that a half in a `zip` or `join` gets no partner, as far as the plan says.
 
 use super::item::ItemId;
 use super::plan::{Edge, Kind, Plan};

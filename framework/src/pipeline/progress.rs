@@ -1,4 +1,4 @@
-//! How far a running pipeline is.
+//! The progress of a running pipeline.
 
 use std::fmt;
 use std::io::{IsTerminal, Write};

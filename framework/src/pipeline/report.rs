@@ -1,4 +1,4 @@
-//! What a pipeline did.
+//! The report of a run: what each stage did, what was lost, and why.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Running a pipeline: on a node of its own, or on one that is there.
+//! Runs a pipeline, on a node of its own or on one that is there.
 
 use std::path::PathBuf;
 use std::sync::Arc;

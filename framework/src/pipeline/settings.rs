@@ -1,4 +1,4 @@
-//! How a pipeline is run, apart from what it does.
+//! Settings of a run that do not change what the pipeline computes.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Whether a running pipeline still moves, and what its stages wait for where it does not.
+//! Detects that a running pipeline no longer moves, and says what its stages wait for.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

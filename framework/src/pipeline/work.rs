@@ -1,4 +1,4 @@
-//! The typed part of a stage: registering its actor, and starting it with the addresses of those it sends to.
+//! The typed part of a stage: registers its actor and starts it with the addresses of those it sends to.
 
 use std::any::Any;
 use std::marker::PhantomData;

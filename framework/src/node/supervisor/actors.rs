@@ -1,4 +1,4 @@
-//! Starting actors, and forgetting them.
+//! Starts actors in workers, and handles the ends that workers report.
 
 use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::{EndReason, Lifecycle, RestartWhen};

@@ -1,4 +1,8 @@
-//! Bringing back, when its time has come, what is to come back.
+//! Restarts whatever has served its backoff.
+//!
+//! A worker waits for three things: its backoff, the ends of all others of its round (`groups`), and a slot. Its old
+//! slot is free when everybody has read what its last life had posted (`node/burials`), for cursors are kept by slot.
+//! An actor that failed in a worker that goes on waits for its backoff only.
 
 use std::time::{Duration, Instant};
 

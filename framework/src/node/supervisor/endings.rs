@@ -1,4 +1,10 @@
-//! What becomes of what ended: who comes back, who does not, and who is told so.
+//! What an end means: which actors come back, which do not, and who is told.
+//!
+//! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes on. Both
+//! decide first, then change the roster and the budgets, and collect what is to be told; `State::deliver` sends it
+//! last. One order holds for all that is told: the news which actors come back goes out before the news that the
+//! process is gone. So a process that sees the broken link does not tell a sender that an actor is gone which is about
+//! to return (DEATH-2).
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What can go wrong when the node is asked for something.
+//! The errors of what the node is asked for.
 
 use std::io;
 use std::process::ExitStatus;

@@ -1,10 +1,10 @@
 //! One fate for several workers: those of a group that restarts as one, and under MPS those on one GPU.
 //!
-//! When a worker fails, everybody who shares its fate is found first, also by way of others: a worker may be in several
-//! groups. They are ended as one *round*. The end of a worker in a round costs no restart of anybody's budget and begins
-//! no round of its own, whatever it says itself meanwhile: under MPS each client reports the fault of one. No worker of a
-//! round begins its next life before the last of them has ended, because under MPS only then a new client gets a GPU that
-//! works, and because actors that belong together should not meet in different lives.
+//! When a worker fails, the supervisor first finds everybody who shares its fate, also by way of others: a worker may
+//! be in several groups. It ends them as one *round*. The end of a worker in a round costs nobody a restart and begins
+//! no round of its own, whatever the worker says itself meanwhile: under MPS each client reports the fault of one. No
+//! worker of a round begins its next life before the last of them has ended: a client that starts earlier meets an MPS
+//! server that still refuses, and actors that belong together should not meet in different lives.
 
 use std::collections::HashSet;
 use std::time::Instant;

@@ -1,8 +1,11 @@
-//! Looking for what stands still.
+//! Hang detection.
 //!
-//! Every quarter of the limit all workers are asked, and answer on their control thread, which runs no actor: who does
-//! not answer hangs as a whole. What the answers show is compared with the look before. A worker that waits for another
-//! one's clock is that one's victim and not itself to blame; where they wait in a row, the last one is.
+//! Every quarter of the limit the supervisor asks all workers. They answer on their control thread, which runs no
+//! actor, so a worker that does not answer hangs as a whole. The supervisor compares each answer with the one before.
+//! Durations are the node's own: a handler pays a store before and after its call and no look at the clock.
+//!
+//! A worker that waits for another process's clock is that one's victim and not to blame; where they wait in a row, the
+//! last one is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};

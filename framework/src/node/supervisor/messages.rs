@@ -1,4 +1,4 @@
-//! What the supervisor does with what a worker says.
+//! Handles what workers say.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;

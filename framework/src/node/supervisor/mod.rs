@@ -1,13 +1,29 @@
 //! The node's side: one thread that starts the workers, passes on what they say and watches them end.
 //!
-//! * Death of a worker: its pidfd and the end of its socket show it. What it had sent is handled first, then its exit
-//!   status is taken, its actors and names are forgotten, everybody else is told that it is gone, and whoever waits for
-//!   it gets an error. Nothing else stops.
+//! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles what the worker had sent,
+//!   then takes its exit status, forgets its actors and names, tells everybody else that it is gone, and gives an error
+//!   to whoever waits for it. Nothing else stops.
 //! * Death of the node: the kernel kills every worker, because this thread started them and ends with the process.
 //! * Close: [`Supervisor::shutdown`], which dropping the [`Node`](crate::node::Node) does too.
 //!
-//! Nothing that a worker does can make the thread wait: sockets are never waited for, what does not fit is queued up to
-//! a bound, and a worker that fills the queue is killed, with a clear word in the log.
+//! Nothing that a worker does can make the thread wait. It never waits for a socket; it queues up to a bound what a
+//! socket does not take, and kills a worker that fills its queue, with a clear word in the log.
+//!
+//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. What must be told to many is
+//! first collected as deliveries and sent when the bookkeeping is done, so nobody hears of half a change.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `run` | the loop: commands, sockets, deadlines, the end of a process |
+//! | `record` | what is known of one worker |
+//! | `launch` | starting a process |
+//! | `messages` | what workers say |
+//! | `actors` | starting actors, and their ends |
+//! | `endings` | what an end means: who comes back, and who is told what |
+//! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
+//! | `groups` | workers that end together |
+//! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
+//! | `hangs`, `figures` | questions that all workers answer |
 
 mod actors;
 mod comebacks;

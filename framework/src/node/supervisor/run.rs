@@ -1,4 +1,4 @@
-//! The supervisor's loop: commands, sockets, deaths, deadlines.
+//! The supervisor's loop: commands, sockets, deadlines, and the end of a worker's process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

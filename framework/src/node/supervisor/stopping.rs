@@ -1,4 +1,5 @@
-//! The phases of a shutdown: drain, stop the actors, exit; and kill what is late.
+//! A shutdown, in three phases: wait until nothing is under way, stop the actors, end the workers. Past its deadline
+//! everything left is killed.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};

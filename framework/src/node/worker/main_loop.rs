@@ -1,4 +1,4 @@
-//! What a worker's main thread does: starts and stops actors as the node asks.
+//! A worker's main thread: starts and stops actors as the node asks.
 
 use std::rc::Rc;
 use std::sync::Arc;

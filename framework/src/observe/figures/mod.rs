@@ -2,7 +2,9 @@
 //!
 //! A [`Figures`] is one look at all processes of a node. Counts only grow, so two looks give a rate ([`rows`]). Asking
 //! costs the processes a control packet each and no actor anything; a process that does not answer in time is named in
-//! [`Figures::silent`].
+//! [`Figures::silent`]. Each process's control thread answers, so an actor that stands in a handler is seen too.
+//!
+//! A handler is timed with the look at the clock that its turn takes anyway, so figures are always on.
 //!
 //! [`rows`]: Figures::rows
 

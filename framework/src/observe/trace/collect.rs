@@ -1,4 +1,4 @@
-//! The node's side of a trace: the rings of all its processes, and the file.
+//! The node's side of a trace: maps the rings of all its processes, and writes the file.
 
 use std::fmt;
 use std::fs::File;

@@ -6,7 +6,12 @@
 //! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped, and what
 //! had begun and not ended lasts until the process's end. **On a crash of the node** there is no file.
 //!
-//! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`).
+//! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`). The flag is
+//! in the process's `ClockDomain`, because everything that notes something has that.
+//!
+//! A frame is named by where it ends in its ring, which both sides know, so the arrow from a send to its handler costs no word
+//! on the wire. A handler is noted twice, at its begin and at its end, because the last one of a process that dies has no
+//! end.
 
 pub(crate) mod chrome;
 pub(crate) mod collect;

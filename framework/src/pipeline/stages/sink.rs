@@ -1,4 +1,4 @@
-//! A sink as a stage of which nothing comes.
+//! A sink as a stage without results.
 
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;

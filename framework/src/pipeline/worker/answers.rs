@@ -1,4 +1,4 @@
-//! What it means that an item was not accepted, or not answered.
+//! Classifies the errors of an ask: the item was not accepted, or not answered.
 
 use super::meter::Cause;
 use crate::actor::{AskError, SendFailure};

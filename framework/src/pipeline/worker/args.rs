@@ -1,4 +1,4 @@
-//! What travels between the conductor, in the node, and the actors of a pipeline.
+//! The messages between the conductor, in the node, and the actors of a pipeline.
 
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;

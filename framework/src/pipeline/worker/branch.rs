@@ -1,5 +1,13 @@
-//! The way to one stage: which replica an item goes to, how far ahead of them the actor may be, and what became of
-//! everything that was sent.
+//! The way to one stage: chooses the replica that an item goes to, keeps the actor from running too far ahead, and
+//! follows everything that was sent until it is answered.
+//!
+//! An item passes three steps. *Room*: the window has room for it and its bytes. *Accepted*: the receiver's mailbox has
+//! taken it; the caller is free. *Answered*: a task follows the ask and settles the item, or finds out that it was
+//! lost. The counts go up when an item is accepted and down when it is answered, and a resent item is counted again
+//! before its first sending is taken out: `idle` waits for zero, and must not see zero while an item is still to come.
+//!
+//! On a death of the receiver every ask that it had accepted fails here. The item is sent again where a copy was kept,
+//! and named as lost otherwise; whoever restores an order is told in both cases that it need not wait.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;

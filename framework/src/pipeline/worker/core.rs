@@ -1,4 +1,4 @@
-//! What the actors around sources and stages share: what they were told, what they count, and their end.
+//! What the actors around sources and stages share: their configuration, their counts, and their end.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

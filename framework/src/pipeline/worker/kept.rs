@@ -1,7 +1,7 @@
-//! Items that a stage keeps beyond its calls: who they are, and what is done with when they are.
+//! Items that a stage keeps beyond its calls: which they are, and which senders wait for them.
 //!
-//! The stage has only the numbers of what it keeps, so that the items can be given up, and named, when the stage cannot
-//! pass them on any more: a call of it failed and dropped them, or it failed for good and keeps them for ever.
+//! The stage has only the numbers of what it keeps. So the items can be given up, and named, when the stage cannot pass
+//! them on any more: a call of it failed and dropped them, or it failed for good and would keep them for ever.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

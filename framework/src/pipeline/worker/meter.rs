@@ -1,4 +1,4 @@
-//! What one actor of a pipeline counts.
+//! The counters of one actor of a pipeline.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

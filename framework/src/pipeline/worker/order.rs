@@ -1,5 +1,6 @@
-//! Restoring an order that replicas have lost. Pure bookkeeping: how much can wait here is bounded by whoever numbers
-//! (it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the oldest that is not done with).
+//! Restores an order that replicas have lost. Pure bookkeeping. How much can wait here is bounded by the sender that
+//! numbers the items: it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the oldest item that is
+//! not done with.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

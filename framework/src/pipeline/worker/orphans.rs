@@ -1,6 +1,6 @@
-//! Items of which something came to nothing (DEATH-3), under at-least-once delivery: they are left to their sender, who is
-//! told by the answer and sends them again. A source that has died for good does not, and nobody else knows what it had
-//! sent; so what it leaves is named here.
+//! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their sender: the
+//! answer tells it, and it sends them again. A source that has died for good does not, and nobody else knows what it
+//! had sent; so what it leaves is named here.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! The way out of an actor: which stages an item goes to.
+//! The way out of an actor: chooses the stages that an item goes to.
 
 use std::ops::Range;
 use std::rc::Rc;

@@ -1,16 +1,16 @@
-//! At a fork: which branches still have something of an item, for those who wait for it to come by another. At a source:
-//! which items are under way at all.
+//! At a fork: tracks which branches still have something of an item, for those who wait for it to come by another. At a
+//! source: tracks which items are under way at all.
 //!
-//! A half in a [`zip`](crate::pipeline::Flow::zip) is not answered before it has its partner, under at-least-once delivery.
-//! If nothing of the item is left on a branch that the partner needs, no partner will come, and only the fork
-//! knows. It tells the zip, and again for as long as something of the item is left elsewhere: the half may still be on its
-//! way, or be sent again to the zip's next life. So the zip has nothing to remember, and news that it has no half for means
-//! nothing to it.
+//! Under at-least-once delivery a half in a [`zip`](crate::pipeline::Flow::zip) is not answered before it has its
+//! partner. If nothing of the item is left on the partner's branch, no partner comes, and only the fork knows. It tells
+//! the zip, and tells it again for as long as something of the item is left elsewhere: the half may still be on its
+//! way, or be sent again to the zip's next life. So the zip has nothing to remember, and ignores news about a half that
+//! it does not have.
 //!
-//! A [`join`](crate::pipeline::Flow::join) pairs by keys, of which no fork knows whether they come. There a half is let go
-//! only at a standstill: each source that could bring a partner makes nothing more before something is acknowledged, and
-//! tells so with all that it has under way; each of these items waits in the join, on each side or with the word of a fork
-//! that nothing of it comes there.
+//! A [`join`](crate::pipeline::Flow::join) pairs by keys, and no fork knows whether a key still comes. There a half is
+//! let go only at a standstill: each source that could bring a partner makes nothing more before something is
+//! acknowledged, and says so with all that it has under way; each of these items waits in the join, on each side or
+//! with the word of a fork that nothing of it comes there.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
-//! What an actor of a pipeline waits for, told with its progress: what a pipeline that does not end stands in.
+//! What an actor of a pipeline waits for. It is sent with the progress, and shows where a pipeline that does not end is
+//! stuck.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! How far ahead of its receivers a sender is. No I/O.
+//! Bounds how far a sender is ahead of its receivers. No I/O.
 
 use std::collections::VecDeque;
 

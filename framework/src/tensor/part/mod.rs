@@ -19,7 +19,11 @@
 //! whole anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is
 //! handed over. A second part over the same elements is refused where the first one is (no two writers in one
 //! process), and a part that is not of the split is found when it is joined: each carries a token that only its holders
-//! know, and all together have to give the seal that each one names.
+//! know, and all together have to give the seal that each one names. So no process has to ask the owner, and parts travel
+//! as fast as tensors. The price: a process that lies can make a second writer in another process. It could write there
+//! itself.
+//!
+//! A part has its own list of streams, so a slow kernel on one part delays nobody who has another.
 //!
 //! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its parts are gone
 //! in the same way (LEASE-4): the join says which are missing, and the memory comes back when the others drop.
