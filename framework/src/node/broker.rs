@@ -117,7 +117,7 @@ impl Broker {
         Broker { deaths: Deaths::with_board(board), ..Broker::default() }
     }
 
-    /// From now on `process` may ask and be written to. What it must be told first, if there is anything.
+    /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there is anything.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
         self.lives.insert(process.slot(), process.incarnation());
@@ -156,8 +156,8 @@ impl Broker {
         }));
     }
 
-    /// Tells a process that has just joined where those are that are not where they were started: addresses of them may be
-    /// as old as the actors.
+    /// Tells a process that has just joined where all actors are that have moved: addresses of them may be as old as the
+    /// actors.
     pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
         out.extend(self.roster.moved().map(|(actor, at)| Delivery {
             to,
@@ -197,7 +197,7 @@ impl Broker {
         out.extend(unanswered.iter().map(no_chunk));
         // Before the news of the death: who gives the dead up knows by then how far its clocks had come (DEATH-3).
         self.deaths.died(process, Instant::now(), out);
-        // The node itself hears it first: it settles the affairs of the dead (DEATH-1).
+        // The node's own process hears it first: it releases what the dead left (DEATH-1).
         let mut living: Vec<_> = self.roster.living().collect();
         living.sort();
         let told = living.into_iter().map(|to| Delivery {
@@ -257,7 +257,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Does what `from` asks. Deliveries are added to `out` also when there is a complaint.
+    /// Handles a message of `from`. Deliveries are added to `out` also when there is a complaint.
     pub(crate) fn handle(
         &mut self,
         from: ProcessId,

@@ -9,7 +9,7 @@ use super::restart::Restart;
 /// What the failure of one actor means for the others in its [`Group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Nothing: each has its own policy and its own fate.
+    /// Nothing. Each restarts by its own policy.
     #[default]
     OneForOne,
     /// When one fails and its policy would bring it back, all end and begin their next lives together, those with a policy

@@ -18,7 +18,7 @@ pub enum OnHang {
     Restart,
 }
 
-/// In which way a worker stands still.
+/// What makes no progress in a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hang {
@@ -55,7 +55,7 @@ pub enum Hang {
     },
 }
 
-/// A worker that stood still for longer than the limit.
+/// A worker in which something made no progress for longer than the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HangReport {
     /// The worker; `None` for the node's own process.

@@ -12,8 +12,9 @@ use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
 
 impl State {
-    /// Nothing comes back in this worker from now on, and when nothing is left in it, it ends.
+    /// From now on nothing comes back in this worker, and it ends when nothing is left in it.
     pub(super) fn let_go(&mut self, id: WorkerId) {
+        // First, so that an actor that ends from here on has no next life.
         self.forget_restarts(id);
         let here = |slot: &Slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id);
         let Some(index) = self.slots.iter().position(here) else { return };
@@ -51,7 +52,7 @@ impl State {
         self.stay_ended(id);
     }
 
-    /// Has a worker end that was let go and has nothing left in it.
+    /// Ends a worker that was let go and has nothing left in it.
     pub(super) fn leave_if_empty(&mut self, index: usize) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         let is_empty = worker.pending.is_empty() && self.broker.roster.actors_of(worker.process) == 0;

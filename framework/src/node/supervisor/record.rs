@@ -70,7 +70,7 @@ pub struct WorkerStatus {
     pub last_end: Option<EndReason>,
 }
 
-/// How far a worker's start has got.
+/// The stages of a worker's process, in the order in which it passes them.
 pub(super) enum Stage {
     /// It has not said hello.
     Greeting { deadline: Instant, asker: Asker },
@@ -227,7 +227,7 @@ impl Worker {
         }
     }
 
-    /// It closed its socket; if it is not gone in a moment, it is killed.
+    /// It closed its socket. It is killed if it has not ended in a moment.
     pub(super) fn end_soon(&mut self, now: Instant) {
         let at = now + END_GRACE;
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
@@ -240,8 +240,8 @@ impl Worker {
         self.kill();
     }
 
-    /// Ends it because the only actor in it has ended, for `reason`. It is let go by itself, because a process that is
-    /// killed in the middle of a kernel can take others with it, and killed if it does not end.
+    /// Ends it because its only actor has ended, for `reason`. It is asked to exit, because a process that is killed in the
+    /// middle of a kernel can take others with it; it is killed if it does not.
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
         self.stage = Stage::Ending;
@@ -249,15 +249,15 @@ impl Worker {
         self.end_soon(Instant::now());
     }
 
-    /// It will end by itself, in order, and is killed if it has not until then. It goes on answering meanwhile: others may
-    /// wait for what it still makes, so a death must not pass it by (DEATH-3).
+    /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering meanwhile: others may
+    /// wait for what it still makes, so it must hear of deaths (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
         self.cause.get_or_insert(EndReason::Normal);
         self.told_to_exit = true;
         self.kill_at = Some(self.kill_at.map_or(until, |earlier| earlier.min(until)));
     }
 
-    /// Why it has ended.
+    /// Why it has ended: what the node knows comes before what the exit status says.
     pub(super) fn reason(&self, exit: Option<ExitStatus>) -> EndReason {
         if let Some(cause) = &self.cause {
             return cause.clone();
