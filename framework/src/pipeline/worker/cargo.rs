@@ -26,7 +26,7 @@ struct Slot {
     lost: Cell<bool>,
     /// Where items are sent again: whose it is if that does not happen.
     orphan: Cell<Option<Box<Orphan>>>,
-    /// At a fork: what is settled when this is done with.
+    /// At a fork: what to settle when this is done with.
     sibling: Option<Sibling>,
 }
 

@@ -52,18 +52,18 @@ impl Kept {
         self.0.items.borrow().get(&number).map_or_else(Vec::new, |item| item.tag.ids().collect())
     }
 
-    /// The stage has dropped it. What that means is known when its call has returned.
+    /// The stage has dropped it. Only the result of its call says whether that is a loss.
     pub(in crate::pipeline) fn drop_one(&self, number: u64) {
         let item = self.take(number);
         self.0.dropped.borrow_mut().extend(item);
     }
 
-    /// What the stage has dropped since the last time.
+    /// Takes the items that the stage has dropped since the last time.
     pub(super) fn dropped(&self) -> Vec<Keeping> {
         self.0.dropped.take()
     }
 
-    /// Everything that it still keeps, which it can pass on no more.
+    /// Takes everything that the stage still keeps and can no longer pass on.
     pub(super) fn give_up(&self) -> Vec<Keeping> {
         self.0.items.take().into_values().collect()
     }

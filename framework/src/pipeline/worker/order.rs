@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::pipeline::item::Order;
 
-/// What has come too early, for every sender that numbers.
+/// Items that came too early, by sender.
 pub(super) struct Reorder<T> {
     lanes: HashMap<u32, Lane<T>>,
     ready: VecDeque<T>,
@@ -66,12 +66,12 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// What is next.
+    /// Takes the next item whose turn it is.
     pub(super) fn take(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
 
-    /// What is missing does not come: what waits is ready, in order, and what comes after it is in its place.
+    /// Gives up what is missing: what waits is ready, in order, and later items follow it.
     pub(super) fn skip(&mut self) {
         let mut lanes: Vec<_> = self.lanes.iter_mut().collect();
         lanes.sort_unstable_by_key(|(lane, _)| **lane);

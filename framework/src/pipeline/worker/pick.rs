@@ -25,11 +25,11 @@ enum Way<T> {
     RoundRobin,
     LeastLoaded,
     By(Arc<NumberOf<T>>),
-    /// Nobody else takes it.
+    /// A branch: nobody stands in for it.
     Only(Arc<NumberOf<T>>),
 }
 
-/// A receiver, as far as the choice depends on it.
+/// The state of a receiver that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     /// Items that it is not done with.

@@ -27,7 +27,7 @@ impl Rounds {
         Rounds { depth, ..Rounds::default() }
     }
 
-    /// An item begins a round: what is to be held until the round is over.
+    /// Begins a round of an item. Returns the cargo to hold until the round is over.
     pub(super) fn begin(&mut self, tag: &mut Tag, cargo: Cargo) -> Cargo {
         if let Some(name) = tag.rounds.get(self.depth)
             && let Some(inside) = self.inside.get(name).and_then(Faint::cargo)

@@ -34,9 +34,9 @@ const MOST: usize = 1024;
 /// The items of a fork that are not settled on all branches.
 pub(super) struct Siblings {
     tell: Vec<PartnerArgs>,
-    /// What the ids of the actor's own items begin with.
+    /// The first part of the ids of the actor's own items.
     source: u16,
-    /// Of a source: whom to tell that it stands still, and since when it does.
+    /// Of a source: whom to tell that it makes nothing more, and since when it does not.
     tell_still: Vec<Address<Control>>,
     still: Cell<Option<(Instant, Option<ItemId>)>>,
     branches: usize,
@@ -162,7 +162,7 @@ impl Siblings {
     }
 }
 
-/// Tells for as long as there is anything to tell.
+/// The task that reports, for as long as there is anything to report.
 async fn tell(siblings: Weak<Siblings>) {
     loop {
         tokio::time::sleep(PAUSE).await;
