@@ -39,11 +39,11 @@ pub(super) struct Fetches {
     streams: Mutex<Vec<(DeviceId, Stream)>>,
 }
 
-/// What a fetch has copied, in bytes.
+/// The bytes that a fetch has copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) bytes: u64,
-    /// Of these, what went through host memory because one GPU cannot reach the other's.
+    /// How many of them went through host memory because one GPU cannot reach the other's.
     pub(super) staged: u64,
 }
 
@@ -167,7 +167,7 @@ impl Fetches {
     }
 }
 
-/// That copies are so slow is nobody's wish: the log names the two devices, once.
+/// Copies through host memory are slow, so the log names the two devices, once.
 fn name(from: DeviceId, to: DeviceId) {
     let mut named = NAMED.lock();
     if !named.contains(&(from, to)) {
@@ -180,7 +180,7 @@ fn name(from: DeviceId, to: DeviceId) {
     }
 }
 
-/// What is to be fetched, each lease once.
+/// The leases to fetch, each once.
 fn wanted<'a>(
     leases: &'a Leases,
     outlines: &[Outline],
@@ -212,7 +212,7 @@ fn no_span() -> TensorError {
 /// Memory for all of it or for none.
 fn allocate(gpu: &Gpu, wanted: &[Wanted<'_>], waker: &Waker) -> Poll<Result<Vec<TensorMut>, TensorError>> {
     loop {
-        // What this look takes and gives back wakes others, and not the one who waits here.
+        // This look takes leases and gives them back, which wakes others and not the one who waits here.
         gpu.pool().waits_no_more(waker);
         if let Some(done) = try_allocate(gpu, wanted).transpose() {
             return Poll::Ready(done);

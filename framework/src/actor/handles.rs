@@ -74,7 +74,7 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
 }
 
 impl<A: RemoteActor> Handles<A> {
-    /// What the actor lists.
+    /// The messages that the actor lists.
     pub(super) fn of() -> Self {
         let mut handles = Handles { by_key: Vec::new() };
         A::handles(&mut handles);

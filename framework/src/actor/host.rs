@@ -123,7 +123,7 @@ fn start<A: RemoteActor>(
     Err(why)
 }
 
-/// What to start, and where.
+/// An order to start an actor.
 pub(crate) struct Start {
     pub(crate) actor: ActorId,
     pub(crate) place: Place,

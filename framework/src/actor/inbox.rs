@@ -69,7 +69,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     queue: Mutex<Letters<A>>,
 }
 
-/// What an actor is at.
+/// The state of an actor.
 #[derive(Default)]
 struct Standing {
     /// Whether a handler is being called.
@@ -157,7 +157,7 @@ impl<A: RemoteActor> ActorInbox<A> {
     }
 }
 
-/// What became of a letter.
+/// The fate of an envelope.
 enum Opened<A: RemoteActor> {
     Done,
     /// Its handler's result is still to come.

@@ -261,7 +261,7 @@ impl Env {
         crate::clock::turn::settle();
     }
 
-    /// What the actor's process has sent and received so far, for all its actors together.
+    /// Counts of what the actor's process has sent and received, for all its actors together.
     pub fn stats(&self) -> OfficeStats {
         self.office.stats()
     }

@@ -350,12 +350,12 @@ pub(super) struct Sending<M: GpuMessage> {
 }
 
 enum State {
-    /// It has gone, as the ask with this number if it is one.
+    /// It was sent, as the ask with this number if it is one.
     Sent(Option<u64>),
     /// It waits for its turn and for room.
     Waiting(Route, PlaceInQueue),
     Failed(Box<SendFailure>),
-    /// Whoever asked was told.
+    /// The asker was told.
     Told,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Asleep {
 /// A thread that waits for a clock.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    /// What it waits for.
+    /// The ticket that it waits for.
     pub(super) ticket: Ticket,
     /// Since when, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) since: u64,
@@ -53,7 +53,7 @@ impl Asleep {
         Noted { asleep: self, number: Some(number) }
     }
 
-    /// Those who wait now.
+    /// The threads that wait now.
     pub(super) fn all(&self) -> Vec<Waiting> {
         self.all.lock().clone()
     }

@@ -78,7 +78,7 @@ impl Knowledge {
 }
 
 impl ClockDomain {
-    /// What can be said of a ticket. Never blocks.
+    /// The state of a ticket, as far as this process knows. Never blocks.
     ///
     /// # Errors
     /// Its clock is not known here.
@@ -107,7 +107,7 @@ impl ClockDomain {
     /// Waits, on this thread, until the data that a ticket stands for is there.
     ///
     /// # Errors
-    /// It will never be ([`Tainted`]), or its clock is not known here.
+    /// The data will never be there ([`Tainted`]), or its clock is not known here.
     pub(crate) fn wait_for_data(
         &self,
         ticket: &Ticket,

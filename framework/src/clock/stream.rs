@@ -63,7 +63,7 @@ struct Inner {
     state: Mutex<State>,
     /// Waits enqueued, for the figures.
     waits: AtomicU64,
-    /// What went wrong where it could not be returned; the next fallible call does.
+    /// A failure that could not be returned when it came; the next fallible call returns it.
     failure: Mutex<Option<String>>,
 }
 
@@ -100,8 +100,8 @@ impl Eq for Stream {}
 #[cfg(feature = "testing")]
 static SKIP_WAITS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Has no stream of this process wait for anything from here on, or wait again: breaks CLOCK-1 and CLOCK-2, so that a
-/// test can show that it would notice. Whoever reads a tensor then reads whatever its memory holds. Only there with the
+/// Makes all streams of this process skip their waits from here on, or wait again. That breaks CLOCK-1 and CLOCK-2, so that
+/// a test can show that it would notice: readers of a tensor read whatever its memory holds. Only there with the
 /// feature `testing`; never for a program.
 #[cfg(feature = "testing")]
 pub fn testing_skip_waits(skip: bool) {
@@ -197,7 +197,7 @@ impl Stream {
         WeakStream(Arc::downgrade(&self.0))
     }
 
-    /// Stands for everything enqueued so far; `None` when all of it has run already, and to an end.
+    /// A ticket for everything enqueued so far; `None` if all of it has run to its end.
     pub fn ticket(&self) -> Option<Ticket> {
         let value = {
             let mut state = self.0.state.lock();
@@ -420,7 +420,7 @@ impl Stream {
         for ticket in &open {
             let waits = state.waited.get(&(ticket.process, ticket.slot));
             let known = waits.is_some_and(|value| passed(*value, ticket.value));
-            // What cannot be looked at any more is for the device to wait for, or to refuse.
+            // A clock that cannot be looked at any more is left to the device, which waits or refuses.
             let has_passed = match this.domain.passed(ticket).map_err(ClockError::from) {
                 Err(error) if !must_be_put => return Err(error.into()),
                 passed => passed.unwrap_or(false),
@@ -507,7 +507,7 @@ impl Stream {
     }
 }
 
-/// What a wait is for.
+/// The purpose of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
     /// The data, to be used.

@@ -161,7 +161,7 @@ pub fn testing_deny_reach(deny: bool) {
     DENY_REACH.store(deny, std::sync::atomic::Ordering::Relaxed);
 }
 
-/// What a stream does with clocks.
+/// An operation of a stream on a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamOp {
     /// Do nothing further until the ticket's clock has passed its value (CLOCK-1, CLOCK-2).
@@ -243,7 +243,7 @@ pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a device could not do.
+/// The errors of devices.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {

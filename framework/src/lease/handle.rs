@@ -72,7 +72,7 @@ struct Inner {
     home: OnceLock<Stream>,
 }
 
-/// What this process did with the memory.
+/// How this process has used the memory.
 #[derive(Default)]
 struct Users {
     /// Streams that used it.
@@ -432,7 +432,7 @@ impl Lease {
             return Err(NotJoined);
         }
         let joined = first.ticket();
-        // What is tainted stays it, also where the stream has gone on meanwhile (DEATH-3).
+        // Tainted data stays tainted, even if the stream has gone on since (DEATH-3).
         Ok(tainted().or(joined))
     }
 
@@ -463,7 +463,7 @@ impl Lease {
             }
         }
         let ticket = first.ticket();
-        // What was written in vain stays that, however far its stream has come since.
+        // Data that was lost stays lost, however far its stream has come since.
         let lost = self.taint().map(|tainted| tainted.ticket).or(lost);
         if unordered {
             return Err(Unordered { written: lost.or(written).or(ticket) });

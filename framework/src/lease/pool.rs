@@ -56,7 +56,7 @@ impl Default for PoolOptions {
     }
 }
 
-/// What a pool needs of the post office around it.
+/// The transport, as a pool needs it.
 pub trait Surroundings: Send + Sync + 'static {
     /// Handles everything that peers have posted so far, holds and releases, ring by ring. What another thread has taken
     /// from a ring is in the book when this has passed that ring.
@@ -89,7 +89,7 @@ pub struct Pool {
     chunk_base: u32,
     writers: Writers,
     state: Mutex<State>,
-    /// Nobody is settling any more.
+    /// No thread is settling any more.
     settled: Condvar,
 }
 

@@ -36,7 +36,7 @@ pub const LEASE_BYTES: usize = 64;
 /// Bytes of one tensor.
 pub const TENSOR_BYTES: usize = 8 + WIRE_BYTES;
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -53,7 +53,7 @@ pub enum Kind {
 /// The fixed part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is for.
+    /// Its purpose.
     pub kind: Kind,
     /// Whether the body is in the last lease.
     pub body_in_lease: bool,

@@ -38,7 +38,7 @@ pub(crate) struct Delivery {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// Something that a process should not have said, or that could not be done for it.
+/// A message that a process should not have sent, or a request that could not be met.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Complaint {
     #[error("{what} came with {got} descriptors instead of {want}")]
@@ -96,7 +96,7 @@ impl Complaint {
 /// The answer to a [`ToNode::Register`] that was wrong in itself: no actor has this id, they begin at 1.
 pub(crate) const NO_ACTOR: ActorId = ActorId(0);
 
-/// Everything that the node knows for its processes.
+/// The knowledge of the node about its processes, and what it does with it.
 #[derive(Default)]
 pub(crate) struct Broker {
     pub(crate) roster: Roster,
@@ -214,7 +214,7 @@ impl Broker {
         self.bury(&buried, out);
     }
 
-    /// Everything that these had posted was read: their leases can be dropped (LEASE-4).
+    /// Tells everybody that all that these had posted was read: their leases can be dropped (LEASE-4).
     fn bury(&mut self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
         for process in dead {
             self.chunks.buried(*process);

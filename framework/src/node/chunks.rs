@@ -31,7 +31,7 @@ pub(crate) struct Chunk {
     pub(crate) bytes: u64,
     read_only: Foreign,
     writable: Foreign,
-    /// Who was given a descriptor and has not said that it is unmapped, the dead that are not buried among them.
+    /// The processes that got a descriptor and have not said that it is unmapped, unburied dead among them.
     mapped: HashSet<(ProcessId, Access)>,
 }
 

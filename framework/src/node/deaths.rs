@@ -36,7 +36,7 @@ pub(crate) struct Deaths {
     rounds: Rounds,
     /// `None` where only the bookkeeping is wanted.
     board: Option<Arc<Board>>,
-    /// Of workers that live, or whose clocks are still to be released.
+    /// The pages of workers that live, or whose clocks are still to be released.
     pages: HashMap<ProcessId, Arc<ClockPage>>,
     released: Vec<Released>,
     /// Ranges reported since the last release.
@@ -79,7 +79,7 @@ impl Deaths {
         Some(page.seal().and_then(|()| page.export_fd()))
     }
 
-    /// What a process that joins must be told before anything else.
+    /// The news that a process which joins must get before anything else.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.rounds.joined(process).map(|news| tell(process, news))
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::restart::Restart;
 
-/// What the failure of one actor means for the others in its [`Group`].
+/// How the failure of one actor affects the others in its [`Group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// Nothing. Each restarts by its own policy.
@@ -39,7 +39,7 @@ impl Group {
         &self.name
     }
 
-    /// What it does.
+    /// Its strategy.
     pub fn strategy(&self) -> Strategy {
         self.strategy
     }

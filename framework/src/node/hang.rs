@@ -8,13 +8,13 @@ use crate::ids::{ActorId, ProcessId};
 use super::supervisor::WorkerId;
 pub use crate::observe::sight::WaitsIn;
 
-/// What happens to a worker that hangs.
+/// How the node treats a worker that hangs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnHang {
-    /// It is reported.
+    /// Report it.
     #[default]
     Report,
-    /// It is reported and killed; the restart policies of its actors decide what follows.
+    /// Report it and kill it. The restart policies of its actors decide what follows.
     Restart,
 }
 
@@ -42,7 +42,7 @@ pub enum Hang {
     Clock {
         /// The process that waits.
         waiter: ProcessId,
-        /// That one's name.
+        /// Its name.
         waiter_name: String,
         /// Which of its streams or threads waits.
         waits_in: WaitsIn,
@@ -50,7 +50,7 @@ pub enum Hang {
         clock: u16,
         /// The value that is waited for.
         value: u64,
-        /// What the clock shows.
+        /// The value that the clock shows.
         now: u64,
     },
 }

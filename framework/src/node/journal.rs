@@ -22,7 +22,7 @@ enum Entry {
     Node(Severity, Option<Arc<str>>, String),
 }
 
-/// What is in the queue.
+/// An entry of the queue.
 #[derive(Default)]
 struct Queued {
     events: AtomicUsize,

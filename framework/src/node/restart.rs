@@ -80,7 +80,7 @@ impl Default for Restart {
     }
 }
 
-/// What follows from an end.
+/// The decision after an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// A restart, after this time.

@@ -17,7 +17,7 @@ pub(crate) struct ActorEntry {
     pub(crate) started: bool,
     /// Its last life has ended, and its next one has not started.
     pub(crate) away: bool,
-    /// It is not, or will not be, where it was started.
+    /// It is not where it was started, or will not be.
     moved: bool,
 }
 

@@ -27,7 +27,7 @@ const STILL_PAUSE: Duration = Duration::from_millis(4);
 /// The shortest and the longest time between two rounds. Processes do not announce that they became quiet.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
-/// What an answer led to.
+/// The state after an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Others have not answered yet.
@@ -106,7 +106,7 @@ impl Rounds {
     }
 }
 
-/// How far a worker got before its time was up.
+/// The phase of a worker when its time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// It had not become ready yet.
@@ -164,7 +164,7 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// The workers that were there when it began.
     pub workers: Vec<WorkerEnd>,
-    /// What had ended before that and had a restart policy, by worker.
+    /// The ends before that of workers with a restart policy.
     pub restarts: Vec<RestartReport>,
     /// How long it took.
     pub took: Duration,
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(rounds.answer(process(0), second, Activity::default()), Verdict::Quiet);
     }
 
-    /// What it had been sent, and is still sent, it never receives.
+    /// It never receives what it was sent and is still sent.
     #[test]
     fn who_has_given_up_a_peer_does_not_hang_a_shutdown() {
         let mut rounds = Rounds::new(false);

@@ -198,7 +198,7 @@ impl Node<Program> {
         }
     }
 
-    /// What the node's own post office has counted.
+    /// The counts of the transport of the node's own process.
     pub fn stats(&self) -> OfficeStats {
         self.resident().stats()
     }

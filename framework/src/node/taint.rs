@@ -27,7 +27,7 @@ use crate::ids::ProcessId;
 /// How long a process may take to answer a round.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the rounds come to.
+/// An action that the rounds call for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Act {
     /// Tell this process.
@@ -44,22 +44,22 @@ pub enum Act {
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rounds {
-    /// What everybody was told.
+    /// All news so far.
     table: Table,
     living: BTreeSet<ProcessId>,
-    /// Those of them that have done nothing yet. They are told, and not waited for: opening a device takes longer.
+    /// Processes that have done nothing yet. They are told, and not waited for: opening a device takes longer.
     opening: BTreeSet<ProcessId>,
     round: u64,
-    /// Who has not answered the round that is on.
+    /// The processes that have not answered the present round.
     waiting: BTreeSet<ProcessId>,
     deadline: Option<Instant>,
     /// The dead whose clocks are not released yet.
     dead: Vec<ProcessId>,
     /// For the next round.
     next: News,
-    /// Those who did not answer in time, with the last round that they were told of.
+    /// The processes that did not answer in time, with the last round that they were told of.
     late: BTreeMap<ProcessId, u64>,
-    /// Whose death a suspicion is put down to.
+    /// The death that a suspicion is put down to.
     last_dead: Option<ProcessId>,
 }
 
@@ -162,7 +162,7 @@ impl Rounds {
         late
     }
 
-    /// Nobody is waited for: the next round, or the end.
+    /// Everybody has answered: begins the next round, or ends.
     fn go_on(&mut self, now: Instant, acts: &mut Vec<Act>) {
         while self.waiting.is_empty() {
             self.deadline = None;

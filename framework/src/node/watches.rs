@@ -50,7 +50,7 @@ impl Watches {
         });
     }
 
-    /// Something has happened. Returns who wants to hear of it.
+    /// Notes an event. Returns the processes that watch the actor.
     pub(crate) fn note(&mut self, event: &Lifecycle) -> Vec<ProcessId> {
         let actor = event.actor();
         if event.is_final() {

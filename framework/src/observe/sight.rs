@@ -34,7 +34,7 @@ pub struct ActorSight {
 /// A wait for a clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitSight {
-    /// Who waits.
+    /// The thread or stream that waits.
     pub waits_in: WaitsIn,
     /// The process whose clock it is: it should advance it.
     pub on: ProcessId,

@@ -26,7 +26,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 
 use super::EventFd;
 
-/// What a process listens to: its own thread-to-thread doorbell and the ears of all its links.
+/// All that a process listens to: its own thread-to-thread doorbell and the ears of all its links.
 #[derive(Debug)]
 pub struct Ears {
     epoll: OwnedFd,

@@ -60,11 +60,11 @@ use crate::lease::Lease;
 /// Whether a tensor's data is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorStatus {
-    /// It is.
+    /// The data is there.
     Ready,
-    /// It is on its way.
+    /// The data is on its way.
     Pending,
-    /// It depends on work that a process had not done when it died, and will never be there. Every use is an error.
+    /// The data depends on work that a process had not done when it died. Every use is an error.
     Tainted {
         /// The process that died.
         by: ProcessId,
@@ -99,7 +99,7 @@ pub struct Tensor {
     layout: Layout,
     /// When the data is there; `None` once that is known to be the past.
     ready: Option<Ticket>,
-    /// Of the first element, in this process.
+    /// The address of the first element in this process.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
@@ -247,7 +247,7 @@ impl Tensor {
         match self.ready.map(|ticket| self.lease.domain().standing(&ticket)) {
             None | Some(Ok(Standing::Ready)) => TensorStatus::Ready,
             Some(Ok(Standing::Tainted(by))) => TensorStatus::Tainted { by },
-            // Of an unknown clock nothing will come; whoever waits for it is told.
+            // Nothing will come of an unknown clock; a use reports that.
             Some(Ok(Standing::Pending) | Err(_)) => TensorStatus::Pending,
         }
     }

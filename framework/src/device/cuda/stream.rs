@@ -82,7 +82,7 @@ struct Order {
     pending: Pending<Held>,
 }
 
-/// What unfinished work uses.
+/// The things that unfinished work uses.
 enum Held {
     Mappings { _keep: Keep },
     Block { _block: Arc<Pinned>, _keep: Keep },

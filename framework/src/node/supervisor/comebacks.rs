@@ -28,7 +28,7 @@ impl State {
     pub(super) fn next_restart(&self) -> Option<Instant> {
         let now = Instant::now();
         let workers = self.restarts.between.iter().filter_map(|next| {
-            // Behind both times there is only an event: a worker that drains, or a slot that becomes free.
+            // Past both times only an event can help: a worker that drains, or a slot that becomes free.
             [next.at, next.at + DRAIN_GRACE]
                 .into_iter()
                 .find(|at| *at > now || self.slot_for(next, now).is_some())

@@ -84,7 +84,7 @@ pub enum SpawnError {
         name: String,
         /// The time that it had.
         deadline: Duration,
-        /// How far it got.
+        /// The stage that it had reached.
         doing: &'static str,
     },
     /// It ended before it was ready.

@@ -36,7 +36,7 @@ struct Seen {
     /// By actor: how far it was, and since when.
     standing: HashMap<ActorId, (ActorSight, Instant)>,
     waits: Vec<WaitSight>,
-    /// What was said of it, so that it is said once.
+    /// The reports made of it, so that each is made once.
     reported: HashSet<Said>,
 }
 
@@ -45,7 +45,7 @@ enum Said {
     Silent,
     /// An actor, and how far it was.
     Mailbox(ActorId, u64),
-    /// Who waits for which clock, and for what value.
+    /// A clock that somebody waits for, and the value.
     Clock(ProcessId, u16, u64),
 }
 
@@ -101,7 +101,7 @@ impl State {
                 continue;
             }
             let seen = self.hangs.seen.entry(worker.process).or_default();
-            // Who has not answered is not asked again: its socket would fill.
+            // A worker that has not answered is not asked again: its socket would fill.
             if seen.unanswered.is_none() {
                 seen.unanswered = Some(now);
                 worker.send(&Down::Look { round }, Vec::new());

@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// Whatever its policy says, no actor of this worker comes back.
+    /// Takes all actors of this worker off their restart policies.
     fn forget_restarts(&mut self, id: WorkerId) {
         let mut told = Vec::new();
         for actor in self.restarts.of(id) {

@@ -91,7 +91,7 @@ impl State {
             (Up::Sight { round, sight }, Stage::Running) => self.sight(process, round, sight),
             (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
             (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
-            // What was on its way when the node gave it up.
+            // Messages that were on their way when the node gave the worker up.
             (_, Stage::Ending) => {}
             (message, _) => {
                 let text = format!("it said something at the wrong time: {}", name_of(&message));

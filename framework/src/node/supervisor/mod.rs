@@ -77,7 +77,7 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// What a supervisor needs to know.
+/// The settings of a supervisor.
 pub(crate) struct Settings {
     pub(crate) program: Program,
     pub(crate) start_deadline: Duration,
@@ -99,7 +99,7 @@ pub(crate) struct Settings {
 /// Where an answer goes. There is room for one, so giving it never waits.
 type Reply<T> = SyncSender<T>;
 
-/// What is asked of the supervisor's thread.
+/// A command to the supervisor's thread.
 enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
@@ -123,7 +123,7 @@ enum Command {
     KillAll,
 }
 
-/// What every thread shares with the supervisor's.
+/// The state that every thread shares with the supervisor's.
 pub(crate) struct Shared {
     commands: Mutex<Commands>,
     wake: EventFd,
@@ -260,7 +260,7 @@ impl Supervisor {
         self.shared.ask(Command::Figures)
     }
 
-    /// What has ended so far although it had a restart policy, by worker, and what hung.
+    /// The ends so far of workers with a restart policy, and the hangs.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down; its report has it then.
@@ -274,8 +274,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
-    /// Ends a worker, in order, with whatever lives in it: that for which it was started did not start, or not all of it.
-    /// Nothing comes back in it.
+    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started. Nothing
+    /// comes back in it.
     pub(crate) fn retire(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::Retire(worker));

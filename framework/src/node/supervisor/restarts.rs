@@ -25,10 +25,10 @@ use super::groups::Condemned;
 use super::record::WorkerState;
 use super::{RestartReport, WorkerId};
 
-/// An actor that comes back when it ends.
+/// An actor under a restart policy.
 pub(super) struct Charge {
     pub(super) worker: WorkerId,
-    /// What it is made of, each time.
+    /// The order to start it, the same each time.
     pub(super) made_of: NewActor,
     pub(super) budget: Budget,
     pub(super) group: Option<Group>,
@@ -65,7 +65,7 @@ struct History {
     ends: VecDeque<EndReason>,
 }
 
-/// Everything that is to come back.
+/// The restart bookkeeping of a node.
 #[derive(Default)]
 pub(super) struct Restarts {
     pub(super) charges: HashMap<ActorId, Charge>,
@@ -75,7 +75,7 @@ pub(super) struct Restarts {
     pub(super) last_round: u64,
 }
 
-/// What becomes of the actors of a worker that ended.
+/// The decision on the actors of a worker that ended.
 #[derive(Default)]
 pub(super) struct Fates {
     pub(super) restarting: Vec<ActorId>,
@@ -174,14 +174,14 @@ impl Restarts {
         self.charges.get(&actor).is_some_and(|charge| charge.group.as_ref() == Some(group))
     }
 
-    /// The end of its present life is final.
+    /// Marks the end of its present life as final.
     pub(super) fn doom(&mut self, actor: ActorId) {
         if let Some(charge) = self.charges.get_mut(&actor) {
             charge.doomed = true;
         }
     }
 
-    /// It does not come back.
+    /// Takes it off its restart policy.
     pub(super) fn forget(&mut self, actor: ActorId) {
         self.charges.remove(&actor);
     }
@@ -204,7 +204,7 @@ impl Restarts {
         self.histories.get(&worker).map_or((0, None), |past| (past.restarts, past.ends.back().cloned()))
     }
 
-    /// Everything that ended unasked, by worker.
+    /// All ends that nobody asked for, by worker.
     pub(super) fn report(&self) -> Vec<RestartReport> {
         let mut report: Vec<_> = self
             .histories

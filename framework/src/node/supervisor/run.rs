@@ -432,7 +432,7 @@ impl State {
         if let Some(trace) = &self.settings.trace {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
-        // Whoever waits for answers of this worker gets none.
+        // No answers of this worker are waited for any more.
         self.figures(worker.process, None, None);
         self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
@@ -482,7 +482,7 @@ impl State {
             asker.answer(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
         }
         if !worker.read_to_the_end {
-            // What lies unread in the socket may have descriptors with it, which close with the socket.
+            // Unread messages in the socket may carry descriptors, which close with the socket.
             foreign::aside((worker.incoming, worker.outgoing, worker.socket));
         }
     }

@@ -90,13 +90,13 @@ pub struct Named {
 pub struct Figures {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
-    /// Those that answered, the node first.
+    /// The processes that answered, the node first.
     pub processes: Vec<Named>,
-    /// Those that did not answer within [`DEADLINE`].
+    /// The processes that did not answer within [`DEADLINE`].
     pub silent: Vec<String>,
 }
 
-/// What there is to say about one actor in a line.
+/// One actor, as a line of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Its process's name.

@@ -28,7 +28,7 @@ pub struct TraceError {
     source: io::Error,
 }
 
-/// What a trace holds.
+/// The contents of a trace file, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceSummary {
     /// Processes whose records are in it, each life of a restarted worker for itself.

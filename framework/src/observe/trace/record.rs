@@ -29,7 +29,7 @@ pub(crate) struct FrameId {
     pub(crate) end: u64,
 }
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Form {

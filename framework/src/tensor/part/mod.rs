@@ -80,7 +80,7 @@ use crate::lease::Writers;
 #[must_use = "a part that is dropped is missing when the tensor is joined"]
 pub struct TensorPart(Arc<Inner>);
 
-/// What a message that was encoded shares with its part until it is written. Nothing else has it.
+/// The state that an encoded message shares with its part until it is written. Nothing else has it.
 pub(crate) struct Inner {
     lease: Lease,
     dtype: DType,
@@ -98,14 +98,14 @@ pub(crate) struct Inner {
     users: Mutex<SmallVec<[Stream; 1]>>,
     /// The value that stands for the last of that at the earliest, see `Lease::taint`.
     written: Mutex<Option<Ticket>>,
-    /// Of the allocation, where its mapping is writable.
+    /// The address of the allocation, in its writable mapping.
     address: u64,
-    /// Of the first element, to write.
+    /// The address of the first element, to write.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
 
-/// What a part says of itself in a message; the whole's layout and dtype are in the frame.
+/// The description of a part in a message; the whole's layout and dtype are in the frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) piece: Piece,
@@ -305,7 +305,7 @@ impl TensorPart {
 }
 
 impl Inner {
-    /// What stands for everything that was done with this part so far.
+    /// Tickets for everything that was done with this part so far.
     pub(crate) fn last_uses(&self) -> Uses {
         let users = self.users.lock().clone();
         // A stream that used the part has waited for `ready` before it did.
