@@ -100,8 +100,8 @@ impl Eq for Stream {}
 #[cfg(feature = "testing")]
 static SKIP_WAITS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Makes all streams of this process skip their waits from here on, or wait again. That breaks CLOCK-1 and CLOCK-2, so that
-/// a test can show that it would notice: readers of a tensor read whatever its memory holds. Only there with the
+/// Makes all streams of this process skip their waits from here on, or wait again. That breaks CLOCK-1 and CLOCK-2, so
+/// that a test can show that it would notice: readers of a tensor read whatever its memory holds. Only there with the
 /// feature `testing`; never for a program.
 #[cfg(feature = "testing")]
 pub fn testing_skip_waits(skip: bool) {

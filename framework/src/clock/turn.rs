@@ -5,8 +5,8 @@
 //! it ends when the guard drops, on a panic too, so that nothing that was put off is ever forgotten. Turns do not nest;
 //! an inner one is part of the outer one.
 //!
-//! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings before those of
-//! frames, so that a message about a drop does not overtake the drop.
+//! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings before those
+//! of frames, so that a message about a drop does not overtake the drop.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -84,8 +84,8 @@ impl Drop for Turn {
     }
 }
 
-/// Notes the time on the monotonic clock, in nanoseconds, which the opener of the turn has just read. A user to whom one
-/// handler more or less does not matter need not read the clock again.
+/// Notes the time on the monotonic clock, in nanoseconds, which the opener of the turn has just read. A user to whom
+/// one handler more or less does not matter need not read the clock again.
 pub(crate) fn note_time(now: u64) {
     TIME.set(Some(now));
 }

@@ -68,7 +68,8 @@ impl ChunkMapping {
         (end <= self.len).then(|| self.addr + offset)
     }
 
-    /// Drops `token` right after the chunk was unmapped, on whichever thread that happens. Only the first token is taken.
+    /// Drops `token` right after the chunk was unmapped, on whichever thread that happens. Only the first token is
+    /// taken.
     pub(crate) fn drop_afterwards(&self, token: Box<dyn Any + Send + Sync>) {
         let _ = self.afterwards.set(token);
     }

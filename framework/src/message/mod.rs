@@ -1,7 +1,7 @@
 //! Messages: values with tensors anywhere inside.
 //!
-//! [`GpuMessage`] is what can be sent; its derive does the work. What a field promises of its tensors is checked before a message
-//! leaves and again where it arrives.
+//! [`GpuMessage`] is what can be sent; its derive does the work. What a field promises of its tensors is checked before
+//! a message leaves and again where it arrives.
 //!
 //! ```
 //! use tensorpost::prelude::*;

@@ -117,7 +117,8 @@ impl Broker {
         Broker { deaths: Deaths::with_board(board), ..Broker::default() }
     }
 
-    /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there is anything.
+    /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there is
+    /// anything.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
         self.lives.insert(process.slot(), process.incarnation());
@@ -156,8 +157,8 @@ impl Broker {
         }));
     }
 
-    /// Tells a process that has just joined where all actors are that have moved: addresses of them may be as old as the
-    /// actors.
+    /// Tells a process that has just joined where all actors are that have moved: addresses of them may be as old as
+    /// the actors.
     pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
         out.extend(self.roster.moved().map(|(actor, at)| Delivery {
             to,

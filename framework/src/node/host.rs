@@ -66,11 +66,12 @@ pub trait Resident: Send + Sync + 'static {
     /// In a worker: the process is about to end, and its actors with a policy for failures come back elsewhere.
     fn leaving(&self) {}
 
-    /// Takes in what others have given back so far, for the trace: the process's actors have stopped, or it is about to end.
+    /// Takes in what others have given back so far, for the trace: the process's actors have stopped, or it is about to
+    /// end.
     fn settling(&self) {}
 
-    /// Returns a closure that waits, as long as it takes, until everything that was put on the process's streams is done. Called
-    /// when no actor is left.
+    /// Returns a closure that waits, as long as it takes, until everything that was put on the process's streams is
+    /// done. Called when no actor is left.
     fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
         Box::new(|| {})
     }

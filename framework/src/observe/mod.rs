@@ -14,8 +14,8 @@
 //! ```
 //!
 //! [`log`] forwards events of workers to the node's subscriber. [`trace`] writes what every process did into one file.
-//! [`figures`] is a snapshot of rates, queues and times. [`progress`] shows figures on a terminal. [`sight`] is the snapshot for
-//! hang detection.
+//! [`figures`] is a snapshot of rates, queues and times. [`progress`] shows figures on a terminal. [`sight`] is the
+//! snapshot for hang detection.
 //!
 //! Nothing here makes an actor wait: logs and traces that find no room are dropped and counted, figures are read when
 //! somebody asks. Everything but [`log`]s and control packets stays in the process that it is about until then. This

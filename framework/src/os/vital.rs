@@ -14,8 +14,9 @@ type Hook = Box<dyn Fn(&str) + Send + Sync>;
 static HOOK: OnceLock<Hook> = OnceLock::new();
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the process soon. It may be
-/// called under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to end, has none.
+/// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the process soon. It
+/// may be called under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to
+/// end, has none.
 pub fn on_failure(hook: impl Fn(&str) + Send + Sync + 'static) {
     let _ = HOOK.set(Box::new(hook));
 }

@@ -252,8 +252,9 @@ impl Conductor {
         }
     }
 
-    /// Nothing moves. Tells members again what a new life may not know. A member that had ended may have died since and come
-    /// back, which no answer says; it then waits for ends that nobody sends. Or a restorer waits for items that went with a life.
+    /// Nothing moves. Tells members again what a new life may not know. A member that had ended may have died since and
+    /// come back, which no answer says; it then waits for ends that nobody sends. Or a restorer waits for items that
+    /// went with a life.
     fn remind(&self) {
         for (index, member) in self.members.iter().enumerate() {
             for gone in self.over_before(index) {

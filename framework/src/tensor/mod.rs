@@ -3,10 +3,10 @@
 //! **On drop** the handle lets its lease go; when it was the last in the process, the lease goes back to its owner,
 //! ordered behind everything that this process's streams still do with the memory. Dropping never blocks.
 //!
-//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to clone,
-//! and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write at the same time. A `Tensor` of
-//! which no clone is left in any process becomes a `TensorMut` again by [`Tensor::into_mut`], so that one buffer can pass
-//! through a whole pipeline in place (ONE-WRITER: the holder of the `TensorMut` is the writer).
+//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to
+//! clone, and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write at the same time. A
+//! `Tensor` of which no clone is left in any process becomes a `TensorMut` again by [`Tensor::into_mut`], so that one
+//! buffer can pass through a whole pipeline in place (ONE-WRITER: the holder of the `TensorMut` is the writer).
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -24,8 +24,8 @@
 //! ```
 //!
 //! Work on a tensor goes through a stream ([`Gpu`]). Every way to use one on a stream first makes the stream wait for
-//! the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it (CLOCK-2). The handler's stream has waited
-//! before the handler begins; asking twice costs nothing.
+//! the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it (CLOCK-2). The
+//! handler's stream has waited before the handler begins; asking twice costs nothing.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;

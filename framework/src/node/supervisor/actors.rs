@@ -111,7 +111,8 @@ impl State {
         // `first` tells a first start, which somebody waits for, from a later life, which its policy answers for.
         match (first, result) {
             (Some(First { made_of, how, reply }), Ok(())) => {
-                // Under its policy before the caller hears of it: a failure that follows at once is the policy's affair.
+                // Under its policy before the caller hears of it: a failure that follows at once is the policy's
+                // affair.
                 self.broker.roster.started(actor);
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
                     self.supervise(actor, id, made_of, how);

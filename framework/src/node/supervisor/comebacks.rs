@@ -19,8 +19,8 @@ use super::record::{Asker, Pending, Stage};
 use super::restarts::Between;
 use super::run::{Slot, State};
 
-/// How long past its backoff a worker waits for its old slot, which is free when everybody has read what its last life had
-/// posted. A process that has not by then is stopped, or stuck, and the worker takes another slot.
+/// How long past its backoff a worker waits for its old slot, which is free when everybody has read what its last life
+/// had posted. A process that has not by then is stopped, or stuck, and the worker takes another slot.
 const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
 impl State {
@@ -43,7 +43,8 @@ impl State {
             let next = self.restarts.away.swap_remove(at);
             let running =
                 |slot: &Slot| slot.worker.as_ref().is_some_and(|w| w.id == next.worker && w.is_running());
-            // A worker that is ending is not running: `decide` judges the actor with all others in it when it has ended.
+            // A worker that is ending is not running: `decide` judges the actor with all others in it when it has
+            // ended.
             if let Some(index) = self.slots.iter().position(running) {
                 self.start_again(index, next.actor);
             }
@@ -59,8 +60,8 @@ impl State {
         }
     }
 
-    /// The slot for the next life of a worker, or `None` if it is too early: its old slot, once everybody has read what the
-    /// last life had posted; another one if somebody does not read.
+    /// The slot for the next life of a worker, or `None` if it is too early: its old slot, once everybody has read what
+    /// the last life had posted; another one if somebody does not read.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
         if next.at > now || self.is_ending(next.round) {
             return None;
@@ -74,8 +75,8 @@ impl State {
         if next.at + DRAIN_GRACE > now {
             return None;
         }
-        // A slot that was never used before one that was, so that the dead are remembered as long as possible; never one that
-        // another worker's next life waits for.
+        // A slot that was never used before one that was, so that the dead are remembered as long as possible; never
+        // one that another worker's next life waits for.
         if self.slots.len() < MAX_PROCESSES {
             return Some(self.slots.len());
         }
@@ -102,7 +103,8 @@ impl State {
             last.last = None;
         }
         if let Err(source) = self.launch(slot, next.worker, &next.name, stage) {
-            // The system may have room for it later. It is charged like a death, so that a launch that fails each time ends.
+            // The system may have room for it later. It is charged like a death, so that a launch that fails each time
+            // ends.
             let reason = EndReason::CreateFailed(format!("its process could not be started: {source}"));
             let fates = self.restarts.fates(next.worker, &reason, None, Instant::now());
             self.restarts.note_end(next.worker, &next.name, &reason, !fates.restarting.is_empty());

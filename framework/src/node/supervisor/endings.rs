@@ -35,8 +35,8 @@ impl State {
         self.restarts.charges.insert(actor, charge);
     }
 
-    /// A worker's process has ended, for `reason`: decides what becomes of its actors, queues what comes back, and adds to
-    /// `told` what others must hear. Returns whether the worker comes back.
+    /// A worker's process has ended, for `reason`: decides what becomes of its actors, queues what comes back, and adds
+    /// to `told` what others must hear. Returns whether the worker comes back.
     pub(super) fn decide(
         &mut self,
         index: usize,
@@ -45,8 +45,9 @@ impl State {
         ended: WorkerState,
         told: &mut Vec<Delivery>,
     ) -> bool {
-        // The decision first, while the budgets and groups are as the end found them. A worker that ended in somebody else's
-        // round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing comes back.
+        // The decision first, while the budgets and groups are as the end found them. A worker that ended in somebody
+        // else's round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing
+        // comes back.
         let now = Instant::now();
         let mut round = worker.condemned.map(|condemned| condemned.round);
         let mut fates = Fates::default();
@@ -56,8 +57,8 @@ impl State {
                 round = self.share_fate(worker, reason, &mut fates, now, told);
             }
         }
-        // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors that were between
-        // two lives in this process have their next one with the others, and not by their own backoff.
+        // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors that were
+        // between two lives in this process have their next one with the others, and not by their own backoff.
         fates.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
         self.restarts.away.retain(|away| away.worker != worker.id);
         // Complete before `mourn` changes the roster: it names where each actor was in the life that ended.
@@ -70,8 +71,9 @@ impl State {
             restarting: fates.restarting.iter().filter_map(place).collect(),
             gave_up: fates.gave_up.clone(),
         };
-        // The events are made before `mourn`, which takes the actors off the list of those in the process, and told after it: a watcher that hears of an end and
-        // writes to the actor finds its address waiting for the next life, and not broken.
+        // The events are made before `mourn`, which takes the actors off the list of those in the process, and told
+        // after it: a watcher that hears of an end and writes to the actor finds its address waiting for the next life,
+        // and not broken.
         let mut events = self.events_of(worker.process, reason, &fates);
         self.broker.mourn(obituary, told);
         events.drain(..).for_each(|event| self.broker.tell(&event, told));
@@ -90,7 +92,8 @@ impl State {
         if comes_back {
             let text = format!("worker `{}` is restarted in {:?}: {reason}", worker.name, fates.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
-            // The slot stays reserved for the worker from here on; `round` holds it until its companions have ended too.
+            // The slot stays reserved for the worker from here on; `round` holds it until its companions have ended
+            // too.
             let (worker, name, at) = (worker.id, worker.name.clone(), now + fates.delay);
             self.restarts.between.push(Between { worker, name, slot: index, at, round, ended });
         }
@@ -100,8 +103,8 @@ impl State {
     /// The events for those who watch the actors of a process that ended.
     fn events_of(&self, process: ProcessId, reason: &EndReason, fates: &Fates) -> Vec<Lifecycle> {
         let mut actors = self.broker.roster.those_in(process);
-        // An actor between two lives in a process that went on is not in the roster's list: its last end was told when it
-        // came. It is added only where it does not come back, which is news.
+        // An actor between two lives in a process that went on is not in the roster's list: its last end was told when
+        // it came. It is added only where it does not come back, which is news.
         actors.extend(fates.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
         actors.sort();
         let event = |actor| {
@@ -128,8 +131,8 @@ impl State {
         self.dirty = true;
     }
 
-    /// A supervised actor of a worker that goes on has ended. False if it is not supervised, or its policy does not restart it
-    /// after such an end; the caller then tells of its end.
+    /// A supervised actor of a worker that goes on has ended. False if it is not supervised, or its policy does not
+    /// restart it after such an end; the caller then tells of its end.
     pub(super) fn actor_failed(&mut self, index: usize, actor: ActorId, reason: EndReason) -> bool {
         let Some(worker) = self.slots[index].worker.as_mut() else { return false };
         let Some(charge) = self.restarts.charges.get_mut(&actor) else { return false };
@@ -141,8 +144,8 @@ impl State {
         let alone = self.broker.roster.actors_of(worker.process) <= 1 && worker.pending.is_empty();
         let group = charge.group.as_ref().is_some_and(Group::is_one) && reason.is_failure();
         if alone || group || charge.doomed {
-            // Alone, in a group that restarts as one, or its group was given up: the process ends with it. Nothing is charged
-            // here; `decide` charges the actor when the process has ended, or the failure would count twice.
+            // Alone, in a group that restarts as one, or its group was given up: the process ends with it. Nothing is
+            // charged here; `decide` charges the actor when the process has ended, or the failure would count twice.
             worker.retire(reason);
             self.dirty = true;
             return true;

@@ -27,8 +27,8 @@ pub(super) struct Condemned {
 }
 
 impl State {
-    /// `worker` has failed, for `reason`, and `fates` is what becomes of its actors: ends the workers that share its fate.
-    /// Returns the round, if there are any.
+    /// `worker` has failed, for `reason`, and `fates` is what becomes of its actors: ends the workers that share its
+    /// fate. Returns the round, if there are any.
     pub(super) fn share_fate(
         &mut self,
         worker: &Worker,
@@ -40,8 +40,8 @@ impl State {
         let lost_gpu = self.settings.gpus_are_shared && loses_gpu(reason);
         let (mut ones, given_up) = self.restarts.groups_hit(fates, reason);
         // All who share the fate, before any of them is ended: members of the groups that were hit, all groups of these
-        // workers, and under MPS whoever is on a GPU of any of them. It ends because both sets only grow and are bounded. The
-        // dead worker is left out: what its end means is known.
+        // workers, and under MPS whoever is on a GPU of any of them. It ends because both sets only grow and are
+        // bounded. The dead worker is left out: what its end means is known.
         let mut workers = HashSet::new();
         loop {
             let before = (ones.len(), workers.len());
@@ -129,8 +129,8 @@ impl State {
     }
 }
 
-/// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU their context. A
-/// worker that exits by itself, after a panic for example, finishes its kernels first.
+/// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU their
+/// context. A worker that exits by itself, after a panic for example, finishes its kernels first.
 fn loses_gpu(reason: &EndReason) -> bool {
     matches!(
         reason,

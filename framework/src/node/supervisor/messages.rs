@@ -134,7 +134,8 @@ impl State {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
             Err(error) => return worker.give_up(format!("its clock page could not be handed over: {error}")),
         }
-        // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors are that moved.
+        // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors are that
+        // moved.
         let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
         self.broker.brief(process, &mut told);
         self.deliver(told);
@@ -152,7 +153,8 @@ impl State {
         }
     }
 
-    /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for an answer gets it.
+    /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for an answer
+    /// gets it.
     pub(super) fn broker_message(&mut self, from: ProcessId, message: ToNode, descriptors: Vec<OwnedFd>) {
         let mut deliveries = Vec::new();
         let result = self.broker.handle(from, message, descriptors, &mut deliveries);

@@ -274,8 +274,8 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
-    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started. Nothing
-    /// comes back in it.
+    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started.
+    /// Nothing comes back in it.
     pub(crate) fn retire(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::Retire(worker));

@@ -240,8 +240,8 @@ impl Worker {
         self.kill();
     }
 
-    /// Ends it because its only actor has ended, for `reason`. It is asked to exit, because a process that is killed in the
-    /// middle of a kernel can take others with it; it is killed if it does not.
+    /// Ends it because its only actor has ended, for `reason`. It is asked to exit, because a process that is killed in
+    /// the middle of a kernel can take others with it; it is killed if it does not.
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
         self.stage = Stage::Ending;
@@ -249,8 +249,8 @@ impl Worker {
         self.end_soon(Instant::now());
     }
 
-    /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering meanwhile: others may
-    /// wait for what it still makes, so it must hear of deaths (DEATH-3).
+    /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering meanwhile:
+    /// others may wait for what it still makes, so it must hear of deaths (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
         self.cause.get_or_insert(EndReason::Normal);
         self.told_to_exit = true;

@@ -88,8 +88,8 @@ impl State {
 
     pub(super) fn run(mut self) {
         let _close = CloseOnDrop(self.shared.clone());
-        // Each step may cause work for those below it. The status is published before the thread waits, and a shutdown that is
-        // done ends the loop before that: nobody is left waiting for an event that does not come.
+        // Each step may cause work for those below it. The status is published before the thread waits, and a shutdown
+        // that is done ends the loop before that: nobody is left waiting for an event that does not come.
         loop {
             self.take_commands();
             self.check_deadlines();
@@ -419,8 +419,8 @@ impl State {
 
     /// A worker's process has ended: handles its last messages, takes its exit status and tells everybody.
     fn bury(&mut self, index: usize) {
-        // Last messages first: they may say why it ends, or that an actor had ended before. The dead send nothing new, so this
-        // ends; the bound is for a child of the worker that inherited its socket.
+        // Last messages first: they may say why it ends, or that an actor had ended before. The dead send nothing new,
+        // so this ends; the bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
         let Some(mut worker) = self.slots[index].worker.take() else { return };
         if !worker.told_to_exit {
@@ -438,8 +438,8 @@ impl State {
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Ended { exit, why: worker.why.clone() };
-        // First what becomes of the actors, then that the process is gone: a sender that sees the broken link knows already
-        // whether its actor comes back (DEATH-2).
+        // First what becomes of the actors, then that the process is gone: a sender that sees the broken link knows
+        // already whether its actor comes back (DEATH-2).
         let mut told = Vec::new();
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
         let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());

@@ -77,8 +77,8 @@ impl State {
             ends: Vec::new(),
             replies: vec![reply],
         });
-        // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the first
-        // round of questions: one that goes on making messages would keep the first phase from ending.
+        // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the
+        // first round of questions: one that goes on making messages would keep the first phase from ending.
         self.end_restarts();
         self.resident.stopping();
         for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
@@ -123,8 +123,8 @@ impl State {
         false
     }
 
-    /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have stopped: their last
-    /// messages still find their addresses.
+    /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have stopped: their
+    /// last messages still find their addresses.
     fn stop_actors(&mut self) {
         for worker in self.workers().filter(|worker| worker.is_running() && !worker.told_to_stop_actors) {
             worker.told_to_stop_actors = true;

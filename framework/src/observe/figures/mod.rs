@@ -4,9 +4,9 @@
 //! costs the processes a control packet each and no actor anything; a process that does not answer in time is named in
 //! [`Figures::silent`]. Each process's control thread answers, so an actor that stands in a handler is seen too.
 //!
-//! A handler is timed with the look at the clock that its turn takes anyway, so figures are always on. Times are of the call
-//! alone, not of the future it returns, and right to an eighth. What others have given back when a process answers counts as
-//! given back. Counts begin anew with each life of a process.
+//! A handler is timed with the look at the clock that its turn takes anyway, so figures are always on. Times are of the
+//! call alone, not of the future it returns, and right to an eighth. What others have given back when a process answers
+//! counts as given back. Counts begin anew with each life of a process.
 //!
 //! [`rows`]: Figures::rows
 

@@ -207,7 +207,8 @@ impl<T: Item> Branch<T> {
         sent
     }
 
-    /// Puts on an item what the receiver needs: the loops that it is in, whom to ask for it again, its place in the order.
+    /// Puts on an item what the receiver needs: the loops that it is in, whom to ask for it again, its place in the
+    /// order.
     fn put_number(&self, tag: &mut Tag) {
         // What leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
@@ -251,7 +252,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future is made for it.
+    /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future is made
+    /// for it.
     pub(super) fn send_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&emitted.item) } else { 0 };
         let to = || match self.pick.choose(&emitted.item, self.to.len(), |at| self.replica(at)) {
@@ -261,12 +263,13 @@ impl<T: Item> Branch<T> {
         let Some((to, address)) = self.has_room(bytes).then(to).flatten() else {
             return Err(NotYet::On(Rc::clone(self), Box::new(emitted)));
         };
-        // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time is for the trace.
+        // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time is for
+        // the trace.
         let since = self.meter.traces().then(Instant::now);
         let Emitted { mut tag, item, cargo } = emitted;
         self.put_number(&mut tag);
-        // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so only where it may
-        // be sent again.
+        // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so only
+        // where it may be sent again.
         let copy = self.modes.resend.then(|| item.clone());
         let mut ask = address.ask(Parcel::Item(tag.clone(), item));
         let accepted = ask.try_accepted();
@@ -362,7 +365,8 @@ impl<T: Item> Branch<T> {
             self.lost_here(tag, &why, cargo).await;
             return Turned::Away(Ok(()));
         }
-        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would wait for it.
+        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would
+        // wait for it.
         if !is_gone(&error.reason) {
             self.settle(tag);
             return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));
@@ -392,8 +396,9 @@ impl<T: Item> Branch<T> {
         actix::spawn(Watch { branch, ask, underway: Some(underway), rest: None });
     }
 
-    /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and names it as lost
-    /// otherwise. It is counted as answered last of all, so that nobody believes meanwhile that nothing is under way.
+    /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and names it
+    /// as lost otherwise. It is counted as answered last of all, so that nobody believes meanwhile that nothing is
+    /// under way.
     async fn unanswered(self: &Rc<Self>, error: &AskError<Parcel<T>>, underway: Underway<T>) {
         let Underway { to, tag, bytes, copy, since: _, cargo } = underway;
         let why = why(error);
@@ -453,8 +458,8 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what it was made of, its
-    /// cargo says so; otherwise it is lost for good, and named.
+    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what it was
+    /// made of, its cargo says so; otherwise it is lost for good, and named.
     fn lost_here<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str, cargo: &[Cargo]) -> LocalBoxFuture<'a, ()> {
         if self.modes.resend && !self.modes.origin {
             cargo.iter().for_each(Cargo::lose);
@@ -464,7 +469,8 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica can pass that on.
+    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica can pass
+    /// that on.
     async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
         self.settle(tag);
         if let Some(order) = tag.order.filter(|order| order.last) {
@@ -481,8 +487,8 @@ impl<T: Item> Branch<T> {
     /// Sends something that is no item. A receiver that is gone need not know it.
     async fn tell_one(self: &Rc<Self>, at: usize, parcel: Parcel<T>) {
         let Ok(address) = self.address(at).await else { return };
-        // An end is said again to the receiver's next life, which has to hear it too. A gap is of no use there: a later life does
-        // not restore the order.
+        // An end is said again to the receiver's next life, which has to hear it too. A gap is of no use there: a later
+        // life does not restore the order.
         let again = match parcel {
             Parcel::End { lane } if self.restarts => Some(lane),
             _ => None,
@@ -601,8 +607,8 @@ impl<T: Item> Future for Watch<T> {
                 branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
             }
             let Err(error) = answer else {
-                // First its number, then the counts, which wake the sender. The cargo drops last, with `underway`: that may answer
-                // the sender before this one.
+                // First its number, then the counts, which wake the sender. The cargo drops last, with `underway`: that
+                // may answer the sender before this one.
                 branch.settle(&underway.tag);
                 branch.answered(underway.to, underway.bytes);
                 return Poll::Ready(());

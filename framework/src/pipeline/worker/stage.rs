@@ -131,8 +131,8 @@ impl<S: Stage> actix::Handler<Parcel<S::In>> for StageActor<S> {
     fn handle(&mut self, parcel: Parcel<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
         // First, so that what came of earlier items of this turn does not wait for this one, which may take long.
         self.core.part.env.publish();
-        // Where items are sent again: an earlier sending of this one is no orphan any more, and this one becomes one if its cargo
-        // is lost.
+        // Where items are sent again: an earlier sending of this one is no orphan any more, and this one becomes one if
+        // its cargo is lost.
         let cargo = Cargo::default();
         if self.core.part.config.resend
             && let Parcel::Item(tag, _) = &parcel
@@ -298,8 +298,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing moves. Lets halves go whose partners do not come; after a death, skips what is missing in the order, because
-    /// whoever had it has died.
+    /// Nothing moves. Lets halves go whose partners do not come; after a death, skips what is missing in the order,
+    /// because whoever had it has died.
     async fn go_on(&self, after_a_death: bool) {
         if after_a_death {
             self.order.borrow_mut().skip();
@@ -333,8 +333,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Whether this actor waits for what is missing in an order. A later life does not know which numbers the earlier ones have
-    /// passed on, so it passes on what comes.
+    /// Whether this actor waits for what is missing in an order. A later life does not know which numbers the earlier
+    /// ones have passed on, so it passes on what comes.
     fn restores(&self) -> bool {
         self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
     }
@@ -627,7 +627,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed on.
+    /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed
+    /// on.
     async fn ended(&self, lanes: Vec<u32>, cargo: Option<Cargo>) {
         {
             let expected = &self.part.config.lanes;
@@ -642,8 +643,8 @@ impl<S: Stage> Core<S> {
         if !self.ends.borrow().begun {
             return self.side_ended().await;
         }
-        // What still waits in the order goes first, without what is missing: nobody is left to send that. Only then the stage has
-        // seen everything and may finish.
+        // What still waits in the order goes first, without what is missing: nobody is left to send that. Only then the
+        // stage has seen everything and may finish.
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;

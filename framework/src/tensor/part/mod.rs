@@ -15,13 +15,12 @@
 //! chunk so: what it writes out of bounds can reach everything in that chunk. Safe code cannot; a kernel of the
 //! user's can.
 //!
-//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of the
-//! whole anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is
-//! handed over. A second part over the same elements is refused where the first one is (no two writers in one
-//! process), and a part that is not of the split is found when it is joined: each carries a token that only its holders
-//! know, and all together have to give the seal that each one names. So no process has to ask the owner, and parts travel
-//! as fast as tensors. The price: a process that lies can make a second writer in another process. It could write there
-//! itself.
+//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of the whole
+//! anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is handed
+//! over. A second part over the same elements is refused where the first one is (no two writers in one process), and a
+//! part that is not of the split is found when it is joined: each carries a token that only its holders know, and all
+//! together have to give the seal that each one names. So no process has to ask the owner, and parts travel as fast as
+//! tensors. The price: a process that lies can make a second writer in another process. It could write there itself.
 //!
 //! A part has its own list of streams, so a slow kernel on one part delays nobody who has another.
 //!
