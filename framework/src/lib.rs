@@ -124,8 +124,8 @@
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `testing`: faults at named points, leak checks, and what tests of devices and of the framework are made
-//! with; see [`testing`].
+//! `ndarray` views. `testing`: faults at named points, leak checks, and what tests of devices and of the framework are
+//! made with; see [`testing`].
 
 pub mod ids;
 pub mod limits;
