@@ -114,12 +114,14 @@ impl ClockDomain {
         deadline: Option<Deadline>,
     ) -> Result<Waited, ClockError> {
         loop {
+            // First, because a release makes the clock pass: who waits for what is known to be lost need not wait for that.
             if let Some(by) = self.tainted_by(ticket) {
                 return Err(Tainted { ticket: *ticket, by }.into());
             }
             if self.wait(ticket, deadline)? == Waited::TimedOut || !self.catch_up(deadline) {
                 return Ok(Waited::TimedOut);
             }
+            // If not, it was tainted meanwhile, or another round has begun. The next turn of the loop tells which.
             if self.standing(ticket)? == Standing::Ready {
                 return Ok(Waited::Passed);
             }
@@ -154,6 +156,7 @@ impl ClockDomain {
         if knowledge.table.write().learn(&news) || !news.is_empty() {
             knowledge.any.store(true, Ordering::Release);
         }
+        // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
         let mut ranges = Vec::new();
         // Streams of this process wait for each other: until nothing changes.
         loop {

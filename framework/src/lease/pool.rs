@@ -208,13 +208,17 @@ impl Pool {
     /// # Errors
     /// See [`PoolError`]; nothing was taken.
     pub fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Allocation, PoolError> {
+        // From cheap to dear. First what is free, with a look at a few blocks in quarantine.
         if let Some(allocation) = self.try_allocate(bytes, LOOKS) {
             return Ok(allocation);
         }
+        // Then what peers have given back and nobody has read yet, and all of the quarantine.
         self.reclaim();
         if let Some(allocation) = self.try_allocate(bytes, usize::MAX) {
             return Ok(allocation);
         }
+        // Then a new chunk, up to a quarter of the budget; past that, memory whose last use is still running; at last the rest of the
+        // budget. See the module for why in this order.
         let mut state = self.state.lock();
         let waits = !state.quarantine.is_empty();
         let grown = match self.grow_below(&mut state, bytes, self.options.budget / 4) {
@@ -415,6 +419,7 @@ impl Pool {
                 if state.candidates.is_empty() {
                     return;
                 }
+                // Taken out before the drain: candidates that it adds get a drain of their own, in the next turn of the loop.
                 state.settling += 1;
                 std::mem::take(&mut state.candidates)
             };
@@ -432,6 +437,7 @@ impl Pool {
                     state.quarantine.push_back((block, uses));
                 }
             }
+            // Blocks whose uses have passed by now need not wait in quarantine for the next allocation.
             state.sweep(&self.domain, LOOKS);
             state.settling -= 1;
             if state.settling == 0 {
@@ -439,6 +445,7 @@ impl Pool {
             }
             state.returned += 1;
             let waiters = std::mem::take(&mut state.waiters);
+            // Wakers are the user's: not under the lock.
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
         }
