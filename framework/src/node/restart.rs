@@ -33,7 +33,7 @@ pub struct Restart {
 }
 
 impl Restart {
-    /// An actor that ended is gone. What holds unless something else is said.
+    /// No restart: an actor that ended is gone. This is the default.
     pub const fn never() -> Self {
         Restart::new(RestartWhen::Never, 0)
     }
@@ -55,7 +55,7 @@ impl Restart {
         Restart { when, budget, window: None, first, most }
     }
 
-    /// Counts only the restarts in the last `window`; without one all that there ever were.
+    /// Counts only the restarts in the last `window`. Without this, all restarts count.
     pub const fn within(mut self, window: Duration) -> Self {
         self.window = Some(window);
         self
@@ -85,9 +85,9 @@ impl Default for Restart {
 pub(crate) enum Verdict {
     /// A restart, after this time.
     Restart(Duration),
-    /// None: the budget is used up.
+    /// No restart: the budget is used up.
     UsedUp,
-    /// None: it is not for such an end.
+    /// No restart: the policy is not for such an end.
     Final,
 }
 

@@ -61,7 +61,7 @@ pub enum NotSoleReason {
     /// Another process holds it, or held it when it was sent here.
     #[error("another process holds it too, or did when it was sent; copy it with `gpu.copy(&tensor)`")]
     HeldElsewhere,
-    /// Two of its indices mean the same element.
+    /// Two of its indices name the same element.
     #[error("its strides make elements overlap; copy it with `gpu.contiguous(&tensor)`")]
     Overlaps,
     /// The stream could not be made to wait, or the memory not be mapped writable.
