@@ -114,7 +114,8 @@ impl ClockDomain {
         deadline: Option<Deadline>,
     ) -> Result<Waited, ClockError> {
         loop {
-            // First, because a release makes the clock pass: who waits for what is known to be lost need not wait for that.
+            // First, because a release makes the clock pass: who waits for what is known to be lost need not wait for
+            // that.
             if let Some(by) = self.tainted_by(ticket) {
                 return Err(Tainted { ticket: *ticket, by }.into());
             }

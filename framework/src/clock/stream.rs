@@ -415,8 +415,8 @@ impl Stream {
         {
             return Err(error);
         }
-        // From here to the submission under the state's lock: what is looked at, noted and enqueued must be one step, or two users
-        // of the stream could each leave the other's wait out.
+        // From here to the submission under the state's lock: what is looked at, noted and enqueued must be one step,
+        // or two users of the stream could each leave the other's wait out.
         let mut state = this.state.lock();
         let mut ops: SmallVec<[StreamOp; 8]> = SmallVec::new();
         for ticket in &open {
@@ -457,8 +457,8 @@ impl Stream {
             let is_over = |ticket: &Ticket| matches!(this.domain.standing(ticket), Ok(Standing::Ready));
             this.log.push(position, &open, |ticket| this.domain.tainted_by(ticket), is_over)
         };
-        // Tainted meanwhile: a use for data is refused and its waits are not put. The write that is owed goes all the same, and
-        // goes first, so that it does not wait for what comes behind it.
+        // Tainted meanwhile: a use for data is refused and its waits are not put. The write that is owed goes all the
+        // same, and goes first, so that it does not wait for what comes behind it.
         if noted.is_err() && !must_be_put {
             ops.clear();
         }

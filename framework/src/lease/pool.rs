@@ -217,8 +217,8 @@ impl Pool {
         if let Some(allocation) = self.try_allocate(bytes, usize::MAX) {
             return Ok(allocation);
         }
-        // Then a new chunk, up to a quarter of the budget; past that, memory whose last use is still running; at last the rest of the
-        // budget. See the module for why in this order.
+        // Then a new chunk, up to a quarter of the budget; past that, memory whose last use is still running; at last
+        // the rest of the budget. See the module for why in this order.
         let mut state = self.state.lock();
         let waits = !state.quarantine.is_empty();
         let grown = match self.grow_below(&mut state, bytes, self.options.budget / 4) {
@@ -419,7 +419,8 @@ impl Pool {
                 if state.candidates.is_empty() {
                     return;
                 }
-                // Taken out before the drain: candidates that it adds get a drain of their own, in the next turn of the loop.
+                // Taken out before the drain: candidates that it adds get a drain of their own, in the next turn of the
+                // loop.
                 state.settling += 1;
                 std::mem::take(&mut state.candidates)
             };

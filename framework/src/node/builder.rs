@@ -48,8 +48,8 @@ impl<R: Residence> NodeBuilder<R> {
         }
     }
 
-    /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node in a program
-    /// that cannot be a worker, such as an interpreter. It must be built from the same sources and call
+    /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node in a
+    /// program that cannot be a worker, such as an interpreter. It must be built from the same sources and call
     /// [`run_if_worker`](Self::run_if_worker) or [`start`](Self::start) with the same types, or it is refused.
     pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
@@ -87,13 +87,13 @@ impl<R: Residence> NodeBuilder<R> {
         self
     }
 
-    /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and finishes none, a wait
-    /// for a clock that does not move. A hang that lasts longer than `limit` is in the log and in [`Node::report`], with
-    /// the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
+    /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and finishes none, a
+    /// wait for a clock that does not move. A hang that lasts longer than `limit` is in the log and in
+    /// [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
     /// [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
     ///
-    /// Without this call nothing is detected. Only `limit` tells a slow handler, or a result that waits for something rare,
-    /// from a hang; so choose it longer than either may last, and at least 10 ms.
+    /// Without this call nothing is detected. Only `limit` tells a slow handler, or a result that waits for something
+    /// rare, from a hang; so choose it longer than either may last, and at least 10 ms.
     pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
         self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
         self

@@ -175,8 +175,8 @@ impl Node<Program> {
         self.gpu(&Device::host())
     }
 
-    /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a context in this
-    /// process, which is no client of [`Sharing::Mps`](super::Sharing::Mps).
+    /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a context in
+    /// this process, which is no client of [`Sharing::Mps`](super::Sharing::Mps).
     ///
     /// # Errors
     /// The device cannot be opened, or the process has no clock left.
@@ -267,9 +267,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// Copies the tensors of its messages to a device, its own for example, before a handler sees them: by one copy on the
-    /// device if the two devices reach each other, through page-locked host memory if not. Tensors that are there already
-    /// are not copied. Without this, a tensor of another GPU is read where it is.
+    /// Copies the tensors of its messages to a device, its own for example, before a handler sees them: by one copy on
+    /// the device if the two devices reach each other, through page-locked host memory if not. Tensors that are there
+    /// already are not copied. Without this, a tensor of another GPU is read where it is.
     ///
     /// The copies are this process's own, each in memory of the pool on that device; a message that finds the pool full
     /// waits, and those behind it. A message from the same process is encoded and decoded for it, as if it came from
@@ -292,8 +292,8 @@ impl<A: RemoteActor> Spawn<'_, A> {
     }
 
     /// Sets its restart policy; [`Restart::never`] unless said otherwise. The supervisor starts it anew from the same
-    /// arguments, under the same identity, so its addresses stay valid and its names stay its own (DEATH-2). Its state and
-    /// its mailbox are lost. A first start that fails is not repeated: [`start`](Self::start) reports it.
+    /// arguments, under the same identity, so its addresses stay valid and its names stay its own (DEATH-2). Its state
+    /// and its mailbox are lost. A first start that fails is not repeated: [`start`](Self::start) reports it.
     pub fn restart(mut self, policy: Restart) -> Self {
         self.how.restart = policy;
         self

@@ -145,7 +145,8 @@ impl Gpu {
         Ok(tensor)
     }
 
-    /// Reads the elements of a tensor on this device in row-major order, whatever its strides. Blocks until they are there.
+    /// Reads the elements of a tensor on this device in row-major order, whatever its strides. Blocks until they are
+    /// there.
     ///
     /// # Errors
     /// Another dtype or device, data that will not come.
@@ -188,7 +189,8 @@ impl Gpu {
         Ok(copy)
     }
 
-    /// Stacks tensors of one dtype and shape, on this device, into one packed tensor with an axis more in front, by one copy each.
+    /// Stacks tensors of one dtype and shape, on this device, into one packed tensor with an axis more in front, by one
+    /// copy each.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
