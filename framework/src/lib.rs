@@ -120,12 +120,12 @@
 //! # Where to read on
 //! The [derive](derive@prelude::GpuMessage) says what a message may hold. [`tensor`] has tensors and what computes on
 //! them, [`actor`] addresses, [`node`] processes, [`limits`] every bound. `SEMANTICS.md` in the repository says in plain
-//! sentences what is promised, `ARCHITECTURE.md` how it is done.
+//! sentences what is promised, `PIPELINES.md` what pipelines add, `ARCHITECTURE.md` how it is done.
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `testing`: faults at named points, leak checks, and what
-//! tests of devices and of the framework are made with; see [`testing`].
+//! `ndarray` views. `testing`: faults at named points, leak checks, and what tests of devices and of the framework are
+//! made with; see [`testing`].
 
 pub mod ids;
 pub mod limits;

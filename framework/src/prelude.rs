@@ -1,4 +1,22 @@
 //! Everything that a program with actors and tensors starts with: `use tensorpost::prelude::*;`.
+//!
+//! It has what actors need of actix and serde, the derive, and the types that nearly every program names. `serde` has
+//! to be a dependency of the program itself, because its derives name it.
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+//! struct Sample(Tensor);
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let node = Node::builder().start()?;
+//! let (address, mut samples) = node.channel::<Sample>()?;
+//! node.block_on(address.send(Sample(node.host()?.zeros(DType::F32, &[8])?.freeze())))?;
+//! assert_eq!(samples.blocking_recv()?.0.shape(), [8]);
+//! # Ok(())
+//! # }
+//! ```
 
 pub use actix::{
     Actor, ActorContext, AsyncContext, Context, Handler, MessageResult, ResponseActFuture, ResponseFuture,

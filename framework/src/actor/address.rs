@@ -1,4 +1,4 @@
-//! Addresses.
+//! Addresses: how an actor is reached from any process of the node, and how a name leads to one.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -59,7 +59,7 @@ pub struct Address<M> {
 /// Why a name was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// Nobody has it.
+    /// No actor has it.
     #[error("no actor is registered under `{0}`; spawn one with `.name(\"{0}\")`, or register its address")]
     Unknown(String),
     /// The node is gone.
@@ -70,7 +70,7 @@ pub enum LookupError {
 /// Why a name was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// Another actor has it, or it cannot be a name.
+    /// Another actor has it, or it is not a valid name.
     #[error("`{0}` cannot be registered: another actor has it, or it is no name")]
     Taken(String),
     /// The node is gone.
@@ -155,7 +155,7 @@ impl<M: GpuMessage> Address<M> {
     }
 }
 
-/// The actor under `name`.
+/// Looks up the actor under `name`.
 pub(crate) async fn lookup<M: GpuMessage>(
     office: &Arc<Office>,
     name: &str,
@@ -166,7 +166,7 @@ pub(crate) async fn lookup<M: GpuMessage>(
     }
 }
 
-/// Puts `actor` under `name`.
+/// Registers `actor` under `name`.
 pub(crate) async fn register(office: &Arc<Office>, name: &str, actor: ActorId) -> Result<(), RegisterError> {
     let result = office.register(name.to_owned(), actor).await.map_err(PortClosedText::from)?;
     result.map_err(|_| RegisterError::Taken(name.to_owned()))

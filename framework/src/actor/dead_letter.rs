@@ -1,4 +1,4 @@
-//! Messages that no handler gets, because a tensor in them was lost with a process.
+//! Messages that reach no handler, because a tensor in them was lost with a process.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What can go wrong with a send or an ask. Every error that can gives the message back.
+//! The errors of sends and asks. An error gives the message back wherever the message still exists.
 
 use std::fmt;
 

@@ -1,9 +1,12 @@
-//! Copies from one device to another, for actors that want the tensors of their messages on a device of theirs.
+//! Copies from one device to another, for actors that want the tensors of their messages on their own device.
 //!
-//! Where the device's streams reach the memory, a fetch is one allocation, a wait for the ready ticket and one copy, all on
-//! the receiving stream. Where they do not, the bytes pass through page-locked host memory, piece by piece: a stream of
-//! the device that the memory is on copies out, the receiving one copies in, and each waits for the other's clock. The host
-//! waits for neither (CLOCK-1), but for room on the streams where a tensor has hundreds of pieces (MBX-2).
+//! A fetch allocates, waits for the ready ticket and copies, all on the receiving stream, if the device's streams reach
+//! the memory. If they do not, the bytes pass through page-locked host memory, piece by piece: a stream of the memory's
+//! device copies out, the receiving stream copies in, and each waits for the other's clock. The host waits for neither
+//! (CLOCK-1), only for room on the streams where a tensor has hundreds of pieces (MBX-2).
+//!
+//! The receiver stages, with a context on the tensor's GPU in its own process, as every holder has one. So no other
+//! process has to know about the copy, and two streams that wait for each other's clocks need no host thread.
 //!
 //! The source is noted as used on the stream that reads it, so its lease goes back when the copy has passed (CLOCK-2).
 //!
@@ -36,11 +39,11 @@ pub(super) struct Fetches {
     streams: Mutex<Vec<(DeviceId, Stream)>>,
 }
 
-/// What a fetch has copied, in bytes.
+/// The bytes that a fetch has copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) bytes: u64,
-    /// Of these, what went through host memory because one GPU cannot reach the other's.
+    /// How many of them went through host memory because one GPU cannot reach the other's.
     pub(super) staged: u64,
 }
 
@@ -164,7 +167,7 @@ impl Fetches {
     }
 }
 
-/// That copies are so slow is nobody's wish: the log names the two devices, once.
+/// Copies through host memory are slow, so the log names the two devices, once.
 fn name(from: DeviceId, to: DeviceId) {
     let mut named = NAMED.lock();
     if !named.contains(&(from, to)) {
@@ -177,7 +180,7 @@ fn name(from: DeviceId, to: DeviceId) {
     }
 }
 
-/// What is to be fetched, each lease once.
+/// The leases to fetch, each once.
 fn wanted<'a>(
     leases: &'a Leases,
     outlines: &[Outline],
@@ -209,7 +212,7 @@ fn no_span() -> TensorError {
 /// Memory for all of it or for none.
 fn allocate(gpu: &Gpu, wanted: &[Wanted<'_>], waker: &Waker) -> Poll<Result<Vec<TensorMut>, TensorError>> {
     loop {
-        // What this look takes and gives back wakes others, and not the one who waits here.
+        // This look takes leases and gives them back, which wakes others and not the one who waits here.
         gpu.pool().waits_no_more(waker);
         if let Some(done) = try_allocate(gpu, wanted).transpose() {
             return Poll::Ready(done);

@@ -1,5 +1,5 @@
-//! The messages that an actor takes, and what becomes of one: from the post office's bytes, or from a sender in the same
-//! process, into a letter; from a letter into a handler's call.
+//! The message types that an actor takes, and the way of one message: from a frame, or from a sender in the same
+//! process, into an envelope; from the envelope into a handler's call.
 
 use std::any::type_name;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,7 +74,7 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
 }
 
 impl<A: RemoteActor> Handles<A> {
-    /// What the actor lists.
+    /// The messages that the actor lists.
     pub(super) fn of() -> Self {
         let mut handles = Handles { by_key: Vec::new() };
         A::handles(&mut handles);

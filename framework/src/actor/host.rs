@@ -1,4 +1,4 @@
-//! Actors in a worker: the table of types that a program knows, and starting and stopping actors of them.
+//! Actors in a worker: the table of the types that a program knows; starting and stopping actors of these types.
 
 use std::any::type_name;
 use std::collections::HashMap;
@@ -123,7 +123,7 @@ fn start<A: RemoteActor>(
     Err(why)
 }
 
-/// What to start, and where.
+/// An order to start an actor.
 pub(crate) struct Start {
     pub(crate) actor: ActorId,
     pub(crate) place: Place,

@@ -1,11 +1,17 @@
-//! The mailbox of an actor, and how it is emptied.
+//! The mailbox of an actor, and the task that empties it.
 //!
-//! Letters queue here; a task in the actor's own context takes them out and calls the handlers, so `ctx.wait` and
+//! Envelopes queue here. A task in the actor's own context takes them out and calls the handlers, so `ctx.wait` and
 //! `ctx.stop` work as in plain actix. actix's own mailbox is not used: it does not bound its senders, and its envelopes
 //! leave no place for the turn around a handler.
 //!
-//! **On a handler's panic** the actor ends, its letters are refused, the process goes on. **On stop** the same, after the
-//! letters that are there when a graceful stop is asked for.
+//! The queue is bounded by what this process granted its senders, so the reader never stops at one full mailbox, and
+//! other actors go on. The price: a mailbox with n sending processes can hold n times its capacity.
+//!
+//! A turn may span several short handlers, for [`TURN`] nanoseconds: publishing a tail per message costs more than the
+//! messages do.
+//!
+//! * On a handler's panic the actor ends, its envelopes are refused, and the process goes on.
+//! * On a stop the same, after the envelopes that are there when a graceful stop is asked for.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -63,7 +69,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     queue: Mutex<Letters<A>>,
 }
 
-/// What an actor is at.
+/// The state of an actor.
 #[derive(Default)]
 struct Standing {
     /// Whether a handler is being called.
@@ -151,7 +157,7 @@ impl<A: RemoteActor> ActorInbox<A> {
     }
 }
 
-/// What became of a letter.
+/// The fate of an envelope.
 enum Opened<A: RemoteActor> {
     Done,
     /// Its handler's result is still to come.

@@ -1,9 +1,86 @@
 //! Actors across processes: plain actix actors whose addresses reach into every process of a node.
 //!
-//! A [`RemoteActor`] is an actix actor that can be made from arguments, in a worker. Its mailbox is the framework's own
-//! (`inbox`): bounded, and emptied inside the actor's context, one message after the other, where a handler's panic ends
-//! the actor and nothing else. An [`Address`] sends to it from anywhere; to an actor in the same process a message goes
-//! as it is, to another it is encoded, and both mean the same: order, bound and backpressure.
+//! A [`RemoteActor`] is an actix actor that can be made from arguments, in a worker. Its mailbox is the framework's
+//! own: bounded, and emptied inside the actor's context, one message after the other, where a handler's panic ends the
+//! actor and nothing else. An [`Address`] sends to it from anywhere. To an actor in the same process a message goes as
+//! a value, to another it is encoded; order, bound and backpressure are the same.
+//!
+//! All actors of a worker, their futures and its reader run on one thread, unless an actor is started with
+//! `own_thread`. A handler that computes for long holds the others up; work that it puts on a stream does not.
+//!
+//! Two processes: this one makes a frame, a worker brightens it in place, and it comes back here.
+//!
+//! ```standalone_crate
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, GpuMessage)]
+//! struct Frame {
+//!     id: u64,
+//!     #[tensor(dtype = f32)]
+//!     pixels: Tensor,
+//! }
+//!
+//! struct Brighten {
+//!     gpu: Gpu,
+//!     next: Address<Frame>,
+//! }
+//!
+//! impl Actor for Brighten {
+//!     type Context = Context<Self>;
+//! }
+//!
+//! impl RemoteActor for Brighten {
+//!     type Args = Address<Frame>; // addresses travel in arguments and in messages
+//!
+//!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
+//!         Ok(Brighten { gpu: env.gpu(), next }) // runs in the worker process
+//!     }
+//!
+//!     fn handles(on: &mut Handles<Self>) {
+//!         on.message::<Frame>();
+//!     }
+//! }
+//!
+//! impl Brighten {
+//!     fn brighten(&self, frame: Frame) -> Result<Frame, TensorError> {
+//!         // In place if nobody else holds the pixels, in a copy otherwise.
+//!         let mut pixels = frame.pixels.into_mut(&self.gpu).or_else(|shared| self.gpu.copy(&shared.tensor))?;
+//!         self.gpu.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = (2.0 * *p).min(1.0)))?;
+//!         Ok(Frame { pixels: pixels.freeze(), ..frame })
+//!     }
+//! }
+//!
+//! impl Handler<Frame> for Brighten {
+//!     type Result = ResponseFuture<()>; // the frame is done with when this resolves
+//!
+//!     fn handle(&mut self, frame: Frame, _: &mut Context<Self>) -> Self::Result {
+//!         let sending = self.brighten(frame).map(|frame| self.next.send(frame));
+//!         Box::pin(async move {
+//!             match sending {
+//!                 Ok(sending) => {
+//!                     if let Err(error) = sending.await {
+//!                         eprintln!("{error}"); // the frame is in `error.message`
+//!                     }
+//!                 }
+//!                 Err(error) => eprintln!("a frame was dropped: {error}"),
+//!             }
+//!         })
+//!     }
+//! }
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let node = Node::builder().actor::<Brighten>().start()?; // a worker process never returns from here
+//!     let (sink, mut frames) = node.channel::<Frame>()?;
+//!     let brighten = node.spawn::<Brighten>(sink).start()?.address::<Frame>();
+//!
+//!     let pixels = node.host()?.from_slice(&[2, 2], &[0.1_f32, 0.2, 0.4, 0.8])?.freeze();
+//!     node.block_on(brighten.send(Frame { id: 1, pixels }))?;
+//!
+//!     let frame = frames.blocking_recv()?;
+//!     assert_eq!(frame.pixels.to_vec::<f32>()?, [0.2, 0.4, 0.8, 1.0]);
+//!     Ok(())
+//! }
+//! ```
 
 mod address;
 mod asking;
@@ -195,7 +272,7 @@ impl Env {
         self.office.until_read(process).await;
     }
 
-    /// What the actor's process has sent and received so far, for all its actors together.
+    /// Counts of what the actor's process has sent and received, for all its actors together.
     pub fn stats(&self) -> OfficeStats {
         self.office.stats()
     }

@@ -1,12 +1,12 @@
-//! Where the tensors of an actor's messages have to be before its handlers see them.
+//! Brings the tensors of an actor's messages to its device before its handlers see them.
 //!
-//! An actor may ask for a device ([`Spawn::receive_on`](crate::node::Spawn::receive_on)): what lies elsewhere is copied
-//! there. And an actor on a GPU never gets memory of a GPU that its own cannot reach: that is copied too, through host
-//! memory, and the log says so.
+//! An actor may ask for a device ([`Spawn::receive_on`](crate::node::Spawn::receive_on)): tensors from elsewhere are
+//! copied there. An actor on a GPU never gets memory of a GPU that its own cannot reach: such memory is copied too,
+//! through host memory, and the log says so.
 //!
-//! It happens when the message's turn has come, so that only one message of an actor at a time has memory for it, and one
-//! that finds the pool full waits in front of the others. The message is written down and read again with other tensors,
-//! as if it had come from another process once more.
+//! The copy is made when the message's turn has come, not on delivery. So only one message of an actor has memory for
+//! it at a time, and a full pool holds up that actor alone. The message, whatever its type, is encoded and decoded once
+//! more with other leases, as if it had come from another process again. That needs no second way through serde.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,4 @@
-//! Sending, the short way and the long.
+//! Sending: as a value to an actor of the same process, as a frame to one of another.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -188,6 +188,7 @@ fn offer<M: GpuMessage>(
     message: &mut Option<M>,
     answer: &mut Option<Answer<M::Reply>>,
 ) -> Result<(), SendFailure> {
+    // Closed before full: a mailbox that takes nothing more is no reason to wait.
     let local = inbox.local();
     if local.is_closed() {
         return Err(if local.is_away() { SendFailure::Restarting } else { SendFailure::NoSuchActor });
@@ -232,14 +233,16 @@ fn post<M: GpuMessage>(
         key: address.key(),
         capacity: place.capacity,
     };
-    // Before the work of encoding.
+    // A first look at credit and room, before the work of encoding. `claim` looks again.
     let failed = |error| failure(office, address.actor(), error);
     office.may_send(link, &envelope).map_err(failed)?;
     let Some(value) = message.as_ref() else { return Ok(None) };
     // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock write.
     let _turn = Turn::begin();
     let encoded = codec::encode(value, codec::buffer())?;
+    // All or nothing, while the value is still here to give back.
     let claim = office.claim(link, &envelope, &encoded).map_err(failed)?;
+    // Nothing fails from here on. The ask is noted before its frame can be answered.
     let correlation = answer.take().map(|answer| expect::<M>(office, place, address.actor(), answer));
     envelope.correlation = correlation.unwrap_or(0);
     // The value goes before the frame is written: what has no handle left then was moved all the way.
@@ -350,12 +353,12 @@ pub(super) struct Sending<M: GpuMessage> {
 }
 
 enum State {
-    /// It has gone, as the ask with this number if it is one.
+    /// It was sent, as the ask with this number if it is one.
     Sent(Option<u64>),
     /// It waits for its turn and for room.
     Waiting(Route, PlaceInQueue),
     Failed(Box<SendFailure>),
-    /// Whoever asked was told.
+    /// The asker was told.
     Told,
 }
 

@@ -17,7 +17,7 @@ use crate::mailbox::lives::{EndReason, Lifecycle};
 use crate::mailbox::post::{Office, Tell, Watcher};
 use crate::message::GpuMessage;
 
-/// What happens to one actor, for the program that started the node: see [`Node::watch`](crate::node::Node::watch).
+/// The events of one actor, for the program that started the node: see [`Node::watch`](crate::node::Node::watch).
 ///
 /// It keeps the last [`WATCH_EVENTS`] events; where nobody takes them, the oldest are dropped and counted (MBX-2).
 #[derive(Debug)]

@@ -1,5 +1,6 @@
-//! Who of this process sleeps until a clock passes a value: threads, those of host streams among them. For reports about
-//! what stands still; only who is about to sleep in the kernel comes here.
+//! The threads of this process that sleep until a clock passes a value, those of host streams included. Hang reports
+//! read the list. A thread enters itself only when it is about to sleep in the kernel, so a wait that does not sleep
+//! costs nothing.
 
 use parking_lot::Mutex;
 
@@ -17,7 +18,7 @@ pub(super) struct Asleep {
 /// A thread that waits for a clock.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    /// What it waits for.
+    /// The ticket that it waits for.
     pub(super) ticket: Ticket,
     /// Since when, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(super) since: u64,
@@ -52,7 +53,7 @@ impl Asleep {
         Noted { asleep: self, number: Some(number) }
     }
 
-    /// Those who wait now.
+    /// The threads that wait now.
     pub(super) fn all(&self) -> Vec<Waiting> {
         self.all.lock().clone()
     }

@@ -13,7 +13,7 @@
 //! look and sleep is not lost. The model in the tests tries the interleavings of this very code; without
 //! either fence it deadlocks.
 
-/// What the advancer of one clock touches.
+/// The advancer's side of one clock.
 pub(super) trait Advancer {
     type Error;
     /// Stores the clock, with release ordering.
@@ -26,7 +26,7 @@ pub(super) trait Advancer {
     fn wake(&self) -> Result<(), Self::Error>;
 }
 
-/// What a sleeper on one clock touches.
+/// A sleeper's side of one clock.
 pub(super) trait Sleeper {
     type End;
     /// Counts this thread in, or out.

@@ -1,7 +1,12 @@
 //! What a process knows of deaths, and how it marks what follows from them in its own streams (DEATH-3).
 //!
+//! A marked stream gives up a million clock values and goes on behind them. A use may have been checked before the
+//! marking and enqueued after it. All values until the next handler begins (outside of handlers: until the use after
+//! the next ticket) lie in the range that was told to the node, and this process's table has the range before the
+//! stream may leave it. So nobody has to count how many flushes could come in between; values cost nothing.
+//!
 //! Locks, in the order in which they nest: a stream's state, its log, the table. The thread that marks takes no
-//! stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking is to end.
+//! stream's state: its holder may be blocked in the driver, behind the wait that the marking is to end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -73,7 +78,7 @@ impl Knowledge {
 }
 
 impl ClockDomain {
-    /// What can be said of a ticket. Never blocks.
+    /// The state of a ticket, as far as this process knows. Never blocks.
     ///
     /// # Errors
     /// Its clock is not known here.
@@ -102,19 +107,22 @@ impl ClockDomain {
     /// Waits, on this thread, until the data that a ticket stands for is there.
     ///
     /// # Errors
-    /// It will never be ([`Tainted`]), or its clock is not known here.
+    /// The data will never be there ([`Tainted`]), or its clock is not known here.
     pub(crate) fn wait_for_data(
         &self,
         ticket: &Ticket,
         deadline: Option<Deadline>,
     ) -> Result<Waited, ClockError> {
         loop {
+            // First, because a release makes the clock pass: who waits for what is known to be lost need not wait for
+            // that.
             if let Some(by) = self.tainted_by(ticket) {
                 return Err(Tainted { ticket: *ticket, by }.into());
             }
             if self.wait(ticket, deadline)? == Waited::TimedOut || !self.catch_up(deadline) {
                 return Ok(Waited::TimedOut);
             }
+            // If not, it was tainted meanwhile, or another round has begun. The next turn of the loop tells which.
             if self.standing(ticket)? == Standing::Ready {
                 return Ok(Waited::Passed);
             }
@@ -149,6 +157,7 @@ impl ClockDomain {
         if knowledge.table.write().learn(&news) || !news.is_empty() {
             knowledge.any.store(true, Ordering::Release);
         }
+        // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
         let mut ranges = Vec::new();
         // Streams of this process wait for each other: until nothing changes.
         loop {

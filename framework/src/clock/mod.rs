@@ -46,12 +46,12 @@ use taint::Board;
 pub struct ProcessPages {
     /// Its clocks. The node keeps a writable mapping of a worker's, to release it after its death (DEATH-1).
     pub clocks: Arc<ClockPage>,
-    /// What everybody must know of deaths.
+    /// The page on which the node says which round of deaths everybody must know.
     pub board: Arc<Board>,
 }
 
 impl ProcessPages {
-    /// Those of the node's own process, whose clocks nobody needs to release, and whose board is that of all.
+    /// The pages of the node's own process. Nobody needs to release its clocks, and its board is that of all.
     ///
     /// # Errors
     /// No memory or descriptor is left.
@@ -81,7 +81,7 @@ pub const fn is_released(clock: u64) -> bool {
     clock >= RELEASED
 }
 
-/// What a clock that stood at `last` is set to when it is released.
+/// The value that releases a clock which stood at `last`.
 ///
 /// Host threads sleep on the low half of a clock; [`RELEASED`] alone could leave that half as it was, and a thread
 /// that is about to sleep would not notice. So the low half moves on by one.
@@ -108,7 +108,7 @@ pub struct Ticket {
 )]
 pub struct UnknownClock(pub Ticket);
 
-/// What can go wrong with clocks.
+/// The errors of clocks.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ClockError {

@@ -1,5 +1,5 @@
-//! The streams of this process, by clock, so that a wait inside the process can first see to it that the write it waits
-//! for is enqueued: inside a turn writes are put off, and a thread that waited for one of its own would wait for ever.
+//! The streams of this process, by clock. A wait inside the process first has the write that it waits for enqueued:
+//! inside a turn writes are put off, and a thread that waited for a write of its own would wait for ever.
 
 use parking_lot::RwLock;
 

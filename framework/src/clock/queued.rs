@@ -1,8 +1,9 @@
-//! What the streams of this process wait for, on every device: the waits that were put on each, in order. For reports
-//! about what stands still; a GPU tells nobody where it stands, but its clock and those that it waits for do.
+//! The waits that were put on each stream of this process, on every device, in order. Hang reports read them. A GPU
+//! does not say where its streams stand; its own clock and the clocks that it waits for do, so the GPU is asked
+//! nothing.
 //!
-//! A lock of its own for each stream, held for a few comparisons: whoever has the stream's state locked may be blocked in
-//! the driver, behind the very wait that is to be reported.
+//! Each stream has a lock of its own here, held for a few comparisons, and no call of the driver is made under it: the
+//! holder of the stream's state may be blocked in the driver, behind the very wait that is to be reported.
 
 use std::collections::VecDeque;
 

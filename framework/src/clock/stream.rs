@@ -10,6 +10,23 @@
 //! needed because a higher value of that clock is waited for already. A death can then be traced through the stream
 //! (see [`taint`](super::taint)). Waits that only order work (`wait_in_order`) are not noted: who waits for
 //! the last use of memory before writing it anew does not depend on what was in it.
+//!
+//! The use is also checked against the table of taint in the step that notes it. The log has a lock of its own, because
+//! a submitter may be blocked in the driver, with the stream's state locked, behind the very wait that a marking is to
+//! end.
+//!
+//! Waits are inserted at use, too. The handler's stream waits before the handler; a message that came as a value, or a
+//! use on another stream, is waited for when `read_on` is called. A stream remembers what it waits for, so asking twice
+//! costs nothing.
+//!
+//! Work that only orders (`join`, `wait_in_order`) takes its place behind work that failed. A failure is reported once,
+//! to whoever asks for work; a drop or a join that took the report would lose it, and the order with it. Where a device
+//! is lost and cannot order anything any more, a tensor is lent rather than handed over, and a lease whose uses cannot
+//! be told is kept until its process ends.
+//!
+//! At a handler's beginning the clock writes that are owed come before the new waits. So the result of the last message
+//! does not wait for the tensors of the next one, and is not lost with them. In the middle of a handler they stay put
+//! off: a use may be noted under the value that is owed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,7 +63,7 @@ struct Inner {
     state: Mutex<State>,
     /// Waits enqueued, for the figures.
     waits: AtomicU64,
-    /// What went wrong where it could not be returned; the next fallible call does.
+    /// A failure that could not be returned when it came; the next fallible call returns it.
     failure: Mutex<Option<String>>,
 }
 
@@ -83,8 +100,8 @@ impl Eq for Stream {}
 #[cfg(feature = "testing")]
 static SKIP_WAITS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Has no stream of this process wait for anything from here on, or wait again: breaks CLOCK-1 and CLOCK-2, so that a
-/// test can show that it would notice. Whoever reads a tensor then reads whatever its memory holds. Only there with the
+/// Makes all streams of this process skip their waits from here on, or wait again. That breaks CLOCK-1 and CLOCK-2, so
+/// that a test can show that it would notice: readers of a tensor read whatever its memory holds. Only there with the
 /// feature `testing`; never for a program.
 #[cfg(feature = "testing")]
 pub fn testing_skip_waits(skip: bool) {
@@ -180,7 +197,7 @@ impl Stream {
         WeakStream(Arc::downgrade(&self.0))
     }
 
-    /// Stands for everything enqueued so far; `None` when all of it has run already, and to an end.
+    /// A ticket for everything enqueued so far; `None` if all of it has run to its end.
     pub fn ticket(&self) -> Option<Ticket> {
         let value = {
             let mut state = self.0.state.lock();
@@ -398,12 +415,14 @@ impl Stream {
         {
             return Err(error);
         }
+        // From here to the submission under the state's lock: what is looked at, noted and enqueued must be one step,
+        // or two users of the stream could each leave the other's wait out.
         let mut state = this.state.lock();
         let mut ops: SmallVec<[StreamOp; 8]> = SmallVec::new();
         for ticket in &open {
             let waits = state.waited.get(&(ticket.process, ticket.slot));
             let known = waits.is_some_and(|value| passed(*value, ticket.value));
-            // What cannot be looked at any more is for the device to wait for, or to refuse.
+            // A clock that cannot be looked at any more is left to the device, which waits or refuses.
             let has_passed = match this.domain.passed(ticket).map_err(ClockError::from) {
                 Err(error) if !must_be_put => return Err(error.into()),
                 passed => passed.unwrap_or(false),
@@ -438,6 +457,8 @@ impl Stream {
             let is_over = |ticket: &Ticket| matches!(this.domain.standing(ticket), Ok(Standing::Ready));
             this.log.push(position, &open, |ticket| this.domain.tainted_by(ticket), is_over)
         };
+        // Tainted meanwhile: a use for data is refused and its waits are not put. The write that is owed goes all the
+        // same, and goes first, so that it does not wait for what comes behind it.
         if noted.is_err() && !must_be_put {
             ops.clear();
         }
@@ -478,6 +499,7 @@ impl Stream {
             }
             return Err(error);
         }
+        // Remembered only now: a wait that was not enqueued must be asked for again.
         for op in &ops {
             if let StreamOp::Wait(ticket) = op {
                 let value = state.waited.entry((ticket.process, ticket.slot)).or_insert(ticket.value);
@@ -490,7 +512,7 @@ impl Stream {
     }
 }
 
-/// What a wait is for.
+/// The purpose of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Why {
     /// The data, to be used.

@@ -4,6 +4,9 @@
 //! that sends ten messages costs one clock write and one published tail per receiver. A turn is a guard on the thread:
 //! it ends when the guard drops, on a panic too, so that nothing that was put off is ever forgotten. Turns do not nest;
 //! an inner one is part of the outer one.
+//!
+//! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings before those
+//! of frames, so that a message about a drop does not overtake the drop.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use super::stream::Stream;
 use crate::fault;
 use crate::os::monotonic_ns;
 
-/// Something to do when the turn ends: a post office publishes what its links have gathered.
+/// Work for the end of the turn: the transport publishes what its links have gathered.
 pub(crate) trait TurnEnd: Send + Sync + 'static {
     fn turn_ended(&self);
 }
@@ -81,8 +84,8 @@ impl Drop for Turn {
     }
 }
 
-/// It is `now` on the monotonic clock, in nanoseconds: whoever opened the turn has just looked, and who needs to know it
-/// no better than to one handler need not look again.
+/// Notes the time on the monotonic clock, in nanoseconds, which the opener of the turn has just read. A user to whom
+/// one handler more or less does not matter need not read the clock again.
 pub(crate) fn note_time(now: u64) {
     TIME.set(Some(now));
 }

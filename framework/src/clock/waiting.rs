@@ -199,7 +199,7 @@ impl Sleeper for Sleep<'_> {
         // The kernel would add 50 us to a nap; to a sleep that somebody ends, that is nothing.
         let _punctual = (!is_woken).then(Punctual::begin);
         match self.page.sleep(self.ticket.slot, seen, most) {
-            // Whatever the reason, the clock says whether it is over.
+            // Woken or timed out: only the clock says whether the wait is over.
             Ok(_woken) => {
                 #[cfg(test)]
                 if is_woken {

@@ -19,7 +19,7 @@ pub struct ChunkMapping {
     len: u64,
     access: Access,
     device: DeviceId,
-    /// What unmaps it. Before `afterwards`: fields are dropped in this order.
+    /// Unmaps it on drop. Stands before `afterwards`: fields are dropped in this order.
     _holder: Box<dyn Any + Send + Sync>,
     /// Dropped when it is unmapped.
     afterwards: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -68,8 +68,8 @@ impl ChunkMapping {
         (end <= self.len).then(|| self.addr + offset)
     }
 
-    /// Has `token` dropped right after the chunk was unmapped, on whichever thread that happens. The first to ask is
-    /// heard.
+    /// Drops `token` right after the chunk was unmapped, on whichever thread that happens. Only the first token is
+    /// taken.
     pub(crate) fn drop_afterwards(&self, token: Box<dyn Any + Send + Sync>) {
         let _ = self.afterwards.set(token);
     }

@@ -1,14 +1,26 @@
 //! Devices: memory that other processes can map, and streams whose work waits on clocks.
 //!
-//! A [`Backend`] is one device as one process sees it. It hands out *chunks*, whose descriptors travel to peers
-//! once, and streams, each of which advances one clock of the process. Pools cut chunks into tensors (see
+//! A program names a device with [`Device`], which costs nothing and means the same device in every process:
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! let host = Device::host();
+//! assert_eq!(host.kind(), DeviceKind::Host);
+//! assert_eq!("host".parse::<Device>()?.id(), host.id());
+//! assert!(!Device::all().is_empty()); // the GPUs, then the host
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A [`Backend`] is one device as one process sees it. It hands out *chunks*, whose descriptors travel to peers once,
+//! and streams, each of which advances one clock of the process. Pools cut chunks into tensors (see
 //! [`pool`]); nothing here knows a tensor.
 //!
-//! On a crash: a chunk lives as long as any process has its descriptor or maps it, so the death of its creator
-//! takes nothing from its holders (LEASE-4). A stream of a dead process stops advancing; the node releases its
-//! clock (DEATH-1). Dropping a stream never blocks: what was submitted is still done, in order.
+//! On a crash: a chunk lives as long as any process has its descriptor or maps it, so the death of its creator takes
+//! nothing from its holders (LEASE-4). A stream of a dead process stops advancing; the node releases its clock
+//! (DEATH-1). Dropping a stream never blocks: what was submitted is still done, in order.
 //!
-//! The contract is checked by one suite for every implementation: [`conformance`].
+//! One suite checks the contract for every implementation: `device::conformance` (feature `testing`).
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -149,7 +161,7 @@ pub fn testing_deny_reach(deny: bool) {
     DENY_REACH.store(deny, std::sync::atomic::Ordering::Relaxed);
 }
 
-/// What a stream does with clocks.
+/// An operation of a stream on a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamOp {
     /// Do nothing further until the ticket's clock has passed its value (CLOCK-1, CLOCK-2).
@@ -231,7 +243,7 @@ pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a device could not do.
+/// The errors of devices.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {

@@ -23,7 +23,7 @@ use crate::limits::{ALLOCATION_UNIT, LARGEST_CHUNK, LARGEST_SHARED_CHUNK, MAX_PO
 const LEAST_BLOCKS: u32 = 64;
 const MOST_BLOCKS: u32 = 256 << 10;
 
-/// What is left of a budget is not worth a chunk below this share of it.
+/// The rest of a budget makes no chunk if it is below this share.
 const LEAST_SHARE: u64 = 1 << 10;
 
 /// A shared chunk can be this share of a large budget, so that half of [`MAX_POOL_CHUNKS`] take all of it.

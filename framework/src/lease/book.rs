@@ -10,6 +10,12 @@
 //!
 //! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with the hold. So
 //! every line counts its changes, and what a pass found holds only if the line has not changed since the pass began.
+//!
+//! A hold is believed only of a line that was lent. A forwarder tells the owner nothing, so the owner cannot know who
+//! was forwarded what; but it knows the lines of which nobody can have forwarded anything. A grant sets `shared` on a
+//! line, and the owner clears it when it finds that it has the memory for itself, under the lock that it takes for that
+//! anyway. Leases that a peer took by holds are counted apart from those that it was granted (`MAX_FORWARDED`,
+//! `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
 
 use std::time::{Duration, Instant};
 
@@ -39,11 +45,11 @@ struct Entry<T> {
     block: T,
     /// Leases of the owner's own process.
     local: u32,
-    /// Of them, those that stand for parts of it, each with a writer.
+    /// How many of them stand for parts of it, each with a writer.
     in_parts: u32,
     /// Leases of other processes; none is zero.
     holders: SmallVec<[(ProcessId, u32); 2]>,
-    /// Of them, those that their holder took when somebody forwarded the memory to it; none is zero.
+    /// How many of them their holder took when somebody forwarded the memory to it; none is zero.
     forwarded: SmallVec<[(ProcessId, u32); 1]>,
     /// Another process was given a lease since the owner last had the memory for itself. Where it was not, nobody can have
     /// forwarded it, and whoever says that it holds it lies.
@@ -54,7 +60,7 @@ struct Entry<T> {
     since: Instant,
 }
 
-/// What a change left behind.
+/// The state of a line after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Somebody still holds the allocation.
@@ -119,10 +125,10 @@ pub enum BookError {
     },
 }
 
-/// Who has a share in one allocation, for the report of a full pool.
+/// The holders of one allocation, for the report of a full pool.
 #[derive(Clone, Debug)]
 pub struct LineReport<'a, T> {
-    /// What the allocator gave.
+    /// The allocator's handle.
     pub block: &'a T,
     /// Leases of the owner's process.
     pub local: u32,

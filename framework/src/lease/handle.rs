@@ -3,6 +3,12 @@
 //! When the last of them drops, the lease goes back on its own: to the pool of this process, or through [`Returns`] to
 //! its owner (LEASE-2). With it go the tickets of every local stream that used the memory (CLOCK-2), taken at that
 //! moment, so that they stand for all work enqueued before.
+//!
+//! A use is recorded as a stream, and gets its ticket only at the release. That one ticket stands for all work enqueued
+//! before, so no kernel needs one of its own. More than [`MAX_RELEASE_TICKETS`] streams are joined into one.
+//!
+//! A lease remembers its last writing clock value (`Lease::taint`). So an accumulator that never left its stream, and
+//! has no ticket, is lost with what was added to it (DEATH-3). Every later use is refused, so the value stays.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -66,7 +72,7 @@ struct Inner {
     home: OnceLock<Stream>,
 }
 
-/// What this process did with the memory.
+/// How this process has used the memory.
 #[derive(Default)]
 struct Users {
     /// Streams that used it.
@@ -426,7 +432,7 @@ impl Lease {
             return Err(NotJoined);
         }
         let joined = first.ticket();
-        // What is tainted stays it, also where the stream has gone on meanwhile (DEATH-3).
+        // Tainted data stays tainted, even if the stream has gone on since (DEATH-3).
         Ok(tainted().or(joined))
     }
 
@@ -457,7 +463,7 @@ impl Lease {
             }
         }
         let ticket = first.ticket();
-        // What was written in vain stays that, however far its stream has come since.
+        // Data that was lost stays lost, however far its stream has come since.
         let lost = self.taint().map(|tainted| tainted.ticket).or(lost);
         if unordered {
             return Err(Unordered { written: lost.or(written).or(ticket) });

@@ -8,6 +8,10 @@
 //! The pool grows by whole chunks up to its budget in bytes. Up to a quarter of the budget it grows rather than take
 //! memory whose last use is still running, so that a producer does not run in step with its consumer; past that it
 //! prefers to wait on the stream. At the budget an allocation fails with a report of who holds what (MBX-2).
+//!
+//! An allocation looks at few of the blocks that are still in use (`sweep`), and the next allocation at the next few: a
+//! process that is far ahead of its GPU has hundreds in quarantine. Only if that finds nothing does an allocation look
+//! at all of them.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -52,7 +56,7 @@ impl Default for PoolOptions {
     }
 }
 
-/// What a pool needs of the post office around it.
+/// The transport, as a pool needs it.
 pub trait Surroundings: Send + Sync + 'static {
     /// Handles everything that peers have posted so far, holds and releases, ring by ring. What another thread has taken
     /// from a ring is in the book when this has passed that ring.
@@ -85,7 +89,7 @@ pub struct Pool {
     chunk_base: u32,
     writers: Writers,
     state: Mutex<State>,
-    /// Nobody is settling any more.
+    /// No thread is settling any more.
     settled: Condvar,
 }
 
@@ -204,13 +208,17 @@ impl Pool {
     /// # Errors
     /// See [`PoolError`]; nothing was taken.
     pub fn allocate(self: &Arc<Self>, bytes: u64) -> Result<Allocation, PoolError> {
+        // From cheap to dear. First what is free, with a look at a few blocks in quarantine.
         if let Some(allocation) = self.try_allocate(bytes, LOOKS) {
             return Ok(allocation);
         }
+        // Then what peers have given back and nobody has read yet, and all of the quarantine.
         self.reclaim();
         if let Some(allocation) = self.try_allocate(bytes, usize::MAX) {
             return Ok(allocation);
         }
+        // Then a new chunk, up to a quarter of the budget; past that, memory whose last use is still running; at last
+        // the rest of the budget. See the module for why in this order.
         let mut state = self.state.lock();
         let waits = !state.quarantine.is_empty();
         let grown = match self.grow_below(&mut state, bytes, self.options.budget / 4) {
@@ -411,6 +419,8 @@ impl Pool {
                 if state.candidates.is_empty() {
                     return;
                 }
+                // Taken out before the drain: candidates that it adds get a drain of their own, in the next turn of the
+                // loop.
                 state.settling += 1;
                 std::mem::take(&mut state.candidates)
             };
@@ -428,6 +438,7 @@ impl Pool {
                     state.quarantine.push_back((block, uses));
                 }
             }
+            // Blocks whose uses have passed by now need not wait in quarantine for the next allocation.
             state.sweep(&self.domain, LOOKS);
             state.settling -= 1;
             if state.settling == 0 {
@@ -435,6 +446,7 @@ impl Pool {
             }
             state.returned += 1;
             let waiters = std::mem::take(&mut state.waiters);
+            // Wakers are the user's: not under the lock.
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
         }

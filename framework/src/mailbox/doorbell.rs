@@ -23,6 +23,8 @@
 //! wrong value in the word, from a broken consumer, costs rings too many or that consumer's own wake-up.
 //!
 //! A producer that waits for room in a full ring is a sleeper in the same way, with the consumer as its ringer.
+//!
+//! The word is an epoch and not a flag: the ringer would have to clear a flag, and the word would have two writers.
 
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;

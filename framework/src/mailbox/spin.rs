@@ -10,6 +10,9 @@
 //! each item would have to wake this process for each, at its own cost of 5 to 8 µs. A reader that may be
 //! [patient](Spin::set_patient) expects the next spell to be as long as the longest of the last ones was, and looks for half
 //! as long again, if that is at most [`PATIENCE`].
+//!
+//! Plenty means twice as many cores as processes that this one knows of. The price is a core that looks, for up to 300
+//! us at a time, and only while things come that often.
 
 use std::time::{Duration, Instant};
 

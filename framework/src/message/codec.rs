@@ -24,7 +24,7 @@ use crate::tensor::{LayoutError, Tensor};
 pub struct Encoded {
     /// MessagePack, named form.
     pub body: Vec<u8>,
-    /// What its tensors stand on, each lease once, and when its data is there.
+    /// The leases of its tensors, each once, with the tickets of their data.
     pub leases: Vec<(Lease, Option<Ticket>)>,
     /// Its tensors.
     pub tensors: Vec<Outline>,

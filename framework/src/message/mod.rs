@@ -1,9 +1,32 @@
-//! Messages: values with tensors anywhere inside, and how they become frames and values again.
+//! Messages: values with tensors anywhere inside.
 //!
-//! [`GpuMessage`] is what can be sent; its derive does the work. Encoding runs inside a [`scope`]: a tensor that serde
-//! meets there writes its index and puts its lease into the frame's table. Decoding first adopts all leases of the frame
-//! and then lends them by index; whatever goes wrong afterwards, the leases are values and go back when they drop
-//! (LEASE-2). [`wire`] is the form of a frame, and believes nothing (WIRE-1).
+//! [`GpuMessage`] is what can be sent; its derive does the work. What a field promises of its tensors is checked before
+//! a message leaves and again where it arrives.
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, GpuMessage)]
+//! #[gpu_message(reply = f32)]
+//! struct Mean {
+//!     #[tensor(dtype = f32, shape = [_])]
+//!     values: Tensor,
+//!     note: Option<String>,
+//! }
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! # let node = Node::builder().start()?;
+//! let integers = node.host()?.from_slice(&[2], &[1_i32, 2])?.freeze();
+//! let refused = Mean { values: integers, note: None }.check().unwrap_err();
+//! assert_eq!((Mean::NAME, refused.field), ("Mean", "values"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! How a value becomes a frame and a value again: encoding runs inside a [`scope`]. A tensor that serde meets there
+//! writes its index and puts its lease into the frame's table. Decoding first adopts all leases of the frame and then
+//! lends them by index; whatever goes wrong afterwards, the leases are values and go back when they drop (LEASE-2).
+//! [`wire`] is the form of a frame, and believes nothing (WIRE-1).
 
 pub mod check;
 pub mod codec;

@@ -27,7 +27,7 @@ const OUTSIDE: &str = "a TensorPart can only be serialised as part of a message 
 /// The key of a part in a body, beside that of a tensor.
 const KEY: &str = "$part";
 
-/// What a part says of itself in a body.
+/// The description of a part in a body.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Form {

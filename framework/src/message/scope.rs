@@ -29,7 +29,7 @@ pub struct Outline {
     pub layout: Layout,
 }
 
-/// What an encoding gathers.
+/// The leases and tensors that an encoding gathers.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     /// Each lease once, with the ticket that its data is ready at.
@@ -40,12 +40,12 @@ pub struct Outgoing {
     pub(crate) parts: Vec<Arc<Inner>>,
 }
 
-/// What a decoding lends.
+/// The leases and tensors that a decoding lends.
 #[derive(Default)]
 pub struct Incoming {
     /// The frame's tensors, by index.
     pub tensors: Vec<Tensor>,
-    /// What addresses inside the message connect to: the process's post office.
+    /// The process's transport, which addresses inside the message connect to.
     pub context: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -97,7 +97,7 @@ impl Drop for Guard {
 /// Runs `encode` in a scope that gathers tensors, and returns what it gathered.
 ///
 /// # Errors
-/// What `encode` returns.
+/// The result of `encode`.
 pub fn encoding<E>(encode: impl FnOnce() -> Result<(), E>) -> Result<Outgoing, E> {
     let guard = Guard::open(Scope::Encoding(Outgoing::default()));
     encode()?;
@@ -125,7 +125,7 @@ pub fn decoding<R>(incoming: Incoming, decode: impl FnOnce() -> R) -> R {
     decode()
 }
 
-/// What addresses connect to, inside [`decoding`].
+/// The transport that addresses connect to, inside [`decoding`].
 pub fn context() -> Option<Arc<dyn Any + Send + Sync>> {
     SCOPES.with_borrow(|scopes| match scopes.last() {
         Some(Scope::Decoding(incoming)) => incoming.context.clone(),

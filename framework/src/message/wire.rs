@@ -10,6 +10,12 @@
 //! WIRE-1: [`Frame::parse`] checks the magic, a CRC-32 over everything behind it, every count against the length and its
 //! limit, and every reserved byte. What it returns is well-formed; whether the leases exist is for the mailbox, whether a
 //! layout fits its allocation for [`codec`](super::codec).
+//!
+//! The ready ticket stands in the lease entry and not with each tensor: slices of one allocation share it, and the
+//! receiver waits once. It is left out if the sender's host sees that it has passed.
+//!
+//! A body above `MAX_INLINE_BODY` (64 KiB) travels as a host lease, so the ring stays small and one large body does not
+//! fill it. The receiver copies it before it decodes it, because the sender could still change it.
 
 use smallvec::SmallVec;
 
@@ -30,7 +36,7 @@ pub const LEASE_BYTES: usize = 64;
 /// Bytes of one tensor.
 pub const TENSOR_BYTES: usize = 8 + WIRE_BYTES;
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -47,7 +53,7 @@ pub enum Kind {
 /// The fixed part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is for.
+    /// Its purpose.
     pub kind: Kind,
     /// Whether the body is in the last lease.
     pub body_in_lease: bool,

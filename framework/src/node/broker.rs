@@ -1,8 +1,14 @@
-//! What the node does with what its processes ask of it: letters, chunks, actors and names.
+//! What the node does with what its processes ask of it: link messages, chunks, actors and names.
 //!
 //! Nothing here touches a socket: [`Broker::handle`] turns one message into the deliveries it causes. It believes
-//! nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and the count against its
-//! sender, and whoever waits for an answer still gets one.
+//! nothing that a process says (WIRE-1): what is wrong is a [`Complaint`], for the log and for the count against its
+//! sender. Whoever waits for an answer still gets one.
+//!
+//! When two workers link, the node itself hands on their clock pages, whichever page a worker shows: nobody could
+//! release a page that the node does not know, and its peers would wait for ever (WIRE-1, DEATH-1).
+//!
+//! A process that joins is told first where all actors are that have moved: an address in kept arguments is as old as
+//! its actor.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -32,7 +38,7 @@ pub(crate) struct Delivery {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// Something that a process should not have said, or that could not be done for it.
+/// A message that a process should not have sent, or a request that could not be met.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Complaint {
     #[error("{what} came with {got} descriptors instead of {want}")]
@@ -90,7 +96,7 @@ impl Complaint {
 /// The answer to a [`ToNode::Register`] that was wrong in itself: no actor has this id, they begin at 1.
 pub(crate) const NO_ACTOR: ActorId = ActorId(0);
 
-/// Everything that the node knows for its processes.
+/// The knowledge of the node about its processes, and what it does with it.
 #[derive(Default)]
 pub(crate) struct Broker {
     pub(crate) roster: Roster,
@@ -111,7 +117,8 @@ impl Broker {
         Broker { deaths: Deaths::with_board(board), ..Broker::default() }
     }
 
-    /// From now on `process` may ask and be written to. What it must be told first, if there is anything.
+    /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there is
+    /// anything.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
         self.lives.insert(process.slot(), process.incarnation());
@@ -150,8 +157,8 @@ impl Broker {
         }));
     }
 
-    /// Tells a process that has just joined where those are that are not where they were started: addresses of them may be
-    /// as old as the actors.
+    /// Tells a process that has just joined where all actors are that have moved: addresses of them may be as old as
+    /// the actors.
     pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
         out.extend(self.roster.moved().map(|(actor, at)| Delivery {
             to,
@@ -191,7 +198,7 @@ impl Broker {
         out.extend(unanswered.iter().map(no_chunk));
         // Before the news of the death: who gives the dead up knows by then how far its clocks had come (DEATH-3).
         self.deaths.died(process, Instant::now(), out);
-        // The node itself hears it first: it settles the affairs of the dead (DEATH-1).
+        // The node's own process hears it first: it releases what the dead left (DEATH-1).
         let mut living: Vec<_> = self.roster.living().collect();
         living.sort();
         let told = living.into_iter().map(|to| Delivery {
@@ -208,7 +215,7 @@ impl Broker {
         self.bury(&buried, out);
     }
 
-    /// Everything that these had posted was read: their leases can be dropped (LEASE-4).
+    /// Tells everybody that all that these had posted was read: their leases can be dropped (LEASE-4).
     fn bury(&mut self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
         for process in dead {
             self.chunks.buried(*process);
@@ -251,7 +258,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Does what `from` asks. Deliveries are added to `out` also when there is a complaint.
+    /// Handles a message of `from`. Deliveries are added to `out` also when there is a complaint.
     pub(crate) fn handle(
         &mut self,
         from: ProcessId,

@@ -32,7 +32,7 @@ pub struct NodeBuilder<R: Residence> {
 }
 
 impl<R: Residence> NodeBuilder<R> {
-    /// A node whose processes are made of `residence`.
+    /// Makes the settings of a node whose processes run `residence`.
     pub fn new(residence: R) -> Self {
         NodeBuilder {
             residence,
@@ -48,15 +48,15 @@ impl<R: Residence> NodeBuilder<R> {
         }
     }
 
-    /// Has the workers run the program at `path`, without arguments, instead of this one again: for a node in a host
-    /// whose own program cannot be a worker, such as an interpreter. It must be built from the same sources and call
+    /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node in a
+    /// program that cannot be a worker, such as an interpreter. It must be built from the same sources and call
     /// [`run_if_worker`](Self::run_if_worker) or [`start`](Self::start) with the same types, or it is refused.
     pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
         self
     }
 
-    /// How long a worker may take until it is ready; 30 s unless said otherwise.
+    /// Sets how long a worker may take until it is ready; 30 s unless said otherwise.
     pub fn start_deadline(mut self, deadline: Duration) -> Self {
         self.start_deadline = deadline;
         self
@@ -69,31 +69,31 @@ impl<R: Residence> NodeBuilder<R> {
         self
     }
 
-    /// Bytes that the host pool of each process may take.
+    /// Sets the bytes that the host pool of each process may take.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.host_budget = bytes;
         self
     }
 
-    /// Bytes that the pool of each process on each GPU may take; a quarter of the GPU's memory unless said otherwise.
+    /// Sets the bytes that each process's pool on each GPU may take; a quarter of the GPU unless said otherwise.
     pub fn gpu_budget(mut self, bytes: u64) -> Self {
         self.gpu_budget = Some(bytes);
         self
     }
 
-    /// How workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
+    /// Sets how workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
         self
     }
 
-    /// Looks for what stands still: a worker whose process does not answer, an actor that has accepted messages and is done
-    /// with none, a wait for a clock that does not move. What has lasted for longer than `limit` is in the log and in
-    /// [`Node::report`], with who waits for what and who should have moved; with [`OnHang::Restart`] the worker that should
-    /// have is killed, with [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
+    /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and finishes none, a
+    /// wait for a clock that does not move. A hang that lasts longer than `limit` is in the log and in
+    /// [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
+    /// [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
     ///
-    /// Nothing is looked for unless this is said. A handler that takes its time is told from one that hangs by `limit`
-    /// alone, and so is one whose result waits for something rare, so let it be longer than either may last; at least 10 ms.
+    /// Without this call nothing is detected. Only `limit` tells a slow handler, or a result that waits for something
+    /// rare, from a hang; so choose it longer than either may last, and at least 10 ms.
     pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
         self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
         self

@@ -1,9 +1,11 @@
 //! Which processes have still to read what a dead one left behind (LEASE-4).
 //!
-//! A process that ends may have forwarded leases in frames that nobody has read yet. Their owners must not drop the leases
-//! of the dead before the readers have posted their own holds. So every process that lived at the time drains what the
-//! dead had posted to it, and says so; when all have, or have ended themselves, the dead is *buried*: the owners are told,
-//! and drop its leases.
+//! A process that ends may have forwarded leases in frames that nobody has read yet. Their owners must not drop the
+//! leases of the dead before the readers have posted their own holds. So death is told in two steps. First every
+//! process that lived at the time drains what the dead had posted to it, and says so. When all have, or have ended
+//! themselves, the dead is *buried*: the node tells the owners, and they drop its leases.
+//!
+//! A slot has its next life only after the burial of the last, because cursors on mail pages are kept by slot.
 
 use std::collections::{HashMap, HashSet};
 

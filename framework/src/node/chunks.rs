@@ -1,15 +1,19 @@
 //! The descriptors of every chunk of the node's processes, and how long they are kept (LEASE-4: a chunk outlives its
 //! owner).
 //!
-//! A descriptor of a chunk is needed by whoever comes to hold a lease in it. A process has a chunk mapped for as long as
-//! it holds such a lease, and got the descriptor for that mapping here; so the node knows who may hold one, without any
-//! word about single leases. The chunks of the living are kept. A chunk of a process that ended is *retired*, and its
-//! descriptors are closed, once
-//! - its owner is buried: all frames that the owner had sent were read, and who took a lease from them has the chunk
-//!   mapped, because a frame waits for the mapping before it is taken;
+//! Whoever comes to hold a lease in a chunk needs its descriptor. A process has a chunk mapped for as long as it holds
+//! such a lease, and got the descriptor for that mapping here. So the node knows who may hold a lease without a word
+//! about single leases. It keeps the chunks of the living. A chunk of a process that ended is *retired*, and the node
+//! closes its descriptors, once
+//!
+//! - its owner is buried: all frames that the owner had sent were read, and a process that took a lease from them has
+//!   the chunk mapped, because a frame waits for the mapping before it is taken;
 //! - nobody has it mapped. A lease that travels is kept by its sender until the receiver has passed the frame, so the
 //!   sender's mapping ends after the receiver's has begun (LEASE-3);
-//! - whoever had it mapped and ended is buried too: a frame of theirs may have carried the last lease.
+//! - every process that had it mapped and ended is buried too: one of its frames may have carried the last lease.
+//!
+//! A process says when it has unmapped a chunk of the dead, which it does when its last lease there goes. Counting
+//! leases instead would take a message per lease, or a round of pings to see what is under way.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -27,7 +31,7 @@ pub(crate) struct Chunk {
     pub(crate) bytes: u64,
     read_only: Foreign,
     writable: Foreign,
-    /// Who was given a descriptor and has not said that it is unmapped, the dead that are not buried among them.
+    /// The processes that got a descriptor and have not said that it is unmapped, unburied dead among them.
     mapped: HashSet<(ProcessId, Access)>,
 }
 

@@ -23,9 +23,9 @@ pub(crate) const PROTOCOL: u32 = 4;
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Up {
-    /// First of all.
+    /// The first message.
     Hello { build: Build, pid: u32 },
-    /// The stage stands; actors can be started.
+    /// The worker is ready; actors can be started.
     Ready,
     /// The process could not be opened; it is about to exit.
     OpenFailed { why: String },
@@ -68,11 +68,11 @@ pub(crate) enum Down {
     Start(StartActor),
     /// A shutdown has begun.
     Stopping,
-    /// What is going on?
+    /// Asks for the counts of messages.
     Probe { round: u64 },
-    /// What has everybody done?
+    /// Asks for figures.
     Figures { round: u64 },
-    /// What stands still?
+    /// Asks for the snapshot for hang detection.
     Look { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
@@ -149,7 +149,7 @@ pub(crate) enum ControlError {
     TooLarge(usize),
 }
 
-/// `message` as bytes.
+/// Encodes a message.
 pub(crate) fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, ControlError> {
     let bytes = rmp_serde::to_vec_named(message)?;
     if bytes.len() > MAX_CONTROL_MESSAGE {
@@ -158,7 +158,7 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, ControlError>
     Ok(bytes)
 }
 
-/// The message that `bytes` are, all of them.
+/// Decodes a message from all of `bytes`.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ControlError> {
     let mut rest = bytes;
     let message = rmp_serde::decode::from_read(&mut rest)?;

@@ -1,8 +1,9 @@
-//! What the node has in hand for the death of a process: the clock pages that it prepared, the board, and the rounds.
+//! What the node holds ready for the death of a process: the clock pages that it prepared, the epoch page, and the
+//! rounds.
 //!
-//! A worker's page is made here before the worker is, and kept mapped writable, for one purpose: to release its clocks
-//! after its death, when everybody has marked what depends on them (DEATH-1, DEATH-3). While the process lives, nothing
-//! is written to it (ONE-WRITER).
+//! The node makes a worker's page before it starts the worker, and keeps it mapped writable for one purpose: to release
+//! the worker's clocks after its death, when everybody has marked what depends on them (DEATH-1, DEATH-3). While the
+//! worker lives, the node writes nothing to its page (ONE-WRITER).
 
 use std::collections::HashMap;
 use std::io;
@@ -35,7 +36,7 @@ pub(crate) struct Deaths {
     rounds: Rounds,
     /// `None` where only the bookkeeping is wanted.
     board: Option<Arc<Board>>,
-    /// Of workers that live, or whose clocks are still to be released.
+    /// The pages of workers that live, or whose clocks are still to be released.
     pages: HashMap<ProcessId, Arc<ClockPage>>,
     released: Vec<Released>,
     /// Ranges reported since the last release.
@@ -78,7 +79,7 @@ impl Deaths {
         Some(page.seal().and_then(|()| page.export_fd()))
     }
 
-    /// What a process that joins must be told before anything else.
+    /// The news that a process which joins must get before anything else.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.rounds.joined(process).map(|news| tell(process, news))
     }

@@ -1,7 +1,7 @@
 //! How many files a process may have open.
 //!
 //! Each chunk and each link is a few open files, and the node has those of all processes. The usual soft limit, 1024,
-//! is there for programs that call `select`, which cannot take a larger number; nothing here does.
+//! protects programs that call `select`, which cannot take a larger number; nothing here does.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

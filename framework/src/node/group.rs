@@ -1,4 +1,4 @@
-//! Groups: actors of which it is said what the end of one means for the others.
+//! Groups of actors: what the end of one means for the others.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::restart::Restart;
 
-/// What the failure of one actor means for the others in its [`Group`].
+/// How the failure of one actor affects the others in its [`Group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Nothing: each has its own policy and its own fate.
+    /// Nothing. Each restarts by its own policy.
     #[default]
     OneForOne,
     /// When one fails and its policy would bring it back, all end and begin their next lives together, those with a policy
@@ -39,7 +39,7 @@ impl Group {
         &self.name
     }
 
-    /// What it does.
+    /// Its strategy.
     pub fn strategy(&self) -> Strategy {
         self.strategy
     }

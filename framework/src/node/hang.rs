@@ -1,4 +1,4 @@
-//! What stood still for too long: see [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
+//! The report of what made no progress for too long: see [`NodeBuilder::hang_limit`](super::NodeBuilder::hang_limit).
 
 use std::fmt;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use crate::ids::{ActorId, ProcessId};
 use super::supervisor::WorkerId;
 pub use crate::observe::sight::WaitsIn;
 
-/// What happens to a worker that hangs.
+/// How the node treats a worker that hangs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnHang {
-    /// It is reported.
+    /// Report it.
     #[default]
     Report,
-    /// It is reported and killed; the restart policies of its actors decide what follows.
+    /// Report it and kill it. The restart policies of its actors decide what follows.
     Restart,
 }
 
-/// In which way a worker stands still.
+/// What makes no progress in a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hang {
@@ -42,7 +42,7 @@ pub enum Hang {
     Clock {
         /// The process that waits.
         waiter: ProcessId,
-        /// That one's name.
+        /// Its name.
         waiter_name: String,
         /// Which of its streams or threads waits.
         waits_in: WaitsIn,
@@ -50,12 +50,12 @@ pub enum Hang {
         clock: u16,
         /// The value that is waited for.
         value: u64,
-        /// What the clock shows.
+        /// The value that the clock shows.
         now: u64,
     },
 }
 
-/// A worker that stood still for longer than the limit.
+/// A worker in which something made no progress for longer than the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HangReport {
     /// The worker; `None` for the node's own process.

@@ -1,7 +1,7 @@
 //! What a process of the node runs, as the control code sees it: the seam between the processes (this folder) and the
-//! post office and the actors in them.
+//! transport with its actors.
 //!
-//! Implement [`Residence`] once; it is made in the node and, by the same code of the same program, in each worker.
+//! Implement [`Residence`] once. The node makes one, and each worker makes one by the same code of the same program.
 //! * Death: when the node ends, a worker ends at once, whatever its resident or stage is doing.
 //! * Close: a worker is told to stop its actors ([`Stage::stop_actors`]) and exits after that future is done.
 
@@ -21,8 +21,7 @@ use crate::observe::figures::ProcessFigures;
 use crate::observe::sight::Sight;
 use crate::observe::trace::TraceRing;
 
-/// What a process tells about the tensor messages between itself and others, so that a shutdown can wait until none
-/// is under way.
+/// Counts of the messages between this process and others, so that a shutdown can wait until none is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
     /// Messages handed to other processes since the start. What went to a process that has died since may stay in:
@@ -51,12 +50,12 @@ pub trait Resident: Send + Sync + 'static {
     /// `received` only once `busy` would be true for it, and `sent` before it can be received.
     fn activity(&self) -> Activity;
 
-    /// What the process and its actors have done.
+    /// Counts of what the process and its actors have done.
     fn figures(&self) -> ProcessFigures {
         ProcessFigures::default()
     }
 
-    /// What stands still in the process, if anything does. Asked on a thread that runs no actor.
+    /// Snapshot of queues and waits for hang detection. Called on a thread that runs no actor.
     fn sight(&self) -> Sight {
         Sight::default()
     }
@@ -64,20 +63,20 @@ pub trait Resident: Send + Sync + 'static {
     /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
     fn trace(&self, _ring: TraceRing) {}
 
-    /// Of a worker: its process is about to end, and its actors with a restart policy for failures live on elsewhere.
+    /// In a worker: the process is about to end, and its actors with a policy for failures come back elsewhere.
     fn leaving(&self) {}
 
-    /// What others have given back so far is to be noted, for the trace: the process's actors have stopped, or it is about
-    /// to end.
+    /// Takes in what others have given back so far, for the trace: the process's actors have stopped, or it is about to
+    /// end.
     fn settling(&self) {}
 
-    /// Something that waits, as long as it takes, until everything is done that was put on the process's streams. No actor is
-    /// left.
+    /// Returns a closure that waits, as long as it takes, until everything that was put on the process's streams is
+    /// done. Called when no actor is left.
     fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
         Box::new(|| {})
     }
 
-    /// Of the node's own process: there will be no more messages from the node.
+    /// In the node's own process: no more messages come from the node.
     fn node_ended(&self) {}
 
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
@@ -93,9 +92,9 @@ pub trait Stage: 'static {
     fn stop_actors(&self) -> impl Future<Output = ()>;
 }
 
-/// What a program's processes are made of: the types that it knows, and how to open a process that hosts them.
+/// What a program's processes run: the types that it knows, and how to open a process that hosts them.
 pub trait Residence: Sized + Send + Sync + 'static {
-    /// The process's post office.
+    /// The process's transport.
     type Resident: Resident;
     /// The process's actors.
     type Stage: Stage;
@@ -122,7 +121,7 @@ pub trait Residence: Sized + Send + Sync + 'static {
     fn stage(&self, resident: Arc<Self::Resident>, notices: Notices) -> Result<Self::Stage, String>;
 }
 
-/// Who a process is, and what the node lets it use.
+/// The identity of a process, and what the node lets it use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Its slot and life.

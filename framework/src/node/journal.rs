@@ -1,9 +1,9 @@
 //! The node's log, written by a thread of its own.
 //!
-//! The supervisor must not wait for anybody, and a subscriber may: its terminal is paused, its pipe is full. So events
-//! of the workers and of the supervisor itself go through a bounded queue; what finds no room is counted, and the count
-//! is reported when there is room again. The queue is bounded in events and in bytes, and workers' events leave a part of
-//! it for the node's own: what the supervisor says of a worker that floods its log is not lost for that.
+//! The supervisor waits for nobody, and a subscriber may have to: its terminal is paused, its pipe is full. So events
+//! of the workers and of the supervisor go through a queue. What finds no room is dropped and counted, and the count is
+//! reported when there is room again (MBX-2). The queue is bounded in events and in bytes. Workers' events leave a part
+//! of it for the node's own, so what the supervisor says of a worker that floods its log is not lost to that flood.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,7 +22,7 @@ enum Entry {
     Node(Severity, Option<Arc<str>>, String),
 }
 
-/// What is in the queue.
+/// An entry of the queue.
 #[derive(Default)]
 struct Queued {
     events: AtomicUsize,

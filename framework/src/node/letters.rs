@@ -1,8 +1,10 @@
 //! How often a process has written to another by way of the node.
 //!
-//! A letter waits in the queue of whom it is for, with four descriptors, and a process whose queue is full is killed. So who
-//! writes more than the making of a link takes must be held to it *here*, or one process could have another killed: of each
-//! letter, a pair of processes needs one in each direction in its life.
+//! What the node queues for a worker has a bound, past which the node kills that worker because it does not read. So
+//! nothing that another worker can repeat may go into that queue, or one process could have another killed. The sender
+//! pays, not the receiver: a pair of processes needs each link message once in each direction in its life, so the node
+//! passes each on once; a question that needs a chunk's owner leads to one ping at a time; everything that is no
+//! message of ours counts against its sender.
 
 use std::collections::HashMap;
 

@@ -77,7 +77,7 @@ impl Outgoing {
         self.bytes
     }
 
-    /// What the last send or flush came to.
+    /// The result of the last send or flush.
     pub(crate) fn flushed(&self) -> Flushed {
         self.flushed
     }

@@ -1,12 +1,60 @@
-//! The processes of a node: how they start, talk to it, and end.
+//! Nodes: the processes that a program starts, supervises and ends.
 //!
-//! Read in this order: [`host`] (what a process runs, the seam to the post office and the actors), `control` and `line`
-//! (what travels on a control socket, and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and
-//! `questions` (what the node knows and passes on; no sockets), [`supervisor`] (the thread in the node), `worker` (the other side),
-//! [`shutdown`] and `journal`.
+//! [`Node::builder`](crate::Node::builder) makes the running program a node. Each [`spawn`](crate::Node::spawn) starts
+//! a worker process with an actor in it, unless it is told another place. A worker is this program again: it runs
+//! `main` up to the start of the node, which in a worker never returns. Restart policies, groups, watching and limits
+//! for hangs are settings of the spawn and of the builder.
 //!
-//! Nothing is in the file system and nothing listens: a worker is this program again, with a socket that it inherited.
-//! On a worker's death the rest goes on; on the node's death all of it ends.
+//! ```standalone_crate
+//! use std::time::Duration;
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, GpuMessage)]
+//! #[gpu_message(reply = u32)]
+//! struct WhoAreYou;
+//!
+//! struct Clerk;
+//!
+//! impl Actor for Clerk {
+//!     type Context = Context<Self>;
+//! }
+//!
+//! impl RemoteActor for Clerk {
+//!     type Args = ();
+//!
+//!     fn create((): (), _: &Env) -> anyhow::Result<Self> {
+//!         Ok(Clerk)
+//!     }
+//!
+//!     fn handles(on: &mut Handles<Self>) {
+//!         on.message::<WhoAreYou>();
+//!     }
+//! }
+//!
+//! impl Handler<WhoAreYou> for Clerk {
+//!     type Result = MessageResult<WhoAreYou>;
+//!
+//!     fn handle(&mut self, _: WhoAreYou, _: &mut Context<Self>) -> Self::Result {
+//!         MessageResult(std::process::id())
+//!     }
+//! }
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let node = Node::builder().actor::<Clerk>().start()?; // a worker never returns from here
+//!     let clerk = node.spawn::<Clerk>(()).name("clerk").restart(Restart::on_failure(3)).start()?;
+//!     assert_ne!(node.block_on(clerk.address().ask(WhoAreYou))?, std::process::id());
+//!     assert!(node.shutdown(Duration::from_secs(10))?.is_clean());
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Nothing is in the file system and nothing listens: a worker inherits its socket to the node. On a worker's death the
+//! rest goes on; on the node's death all of it ends.
+//!
+//! Inside, read in this order: [`host`] (what a process runs), `control` and `line` (what travels on a control socket,
+//! and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and `questions` (what the node knows and passes
+//! on; no sockets),
+//! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`.
 
 pub(crate) mod broker;
 mod builder;

@@ -1,7 +1,7 @@
 //! How workers share a GPU, and the private MPS daemon of [`Sharing::Mps`].
 //!
-//! The daemon is kept by a process of its own, the keeper: this program again. It starts `nvidia-cuda-mps-control` with a
-//! pipe folder that only this node knows, and when the node closes the keeper's standard input, or ends in whatever way,
+//! A process of its own keeps the daemon: the keeper, this program again. It starts `nvidia-cuda-mps-control` with a
+//! pipe folder that only this node knows. When the node closes the keeper's standard input, or ends in whatever way,
 //! the keeper stops the daemon and removes the folder. So no daemon and no file outlive a node that was killed.
 
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! How a program of actor types becomes processes: the plug between `node/` and the post office with its actors.
+//! How a program of actor types becomes processes: joins `node/` to the transport and its actors.
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ impl Resident for Office {
     fn activity(&self) -> Activity {
         // `busy` is read last: a message counted as received before it is busy for this look or done with.
         let stats = self.stats();
-        // Those who wait come before that: one that stops waiting makes its actor's process busy first.
+        // Waiting senders are counted first: one that stops waiting makes its actor's process busy before that.
         let busy = somebody_waits_here(self) || self.is_busy();
         Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
     }

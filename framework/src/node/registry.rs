@@ -1,4 +1,4 @@
-//! Names for actors: at most one actor per name, and a name is free again when its actor ends.
+//! Names for actors. A name belongs to at most one actor, and is free again when that actor ends.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

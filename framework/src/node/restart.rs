@@ -1,4 +1,4 @@
-//! When an actor that ended is started anew: what its policy says, and how much of it is used up.
+//! Restart policies and their budgets: whether an actor that ended is started anew, and when.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct Restart {
 }
 
 impl Restart {
-    /// An actor that ended is gone. What holds unless something else is said.
+    /// No restart: an actor that ended is gone. This is the default.
     pub const fn never() -> Self {
         Restart::new(RestartWhen::Never, 0)
     }
@@ -55,7 +55,7 @@ impl Restart {
         Restart { when, budget, window: None, first, most }
     }
 
-    /// Counts only the restarts in the last `window`; without one all that there ever were.
+    /// Counts only the restarts in the last `window`. Without this, all restarts count.
     pub const fn within(mut self, window: Duration) -> Self {
         self.window = Some(window);
         self
@@ -80,14 +80,14 @@ impl Default for Restart {
     }
 }
 
-/// What follows from an end.
+/// The decision after an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// A restart, after this time.
     Restart(Duration),
-    /// None: the budget is used up.
+    /// No restart: the budget is used up.
     UsedUp,
-    /// None: it is not for such an end.
+    /// No restart: the policy is not for such an end.
     Final,
 }
 

@@ -1,4 +1,4 @@
-//! Which processes and actors there are.
+//! Which processes and actors exist, and where each actor is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -17,7 +17,7 @@ pub(crate) struct ActorEntry {
     pub(crate) started: bool,
     /// Its last life has ended, and its next one has not started.
     pub(crate) away: bool,
-    /// It is not, or will not be, where it was started.
+    /// It is not where it was started, or will not be.
     moved: bool,
 }
 

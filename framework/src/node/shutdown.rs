@@ -5,11 +5,11 @@
 //! the same, nobody is busy in either, and as many messages were received as sent (Mattern's four counters): a message
 //! that was under way during the first round would have been counted as sent there, and as received by the second.
 //!
-//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs, so after one the sums
-//! mean nothing, not even where they happen to agree. All is quiet then when nobody is busy and nothing changes for
-//! `STILL_ROUNDS` rounds, a tenth of a second; a message that lies unread makes its receiver busy
+//! A death takes its counts with it, and what the others exchanged with the dead stays in theirs. So after a death the
+//! sums mean nothing, not even if they happen to agree. All is quiet then when nobody is busy and nothing changes for
+//! `STILL_ROUNDS` rounds, a tenth of a second; an unread message makes its receiver busy
 //! ([`Activity::busy`](crate::node::host::Activity)). The same holds where a process has given up a peer that broke the
-//! protocol: what that one had sent it, and goes on sending, is never received.
+//! protocol: it never receives what that peer had sent and goes on sending.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitStatus;
@@ -27,7 +27,7 @@ const STILL_PAUSE: Duration = Duration::from_millis(4);
 /// The shortest and the longest time between two rounds. Processes do not announce that they became quiet.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
-/// What an answer led to.
+/// The state after an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Others have not answered yet.
@@ -106,7 +106,7 @@ impl Rounds {
     }
 }
 
-/// How far a worker got before its time was up.
+/// The phase of a worker when its time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// It had not become ready yet.
@@ -164,7 +164,7 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// The workers that were there when it began.
     pub workers: Vec<WorkerEnd>,
-    /// What had ended before that and had a restart policy, by worker.
+    /// The ends before that of workers with a restart policy.
     pub restarts: Vec<RestartReport>,
     /// How long it took.
     pub took: Duration,
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(rounds.answer(process(0), second, Activity::default()), Verdict::Quiet);
     }
 
-    /// What it had been sent, and is still sent, it never receives.
+    /// It never receives what it was sent and is still sent.
     #[test]
     fn who_has_given_up_a_peer_does_not_hang_a_shutdown() {
         let mut rounds = Rounds::new(false);

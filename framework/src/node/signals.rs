@@ -1,4 +1,4 @@
-//! Running until somebody says stop.
+//! Runs a node until a signal asks it to stop.
 
 use std::io;
 use std::sync::Arc;

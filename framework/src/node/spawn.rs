@@ -26,7 +26,7 @@ use crate::tensor::{Gpu, TensorError};
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ActorError {
-    /// Its type is not part of the program.
+    /// The node was not given its type.
     #[error(
         "the node does not know the actor type {0}; add it with `Node::builder().actor::<…>()` before `start()`"
     )]
@@ -57,12 +57,12 @@ pub enum ActorError {
 pub type ChannelStart = StartError;
 
 impl Node<Program> {
-    /// Settings of a node; add the program's actor types, then start it.
+    /// Makes the settings of a node; add the program's actor types, then start it.
     pub fn builder() -> NodeBuilder<Program> {
         NodeBuilder::new(Program::default())
     }
 
-    /// An actor to start, in a worker process of its own unless said otherwise.
+    /// Prepares the start of an actor, in a worker process of its own unless said otherwise.
     pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A> {
         Spawn {
             node: self,
@@ -85,7 +85,7 @@ impl Node<Program> {
         self.supervisor().spawn_worker(name)
     }
 
-    /// A mailbox of the node's own process, for this program to read: its address can be given to actors.
+    /// Makes a mailbox in the node's own process, for this program to read. Its address can be given to actors.
     ///
     /// # Errors
     /// There are too many, or the node is shutting down.
@@ -102,7 +102,7 @@ impl Node<Program> {
         Ok((Address::new(Arc::clone(office), actor, place, true), channel))
     }
 
-    /// A group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have the same.
+    /// Makes a group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have the same.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -127,8 +127,8 @@ impl Node<Program> {
         Group::new(name, strategy)
     }
 
-    /// What happens to the actor behind `address` from now on: when a life of it ends, when the next one takes messages,
-    /// when its supervisor gives up. If it is down at this moment, that is the first event.
+    /// Watches the actor behind `address`: tells when a life of it ends, when the next one takes messages, and when its
+    /// supervisor gives up. If it is down at this moment, that is the first event.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -150,7 +150,7 @@ impl Node<Program> {
         Watch::begin(self.resident(), address.actor())
     }
 
-    /// The actor that was started or registered under `name`. Blocks until the node's supervisor answers.
+    /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor answers.
     ///
     /// # Errors
     /// There is none, or the node is shutting down.
@@ -166,8 +166,8 @@ impl Node<Program> {
         self.block_on(register(self.resident(), name, address.actor()))
     }
 
-    /// Memory of this process on the host device, with a stream of its own: to make tensors to send, and to read those
-    /// that come.
+    /// Opens a stream of this process on the host device, with the process's memory there: to make tensors to send, and
+    /// to read those that come.
     ///
     /// # Errors
     /// The process has no clock left.
@@ -175,8 +175,8 @@ impl Node<Program> {
         self.gpu(&Device::host())
     }
 
-    /// Memory of this process on a device, with a stream of its own. On a GPU this opens a context in this process, which
-    /// is no client of [`Sharing::Mps`](super::Sharing::Mps).
+    /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a context in
+    /// this process, which is no client of [`Sharing::Mps`](super::Sharing::Mps).
     ///
     /// # Errors
     /// The device cannot be opened, or the process has no clock left.
@@ -198,7 +198,7 @@ impl Node<Program> {
         }
     }
 
-    /// What the node's own post office has counted.
+    /// The counts of the transport of the node's own process.
     pub fn stats(&self) -> OfficeStats {
         self.resident().stats()
     }
@@ -267,9 +267,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// Has the tensors of its messages copied to a device, its own for example, before a handler sees them: one copy on the
-    /// device where the two can reach each other, and through page-locked host memory where not. Those that are there
-    /// already stay what they are. Without this, a tensor of another GPU is read where it is.
+    /// Copies the tensors of its messages to a device, its own for example, before a handler sees them: by one copy on
+    /// the device if the two devices reach each other, through page-locked host memory if not. Tensors that are there
+    /// already are not copied. Without this, a tensor of another GPU is read where it is.
     ///
     /// The copies are this process's own, each in memory of the pool on that device; a message that finds the pool full
     /// waits, and those behind it. A message from the same process is encoded and decoded for it, as if it came from
@@ -291,9 +291,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// What happens when it ends; [`Restart::never`] unless said otherwise. It is started anew from the same arguments,
-    /// under the same identity, so its addresses stay valid and its names stay its own (DEATH-2); what it knew and what
-    /// was in its mailbox is lost. The first start is not repeated: [`start`](Self::start) reports it.
+    /// Sets its restart policy; [`Restart::never`] unless said otherwise. The supervisor starts it anew from the same
+    /// arguments, under the same identity, so its addresses stay valid and its names stay its own (DEATH-2). Its state
+    /// and its mailbox are lost. A first start that fails is not repeated: [`start`](Self::start) reports it.
     pub fn restart(mut self, policy: Restart) -> Self {
         self.how.restart = policy;
         self

@@ -1,15 +1,20 @@
-//! The node's part in a death: who has to know what before anybody is released (DEATH-1, DEATH-3).
+//! The node's part in a death: who must know what before anybody is released (DEATH-1, DEATH-3).
 //!
-//! It goes in rounds. In each, everybody alive is told what is new (certificates of the dead, ranges that others have
-//! marked) and answers with the ranges of its own that follow. What was answered is told in the next round; a round
-//! that brought nothing new is the last, and then the clocks of the dead are released. Deaths that happen meanwhile
-//! join in: nobody is released before all is known. Their certificates are told at once, all the same, because the word
-//! that they have ended does not wait for a round: a certificate never comes after it. Who dies itself has nothing more to answer: its own certificate
-//! covers what it had not marked, because marked values cannot have passed before the release.
+//! The news goes in rounds. In each, the node tells everybody alive what is new (certificates of the dead, ranges that
+//! others have marked), and they answer with the ranges of their own that follow. The next round tells these answers. A
+//! round that brings nothing new is the last; then the node releases the clocks of the dead. Four processes in a chain
+//! take four rounds, which is milliseconds.
 //!
-//! A process that does not answer in time may be stopped, and must not keep the others waiting. Whatever it had not
-//! done by then counts as tainted until it has answered the last round it was told of; it is *late*. It does not
-//! believe its clocks before that either: it sees on the board that it is behind ([`Board`](crate::clock::taint::Board)).
+//! Deaths that happen meanwhile join in: nobody is released before all is known. A new certificate is told at once,
+//! outside of the rounds, because a message between two living processes may name a clock of the dead that its receiver
+//! has never seen, and the word that a process has ended does not wait for a round: a certificate never comes after it.
+//! A process that dies has nothing more to answer: its own certificate covers what it had not marked, because marked
+//! values cannot have passed before the release.
+//!
+//! A process that does not answer within [`PATIENCE`] may be stopped, and must not keep the others waiting. It is then
+//! *late*: whatever it had not done by then counts as tainted until it has answered the last round it was told of. It
+//! does not believe its clocks before that either: it sees on the epoch page that it is behind
+//! ([`Board`](crate::clock::taint::Board)).
 //!
 //! Nothing here touches a socket, a page or a clock: it is bookkeeping, and the model in `tests` runs it.
 
@@ -22,7 +27,7 @@ use crate::ids::ProcessId;
 /// How long a process may take to answer a round.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the rounds come to.
+/// An action that the rounds call for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Act {
     /// Tell this process.
@@ -39,22 +44,22 @@ pub enum Act {
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rounds {
-    /// What everybody was told.
+    /// All news so far.
     table: Table,
     living: BTreeSet<ProcessId>,
-    /// Those of them that have done nothing yet. They are told, and not waited for: opening a device takes longer.
+    /// Processes that have done nothing yet. They are told, and not waited for: opening a device takes longer.
     opening: BTreeSet<ProcessId>,
     round: u64,
-    /// Who has not answered the round that is on.
+    /// The processes that have not answered the present round.
     waiting: BTreeSet<ProcessId>,
     deadline: Option<Instant>,
     /// The dead whose clocks are not released yet.
     dead: Vec<ProcessId>,
     /// For the next round.
     next: News,
-    /// Those who did not answer in time, with the last round that they were told of.
+    /// The processes that did not answer in time, with the last round that they were told of.
     late: BTreeMap<ProcessId, u64>,
-    /// Whose death a suspicion is put down to.
+    /// The death that a suspicion is put down to.
     last_dead: Option<ProcessId>,
 }
 
@@ -157,7 +162,7 @@ impl Rounds {
         late
     }
 
-    /// Nobody is waited for: the next round, or the end.
+    /// Everybody has answered: begins the next round, or ends.
     fn go_on(&mut self, now: Instant, acts: &mut Vec<Act>) {
         while self.waiting.is_empty() {
             self.deadline = None;

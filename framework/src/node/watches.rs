@@ -1,7 +1,10 @@
-//! Which processes want to hear of which actors, and how actors that are down went down.
+//! Which processes watch which actors, and how actors that are down went down.
 //!
-//! An actor is watched by processes; who in them watches is their own affair. What is remembered of those that are gone is
-//! bounded: of the last [`MAX_GIVEN_UP`] it is known why they ended.
+//! Processes watch actors here; which actor inside a process watches is that process's affair. Watching goes by way of
+//! the node, also within one process: only the node knows whether another life follows, and all who watch see one order
+//! of events.
+//!
+//! Bounded (MBX-2): of actors that are gone, the last [`MAX_GIVEN_UP`] are remembered with the reason of their end.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -47,7 +50,7 @@ impl Watches {
         });
     }
 
-    /// Something has happened. Returns who wants to hear of it.
+    /// Notes an event. Returns the processes that watch the actor.
     pub(crate) fn note(&mut self, event: &Lifecycle) -> Vec<ProcessId> {
         let actor = event.actor();
         if event.is_final() {

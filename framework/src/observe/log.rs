@@ -65,7 +65,7 @@ pub struct LogRecord {
     pub severity: Severity,
     /// The target that it had in its process: by default the module.
     pub target: String,
-    /// What it says.
+    /// The message.
     pub message: String,
     /// Its other fields, by name.
     pub fields: Vec<(String, String)>,

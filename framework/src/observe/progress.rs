@@ -22,7 +22,7 @@ const PLAIN: Duration = Duration::from_secs(5);
 /// Most stages that a line shows.
 const MAX_STAGES: usize = 64;
 
-/// One look at what is going on.
+/// A snapshot to show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shown {
     /// The actors or stages, in the order in which they are to be shown.
@@ -36,9 +36,9 @@ pub struct Shown {
 pub struct Stage {
     /// Its name.
     pub name: String,
-    /// What it has handled so far. The rate is made of this.
+    /// How much it has handled so far. The rate is computed from this.
     pub done: u64,
-    /// Of how many, where that is known.
+    /// The total, if it is known.
     pub of: Option<u64>,
     /// Messages that wait for it.
     pub queued: usize,

@@ -1,5 +1,5 @@
-//! What a process shows of itself to whoever looks for what stands still: see
-//! [`NodeBuilder::hang_limit`](crate::node::NodeBuilder::hang_limit). Told by a thread that runs no actor.
+//! Snapshot for hang detection: what a process shows of its queues and waits. See
+//! [`NodeBuilder::hang_limit`](crate::node::NodeBuilder::hang_limit). A thread that runs no actor takes it.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ pub struct ActorSight {
 /// A wait for a clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitSight {
-    /// Who waits.
+    /// The thread or stream that waits.
     pub waits_in: WaitsIn,
     /// The process whose clock it is: it should advance it.
     pub on: ProcessId,

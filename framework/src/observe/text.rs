@@ -1,8 +1,8 @@
-//! Texts of other processes, before anybody is shown them.
+//! Cuts and escapes texts of other processes before anybody is shown them.
 //!
-//! What a worker says of itself (why it fails, what its log has) is text that it chose. It could be of any length, begin a
-//! line of its own that looks like the node's, or move the cursor of a terminal. So it is cut and made plain once, where it
-//! comes in, and whoever shows it later need not think of that.
+//! A worker chose the text that says why it fails, and what its log has. The text could be of any length, begin a line
+//! that looks like the node's, or move the cursor of a terminal. So it is cut and made plain once, where it comes in,
+//! and whoever shows it later need not think of that.
 
 use std::fmt::Write;
 

@@ -4,6 +4,9 @@
 //! has read, a file of a FUSE mount until its daemon has answered. A process of the node that means harm could send such a
 //! thing where a page or a chunk is expected. So a descriptor that came from a peer is closed on the spot only where its
 //! kind is known to close at once, and by a thread of its own otherwise.
+//!
+//! The node takes only memory and local sockets, which close at once. Of a GPU's chunk only the driver can say what it
+//! is, so a thread of its own closes such files.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

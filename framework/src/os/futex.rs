@@ -27,7 +27,7 @@ pub enum Woken {
 /// at the word are not missed. Only reads the word.
 ///
 /// # Errors
-/// What the kernel says about an address it cannot read; not for a timeout.
+/// The kernel's error about an address that it cannot read. A timeout is no error.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> io::Result<Woken> {
     // A time too long for the kernel's type is as good as none.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::futex::{self, Woken};
 
-/// What a mapping lets this process do.
+/// The access that a mapping gives this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
     /// Writing to it faults, on the CPU as on a GPU.
@@ -81,7 +81,7 @@ impl Mapping {
         self.len
     }
 
-    /// What this process may do with it.
+    /// The access that this process has.
     pub fn access(&self) -> Access {
         self.access
     }

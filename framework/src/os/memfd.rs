@@ -49,7 +49,7 @@ impl Memfd {
     /// `name` shows in `/proc/<pid>/maps` and nowhere else.
     ///
     /// # Errors
-    /// What the kernel says: out of descriptors or memory, or `bytes` out of range.
+    /// The kernel's error: out of descriptors or memory, or `bytes` out of range.
     pub fn create(name: &str, bytes: u64) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Memory that never holds code should say so; kernels before 6.3 do not know the flag.

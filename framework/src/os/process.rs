@@ -1,4 +1,4 @@
-//! Dying with the parent, and naming a process so that its number cannot be mistaken for a later one's.
+//! Dying with the parent; naming a process so that a later one with the same number is not mistaken for it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -10,7 +10,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
 };
 
-/// Has the kernel kill this process when its parent, whose number is `parent`, ends.
+/// Asks the kernel to kill this process when its parent, whose number is `parent`, ends.
 ///
 /// The signal comes when the parent's *thread* that spawned this process ends, so spawn from a thread that lives
 /// as long as the process. Call it first thing in the child: it does not survive `exec` of a set-user-id program,

@@ -1,7 +1,7 @@
-//! Sleeps that end when they are due.
+//! Sleeps that end on time.
 //!
-//! The kernel may put the end of a thread's sleep off by the thread's timer slack, 50 us unless it says otherwise, to wake
-//! several threads at once.
+//! The kernel may end a thread's sleep late by the thread's timer slack, 50 us unless set otherwise, to wake several
+//! threads at once.
 
 use std::num::NonZeroU64;
 

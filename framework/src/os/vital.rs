@@ -1,6 +1,6 @@
-//! Threads that the process cannot do without. What such a thread was about to do when it panicked will never be done, and
-//! others wait for it, in this process and beyond: a worker ends then, with a word to its node, and whoever waits for it is
-//! released after its death (DEATH-1).
+//! Threads that the process cannot do without. When such a thread panics, what it was about to do is never done, and
+//! others wait for it, in this process and beyond. So a worker then tells its node and ends, and its waiters are
+//! released as after any death (DEATH-1).
 
 use std::any::Any;
 use std::io;
@@ -14,13 +14,14 @@ type Hook = Box<dyn Fn(&str) + Send + Sync>;
 static HOOK: OnceLock<Hook> = OnceLock::new();
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Has `hook` called, once, when this process cannot go on; it is told why, and has the process end soon. It may be called
-/// under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to end, has none.
+/// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the process soon. It
+/// may be called under locks, so it must not block. The first hook stays. A program of the user's, which is not ours to
+/// end, has none.
 pub fn on_failure(hook: impl Fn(&str) + Send + Sync + 'static) {
     let _ = HOOK.set(Box::new(hook));
 }
 
-/// Says that this process cannot go on. Returns whether it is going to end.
+/// Tells the hook that this process cannot go on. Returns whether the process is going to end.
 pub fn fail(why: &str) -> bool {
     let Some(hook) = HOOK.get() else { return false };
     if !TOLD.swap(true, Ordering::Relaxed) {
@@ -29,7 +30,7 @@ pub fn fail(why: &str) -> bool {
     true
 }
 
-/// Stands still until the process, which [`fail`] said is going to, ends.
+/// Parks until the process exits. Called after [`fail`] has returned true.
 pub fn await_end() -> ! {
     loop {
         thread::park();
@@ -55,7 +56,7 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
     })
 }
 
-/// What a panic said, where it said something.
+/// The text of a panic, if it has one.
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")

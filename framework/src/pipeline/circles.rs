@@ -1,9 +1,13 @@
-//! Circles of waiting that can be seen in a plan: what a stage keeps until more comes, where more comes only when what it
-//! keeps is done with. Found before a process starts, because no deadline ends them.
+//! Refuses pipelines that could wait for themselves, before a process starts: no deadline would end such a wait.
 //!
-//! Three things let a sender go on only when an earlier item is done with: the bound of a loop, `max_bytes_in_flight`, and
-//! the number of items that at-least-once delivery lets a source have unacknowledged. A batch or a window keeps items until
-//! it has enough of them, and a `join` until a partner comes. What all of them behind one such bound can keep is summed.
+//! Three things let a sender go on only when an earlier item is done with: the bound of a loop, `max_bytes_in_flight`,
+//! and the number of items that at-least-once delivery lets a source have unacknowledged. A batch or a window keeps
+//! items until it has enough of them, and a `join` until a partner comes. `check` sums what all of them behind one such
+//! bound can keep, and refuses the pipeline if the sum can reach the bound.
+//!
+//! Circles are refused here and not detected at run time, but for one: a `join` at least once keeps halves whose
+//! partners may never come, and only while it runs can it be seen that they do not. Each source says when it makes
+//! nothing more before something is acknowledged, and what it has under way (`worker/siblings`); the join adds that up.
 
 use super::error::Mistake;
 use super::plan::{Plan, RESULTS};

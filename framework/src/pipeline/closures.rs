@@ -1,5 +1,5 @@
-//! Closures by name. A worker is this program again and runs the same `main` up to the start of the node, so it has made
-//! the same pipelines by then, and kept the same closures here; only their names travel.
+//! Closures by name. Closures do not travel. A worker is this program again and runs the same `main` up to the start of
+//! the node, so by then it has made the same pipelines and kept the same closures here; only their names travel.
 
 use std::any::Any;
 use std::collections::HashMap;

@@ -1,8 +1,11 @@
-//! Following a running pipeline, from the start of its sources to its report. Runs on a thread of its own.
+//! Follows a running pipeline, from the start of its sources to its report, on a thread of its own.
 //!
-//! Every actor was asked to run, and answers with its counts when it is done, so the last answer is the end. An ask that
-//! fails is a death: the sources are stopped, and those behind the dead are told that nothing more comes from it, so
-//! that everything else is finished and counted.
+//! The conductor asks every actor to run. Each answers with its counts when it is done, so the last answer is the end.
+//! An ask that fails is a death: the conductor stops the sources and tells those behind the dead that nothing more
+//! comes from it, so that everything else is finished and counted.
+//!
+//! The conductor never waits for one thing alone: it drives what it sends beside the answers that it waits for. A send
+//! may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -111,6 +114,7 @@ pub(super) async fn conduct(
         plan,
         members,
     };
+    // Sources last: by then every stage is asked, and an end cannot come before its receiver follows the run.
     let mut runs = FuturesUnordered::new();
     let sources_last = [false, true];
     for sources in sources_last {
@@ -141,7 +145,7 @@ pub(super) async fn conduct(
                     }
                 }
             },
-            // One that does not come back, or has ended, need not hear it.
+            // Polled and nothing more: a member that does not come back, or has ended, need not hear it.
             Some(_) = conductor.sends.next() => {}
             Ok(event) = events.recv() => conductor.event(event),
             Some(command) = commands.recv() => conductor.command(command),
@@ -157,7 +161,7 @@ pub(super) async fn conduct(
     }
     drop(runs);
     conductor.count_again(&mut commands).await;
-    // An actor tells all before it answers, so what was told is here.
+    // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
     while let Some(event) = events.try_recv() {
         conductor.event(event);
     }
@@ -169,7 +173,7 @@ pub(super) async fn conduct(
     conductor.outcome(settings.complete)
 }
 
-/// A member's answer, with the member. Before it, it is told something else.
+/// Asks a member to run, after it was told `before`. Resolves to the member and its answer.
 async fn run(
     index: usize,
     before: Vec<Send<Control>>,
@@ -237,7 +241,7 @@ impl Conductor {
         }
     }
 
-    /// Those that have not ended.
+    /// The members that have not ended.
     fn unfinished(&self) -> Vec<(u16, u16)> {
         let members = self.members.iter().enumerate();
         let unfinished = |index: usize| self.counts[index].is_none() && !self.gone.contains_key(&index);
@@ -258,8 +262,9 @@ impl Conductor {
         }
     }
 
-    /// Nothing moves. A member that had ended may have died since and come back, which no answer says, and wait for ends that
-    /// nobody sends; an order may be waited for of which a life that died had the rest.
+    /// Nothing moves. Tells members again what a new life may not know. A member that had ended may have died since and
+    /// come back, which no answer says; it then waits for ends that nobody sends. Or a restorer waits for items that
+    /// went with a life.
     fn remind(&self) {
         for (index, member) in self.members.iter().enumerate() {
             for gone in self.over_before(index) {
@@ -270,7 +275,7 @@ impl Conductor {
         }
     }
 
-    /// That nothing more comes from those before a member that have ended, or do not come back.
+    /// For each member before this one that has ended, or does not come back: the word that nothing more comes from it.
     fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
         let is_over = |other: &usize| self.gone.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
@@ -340,7 +345,7 @@ impl Conductor {
         false
     }
 
-    /// A member is done: all that it had sent was answered, and its ends too.
+    /// A member is done: all its items and ends were answered.
     fn finished(&mut self, index: usize, counts: Counts) {
         self.counts[index] = Some(counts);
         // An end was answered by a life that may have died since; the next one would wait for it.
@@ -354,7 +359,7 @@ impl Conductor {
         }
     }
 
-    /// That nothing more comes from a member.
+    /// The word that nothing more comes from a member.
     fn gone(&self, index: usize) -> Control {
         let member = &self.members[index];
         let dead = self.gone.get(&index);
@@ -368,7 +373,7 @@ impl Conductor {
         self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == to)
     }
 
-    /// What a member's new life is told before it runs. Its earlier lives knew it, or had it in their mailbox.
+    /// What a member's new life must be told before it runs: its earlier life knew it, or had it in its mailbox.
     fn brief(&self, index: usize) -> Vec<Send<Control>> {
         let member = &self.members[index];
         // A source that is to make nothing more must not begin anew.
@@ -377,7 +382,7 @@ impl Conductor {
         stop.into_iter().chain(self.over_before(index)).map(|control| member.control.send(control)).collect()
     }
 
-    /// After a death some had more to do when they had answered already: what was sent again.
+    /// After a death, asks those who are done for their counts again: what was sent again came after their answers.
     async fn count_again(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
         if self.deaths.is_empty() || self.killed {
             return;
@@ -402,7 +407,7 @@ impl Conductor {
         }
     }
 
-    /// Has the members end that are done. Those that were killed are closed by that.
+    /// Ends the members that are done. Those that were killed need no word.
     async fn close(&mut self) {
         let done = self.members.iter().zip(&self.counts).filter(|(_, counts)| counts.is_some());
         self.sends.extend(done.map(|(member, _)| member.control.send(Control::Close)));

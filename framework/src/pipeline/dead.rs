@@ -1,4 +1,4 @@
-//! Items that a stage could not do anything with.
+//! Dead letters: items that a stage could not handle, with the error.
 
 use serde::{Deserialize, Serialize};
 

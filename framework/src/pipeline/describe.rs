@@ -1,4 +1,4 @@
-//! A pipeline as text, and as the source of diagrams.
+//! Descriptions of a pipeline: as text, and as the source of diagrams.
 
 use std::fmt;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! What can go wrong with a pipeline.
+//! The errors of pipelines.
 
 use crate::device::DeviceError;
 use crate::node::{ActorError, NodeError, SpawnError};
@@ -6,7 +6,7 @@ use crate::node::{ActorError, NodeError, SpawnError};
 use super::report::Report;
 use super::worker::meter::Failure;
 
-/// What is wrong with a pipeline as it was written down. It is found before a process starts.
+/// A mistake in a pipeline as it was written down. It is found before a process starts.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mistake {
@@ -184,7 +184,7 @@ fn what_died(report: &Report, stage: &str) -> &'static str {
     if is_source(report, stage) { "source " } else { "stage " }
 }
 
-/// What to do about a death that nobody makes up for.
+/// The remedy for a death that nobody makes up for.
 fn hint(report: &Report, stage: &str) -> &'static str {
     let restarted = report.deaths.iter().any(|death| death.stage == stage && death.restarted);
     match (restarted, is_source(report, stage)) {

@@ -1,4 +1,4 @@
-//! Writing a pipeline down: typed flows over the plan.
+//! Writing a pipeline down: typed flows over the untyped plan.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,7 +21,7 @@ use super::worker::pick::NumberOf;
 use crate::actor::Env;
 use crate::node::Restart;
 
-/// What is being written down; the pipeline and all its flows share it.
+/// The pipeline as far as it is written down. The pipeline and all its flows share it.
 pub(super) struct Draft {
     pub(super) plan: Plan,
     /// The typed part of each stage.
@@ -54,13 +54,13 @@ pub enum Plain {}
 pub enum AfterSource {}
 /// A flow behind the stage that makes it, which takes items of type `I` and can be tuned.
 pub struct After<I>(PhantomData<I>);
-/// What comes out of a sink: nothing.
+/// The output of a sink: nothing.
 pub enum Done {}
 
-/// The end of a flow: a sink that takes items of type `I`, to be tuned, or the pipeline to be run.
+/// The end of a flow: a sink that takes items of type `I` and can be tuned, or the pipeline, to be run.
 pub type Ending<I> = Flow<Done, After<I>>;
 
-/// Behind which there is one stage that can be tuned: [`AfterSource`] and [`After`].
+/// A flow behind one stage that can be tuned: [`AfterSource`] and [`After`].
 pub trait Tuned: sealed::Sealed {}
 
 mod sealed {
@@ -84,12 +84,12 @@ impl Pipeline {
         Pipeline { draft: Rc::new(RefCell::new(draft)) }
     }
 
-    /// Where items come from, in a worker of its own. There may be several.
+    /// Adds a source, in a worker of its own. There may be several.
     pub fn source<S: Source>(&self, args: S::Args) -> Flow<S::Out, AfterSource> {
         self.begin(short::<S>(), Rc::new(SourceWork::<S>(args)))
     }
 
-    /// Items of an iterator, which `make` makes in the source's worker.
+    /// Adds a source from an iterator, which `make` makes in the source's worker.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -164,17 +164,17 @@ impl<T, At> Flow<T, At> {
 }
 
 impl<T: Item, At> Flow<T, At> {
-    /// Items go to a stage, in a worker of its own.
+    /// Sends the items to a stage, in a worker of its own.
     pub fn stage<S: Stage<In = T>>(self, args: S::Args) -> Flow<S::Out, After<T>> {
         self.then(short::<S>(), Rc::new(StageWork::<S>(args)), Kind::Stage)
     }
 
-    /// Items end in a sink, in a worker of its own.
+    /// Ends the flow in a sink, in a worker of its own.
     pub fn sink<S: Sink<In = T>>(self, args: S::Args) -> Ending<T> {
         self.then(short::<S>(), Rc::new(StageWork::<AsSink<S>>(args)), Kind::Sink)
     }
 
-    /// Each item becomes another.
+    /// Turns each item into another.
     pub fn map<O: Item>(
         self,
         name: &str,
@@ -183,7 +183,7 @@ impl<T: Item, At> Flow<T, At> {
         self.apply(name, move |item, out, _| map(item).map(|item| out.emit(item)))
     }
 
-    /// Items for which `keep` is false end here.
+    /// Drops the items for which `keep` is false.
     pub fn filter(
         self,
         name: &str,
@@ -197,7 +197,7 @@ impl<T: Item, At> Flow<T, At> {
         })
     }
 
-    /// Each item becomes any number of others.
+    /// Turns each item into any number of others.
     pub fn flat_map<O: Item, I: IntoIterator<Item = O>>(
         self,
         name: &str,
@@ -220,7 +220,7 @@ impl<T: Item, At> Flow<T, At> {
         self.then(name, Rc::new(StageWork::<Apply<T, O>>(key)), Kind::Stage)
     }
 
-    /// Items end in host code, in a worker of its own.
+    /// Ends the flow in host code, in a worker of its own.
     pub fn for_each(
         self,
         name: &str,
@@ -266,7 +266,7 @@ impl<T: Item, At> Flow<T, At> {
         flow
     }
 
-    /// The stage that it comes from, in the plan.
+    /// The stage that the flow comes from, in the plan.
     pub(super) fn index(&self) -> usize {
         self.stage
     }
@@ -275,28 +275,28 @@ impl<T: Item, At> Flow<T, At> {
         &self.draft
     }
 
-    /// The items of both, as they come.
+    /// Merges two flows: the items of both, as they come.
     pub fn merge<B>(self, other: Flow<T, B>) -> Flow<T> {
         let taps = self.taps.iter().chain(&other.taps).copied().collect();
         self.at(taps)
     }
 
-    /// Every item goes to all `N` flows: each has a clone, and the tensors in it are not copied.
+    /// Sends every item to all `N` flows. Each gets a clone; the tensors in it are not copied.
     pub fn broadcast<const N: usize>(self) -> [Flow<T>; N] {
         self.fork(Select::All)
     }
 
-    /// Items go to the `N` flows in turn.
+    /// Sends items to the `N` flows in turn.
     pub fn round_robin<const N: usize>(self) -> [Flow<T>; N] {
         self.fork(Select::RoundRobin)
     }
 
-    /// Each item goes to the flow with the fewest items that are not done with.
+    /// Sends each item to the flow with the fewest items that are not done with.
     pub fn least_loaded<const N: usize>(self) -> [Flow<T>; N] {
         self.fork(Select::LeastLoaded)
     }
 
-    /// Items with the same key go to the same flow.
+    /// Sends items with the same key to the same flow.
     pub fn spread_by_key<K: Hash, const N: usize>(
         self,
         key: impl Fn(&T) -> K + Send + Sync + 'static,
@@ -305,7 +305,7 @@ impl<T: Item, At> Flow<T, At> {
         self.fork(Select::By(name))
     }
 
-    /// Items for which `first` is true go to the first flow, the others to the second.
+    /// Sends items for which `first` is true to the first flow, the others to the second.
     pub fn split(self, first: impl Fn(&T) -> bool + Send + Sync + 'static) -> (Flow<T>, Flow<T>) {
         let name = self.keep_number(move |item| u64::from(!first(item)));
         let [first, second] = self.fork(Select::By(name));
@@ -340,8 +340,8 @@ impl<T: Item, At> Flow<T, At> {
         relay.at(relay.taps.clone())
     }
 
-    /// Items go around: through the stages that `body` adds, and again for as long as `again` says so of what comes out.
-    /// What it is done with goes on.
+    /// A loop: items go through the stages that `body` adds, and again for as long as `again` is true of the result.
+    /// Items for which `again` is false leave the loop.
     ///
     /// At most `bound` items are in the loop at a time; others wait in front of it. An item that a stage of the loop drops
     /// has left it.
@@ -404,12 +404,12 @@ impl<T, At: Tuned> Flow<T, At> {
         self
     }
 
-    /// Calls the stage something else than its type, in reports and diagrams and as its worker's name.
+    /// Names the stage, in reports and diagrams and as its worker's name. Without this it has the name of its type.
     pub fn named(self, name: impl Into<String>) -> Self {
         self.tune(|stage| stage.name = name.into())
     }
 
-    /// So many of the stage, each in a worker of its own. Of a source, each makes all items.
+    /// Runs `count` replicas of the stage, each in a worker of its own. Each replica of a source makes all items.
     pub fn replicas(self, count: u32) -> Self {
         self.tune(|stage| stage.replicas = count)
     }
@@ -466,17 +466,17 @@ impl<T, I: Item> Flow<T, After<I>> {
         self.tune(|stage| stage.max_bytes = Some(bytes))
     }
 
-    /// Behind the stage's replicas, the order in which items came to them is restored: per sender that they came from.
+    /// Restores, behind the stage's replicas, the order in which items came to them, per sender.
     pub fn ordered(self) -> Self {
         self.tune(|stage| stage.ordered = true)
     }
 
-    /// Each item goes to the replica with the fewest that it is not done with; without this, they take turns.
+    /// Sends each item to the replica with the fewest unfinished items. Without this, replicas take turns.
     pub fn to_least_loaded(self) -> Self {
         self.tune(|stage| stage.select = Select::LeastLoaded)
     }
 
-    /// Items with the same key go to the same replica, and so keep their order.
+    /// Sends items with the same key to the same replica, so they keep their order.
     pub fn by_key<K: Hash>(self, key: impl Fn(&I) -> K + Send + Sync + 'static) -> Self {
         let name = closure_name(&self.draft);
         closures::keep::<NumberOf<I>>(&name, Arc::new(move |item| hash(&key(item))));
@@ -491,12 +491,12 @@ impl<T, I: Item> Flow<T, After<I>> {
         self.tune(|stage| stage.restart = Some(policy))
     }
 
-    /// Every replica takes every item.
+    /// Sends every item to every replica.
     pub fn to_all(self) -> Self {
         self.tune(|stage| stage.select = Select::All)
     }
 
-    /// The items on which the stage fails, as a flow of their own.
+    /// Gives the items on which the stage fails as a flow of their own.
     pub fn dead_letters(self) -> (Self, Flow<Dead<I>>) {
         let tap = Tap { stage: self.stage, output: DEAD, branch: 0 };
         {

@@ -16,7 +16,7 @@ pub trait Item: GpuMessage<Reply = ()> + Clone {}
 
 impl<T: GpuMessage<Reply = ()> + Clone> Item for T {}
 
-/// Which item of which source something came from: what reports name.
+/// The item of a source that something came from. Reports name items so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ItemId {
     /// The source, counted from 0 in the order in which the pipeline was written down.
@@ -38,17 +38,17 @@ impl fmt::Display for ItemId {
 /// The place of an item in an order that replicas lose and their receiver restores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Order {
-    /// Who numbered it.
+    /// The sender that numbered it.
     pub(super) lane: u32,
-    /// Which life of that: each begins with 0.
+    /// The life of that sender: each life begins with number 0.
     pub(super) life: u32,
-    /// Its number there.
+    /// Its number.
     pub(super) number: u64,
-    /// Nothing more comes with this number.
+    /// Whether nothing more comes with this number.
     pub(super) last: bool,
 }
 
-/// What travels with an item.
+/// The data about an item that travels with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tag {
     pub(super) id: ItemId,
@@ -60,10 +60,10 @@ pub(super) struct Tag {
     pub(super) parts: Vec<Shape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) order: Option<Order>,
-    /// The loops that it is in, from the outermost on: what it is called by the stage that let it in.
+    /// The loops that it is in, from the outermost on: the name that the stage at the loop's beginning gave it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) rounds: Vec<u64>,
-    /// Where items are sent again: edge and replica of whoever would.
+    /// Where items are sent again: edge and replica of the sender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lane: Option<u32>,
     /// 0 unless it was sent again.
@@ -126,13 +126,13 @@ impl Tag {
     }
 }
 
-/// What one actor of a pipeline sends to the next.
+/// A message from one actor of a pipeline to the next.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(super) enum Parcel<T: Item> {
     /// An item.
     Item(Tag, T),
-    /// Nothing came of the item with this place in the order: whoever waits for it need not.
+    /// Nothing came of the item with this place in the order: nobody need wait for it.
     Gap(Order),
     /// Nothing more comes from this sender on this edge.
     End {

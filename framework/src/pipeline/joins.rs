@@ -1,4 +1,4 @@
-//! Flows of several items in one, and of two flows in one.
+//! Flows that combine: several items into one, two flows into one.
 
 use std::hash::Hash;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use super::pairs::Pairs;
 use super::stages::{AsMany, Batcher, Gathered, KeyOf, Lift, Unbatch, Windows, Zip};
 
 impl<T: Item, At> Flow<T, At> {
-    /// So many items as one message; the last batch may be smaller. In the worker of the stage before.
+    /// Puts several items into one message; the last batch may be smaller. In the worker of the stage before.
     pub fn batch(self, batch: Batch) -> Flow<Many<T>, After<T>> {
         let flow = self.helper::<Batcher<T, AsMany>>("batch", batch);
         flow.batch_bound(batch, true)
@@ -79,7 +79,7 @@ impl<T: Item, At> Flow<T, At> {
 }
 
 impl<T: Item, At> Flow<Many<T>, At> {
-    /// The items of batches, one by one, known by their own ids again. In the worker of the stage before.
+    /// Takes batches apart: their items one by one, known by their own ids again. In the worker of the stage before.
     pub fn unbatch(self) -> Flow<T, After<Many<T>>> {
         self.helper::<Unbatch<T>>("unbatch", PhantomData).taking_apart()
     }

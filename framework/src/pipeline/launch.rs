@@ -1,5 +1,8 @@
-//! From a plan to running actors: workers first, all at once; then the actors, from the sinks to the sources, so that each
-//! is told the addresses of those it sends to.
+//! From a plan to running actors.
+//!
+//! All workers start first, at once. Then the actors start, from the sinks to the sources, and each is told the
+//! addresses of those it sends to. The addresses are arguments, so a stage that is restarted knows its receivers. Only
+//! an edge that leads back into a loop is looked up by name.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -22,20 +25,20 @@ pub(super) struct Member {
     pub(super) source: bool,
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
-    /// What it is called by those it sends to.
+    /// The name under which others find it.
     pub(super) lanes: Vec<u32>,
 }
 
-/// A pipeline that was started.
+/// A started pipeline.
 pub(super) struct Launched {
     pub(super) members: Vec<Member>,
-    /// What its actors tell.
+    /// The events of its actors.
     pub(super) news: Channel<Event>,
-    /// All of them were started for it.
+    /// Its workers. All of them were started for it.
     pub(super) workers: Vec<WorkerId>,
 }
 
-/// Starts the workers and actors of a plan that was checked. Where that fails, nothing of it stays.
+/// Starts the workers and actors of a checked plan. If that fails, nothing of it stays.
 pub(super) fn launch(
     node: &Node,
     plan: &Plan,
@@ -49,7 +52,7 @@ pub(super) fn launch(
     match start_actors(node, plan, works, settings, &workers, &events) {
         Ok(members) => Ok(Launched { members, news, workers: workers.into_values().collect() }),
         Err(error) => {
-            // Nobody closes those that have started.
+            // Nobody else closes those that have started.
             workers.into_values().for_each(|worker| node.supervisor().retire(worker));
             Err(error)
         }
@@ -216,7 +219,7 @@ fn name_of(plan: &Plan, stage: usize, replica: u16) -> String {
     format!("{}/{}/{replica}", plan.name, plan.stages[stage].name)
 }
 
-/// What the ids of a source's items begin with: sources and their replicas, counted.
+/// The first part of the ids of a source's items: sources and their replicas, counted.
 fn source_number(plan: &Plan, stage: usize, replica: u16) -> u16 {
     let before = plan.stages[..stage].iter().filter(|stage| stage.kind == Kind::Source);
     before.map(|stage| stage.replicas as u16).sum::<u16>() + replica
@@ -231,7 +234,7 @@ fn lanes_from(plan: &Plan, stage: usize, replica: u16) -> Vec<u32> {
     edges.map(|(edge, _)| lane(edge, replica)).collect()
 }
 
-/// Everybody whose end the stage waits for. What comes back in a loop has no end of its own.
+/// All senders whose end the stage waits for. The way back of a loop has no end of its own.
 fn lanes_to(plan: &Plan, stage: usize) -> Vec<u32> {
     let edges = plan.edges_to(stage).filter(|(_, edge)| !edge.feedback);
     let lanes = edges.flat_map(|(index, edge)| {
@@ -240,7 +243,7 @@ fn lanes_to(plan: &Plan, stage: usize) -> Vec<u32> {
     lanes.collect()
 }
 
-/// What a stage that pairs has to know to see that nobody can send it anything more.
+/// What a `zip` or `join` needs to know to see that nobody can send it anything more.
 fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
     let pairs = plan.stages[stage].pairs.filter(|_| plan.at_least_once.is_some())?;
     let sides = pairs.sides.map(|side| {

@@ -1,4 +1,4 @@
-//! The bounds of a pipeline.
+//! The bounds of a pipeline (MBX-2).
 
 use crate::limits::MAX_MAILBOX;
 

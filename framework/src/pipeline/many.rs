@@ -15,12 +15,12 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// So many items in one.
+    /// A batch of `count` items.
     pub fn of(count: u32) -> Self {
         Batch { count, within: None }
     }
 
-    /// A batch that is not full goes on so long after its first item.
+    /// Sends a batch on after this time since its first item, even if it is not full.
     pub fn within(mut self, time: Duration) -> Self {
         self.within = Some(time);
         self
@@ -37,7 +37,7 @@ pub struct Many<T: Item> {
 
 super::item::message!(Many<T>, |many| many.items.iter().try_for_each(T::check));
 
-/// One of two: what a stage with two inputs takes.
+/// One of two: the item of a stage with two inputs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub enum Either<A: Item, B: Item> {
@@ -52,7 +52,7 @@ super::item::message!(Either<A, B>, |either| match either {
     Either::Right(item) => item.check(),
 });
 
-/// Two that belong together.
+/// Two items that belong together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Pair<A: Item, B: Item> {
@@ -92,7 +92,7 @@ super::item::message!(Pair<A, B>, |pair| pair.left.check().and_then(|()| pair.ri
 /// }
 /// ```
 pub trait Gather: Item {
-    /// What they become.
+    /// The gathered item.
     type Gathered: Item;
 
     /// Gathers at least one item, on the device of `gpu`.
@@ -123,7 +123,7 @@ pub fn gather_tensors<'t>(
 /// Why tensors could not be gathered.
 #[derive(Debug, thiserror::Error)]
 pub enum GatherError {
-    /// There is none.
+    /// There are no tensors.
     #[error("there is no tensor to gather")]
     Empty,
     /// They differ in dtype or shape.

@@ -70,7 +70,7 @@
 //! on a node of its own ([`run`](Pipeline::run)), or on one that is there
 //! ([`Node::run_pipeline`](crate::node::Node::run_pipeline)). A pipeline can be [described](Pipeline::describe) as text and
 //! as diagrams, tells [how far it is](Pipeline::progress), and returns a [`Report`]. What is promised about order, ends,
-//! errors and deaths is in `SEMANTICS.md`.
+//! errors and deaths is in `PIPELINES.md`.
 //!
 //! **In a worker** the program runs up to the start of the node, so it writes the same pipelines down; the worker has their
 //! closures by then. A pipeline whose closures are made later, on a node that runs, cannot work, and its start says so.

@@ -10,7 +10,7 @@ pub enum OnError {
     Fail,
     /// The item is dropped; the report names it.
     Skip,
-    /// The stage is called again with a clone of the item, so often; then the pipeline fails.
+    /// Calls the stage again with a clone of the item, so many times; then the pipeline fails.
     Retry(u32),
     /// As `Retry`, but the item is dropped in the end.
     RetryThenSkip(u32),

@@ -41,7 +41,7 @@ pub(super) struct Current {
     pub(super) holds: bool,
 }
 
-/// A result on its way.
+/// A result that is to be sent.
 pub(super) struct Emitted<T> {
     pub(super) tag: Tag,
     pub(super) item: T,
@@ -66,30 +66,30 @@ impl<T> Default for Out<T> {
 }
 
 impl<T> Out<T> {
-    /// An empty one, for trying a stage out.
+    /// Makes an empty one, for trying a stage out.
     pub fn new() -> Self {
         Out { emitted: Vec::new(), current: None, kept: Kept::default(), left_over: Vec::new() }
     }
 
-    /// What was given to it since the last call.
+    /// Takes the results emitted since the last call.
     pub fn take(&mut self) -> Vec<T> {
         self.emitted.drain(..).map(|emitted| emitted.item).collect()
     }
 
-    /// A result of the item that the stage is called with.
+    /// Emits a result of the item that the stage is called with.
     pub fn emit(&mut self, item: T) {
         let (tag, cargo) = self.here();
         self.emitted.push(Emitted { tag, item, cargo: cargo.into_iter().collect() });
     }
 
-    /// A result that is known by `id`: that of one of the items that went into the one the stage is called with.
+    /// Emits a result that is known by `id`, the id of one of the items that went into the one at hand.
     pub fn emit_as(&mut self, id: ItemId, item: T) {
         let (mut tag, cargo) = self.here();
         (tag.id, tag.also, tag.parts) = (id, Vec::new(), Vec::new());
         self.emitted.push(Emitted { tag, item, cargo: cargo.into_iter().collect() });
     }
 
-    /// A result of items that were held. It is known by the first of them; reports name all.
+    /// Emits a result of items that were held. It is known by the first of them; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
         let (here, here_cargo) = self.here();
         let (mut ids, mut shapes) = (Vec::new(), Vec::new());
@@ -151,7 +151,7 @@ impl<T> Out<T> {
         }
     }
 
-    /// Which item the stage is called with; `None` where it is called for another reason.
+    /// The item that the stage is called with; `None` if it is called for another reason.
     pub fn id(&self) -> Option<ItemId> {
         self.current.as_ref().map(|current| current.tag.id)
     }
@@ -180,7 +180,7 @@ impl<T> Out<T> {
         Out { emitted: Vec::new(), current, kept: kept.clone(), left_over: Vec::new() }
     }
 
-    /// Takes back what a call that failed has emitted: all that was in it.
+    /// Takes back what a failed call has emitted, with all items that were in it.
     pub(super) fn withdraw(&mut self) -> impl Iterator<Item = Keeping> + '_ {
         self.emitted.drain(..).map(|Emitted { tag, cargo, .. }| Keeping { tag, cargo })
     }
@@ -215,7 +215,7 @@ impl Held {
         self.kept.ids(self.number)
     }
 
-    /// What is held later has a higher one.
+    /// Items that are held later have a higher number.
     pub(super) fn age(&self) -> u64 {
         self.number
     }
@@ -230,7 +230,7 @@ impl Held {
         self
     }
 
-    /// What is kept, or only its id if it was given up.
+    /// The item that is kept, or only its id if it was given up.
     fn take(self) -> Result<Keeping, ItemId> {
         self.kept.take(self.number).ok_or(self.id)
     }

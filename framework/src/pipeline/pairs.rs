@@ -1,4 +1,4 @@
-//! Who knows that a half in a `zip` or `join` waits for nothing, as far as the plan says it.
+//! Which stages can know that a half in a `zip` or `join` gets no partner, as far as the plan says.
 
 use super::item::ItemId;
 use super::plan::{Edge, Kind, Plan};
@@ -13,7 +13,7 @@ pub(super) struct Pairs {
     pub(super) by_id: bool,
 }
 
-/// What a fork tells a stage that pairs.
+/// Where a fork reports to: a `zip` or `join`, and one of its sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Partner {
     /// The stage that pairs.
@@ -41,7 +41,7 @@ pub(super) enum Partners<'n> {
 }
 
 impl Plan {
-    /// Those whom one way out of a stage has to tell that a partner will not come: of an item that is settled on branches
+    /// Whom one way out of a stage tells that a partner will not come: of an item that is settled on branches
     /// without which nothing of it comes to one side of them. Where all branches are settled, there is nothing left to tell.
     pub(super) fn partners(&self, fork: usize, output: u8) -> Vec<Partner> {
         let edges = self.edges_from(fork, output);

@@ -1,4 +1,4 @@
-//! Where a stage runs.
+//! The device and process in which a stage runs.
 
 use crate::device::{Device, DeviceError};
 

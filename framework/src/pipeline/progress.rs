@@ -1,4 +1,4 @@
-//! How far a running pipeline is.
+//! The progress of a running pipeline.
 
 use std::fmt;
 use std::io::{IsTerminal, Write};
@@ -9,7 +9,7 @@ use super::plan::Plan;
 use super::report::stream_waited;
 use super::worker::meter::Counts;
 
-/// What is told of a pipeline while it runs.
+/// How a running pipeline shows its progress.
 #[derive(Clone, Default)]
 pub enum Progress {
     /// Nothing.
@@ -23,7 +23,7 @@ pub enum Progress {
     To(Arc<dyn Fn(&Snapshot) + Send + Sync>),
 }
 
-/// How far a pipeline is.
+/// A snapshot of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Since its sources were started.
@@ -32,7 +32,7 @@ pub struct Snapshot {
     pub stages: Vec<StageSnapshot>,
 }
 
-/// How far a stage is, all replicas together.
+/// A snapshot of a stage, all replicas together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageSnapshot {
     /// Its name.
@@ -89,7 +89,7 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// Makes snapshots of counts, and tells them.
+/// Makes snapshots of counts, and shows them.
 pub(super) struct Teller {
     progress: Progress,
     before: (Duration, Vec<Counts>),

@@ -1,4 +1,4 @@
-//! What a pipeline did.
+//! The report of a run: what each stage did, what was lost, and why.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::plan::{Kind, Plan};
 use super::worker::histogram::Histogram;
 use super::worker::meter::{Counts, Failure, Lost};
 
-/// What a pipeline did, as a table ([`Display`](fmt::Display)) and as JSON ([`to_json`](Self::to_json)).
+/// The report of a run, as a table ([`Display`](fmt::Display)) and as JSON ([`to_json`](Self::to_json)).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Its name.
@@ -28,7 +28,7 @@ pub struct Report {
     pub lost: Vec<Lost>,
     /// All that were lost.
     pub lost_count: u64,
-    /// Those of them that no death explains. Where there is one, [`run`](super::Pipeline::run) is an error.
+    /// How many of them no death explains. If there is one, [`run`](super::Pipeline::run) is an error.
     #[serde(default)]
     pub lost_unexplained: u64,
     /// Items that were left over in stages that work, because what they waited for did not come: the partners that a `zip`
@@ -45,7 +45,7 @@ pub struct Report {
     pub waiting: Vec<Waiting>,
 }
 
-/// What a replica waited for that had not ended.
+/// What an unfinished replica waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     /// The stage.
@@ -56,7 +56,7 @@ pub struct Waiting {
     pub what: String,
 }
 
-/// What a stage did, all replicas together.
+/// The work of a stage, all replicas together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageReport {
     /// Its name.
@@ -66,7 +66,7 @@ pub struct StageReport {
     /// Whether it is a source.
     #[serde(default)]
     pub is_source: bool,
-    /// How many of it there were.
+    /// The number of its replicas.
     pub replicas: u32,
     /// Items that came.
     pub items_in: u64,
@@ -175,7 +175,7 @@ impl Report {
         self.lost_count == 0 && self.left_over_count == 0
     }
 
-    /// What keeps it from being complete, in one line; `None` where nothing does.
+    /// Why it is not complete, in one line; `None` if it is.
     pub(super) fn incomplete(&self) -> Option<String> {
         if self.is_complete() {
             return None;

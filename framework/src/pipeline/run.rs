@@ -1,4 +1,4 @@
-//! Running a pipeline: on a node of its own, or on one that is there.
+//! Runs a pipeline, on a node of its own or on one that is there.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Pipeline {
         Ok(running)
     }
 
-    /// Whether it can run: what [`run`](Self::run) looks at before it starts a process.
+    /// Checks whether it can run, as [`run`](Self::run) does before it starts a process.
     ///
     /// # Errors
     /// [`PipelineError::Graph`] with everything that is wrong.
@@ -218,12 +218,12 @@ impl Running {
         self.baton.give(Command::Cancel);
     }
 
-    /// Something that cancels, to be given away.
+    /// A handle that cancels it, for other threads.
     pub fn canceller(&self) -> Canceller {
         Canceller(self.baton.clone())
     }
 
-    /// Ends it at once: nothing is finished. Its workers are killed, and a node of its own with them.
+    /// Kills its workers at once, and a node of its own with them. Nothing is finished.
     pub fn kill(&self) {
         self.baton.give(Command::Kill);
     }
@@ -231,7 +231,7 @@ impl Running {
     /// Waits for the end.
     ///
     /// # Errors
-    /// What made it fail, with the report.
+    /// The cause, with the report.
     pub fn wait(mut self) -> Result<Report, PipelineError> {
         self.end()
     }

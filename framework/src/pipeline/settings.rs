@@ -1,4 +1,4 @@
-//! How a pipeline is run, apart from what it does.
+//! Settings of a run that do not change what the pipeline computes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct Settings {
     pub(super) every: Duration,
     pub(super) trace: Option<PathBuf>,
     pub(super) deadline: Duration,
-    /// A run in which nothing has moved for so long is reported.
+    /// How long nothing may move before the log says so.
     pub(super) hang_limit: Duration,
     /// Whether what is lost or left over is an error, whatever explains it.
     pub(super) complete: bool,
@@ -39,11 +39,11 @@ impl Default for Settings {
     }
 }
 
-/// How often actors tell how far they are where nobody looks at their progress.
+/// How often actors report when nobody shows their progress.
 const SELDOM: Duration = Duration::from_secs(1);
 
 impl Settings {
-    /// How often actors tell how far they are.
+    /// How often actors report.
     pub(super) fn told_every(&self) -> Duration {
         if self.progress.is_off() { SELDOM.min(self.hang_limit / 2) } else { self.every }
     }

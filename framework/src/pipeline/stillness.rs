@@ -1,4 +1,4 @@
-//! Whether a running pipeline still moves, and what its stages wait for where it does not.
+//! Detects that a running pipeline no longer moves, and says what its stages wait for.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use super::report::Waiting;
 use super::worker::meter::Counts;
 use super::worker::waits::Wait;
 
-/// What the actors have told, by stage and replica.
+/// The last reports of the actors, by stage and replica.
 pub(super) struct Stillness {
     limit: Duration,
-    /// Actors tell so often. One that has not for longer is in a call, or its process is stopped.
+    /// How often actors report. One that has been silent for longer is in a call, or its process is stopped.
     every: Duration,
     told: HashMap<(u16, u16), Told>,
     /// When anything last moved.
@@ -26,7 +26,7 @@ struct Told {
     moves: Moves,
 }
 
-/// Whatever changes when an actor does something.
+/// The counts that change when an actor does something.
 type Moves = [u64; 6];
 
 fn moves(counts: &Counts) -> Moves {
@@ -39,7 +39,7 @@ impl Stillness {
         Stillness { limit, every, told: HashMap::new(), moved: now, due: now.checked_add(limit) }
     }
 
-    /// An actor has told how far it is.
+    /// Notes the report of an actor.
     pub(super) fn told(&mut self, counts: &Counts, waits: Vec<Wait>) {
         let (at, moves) = (Instant::now(), moves(counts));
         let told = Told { at, waits, moves };
@@ -49,7 +49,7 @@ impl Stillness {
         }
     }
 
-    /// Something happened.
+    /// Notes that something moved.
     pub(super) fn move_on(&mut self) {
         self.moved = Instant::now();
         self.due = self.moved.checked_add(self.limit);
@@ -69,7 +69,7 @@ impl Stillness {
         if in_a_call { Duration::ZERO } else { now.saturating_duration_since(self.moved) }
     }
 
-    /// It was said that nothing has moved for so long. It is not said again before that has lasted twice as long.
+    /// Notes that the log has said so. It says so again only after twice the time.
     pub(super) fn said(&mut self, now: Instant) -> Duration {
         let still = now.saturating_duration_since(self.moved);
         self.due = now.checked_add(still);
@@ -83,7 +83,7 @@ impl Stillness {
         })
     }
 
-    /// What each of `members` waits for, as far as it has told.
+    /// What each of `members` waits for, as far as it has reported.
     pub(super) fn waiting(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Vec<Waiting> {
         let waiting = members.iter().map(|member| {
             let told = self.told.get(member);

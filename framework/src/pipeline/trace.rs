@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::worker::meter::{Span, Spanned};
 use crate::observe::trace::chrome::{self, Args, Event, Row, Step};
 
-/// What was told of a run so far.
+/// The spans of a run so far.
 #[derive(Default)]
 pub(super) struct Trace {
     actors: Vec<(u16, u16, u32)>,
@@ -79,7 +79,7 @@ impl Trace {
         events
     }
 
-    /// What the processes and their rows are called. Several actors may share a process, which has one name.
+    /// The names of the processes and their rows. Several actors may share a process, which has one name.
     fn names(&self, plan: &Plan) -> Vec<Event> {
         let mut processes: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         let mut threads = Vec::new();

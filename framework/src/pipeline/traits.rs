@@ -1,6 +1,6 @@
-//! What a user of pipelines writes: where items come from, what becomes of them, where they end.
+//! What a user of pipelines writes: sources, stages and sinks.
 //!
-//! All three are made in their worker process by `create`, and called there on the thread of that process's actors, one
+//! `create` makes each in its worker process. Its other methods run there, on the thread of that process's actors, one
 //! call at a time. They are plain code: nothing is awaited. While a call runs, the process reads no messages; what it
 //! put on a stream goes on by itself.
 

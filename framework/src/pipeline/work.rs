@@ -1,4 +1,4 @@
-//! The typed part of a stage: registering its actor, and starting it with the addresses of those it sends to.
+//! The typed part of a stage: registers its actor and starts it with the addresses of those it sends to.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use crate::actor::{Address, Program, RemoteActor};
 use crate::device::Device;
 use crate::node::{ActorError, NodeBuilder, Restart, WorkerId};
 
-/// What is to be done for a stage, whatever its types are.
+/// The typed work for a stage, behind an interface without types.
 pub(super) trait Work {
     /// Adds its actors to a program.
     fn register(&self, builder: NodeBuilder<Program>) -> NodeBuilder<Program>;
@@ -36,7 +36,7 @@ pub(super) struct Site<'s> {
     pub(super) mailbox: u32,
     pub(super) own_thread: bool,
     pub(super) restart: Restart,
-    /// For those that find it by name.
+    /// The name under which others find it.
     pub(super) name: Option<String>,
     pub(super) config: Config,
     pub(super) results: Way<'s>,

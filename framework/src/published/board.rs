@@ -43,7 +43,7 @@ pub struct Newer<M> {
     value: PhantomData<fn(M)>,
 }
 
-/// The newest version, or that no more will come.
+/// The newest version, or the word that no more will come.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound(serialize = "M: Serialize", deserialize = "M: serde::de::DeserializeOwned"))]
 pub struct Newest<M> {

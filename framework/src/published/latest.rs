@@ -13,8 +13,8 @@ use crate::actor::{self, Address, AskError, Env, LookupError};
 use crate::mailbox::post::Office;
 use crate::node::Node;
 
-/// How long a reader waits before it looks for a board again that was not there; doubled up to [`LONGEST_PAUSE`]. The
-/// registry has no event for a name that comes.
+/// How long a reader waits before it looks again for a board that was not there; doubled up to [`LONGEST_PAUSE`]. The
+/// registry has no event for a new name.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
 /// See [`FIRST_PAUSE`].

@@ -10,6 +10,8 @@
 //! - **Nobody waits for a reader.** A reader asks the board for something newer than what it has, and for one thing at a
 //!   time. So at most one version is on its way to it (MBX-2), and a slow reader skips versions: the newest wins.
 //! - **Late readers** get the newest version as soon as they ask.
+//! - **A version costs each reader a round trip.** In return the board keeps no list of readers, and a reader that is
+//!   slow or dead costs nothing but an unanswered question.
 //! - **A reader that dies** takes its leases with it (LEASE-4); the board drops its question with the next version.
 //! - **When the publisher dies**, readers and the board keep the last version: its memory outlives its owner. A new
 //!   publisher goes on, with the next number.

@@ -18,12 +18,12 @@ pub struct Publisher<M: Publishable> {
 }
 
 impl<M: Publishable> Publisher<M> {
-    /// For the board at this address.
+    /// Makes a publisher for the board at this address.
     pub fn new(board: Address<Publish<M>>) -> Self {
         Publisher { board }
     }
 
-    /// For the board under `name`.
+    /// Makes a publisher for the board under `name`.
     ///
     /// # Errors
     /// There is none, or the node is gone.

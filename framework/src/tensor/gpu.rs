@@ -74,7 +74,7 @@ impl Gpu {
         self.pool.backend().name()
     }
 
-    /// A tensor with whatever the memory holds. Never waits.
+    /// Makes a tensor with whatever the memory holds. Never waits.
     ///
     /// # Errors
     /// A shape that is too large, a full pool, a device that refuses.
@@ -113,7 +113,7 @@ impl Gpu {
         Ok(TensorMut::from_parts(allocation.lease, address, dtype, layout, None))
     }
 
-    /// A tensor of zeros (`false` for bool).
+    /// Makes a tensor of zeros (`false` for bool).
     ///
     /// # Errors
     /// As for [`empty`](Self::empty).
@@ -128,7 +128,7 @@ impl Gpu {
         Ok(tensor)
     }
 
-    /// A tensor with the given elements in row-major order.
+    /// Makes a tensor with the given elements in row-major order.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty), and a number of elements that is not the shape's.
@@ -145,7 +145,8 @@ impl Gpu {
         Ok(tensor)
     }
 
-    /// The elements of a tensor on this device in row-major order, whatever its strides. Blocks until they are there.
+    /// Reads the elements of a tensor on this device in row-major order, whatever its strides. Blocks until they are
+    /// there.
     ///
     /// # Errors
     /// Another dtype or device, data that will not come.
@@ -175,7 +176,7 @@ impl Gpu {
         Ok(elements)
     }
 
-    /// A packed copy of a tensor on this device, in memory of its own.
+    /// Makes a packed copy of a tensor on this device, in memory of its own.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty), and a tensor on another device.
@@ -188,7 +189,8 @@ impl Gpu {
         Ok(copy)
     }
 
-    /// Tensors of one dtype and shape, on this device, as one packed tensor with an axis more in front: one copy for each.
+    /// Stacks tensors of one dtype and shape, on this device, into one packed tensor with an axis more in front, by one
+    /// copy each.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -272,7 +274,7 @@ impl Gpu {
         if tensor.is_contiguous() { Ok(tensor.clone()) } else { Ok(self.copy(tensor)?.freeze()) }
     }
 
-    /// Blocks until everything on the stream is done.
+    /// Blocks until all work on the stream is done.
     ///
     /// # Errors
     /// Work on the stream failed since the last call.

@@ -3,13 +3,29 @@
 //! **On drop** the handle lets its lease go; when it was the last in the process, the lease goes back to its owner,
 //! ordered behind everything that this process's streams still do with the memory. Dropping never blocks.
 //!
-//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to clone,
-//! and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write at the same time. A `Tensor` of which no clone is left in any process becomes a `TensorMut` again by
-//! [`Tensor::into_mut`], so that one buffer can pass through a whole pipeline in place (ONE-WRITER: the one who holds
-//! the `TensorMut` is the writer).
+//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to
+//! clone, and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write at the same time. A
+//! `Tensor` of which no clone is left in any process becomes a `TensorMut` again by [`Tensor::into_mut`], so that one
+//! buffer can pass through a whole pipeline in place (ONE-WRITER: the holder of the `TensorMut` is the writer).
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! # let node = Node::builder().start()?;
+//! let gpu = node.host()?; // in an actor: `env.gpu()`, a stream of the actor's device
+//! let mut squares = gpu.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?;
+//! gpu.run((squares.of_mut::<f32>(),), |(x,)| x.iter_mut().for_each(|x| *x *= *x))?; // work on the stream
+//! let squares = squares.freeze(); // now it can be cloned and sent; nobody writes it
+//! let tail = squares.slice(0, 2..4)?; // shares the memory and the lease
+//! assert_eq!(tail.to_vec::<f32>()?, [9.0, 16.0]); // waits until the data is there
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! Work on a tensor goes through a stream ([`Gpu`]). Every way to use one on a stream first makes the stream wait for
-//! the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it (CLOCK-2).
+//! the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it (CLOCK-2). The
+//! handler's stream has waited before the handler begins; asking twice costs nothing.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -44,11 +60,11 @@ use crate::lease::Lease;
 /// Whether a tensor's data is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorStatus {
-    /// It is.
+    /// The data is there.
     Ready,
-    /// It is on its way.
+    /// The data is on its way.
     Pending,
-    /// It depends on work that a process had not done when it died, and will never be there. Every use is an error.
+    /// The data depends on work that a process had not done when it died. Every use is an error.
     Tainted {
         /// The process that died.
         by: ProcessId,
@@ -83,7 +99,7 @@ pub struct Tensor {
     layout: Layout,
     /// When the data is there; `None` once that is known to be the past.
     ready: Option<Ticket>,
-    /// Of the first element, in this process.
+    /// The address of the first element in this process.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
@@ -231,7 +247,7 @@ impl Tensor {
         match self.ready.map(|ticket| self.lease.domain().standing(&ticket)) {
             None | Some(Ok(Standing::Ready)) => TensorStatus::Ready,
             Some(Ok(Standing::Tainted(by))) => TensorStatus::Tainted { by },
-            // Of an unknown clock nothing will come; whoever waits for it is told.
+            // Nothing will come of an unknown clock; a use reports that.
             Some(Ok(Standing::Pending) | Err(_)) => TensorStatus::Pending,
         }
     }

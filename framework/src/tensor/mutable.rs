@@ -34,7 +34,7 @@ pub struct TensorMut {
     layout: Layout,
     /// When the data that is there was written by another stream or process.
     ready: Option<Ticket>,
-    /// Of the first element, in this process, to write.
+    /// The address of the first element in this process, to write.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
@@ -45,11 +45,11 @@ pub struct TensorMut {
 pub struct NotSole {
     /// The tensor.
     pub tensor: Tensor,
-    /// What was in the way.
+    /// The reason.
     pub why: NotSoleReason,
 }
 
-/// What keeps a tensor from being written.
+/// Why a tensor cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum NotSoleReason {
     /// Clones or slices are left in this process.
@@ -61,7 +61,7 @@ pub enum NotSoleReason {
     /// Another process holds it, or held it when it was sent here.
     #[error("another process holds it too, or did when it was sent; copy it with `gpu.copy(&tensor)`")]
     HeldElsewhere,
-    /// Two of its indices mean the same element.
+    /// Two of its indices name the same element.
     #[error("its strides make elements overlap; copy it with `gpu.contiguous(&tensor)`")]
     Overlaps,
     /// The stream could not be made to wait, or the memory not be mapped writable.
@@ -114,7 +114,7 @@ impl TensorMut {
             return Err(TensorError::from(tainted).into());
         }
         let (address, _) = tensor.lease.writable().map_err(TensorError::from)?;
-        // What readers in other processes still do with the memory comes before what is written now (CLOCK-2).
+        // Readers in other processes may still use the memory; the new writer's stream waits for them (CLOCK-2).
         let uses = tensor.lease.recorded_uses();
         gpu.stream().wait_in_order(uses).map_err(TensorError::from)?;
         gpu.stream().wait(tensor.ready).map_err(TensorError::from)?;
@@ -175,7 +175,7 @@ impl TensorMut {
         Tensor::from_parts(self.lease.clone(), self.dtype, self.layout, ready)
     }
 
-    /// Stands for everything that was done with the memory so far.
+    /// A ticket for everything that was done with the memory so far.
     pub(super) fn last_write(&self) -> Option<Ticket> {
         // A stream that used the memory has waited for `ready` before it did.
         self.last_use().unwrap_or_else(|unordered| unordered.written.or(self.tainted()))

@@ -1,10 +1,31 @@
 //! What tests are made with (feature `testing`): those of programs that use the framework, and its own.
 //!
-//! For programs: [`fault`] has processes end, stand still or panic at named points; [`leaks`](mod@leaks) shows whether
-//! everything came back.
+//! For programs: [`fault`] has processes end, stop or panic at named points; `leaks` shows whether everything came
+//! back.
 //!
-//! For tests of devices, transports and the framework itself: [`cluster`] runs several processes' post offices in one process, so that a test sees every step of a lease's way and
-//! can stop between any two. [`forge`] writes what no honest process would (WIRE-1).
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use tensorpost::prelude::*;
+//! use tensorpost::testing::{fault, leaks};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let node = Node::builder().start()?;
+//! let gpu = node.host()?;
+//! gpu.zeros(DType::F32, &[4])?; // the first allocation makes the pool's chunk
+//! let before = leaks();
+//! fault::arm("lease.release=delay:1".parse()?); // the next release is late
+//! drop(gpu.zeros(DType::F32, &[4])?);
+//! assert!(before.growth(&leaks()).is_empty());
+//! # fault::disarm();
+//! # Ok(())
+//! # }
+//! # main().unwrap();
+//! # }
+//! ```
+//!
+//! For tests of devices, of the transport and of the framework itself: `cluster` runs the transports of several
+//! processes in one process, so that a test sees every step of a lease's way and can stop between any two. `forge`
+//! writes what no honest process would (WIRE-1).
 
 pub use crate::fault;
 

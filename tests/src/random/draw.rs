@@ -374,7 +374,7 @@ impl<'d> Drawing<'d> {
 
     fn pair(&mut self) {
         let uses_bytes = self.spec.ops.iter().any(|op| op.settings.max_bytes.is_some());
-        // What `SEMANTICS.md` says that nobody sees to stand still.
+        // What `PIPELINES.md` says that nobody sees to stand still.
         if self.spec.at_least_once.is_some() && (self.pairings > 0 || uses_bytes) {
             return;
         }

@@ -7,7 +7,7 @@
 //!
 //! Every item carries its [history], and every part writes down what it got. So the law of conservation is checked
 //! edge by edge: what one part made and the next did not get has to be named in the report; nothing comes twice, nowhere
-//! else, out of order, or with another content. What exactly is promised is in `SEMANTICS.md`, and how that is judged in
+//! else, out of order, or with another content. What exactly is promised is in `PIPELINES.md`, and how that is judged in
 //! [`oracle`].
 //!
 //! [`spec`] says what a run is, [`draw`] draws one from a seed, [`build`](mod@build) writes its pipeline down of the

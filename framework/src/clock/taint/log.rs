@@ -42,7 +42,7 @@ struct Wait {
 /// The first own value that is tainted, and by whose death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
-    /// Everything from this value on.
+    /// The first tainted value; all after it are tainted too.
     pub from: u64,
     /// The process that died.
     pub by: ProcessId,

@@ -34,7 +34,7 @@ use crate::ids::ProcessId;
 /// How far the clocks of a process had come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Certificate {
-    /// Whose clocks.
+    /// The process whose clocks these are.
     pub process: ProcessId,
     /// The last value of each clock; those that are left out at the end never left zero.
     pub last: Vec<u64>,
@@ -51,7 +51,7 @@ impl Certificate {
 /// Values of one clock, both ends included, that stand for work behind a wait which a death left without an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TaintRange {
-    /// Whose clock.
+    /// The process whose clock it is.
     pub process: ProcessId,
     /// Which clock.
     pub slot: u16,
@@ -63,7 +63,7 @@ pub struct TaintRange {
     pub by: ProcessId,
 }
 
-/// What the node tells everybody in one round. Who has taken it in answers with the ranges of its own that follow.
+/// The news of one round, from the node to every process. Each answers with the ranges of its own that follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct News {
     /// The round; they are counted from one.
@@ -89,14 +89,14 @@ impl News {
     }
 }
 
-/// What can be said of a ticket.
+/// The state of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The data is there.
     Ready,
-    /// It is on its way, as far as this process knows.
+    /// The data is on its way, as far as this process knows.
     Pending,
-    /// It will never be: the writer, or somebody whom the writer waited for, has died.
+    /// The data will never be there: the writer, or a process that the writer waited for, has died.
     Tainted(ProcessId),
 }
 

@@ -58,7 +58,7 @@ impl Entry {
         }
         let mut new = Span { from: range.from, to: range.to, by: range.by };
         spans.retain(|span| {
-            // Those that touch it become one with it.
+            // Ranges that touch the new one are merged with it.
             let apart =
                 !passed(span.to.wrapping_add(1), new.from) || !passed(new.to.wrapping_add(1), span.from);
             if !apart {
@@ -151,7 +151,7 @@ impl Table {
         self.round
     }
 
-    /// Everything, for a process that joins.
+    /// The whole table, for a process that joins.
     pub fn everything(&self) -> News {
         let mut news = News { round: self.round, ..News::default() };
         for process in &self.dead {

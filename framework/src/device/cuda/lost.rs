@@ -1,11 +1,11 @@
-//! A device that this process has lost: after a kernel's fault every call fails, in all contexts of the process, and only
-//! a new process can use the device again.
+//! A device that this process has lost. After a kernel's fault every call fails, in all contexts of the process, and
+//! only a new process can use the device again.
 //!
-//! What the process had promised on its clocks will never come. So a worker says why to the node, and ends; then its
-//! waiters are released as after any death (DEATH-1). Nobody else is affected, unless they share the GPU through MPS.
+//! What the process had promised on its clocks never comes. So a worker tells the node why, and ends; then its waiters
+//! are released as after any death (DEATH-1). Nobody else is affected, unless they share the GPU through MPS.
 //!
-//! The first failing call tells. Because a process may make none for a long time, and a kernel's fault wakes nobody, a
-//! thread asks the driver now and then.
+//! The first call that fails reports the loss. A process may make no call for a long time, and a kernel's fault wakes
+//! nobody, so a thread asks the driver ten times a second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

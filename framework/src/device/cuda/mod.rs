@@ -83,7 +83,7 @@ pub struct CudaBackend {
     shared: Arc<Shared>,
 }
 
-/// What chunks and streams of one GPU have in common.
+/// The state that chunks and streams of one GPU share.
 struct Shared {
     driver: &'static Driver,
     /// The driver's handle of the device.

@@ -68,7 +68,7 @@ impl<T> Pending<T> {
         self.marks.push_back((self.marked, self.issued));
     }
 
-    /// What can be let go now that the word stands at `mark`.
+    /// Takes out what can be let go now that the word stands at `mark`.
     #[must_use]
     pub(super) fn reach(&mut self, mark: u64) -> Vec<T> {
         while let Some(&(value, issued)) = self.marks.front()

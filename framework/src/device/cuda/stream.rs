@@ -5,6 +5,11 @@
 //!
 //! When the stream is dropped with work unfinished, a thread sleeps until the work is done, then lets go of what it
 //! used and gives the clock back. Its waits end because every wait does (DEATH-1).
+//!
+//! A submitter that waits for room goes on before the stream is empty (`await_room`). Waiting until all work was done
+//! left the GPU without work until the next message came, in this process and in all behind it: four stages of 100 us
+//! under MPS took 122 us an item, and 110 since. The limits are such that a submitter that waits never has a clock
+//! write put off.
 
 #![expect(unsafe_code, reason = "implements the unsafe functions of a stream")]
 
@@ -77,7 +82,7 @@ struct Order {
     pending: Pending<Held>,
 }
 
-/// What unfinished work uses.
+/// The things that unfinished work uses.
 enum Held {
     Mappings { _keep: Keep },
     Block { _block: Arc<Pinned>, _keep: Keep },

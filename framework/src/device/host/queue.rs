@@ -20,7 +20,7 @@ use crate::clock::{ClockDomain, OwnClock};
 use crate::limits::MAX_STREAM_STEPS;
 use crate::os::{AdaptiveSpin, vital};
 
-/// What a stream and its thread share.
+/// The state that a stream and its thread share.
 pub(super) struct Queue {
     pub(super) clock: OwnClock,
     pub(super) domain: Arc<ClockDomain>,

@@ -15,7 +15,7 @@ pub struct PoolStats {
     pub held_bytes: u64,
     /// How many those are.
     pub allocations: usize,
-    /// Those of them that other processes have leases on.
+    /// How many of them other processes have leases on.
     pub lent_bytes: u64,
     /// Released, but the last use has not passed.
     pub quarantined_bytes: u64,
@@ -27,7 +27,7 @@ impl Pool {
         self.state.lock().stats()
     }
 
-    /// Who holds this pool's memory, the largest first, in words.
+    /// The holders of this pool's memory, the largest first, in words.
     pub fn holders(&self) -> String {
         self.state.lock().holders(self.process)
     }

@@ -1,4 +1,9 @@
 //! Which processes have ended, as far as this one knows.
+//!
+//! A process parts with the link of a dead peer when it has read it to the end: descriptors, rings and queues go. One
+//! number per slot says which lives have ended, because the next life begins only after the last has ended. A process
+//! that joined later learns of the ends before it from its own life, and from the lives that make links to it: memory
+//! of earlier lives is memory of the dead (LEASE-4).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

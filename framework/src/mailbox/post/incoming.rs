@@ -5,6 +5,9 @@
 //! where it is, what is missing is asked for, and the reader comes back. Then its leases are adopted, all of them, and
 //! from there on they are values: whatever becomes of the message, they go back (LEASE-2). The hold on memory of a third
 //! process is posted before the cursor moves past the frame (LEASE-3).
+//!
+//! A rejected frame is answered. A receiver that cannot read a frame cannot know its leases either, so it posts the
+//! frame's end position back. The sender remembers the grants and takes them out of its book.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

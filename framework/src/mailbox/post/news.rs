@@ -18,6 +18,9 @@
 //! 3. The reader finds nothing to do (`Office::poll`). It always comes to that: who puts off a ring says so in
 //!    `Office::quiet`, which the reader looks at after every look in vain and after it has said that it is parked, and
 //!    wakes it if it is parked (`Office::keep_quiet`).
+//!
+//! A doorbell that wakes is a system call in the middle of the ringer's work. While its neighbours sleep, a busy stage
+//! rings once an item, for the item that it hands on; where cores are plenty they do not sleep.
 
 use std::time::Duration;
 

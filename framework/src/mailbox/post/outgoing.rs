@@ -4,6 +4,10 @@
 //! leases to come back) or nothing, while the sender still has the value. Then the sender drops the value, and
 //! [`Office::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
 //! were moved all the way. What was granted is in the book before the frame is published (LEASE-1).
+//!
+//! A process looks at a peer's words only when it has to: each look takes the cache line away from the one who writes
+//! it. A sender counts its own credits and its own room, and looks at the receiver's count and cursor when those are
+//! used up. Whether an actor takes messages at all is a word apart, which changes once in a life.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

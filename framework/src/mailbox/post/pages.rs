@@ -10,6 +10,9 @@
 //!
 //! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable mapping, so a
 //! peer can read it and nothing else, whatever it tries.
+//!
+//! The capacity of a mailbox is per sending process. Credits are counters that only grow, one per actor, on the page
+//! that the *receiver* writes: "so many of yours are done with". Each has one writer, and there is no shared permit.
 
 #![expect(unsafe_code, reason = "the words and bytes of the rings are made here, over mapped memory")]
 

@@ -3,6 +3,12 @@
 //! It polls while there is something, spins adaptively for a while, and then sleeps until its doorbell rings. Before it
 //! sleeps it says so on its mail page and looks once more: no wake-up is lost (see
 //! [`doorbell`](crate::mailbox::doorbell)).
+//!
+//! The reader looks at the two tails that a peer moves, and takes a lock only when one has moved; at the head in the
+//! ring to the peer only while a lease of a third process waits for it (`Link::has_moved`).
+//!
+//! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the node it has
+//! a thread of its own. Actors started with `own_thread` have theirs.
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 

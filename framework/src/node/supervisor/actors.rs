@@ -1,4 +1,4 @@
-//! Starting actors, and forgetting them.
+//! Starts actors in workers, and handles the ends that workers report.
 
 use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::{EndReason, Lifecycle, RestartWhen};
@@ -100,7 +100,7 @@ impl State {
         let _ = reply.try_send(result);
     }
 
-    /// The worker says what became of an actor.
+    /// The worker says whether an actor has started.
     pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         let Some(Pending { place, type_name, ended, first }) = worker.pending.remove(&actor) else {
@@ -108,8 +108,11 @@ impl State {
         };
         let (id, name) = (worker.id, worker.name.to_string());
         self.dirty = true;
+        // `first` tells a first start, which somebody waits for, from a later life, which its policy answers for.
         match (first, result) {
             (Some(First { made_of, how, reply }), Ok(())) => {
+                // Under its policy before the caller hears of it: a failure that follows at once is the policy's
+                // affair.
                 self.broker.roster.started(actor);
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
                     self.supervise(actor, id, made_of, how);
@@ -117,7 +120,7 @@ impl State {
                 let _ = reply.try_send(Ok((actor, place)));
             }
             (Some(First { reply, .. }), Err(why)) => {
-                // Its `create` may have handed its address out.
+                // Its `create` may have handed its address out, so those who watch it are told.
                 self.actor_ended(actor, EndReason::CreateFailed(why.clone()));
                 let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
                 self.leave_if_empty(index);
@@ -127,6 +130,7 @@ impl State {
                 self.actor_failed(index, actor, EndReason::CreateFailed(why));
             }
         }
+        // It ended before the worker said that it had started: handled now, when it is known what it was.
         if let Some((why, away)) = ended {
             self.actor_stopped(index, actor, why, away);
         }
@@ -173,7 +177,7 @@ impl State {
     }
 }
 
-/// A place for an actor, and its name.
+/// Reserves a place and a name for an actor, or neither.
 fn reserve(
     broker: &mut crate::node::broker::Broker,
     process: ProcessId,

@@ -1,4 +1,8 @@
-//! Bringing back, when its time has come, what is to come back.
+//! Restarts whatever has served its backoff.
+//!
+//! A worker waits for three things: its backoff, the ends of all others of its round (`groups`), and a slot. Its old
+//! slot is free when everybody has read what its last life had posted (`node/burials`), for cursors are kept by slot.
+//! An actor that failed in a worker that goes on waits for its backoff only.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +19,16 @@ use super::record::{Asker, Pending, Stage};
 use super::restarts::Between;
 use super::run::{Slot, State};
 
-/// How long a worker waits for its slot: until everybody has read what its last life had posted. Those who have not by
-/// then are stopped, or stuck.
+/// How long past its backoff a worker waits for its old slot, which is free when everybody has read what its last life
+/// had posted. A process that has not by then is stopped, or stuck, and the worker takes another slot.
 const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
 impl State {
-    /// When something is to come back that can.
+    /// When the next restart is due.
     pub(super) fn next_restart(&self) -> Option<Instant> {
         let now = Instant::now();
         let workers = self.restarts.between.iter().filter_map(|next| {
-            // Behind both times there is only an event: a worker that drains, or a slot that becomes free.
+            // Past both times only an event can help: a worker that drains, or a slot that becomes free.
             [next.at, next.at + DRAIN_GRACE]
                 .into_iter()
                 .find(|at| *at > now || self.slot_for(next, now).is_some())
@@ -32,17 +36,20 @@ impl State {
         workers.chain(self.restarts.away.iter().map(|next| next.at)).min()
     }
 
-    /// Brings back whatever it is time for.
+    /// Restarts whatever has served its backoff.
     pub(super) fn restart_due(&mut self) {
         let now = Instant::now();
         while let Some(at) = self.restarts.away.iter().position(|next| next.at <= now) {
             let next = self.restarts.away.swap_remove(at);
             let running =
                 |slot: &Slot| slot.worker.as_ref().is_some_and(|w| w.id == next.worker && w.is_running());
+            // A worker that is ending is not running: `decide` judges the actor with all others in it when it has
+            // ended.
             if let Some(index) = self.slots.iter().position(running) {
                 self.start_again(index, next.actor);
             }
         }
+        // One at a time, and looked for anew each time: a launch takes a slot that another may have wanted.
         let ready = |state: &State| {
             let mut all = state.restarts.between.iter().enumerate();
             all.find_map(|(at, next)| Some((at, state.slot_for(next, now)?)))
@@ -53,8 +60,8 @@ impl State {
         }
     }
 
-    /// The slot for the next life of a worker, if it is time for it: the same as before, once everybody has read what the
-    /// last life had posted; another where somebody does not read.
+    /// The slot for the next life of a worker, or `None` if it is too early: its old slot, once everybody has read what
+    /// the last life had posted; another one if somebody does not read.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
         if next.at > now || self.is_ending(next.round) {
             return None;
@@ -68,6 +75,8 @@ impl State {
         if next.at + DRAIN_GRACE > now {
             return None;
         }
+        // A slot that was never used before one that was, so that the dead are remembered as long as possible; never
+        // one that another worker's next life waits for.
         if self.slots.len() < MAX_PROCESSES {
             return Some(self.slots.len());
         }
@@ -87,13 +96,15 @@ impl State {
         }
         let deadline = Instant::now() + self.settings.start_deadline;
         let stage = Stage::Greeting { deadline, asker: Asker::Restart };
+        // The worker is listed once: the status of its last life stood in the old slot.
         if slot != next.slot
             && let Some(last) = self.slots.get_mut(next.slot)
         {
             last.last = None;
         }
         if let Err(source) = self.launch(slot, next.worker, &next.name, stage) {
-            // The system may have room for it later; the budget and the backoff are as for a death.
+            // The system may have room for it later. It is charged like a death, so that a launch that fails each time
+            // ends.
             let reason = EndReason::CreateFailed(format!("its process could not be started: {source}"));
             let fates = self.restarts.fates(next.worker, &reason, None, Instant::now());
             self.restarts.note_end(next.worker, &next.name, &reason, !fates.restarting.is_empty());
@@ -111,7 +122,7 @@ impl State {
         self.dirty = true;
     }
 
-    /// A worker that was started again is ready: its actors follow.
+    /// A worker that was started again is ready: starts its actors in it.
     pub(super) fn worker_is_back(&mut self, index: usize) {
         let Some(worker) = self.slots[index].worker.as_ref() else { return };
         let (id, name, process) = (worker.id, worker.name.clone(), worker.process);
@@ -119,6 +130,7 @@ impl State {
         for actor in self.restarts.of(id) {
             self.start_again(index, actor);
         }
+        // It may have been let go while it started.
         self.leave_if_empty(index);
     }
 
@@ -133,6 +145,7 @@ impl State {
                 return;
             }
         };
+        // Only now, when it has a place: a life that could not begin has no number.
         charge.life += 1;
         worker.uses(charge.made_of.device);
         let start = start_of(actor, place, &charge.made_of, charge.life, charge.budget.policy());
@@ -147,7 +160,7 @@ impl State {
         self.broker.roster.started(actor);
         let mut told = Vec::new();
         self.broker.announce(actor, &mut told);
-        // Behind the news of where it is: whoever hears of it can write to it.
+        // After `announce`: a watcher that hears of `Up` can reach the actor at once.
         if let Some(charge) = self.restarts.charges.get(&actor) {
             self.broker.tell(&Lifecycle::Up { actor, incarnation: charge.life }, &mut told);
         }
@@ -155,7 +168,7 @@ impl State {
     }
 }
 
-/// What the worker is told to start.
+/// The order to a worker to start an actor.
 pub(super) fn start_of(
     actor: ActorId,
     place: Place,

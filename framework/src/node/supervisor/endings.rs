@@ -1,4 +1,10 @@
-//! What becomes of what ended: who comes back, who does not, and who is told so.
+//! What an end means: which actors come back, which do not, and who is told.
+//!
+//! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes on. Both
+//! decide first, then change the roster and the budgets, and collect what is to be told; `State::deliver` sends it
+//! last. One order holds for all that is told: the news which actors come back goes out before the news that the
+//! process is gone. So a process that sees the broken link does not tell a sender that an actor is gone which is about
+//! to return (DEATH-2).
 
 use std::time::Instant;
 
@@ -16,7 +22,7 @@ use super::restarts::{Away, Between, Charge, Fates};
 use super::run::State;
 
 impl State {
-    /// From now on `actor` comes back when it ends.
+    /// Puts `actor` under its restart policy.
     pub(super) fn supervise(
         &mut self,
         actor: ActorId,
@@ -29,8 +35,8 @@ impl State {
         self.restarts.charges.insert(actor, charge);
     }
 
-    /// A worker has ended, for `reason`: says what becomes of its actors, and has those come back that do. Returns whether
-    /// the worker does.
+    /// A worker's process has ended, for `reason`: decides what becomes of its actors, queues what comes back, and adds
+    /// to `told` what others must hear. Returns whether the worker comes back.
     pub(super) fn decide(
         &mut self,
         index: usize,
@@ -39,6 +45,9 @@ impl State {
         ended: WorkerState,
         told: &mut Vec<Delivery>,
     ) -> bool {
+        // The decision first, while the budgets and groups are as the end found them. A worker that ended in somebody
+        // else's round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing
+        // comes back.
         let now = Instant::now();
         let mut round = worker.condemned.map(|condemned| condemned.round);
         let mut fates = Fates::default();
@@ -48,8 +57,11 @@ impl State {
                 round = self.share_fate(worker, reason, &mut fates, now, told);
             }
         }
+        // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors that were
+        // between two lives in this process have their next one with the others, and not by their own backoff.
         fates.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
         self.restarts.away.retain(|away| away.worker != worker.id);
+        // Complete before `mourn` changes the roster: it names where each actor was in the life that ended.
         let roster = &self.broker.roster;
         let place = |actor: &ActorId| Some((*actor, roster.actor(*actor)?.place));
         let obituary = Obituary {
@@ -59,6 +71,9 @@ impl State {
             restarting: fates.restarting.iter().filter_map(place).collect(),
             gave_up: fates.gave_up.clone(),
         };
+        // The events are made before `mourn`, which takes the actors off the list of those in the process, and told
+        // after it: a watcher that hears of an end and writes to the actor finds its address waiting for the next life,
+        // and not broken.
         let mut events = self.events_of(worker.process, reason, &fates);
         self.broker.mourn(obituary, told);
         events.drain(..).for_each(|event| self.broker.tell(&event, told));
@@ -77,16 +92,19 @@ impl State {
         if comes_back {
             let text = format!("worker `{}` is restarted in {:?}: {reason}", worker.name, fates.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
+            // The slot stays reserved for the worker from here on; `round` holds it until its companions have ended
+            // too.
             let (worker, name, at) = (worker.id, worker.name.clone(), now + fates.delay);
             self.restarts.between.push(Between { worker, name, slot: index, at, round, ended });
         }
         comes_back
     }
 
-    /// What those are told who watch the actors of a process that ended.
+    /// The events for those who watch the actors of a process that ended.
     fn events_of(&self, process: ProcessId, reason: &EndReason, fates: &Fates) -> Vec<Lifecycle> {
         let mut actors = self.broker.roster.those_in(process);
-        // Of one that was between two lives in a process that went on, the end of the last one was told.
+        // An actor between two lives in a process that went on is not in the roster's list: its last end was told when
+        // it came. It is added only where it does not come back, which is news.
         actors.extend(fates.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
         actors.sort();
         let event = |actor| {
@@ -99,7 +117,7 @@ impl State {
         actors.into_iter().map(event).collect()
     }
 
-    /// A worker that was to come back has no actor left that does.
+    /// Takes a worker off the list of what comes back if none of its actors does any more.
     pub(super) fn stay_ended(&mut self, id: WorkerId) {
         if !self.restarts.of(id).is_empty() {
             return;
@@ -113,7 +131,8 @@ impl State {
         self.dirty = true;
     }
 
-    /// A supervised actor of a worker that goes on has ended; false if it is not supervised, or the end is final.
+    /// A supervised actor of a worker that goes on has ended. False if it is not supervised, or its policy does not
+    /// restart it after such an end; the caller then tells of its end.
     pub(super) fn actor_failed(&mut self, index: usize, actor: ActorId, reason: EndReason) -> bool {
         let Some(worker) = self.slots[index].worker.as_mut() else { return false };
         let Some(charge) = self.restarts.charges.get_mut(&actor) else { return false };
@@ -121,20 +140,24 @@ impl State {
             self.restarts.charges.remove(&actor);
             return false;
         }
+        // An actor that the worker is still starting counts as company: it would go down with the process.
         let alone = self.broker.roster.actors_of(worker.process) <= 1 && worker.pending.is_empty();
         let group = charge.group.as_ref().is_some_and(Group::is_one) && reason.is_failure();
         if alone || group || charge.doomed {
-            // Alone, or in a group that restarts as one: the process ends with it, and what follows is decided when it has.
+            // Alone, in a group that restarts as one, or its group was given up: the process ends with it. Nothing is
+            // charged here; `decide` charges the actor when the process has ended, or the failure would count twice.
             worker.retire(reason);
             self.dirty = true;
             return true;
         }
+        // Others live in the process, so it goes on and only the actor is made anew.
         let now = Instant::now();
         let verdict = charge.budget.spend(&reason, now);
         let (id, name) = (worker.id, worker.name.clone());
         self.restarts.note_end(id, &name, &reason, matches!(verdict, Verdict::Restart(_)));
         let mut told = Vec::new();
         let event = if let Verdict::Restart(delay) = verdict {
+            // Detached before it is announced: what goes out is that the actor is nowhere for now, so its senders wait.
             self.broker.roster.detach(actor);
             self.restarts.away.push(Away { actor, worker: id, at: now + delay });
             let text = format!("{actor} in worker `{name}` is restarted in {delay:?}: {reason}");
@@ -147,6 +170,7 @@ impl State {
             self.broker.given_up(actor, reason.clone());
             Lifecycle::GaveUp { actor, reason }
         };
+        // First where the actor is, then what happened to it: whoever hears the event and writes finds the new state.
         self.broker.announce(actor, &mut told);
         self.broker.tell(&event, &mut told);
         self.deliver(told);
@@ -154,7 +178,7 @@ impl State {
         true
     }
 
-    /// An actor has ended for good, and whoever waits for its next life is told so.
+    /// An actor has ended for good: tells those who wait for its next life.
     pub(super) fn actor_given_up(&mut self, actor: ActorId, reason: EndReason) {
         let mut told = Vec::new();
         self.give_up_actor(actor, reason, &mut told);
@@ -167,8 +191,9 @@ impl State {
         self.broker.tell(&Lifecycle::GaveUp { actor, reason }, told);
     }
 
-    /// The node shuts down: whoever waits for something to come back is told that it does not.
+    /// The node shuts down: tells whoever waits for a next life that none comes.
     pub(super) fn end_restarts(&mut self) {
+        // Before anybody is told, so that nothing is started while the messages go out.
         self.restarts.between.clear();
         self.restarts.away.clear();
         let mut told = Vec::new();

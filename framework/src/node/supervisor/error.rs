@@ -1,4 +1,4 @@
-//! What can go wrong when the node is asked for something.
+//! The errors of what the node is asked for.
 
 use std::io;
 use std::process::ExitStatus;
@@ -84,7 +84,7 @@ pub enum SpawnError {
         name: String,
         /// The time that it had.
         deadline: Duration,
-        /// How far it got.
+        /// The stage that it had reached.
         doing: &'static str,
     },
     /// It ended before it was ready.

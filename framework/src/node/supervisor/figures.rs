@@ -1,5 +1,6 @@
-//! Asking all processes for their figures. A process that does not answer holds nobody up past the deadline, and one
-//! that ends is left out.
+//! Asks all processes for their figures. The control thread of each process answers, so a process whose actor stands in
+//! a handler answers too. A process that does not answer within the deadline is named as silent, and one that ends is
+//! left out.
 
 use std::time::Instant;
 

@@ -1,10 +1,10 @@
 //! One fate for several workers: those of a group that restarts as one, and under MPS those on one GPU.
 //!
-//! When a worker fails, everybody who shares its fate is found first, also by way of others: a worker may be in several
-//! groups. They are ended as one *round*. The end of a worker in a round costs no restart of anybody's budget and begins
-//! no round of its own, whatever it says itself meanwhile: under MPS each client reports the fault of one. No worker of a
-//! round begins its next life before the last of them has ended, because under MPS only then a new client gets a GPU that
-//! works, and because actors that belong together should not meet in different lives.
+//! When a worker fails, the supervisor first finds everybody who shares its fate, also by way of others: a worker may
+//! be in several groups. It ends them as one *round*. The end of a worker in a round costs nobody a restart and begins
+//! no round of its own, whatever the worker says itself meanwhile: under MPS each client reports the fault of one. No
+//! worker of a round begins its next life before the last of them has ended: a client that starts earlier meets an MPS
+//! server that still refuses, and actors that belong together should not meet in different lives.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::record::{Stage, Worker};
 use super::restarts::Fates;
 use super::run::State;
 
-/// What a worker is ended for that others have failed with.
+/// Why and when a worker ends with others: the round it belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Condemned {
     pub(super) round: u64,
@@ -27,8 +27,8 @@ pub(super) struct Condemned {
 }
 
 impl State {
-    /// `worker` has failed, for `reason`, and this is what becomes of its actors: ends those who share its fate. Returns
-    /// the round, if there are any.
+    /// `worker` has failed, for `reason`, and `fates` is what becomes of its actors: ends the workers that share its
+    /// fate. Returns the round, if there are any.
     pub(super) fn share_fate(
         &mut self,
         worker: &Worker,
@@ -39,7 +39,9 @@ impl State {
     ) -> Option<u64> {
         let lost_gpu = self.settings.gpus_are_shared && loses_gpu(reason);
         let (mut ones, given_up) = self.restarts.groups_hit(fates, reason);
-        // Without the dead one itself: what its end means is known.
+        // All who share the fate, before any of them is ended: members of the groups that were hit, all groups of these
+        // workers, and under MPS whoever is on a GPU of any of them. It ends because both sets only grow and are
+        // bounded. The dead worker is left out: what its end means is known.
         let mut workers = HashSet::new();
         loop {
             let before = (ones.len(), workers.len());
@@ -56,10 +58,12 @@ impl State {
                 break;
             }
         }
+        // Even if nobody is left to end: actors of the group may be between two lives.
         self.give_up_groups(&given_up, worker.id, reason, fates, told);
         if workers.is_empty() {
             return None;
         }
+        // One number and one time for all: `slot_for` holds each next life back until the whole round has ended.
         self.restarts.last_round += 1;
         let condemned = Condemned { round: self.restarts.last_round, at: now + fates.delay };
         let text = format!("worker `{}` failed: {reason}", worker.name);
@@ -84,7 +88,7 @@ impl State {
         self.slots.iter().any(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id))
     }
 
-    /// The restarts of one in each of these groups are used up: none of their actors comes back.
+    /// One member of each of these groups has used up its restarts: none of the groups' actors comes back.
     fn give_up_groups(
         &mut self,
         groups: &[Group],
@@ -94,12 +98,14 @@ impl State {
         told: &mut Vec<Delivery>,
     ) {
         for group in groups {
+            // Actors of the dead worker itself, which `decide` is about to tell of.
             let here: Vec<_> =
                 fates.restarting.extract_if(.., |actor| self.restarts.is_in(*actor, group)).collect();
             here.iter().for_each(|actor| self.restarts.forget(*actor));
             fates.gave_up.extend(here);
             for (actor, worker) in self.restarts.members(group) {
                 if worker == dead || self.worker_by_id(worker).is_some() {
+                    // It still runs: it is marked, and given up when its process has ended.
                     self.restarts.doom(actor);
                     continue;
                 }
@@ -123,7 +129,8 @@ impl State {
     }
 }
 
-/// Whether an end like this may have come in the middle of a kernel.
+/// Whether such an end may have come in the middle of a kernel, which under MPS costs all clients of the GPU their
+/// context. A worker that exits by itself, after a panic for example, finishes its kernels first.
 fn loses_gpu(reason: &EndReason) -> bool {
     matches!(
         reason,
@@ -132,7 +139,7 @@ fn loses_gpu(reason: &EndReason) -> bool {
 }
 
 impl Worker {
-    /// Ends it with the others of a round; killed at once where the GPU is lost to it anyway.
+    /// Ends it with the others of a round. It is killed at once if its GPU is lost anyway, and let go otherwise.
     fn condemn(&mut self, condemned: Condemned, text: &str, at_once: bool) {
         // A worker that is ending by itself belongs to the round too: for the same failure, or at the same time.
         if self.condemned.is_some() || self.told_to_exit {
@@ -140,6 +147,7 @@ impl Worker {
         }
         self.condemned = Some(condemned);
         if at_once {
+            // The first cause counts: it may have reported a fault of its own that led here.
             self.cause.get_or_insert_with(|| EndReason::Group(text.to_owned()));
             self.why.get_or_insert_with(|| text.to_owned());
             self.kill();

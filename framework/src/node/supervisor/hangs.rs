@@ -1,8 +1,11 @@
-//! Looking for what stands still.
+//! Hang detection.
 //!
-//! Every quarter of the limit all workers are asked, and answer on their control thread, which runs no actor: who does
-//! not answer hangs as a whole. What the answers show is compared with the look before. A worker that waits for another
-//! one's clock is that one's victim and not itself to blame; where they wait in a row, the last one is.
+//! Every quarter of the limit the supervisor asks all workers. They answer on their control thread, which runs no
+//! actor, so a worker that does not answer hangs as a whole. The supervisor compares each answer with the one before.
+//! Durations are the node's own: a handler pays a store before and after its call and no look at the clock.
+//!
+//! A worker that waits for another process's clock is that one's victim and not to blame; where they wait in a row, the
+//! last one is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -25,7 +28,7 @@ pub(super) struct Hangs {
     found: VecDeque<HangReport>,
 }
 
-/// What is known of one worker.
+/// What the last answers of one worker showed.
 #[derive(Default)]
 struct Seen {
     /// When it was asked what it has not answered.
@@ -33,7 +36,7 @@ struct Seen {
     /// By actor: how far it was, and since when.
     standing: HashMap<ActorId, (ActorSight, Instant)>,
     waits: Vec<WaitSight>,
-    /// What was said of it, so that it is said once.
+    /// The reports made of it, so that each is made once.
     reported: HashSet<Said>,
 }
 
@@ -42,7 +45,7 @@ enum Said {
     Silent,
     /// An actor, and how far it was.
     Mailbox(ActorId, u64),
-    /// Who waits for which clock, and for what value.
+    /// A clock that somebody waits for, and the value.
     Clock(ProcessId, u16, u64),
 }
 
@@ -67,7 +70,7 @@ impl Hangs {
 }
 
 impl Seen {
-    /// What was reported and does not stand any more may be reported again, and needs no remembering.
+    /// Forgets reports of what has moved since: it may be reported again if it stops again.
     fn forget_what_is_over(&mut self) {
         let Seen { standing, waits, reported, .. } = self;
         reported.retain(|said| match said {
@@ -81,7 +84,7 @@ impl Seen {
 }
 
 impl State {
-    /// Judges the last look, and begins the next one, if it is time for that.
+    /// If it is time, judges the last answers and asks again.
     pub(super) fn look_for_hangs(&mut self) {
         let Some((limit, then)) = self.settings.hang_limit else { return };
         let now = Instant::now();
@@ -89,6 +92,7 @@ impl State {
             return;
         }
         self.hangs.next = Some(now + limit / 4);
+        // Judged before anybody is asked again: an answer that is still missing counts from when it was asked for.
         self.judge(limit, then, now);
         self.hangs.round += 1;
         let round = self.hangs.round;
@@ -97,7 +101,7 @@ impl State {
                 continue;
             }
             let seen = self.hangs.seen.entry(worker.process).or_default();
-            // Who has not answered is not asked again: its socket would fill.
+            // A worker that has not answered is not asked again: its socket would fill.
             if seen.unanswered.is_none() {
                 seen.unanswered = Some(now);
                 worker.send(&Down::Look { round }, Vec::new());
@@ -113,6 +117,7 @@ impl State {
     /// A worker has answered. WIRE-1: what it says can only make it, or who it waits for, look stuck.
     pub(super) fn sight(&mut self, process: ProcessId, round: u64, sight: Sight) {
         let now = Instant::now();
+        // A round that was never begun: the worker made it up.
         if round > self.hangs.round {
             return;
         }
@@ -123,6 +128,7 @@ impl State {
         for actor in sight.actors.into_iter().filter(|actor| actor.open > 0) {
             let since = match before.get(&actor.actor) {
                 Some((last, since)) if last.moved == actor.moved => *since,
+                // It has moved, or is new: it stands still since now at the earliest.
                 _ => now,
             };
             seen.standing.insert(actor.actor, (actor, since));
@@ -132,7 +138,7 @@ impl State {
     }
 
     fn judge(&mut self, limit: Duration, then: OnHang, now: Instant) {
-        // By the process that is to blame, with the process that it is remembered under.
+        // The process to blame, and the one whose answers showed it, which remembers that it was reported.
         let mut found: Vec<(ProcessId, ProcessId, Said, Hang, Duration)> = Vec::new();
         for (process, seen) in &self.hangs.seen {
             if let Some(asked) = seen.unanswered.filter(|asked| now - *asked >= limit) {
@@ -172,6 +178,7 @@ impl State {
     }
 
     fn hangs_now(&mut self, process: ProcessId, hang: Hang, lasted: Duration, then: OnHang, limit: Duration) {
+        // A process that does not answer is to blame itself, whatever it last said that it waits for.
         let victim = self.hangs.is_victim(process, limit) && !matches!(hang, Hang::Silent { .. });
         let name = self.name_of(process);
         let stopping = self.stopping.is_some();

@@ -18,13 +18,13 @@ use crate::node::handshake::{Build, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
 use crate::os::{PidFd, Seqpacket};
 
-/// What workers of a node run.
+/// The program that the workers of a node run.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     path: PathBuf,
     name: Option<OsString>,
     arguments: Vec<OsString>,
-    /// What a worker that runs it must say that it is.
+    /// The build that its workers must name.
     pub(crate) build: Build,
 }
 

@@ -1,7 +1,7 @@
-//! Workers that are not needed any more: they end when their actors have, and by themselves.
+//! Workers that are not needed any more: each ends when its actors have, by itself.
 //!
-//! What such a worker has put on its streams is finished before it exits. Memory that it owns stays valid for its holders,
-//! as after any end (LEASE-4), and so its data has to be there.
+//! Such a worker finishes what it has put on its streams before it exits. Memory that it owns stays valid for its
+//! holders, as after any end (LEASE-4), and so its data has to be there.
 
 use std::time::Instant;
 
@@ -12,8 +12,9 @@ use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
 
 impl State {
-    /// Nothing comes back in this worker from now on, and when nothing is left in it, it ends.
+    /// From now on nothing comes back in this worker, and it ends when nothing is left in it.
     pub(super) fn let_go(&mut self, id: WorkerId) {
+        // First, so that an actor that ends from here on has no next life.
         self.forget_restarts(id);
         let here = |slot: &Slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id);
         let Some(index) = self.slots.iter().position(here) else { return };
@@ -37,7 +38,7 @@ impl State {
         }
     }
 
-    /// Whatever its policy says, no actor of this worker comes back.
+    /// Takes all actors of this worker off their restart policies.
     fn forget_restarts(&mut self, id: WorkerId) {
         let mut told = Vec::new();
         for actor in self.restarts.of(id) {
@@ -51,7 +52,7 @@ impl State {
         self.stay_ended(id);
     }
 
-    /// Has a worker end that was let go and has nothing left in it.
+    /// Ends a worker that was let go and has nothing left in it.
     pub(super) fn leave_if_empty(&mut self, index: usize) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         let is_empty = worker.pending.is_empty() && self.broker.roster.actors_of(worker.process) == 0;

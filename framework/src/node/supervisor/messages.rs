@@ -1,4 +1,4 @@
-//! What the supervisor does with what a worker says.
+//! Handles what workers say.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -66,7 +66,7 @@ impl State {
                 }
             }
             (Up::OpenFailed { why }, Stage::Opening { .. }) => {
-                // Its exit, which follows, answers whoever asked for it.
+                // The first cause counts. Its exit, which follows, answers whoever asked for it.
                 worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
@@ -91,7 +91,7 @@ impl State {
             (Up::Sight { round, sight }, Stage::Running) => self.sight(process, round, sight),
             (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
             (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
-            // What was on its way when the node gave it up.
+            // Messages that were on their way when the node gave the worker up.
             (_, Stage::Ending) => {}
             (message, _) => {
                 let text = format!("it said something at the wrong time: {}", name_of(&message));
@@ -100,7 +100,7 @@ impl State {
         }
     }
 
-    /// Takes the worker in, if it runs the right build.
+    /// Welcomes the worker, if it runs the right build.
     fn hello(&mut self, index: usize, build: &Build, pid: u32) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         if pid != worker.child.id() {
@@ -134,7 +134,8 @@ impl State {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter }, descriptors),
             Err(error) => return worker.give_up(format!("its clock page could not be handed over: {error}")),
         }
-        // What died before it came, before anything else (DEATH-3).
+        // After the welcome, and before anything else: what died before it came (DEATH-3), and where actors are that
+        // moved.
         let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
         self.broker.brief(process, &mut told);
         self.deliver(told);
@@ -152,7 +153,8 @@ impl State {
         }
     }
 
-    /// Gives the broker a message of `from` and hands out what follows.
+    /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for an answer
+    /// gets it.
     pub(super) fn broker_message(&mut self, from: ProcessId, message: ToNode, descriptors: Vec<OwnedFd>) {
         let mut deliveries = Vec::new();
         let result = self.broker.handle(from, message, descriptors, &mut deliveries);
@@ -185,7 +187,7 @@ impl State {
         }
     }
 
-    /// Writes down that a worker said what it should not have.
+    /// Logs and counts that a worker said what it must not. Past [`MAX_COMPLAINTS`] it is given up.
     pub(super) fn complain(&mut self, index: usize, text: String) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
         // An error about a message may quote the message.

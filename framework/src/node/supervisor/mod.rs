@@ -1,13 +1,29 @@
 //! The node's side: one thread that starts the workers, passes on what they say and watches them end.
 //!
-//! * Death of a worker: its pidfd and the end of its socket show it. What it had sent is handled first, then its exit
-//!   status is taken, its actors and names are forgotten, everybody else is told that it is gone, and whoever waits for
-//!   it gets an error. Nothing else stops.
+//! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles what the worker had sent,
+//!   then takes its exit status, forgets its actors and names, tells everybody else that it is gone, and gives an error
+//!   to whoever waits for it. Nothing else stops.
 //! * Death of the node: the kernel kills every worker, because this thread started them and ends with the process.
 //! * Close: [`Supervisor::shutdown`], which dropping the [`Node`](crate::node::Node) does too.
 //!
-//! Nothing that a worker does can make the thread wait: sockets are never waited for, what does not fit is queued up to
-//! a bound, and a worker that fills the queue is killed, with a clear word in the log.
+//! Nothing that a worker does can make the thread wait. It never waits for a socket; it queues up to a bound what a
+//! socket does not take, and kills a worker that fills its queue, with a clear word in the log.
+//!
+//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. What must be told to many is
+//! first collected as deliveries and sent when the bookkeeping is done, so nobody hears of half a change.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `run` | the loop: commands, sockets, deadlines, the end of a process |
+//! | `record` | what is known of one worker |
+//! | `launch` | starting a process |
+//! | `messages` | what workers say |
+//! | `actors` | starting actors, and their ends |
+//! | `endings` | what an end means: who comes back, and who is told what |
+//! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
+//! | `groups` | workers that end together |
+//! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
+//! | `hangs`, `figures` | questions that all workers answer |
 
 mod actors;
 mod comebacks;
@@ -61,7 +77,7 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// What a supervisor needs to know.
+/// The settings of a supervisor.
 pub(crate) struct Settings {
     pub(crate) program: Program,
     pub(crate) start_deadline: Duration,
@@ -83,7 +99,7 @@ pub(crate) struct Settings {
 /// Where an answer goes. There is room for one, so giving it never waits.
 type Reply<T> = SyncSender<T>;
 
-/// What is asked of the supervisor's thread.
+/// A command to the supervisor's thread.
 enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
@@ -107,7 +123,7 @@ enum Command {
     KillAll,
 }
 
-/// What every thread shares with the supervisor's.
+/// The state that every thread shares with the supervisor's.
 pub(crate) struct Shared {
     commands: Mutex<Commands>,
     wake: EventFd,
@@ -244,7 +260,7 @@ impl Supervisor {
         self.shared.ask(Command::Figures)
     }
 
-    /// What has ended so far although it had a restart policy, by worker, and what hung.
+    /// The ends so far of workers with a restart policy, and the hangs.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down; its report has it then.
@@ -258,7 +274,7 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
-    /// Ends a worker, in order, with whatever lives in it: that for which it was started did not start, or not all of it.
+    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started.
     /// Nothing comes back in it.
     pub(crate) fn retire(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.

@@ -22,7 +22,7 @@ use super::groups::Condemned;
 use super::launch::Launched;
 use super::{Reply, SpawnError, StartError, WorkerId};
 
-/// What a worker is doing.
+/// The state of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkerState {
     /// Its process was started; it is not ready.
@@ -45,7 +45,7 @@ pub enum WorkerState {
     },
 }
 
-/// What there is to know about a worker.
+/// The status of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
     /// The worker.
@@ -56,11 +56,11 @@ pub struct WorkerStatus {
     pub name: String,
     /// The process id that the system gave it.
     pub pid: u32,
-    /// What it is doing.
+    /// Its state.
     pub state: WorkerState,
     /// Actors in it.
     pub actors: usize,
-    /// Things that it should not have said; each is in the log.
+    /// Messages that it should not have sent; each is in the log.
     pub complaints: u64,
     /// Events of its log that were dropped because nobody read fast enough.
     pub logs_dropped: u64,
@@ -70,7 +70,7 @@ pub struct WorkerStatus {
     pub last_end: Option<EndReason>,
 }
 
-/// How far a worker's start has got.
+/// The stages of a worker's process, in the order in which it passes them.
 pub(super) enum Stage {
     /// It has not said hello.
     Greeting { deadline: Instant, asker: Asker },
@@ -82,7 +82,7 @@ pub(super) enum Stage {
     Ending,
 }
 
-/// Who wants to hear how a worker's start went.
+/// Who hears how a worker's start went.
 pub(super) enum Asker {
     /// Whoever asked for the worker.
     Caller(Reply<Result<WorkerId, SpawnError>>),
@@ -109,7 +109,7 @@ pub(super) struct Pending {
     pub(super) first: Option<First>,
 }
 
-/// What is kept of an actor until it has started for the first time.
+/// An actor that has not started for the first time yet.
 pub(super) struct First {
     pub(super) made_of: NewActor,
     pub(super) how: Supervision,
@@ -139,13 +139,13 @@ pub(super) struct Worker {
     /// It ends when nothing is left in it.
     pub(super) leaves: bool,
     pub(super) complaints: u64,
-    /// Those of them for which nobody else can be to blame.
+    /// How many of them only the worker itself can be to blame for.
     pub(super) offences: u64,
     pub(super) logs_dropped: u64,
     /// When to kill it.
     pub(super) kill_at: Option<Instant>,
     pub(super) killed: Option<Phase>,
-    /// What was wrong, in its words or in ours: the first reason is the one that counts.
+    /// The reason of its end, in its words or in ours. The first one counts.
     pub(super) why: Option<String>,
     /// Why it ends, where its exit status does not say it.
     pub(super) cause: Option<EndReason>,
@@ -227,7 +227,7 @@ impl Worker {
         }
     }
 
-    /// It closed its socket; if it is not gone in a moment, it is killed.
+    /// It closed its socket. It is killed if it has not ended in a moment.
     pub(super) fn end_soon(&mut self, now: Instant) {
         let at = now + END_GRACE;
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
@@ -240,8 +240,8 @@ impl Worker {
         self.kill();
     }
 
-    /// Ends it because the only actor in it has ended, for `reason`. It is let go by itself, because a process that is
-    /// killed in the middle of a kernel can take others with it, and killed if it does not end.
+    /// Ends it because its only actor has ended, for `reason`. It is asked to exit, because a process that is killed in
+    /// the middle of a kernel can take others with it; it is killed if it does not.
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
         self.stage = Stage::Ending;
@@ -249,15 +249,15 @@ impl Worker {
         self.end_soon(Instant::now());
     }
 
-    /// It will end by itself, in order, and is killed if it has not until then. It goes on answering meanwhile: others may
-    /// wait for what it still makes, so a death must not pass it by (DEATH-3).
+    /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering meanwhile:
+    /// others may wait for what it still makes, so it must hear of deaths (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
         self.cause.get_or_insert(EndReason::Normal);
         self.told_to_exit = true;
         self.kill_at = Some(self.kill_at.map_or(until, |earlier| earlier.min(until)));
     }
 
-    /// Why it has ended.
+    /// Why it has ended: what the node knows comes before what the exit status says.
     pub(super) fn reason(&self, exit: Option<ExitStatus>) -> EndReason {
         if let Some(cause) = &self.cause {
             return cause.clone();

@@ -1,13 +1,14 @@
-//! What is to come back: the actors with a restart policy, the workers that they live in, and what is counted of both.
+//! Restart bookkeeping: the actors with a restart policy, what is between two lives, and how often each was restarted.
 //!
-//! A worker that ends is started again, as the same worker in another process, if one of its actors comes back; those of
-//! its actors that have a policy are made anew in it, from their arguments. An actor that fails in a worker that goes on
-//! is made anew there if others live in it too. If it was alone, its process is ended and started again: a panic can
-//! leave behind a lock that is held, a stream that waits, or a context of the driver that is lost, and nothing of that
-//! reaches the next life.
+//! A worker that ends is started again, as the same worker in another process, if one of its actors comes back. Its
+//! actors with a policy are then made anew in it, from their arguments. An actor that fails in a worker that goes on is
+//! made anew there if others live in it too: its neighbours did nothing wrong. If it was alone, its process is ended
+//! and started again: a panic can leave behind a lock that is held, a stream that waits, or a context of the driver
+//! that is lost, and nothing of that reaches the next life. The process is asked to exit before it is killed, because
+//! under MPS a process that is killed in the middle of a kernel takes others with it.
 //!
-//! Nothing else is touched, unless it shares the fate of what ended (`groups`). What becomes of what ended is decided in
-//! `endings`; what comes back does in `comebacks`. Everything is counted and timed on the supervisor's own loop.
+//! Nothing else is touched, unless it shares the fate of what ended (`groups`). `endings` decides what an end means;
+//! `comebacks` starts what is due. Everything is counted and timed on the supervisor's own loop.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,10 +25,10 @@ use super::groups::Condemned;
 use super::record::WorkerState;
 use super::{RestartReport, WorkerId};
 
-/// An actor that comes back when it ends.
+/// An actor under a restart policy.
 pub(super) struct Charge {
     pub(super) worker: WorkerId,
-    /// What it is made of, each time.
+    /// The order to start it, the same each time.
     pub(super) made_of: NewActor,
     pub(super) budget: Budget,
     pub(super) group: Option<Group>,
@@ -64,7 +65,7 @@ struct History {
     ends: VecDeque<EndReason>,
 }
 
-/// Everything that is to come back.
+/// The restart bookkeeping of a node.
 #[derive(Default)]
 pub(super) struct Restarts {
     pub(super) charges: HashMap<ActorId, Charge>,
@@ -74,7 +75,7 @@ pub(super) struct Restarts {
     pub(super) last_round: u64,
 }
 
-/// What becomes of the actors of a worker that ended.
+/// The decision on the actors of a worker that ended.
 #[derive(Default)]
 pub(super) struct Fates {
     pub(super) restarting: Vec<ActorId>,
@@ -173,14 +174,14 @@ impl Restarts {
         self.charges.get(&actor).is_some_and(|charge| charge.group.as_ref() == Some(group))
     }
 
-    /// The end of its present life is final.
+    /// Marks the end of its present life as final.
     pub(super) fn doom(&mut self, actor: ActorId) {
         if let Some(charge) = self.charges.get_mut(&actor) {
             charge.doomed = true;
         }
     }
 
-    /// It does not come back.
+    /// Takes it off its restart policy.
     pub(super) fn forget(&mut self, actor: ActorId) {
         self.charges.remove(&actor);
     }
@@ -203,7 +204,7 @@ impl Restarts {
         self.histories.get(&worker).map_or((0, None), |past| (past.restarts, past.ends.back().cloned()))
     }
 
-    /// Everything that ended unasked, by worker.
+    /// All ends that nobody asked for, by worker.
     pub(super) fn report(&self) -> Vec<RestartReport> {
         let mut report: Vec<_> = self
             .histories

@@ -1,4 +1,4 @@
-//! The supervisor's loop: commands, sockets, deaths, deadlines.
+//! The supervisor's loop: commands, sockets, deadlines, and the end of a worker's process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ use super::restarts::Restarts;
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
 
-/// One place for a process. Slot 0 is the node and has no worker.
+/// A slot: one process at a time, one life after the other. Slot 0 is the node and has no worker.
 #[derive(Default)]
 pub(super) struct Slot {
     /// The next life of the slot.
@@ -88,6 +88,8 @@ impl State {
 
     pub(super) fn run(mut self) {
         let _close = CloseOnDrop(self.shared.clone());
+        // Each step may cause work for those below it. The status is published before the thread waits, and a shutdown
+        // that is done ends the loop before that: nobody is left waiting for an event that does not come.
         loop {
             self.take_commands();
             self.check_deadlines();
@@ -179,6 +181,7 @@ impl State {
         name: &str,
         stage: Stage,
     ) -> std::io::Result<()> {
+        // The number of the life is spent only when the process runs; a launch that fails leaves the slot as it was.
         let life = self.slots[slot].next_life;
         let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
         let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
@@ -189,6 +192,7 @@ impl State {
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
         let launched = self.settings.program.launch(&environment);
+        // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         let slot = &mut self.slots[slot];
         slot.next_life += 1;
@@ -197,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// What a process that is started now is armed with, besides what this one's environment says.
+    /// The faults for a process that is started now, beside those of this process's environment.
     #[cfg(feature = "testing")]
     fn armed_starts(&self) -> Option<(&'static str, std::ffi::OsString)> {
         use crate::fault::VARIABLE;
@@ -243,13 +247,14 @@ impl State {
         self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut())
     }
 
-    /// Hands out what the broker decided, and its pings.
+    /// Sends what the broker decided, then its pings: a ping goes behind everything else that was sent to its process.
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
         for Delivery { to, message, descriptors } in deliveries {
             if to == ProcessId::NODE {
                 self.resident.from_node(message, descriptors);
                 continue;
             }
+            // By process and not by slot: what was for one life must not reach the next.
             let worker = self.slots.get_mut(to.slot()).and_then(|slot| slot.worker.as_mut());
             if let Some(worker) = worker.filter(|worker| worker.process == to) {
                 worker.send(&Down::Node(message), descriptors);
@@ -375,6 +380,7 @@ impl State {
             {
                 worker.flush();
             }
+            // An end comes before unread messages: `bury` reads to the end first.
             if ended {
                 self.bury(index);
             } else if !(socket - PollFlags::OUT).is_empty() {
@@ -411,29 +417,35 @@ impl State {
         }
     }
 
-    /// The process has ended: hears its last words, takes its status and tells everybody.
+    /// A worker's process has ended: handles its last messages, takes its exit status and tells everybody.
     fn bury(&mut self, index: usize) {
-        // The dead send nothing new, so this ends; the bound is for a process of its own that has its socket.
+        // Last messages first: they may say why it ends, or that an actor had ended before. The dead send nothing new,
+        // so this ends; the bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
         let Some(mut worker) = self.slots[index].worker.take() else { return };
         if !worker.told_to_exit {
             // Its process group may hold processes that it had no chance to end.
             worker.kill();
         }
+        // Reaped after the kill: until then its process id cannot be somebody else's.
         let exit = worker.child.wait().ok();
         if let Some(trace) = &self.settings.trace {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
+        // No answers of this worker are waited for any more.
         self.figures(worker.process, None, None);
         self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Ended { exit, why: worker.why.clone() };
+        // First what becomes of the actors, then that the process is gone: a sender that sees the broken link knows
+        // already whether its actor comes back (DEATH-2).
         let mut told = Vec::new();
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
         let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
         let text = format!("{text}: {}{}", exit_text(&exit), because(&worker.why));
         self.broker.left(worker.process, &mut told);
+        // From now on a shutdown cannot go by sums of messages (`node/shutdown`).
         self.deaths = true;
 
         let name = worker.name.clone();
@@ -449,7 +461,7 @@ impl State {
         self.note_end(&worker, exit);
         self.slots[index].last = Some(status);
         self.dirty = true;
-        // First, so that whoever gets an error finds what it says in the status.
+        // The status before any answer, so that whoever gets an error finds what it says there.
         self.publish();
         self.deliver(told);
         // Last, so that who has waited for the end finds it in this process wherever they look: a send fails as it will
@@ -470,7 +482,7 @@ impl State {
             asker.answer(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
         }
         if !worker.read_to_the_end {
-            // What lies unread in the socket may have descriptors with it, which close with the socket.
+            // Unread messages in the socket may carry descriptors, which close with the socket.
             foreign::aside((worker.incoming, worker.outgoing, worker.socket));
         }
     }

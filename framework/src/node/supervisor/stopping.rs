@@ -1,4 +1,5 @@
-//! The phases of a shutdown: drain, stop the actors, exit; and kill what is late.
+//! A shutdown, in three phases: wait until nothing is under way, stop the actors, end the workers. Past its deadline
+//! everything left is killed.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -57,6 +58,7 @@ impl Stopping {
 }
 
 impl State {
+    /// Begins a shutdown, or joins the one that is on: the earlier deadline holds.
     pub(super) fn begin_stopping(&mut self, deadline: Instant, reply: Reply<ShutdownReport>) {
         if let Some(stopping) = &mut self.stopping {
             stopping.deadline = stopping.deadline.min(deadline);
@@ -75,6 +77,8 @@ impl State {
             ends: Vec::new(),
             replies: vec![reply],
         });
+        // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the
+        // first round of questions: one that goes on making messages would keep the first phase from ending.
         self.end_restarts();
         self.resident.stopping();
         for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
@@ -97,6 +101,7 @@ impl State {
     /// Does what the shutdown needs next; says whether it is done.
     pub(super) fn advance_stopping(&mut self) -> bool {
         let now = Instant::now();
+        // The deadline before anything else: no phase outlasts it.
         if self.stopping.as_ref().is_some_and(|stopping| stopping.deadline <= now && !stopping.late) {
             self.kill_all(now);
         }
@@ -108,6 +113,7 @@ impl State {
             self.leave_behind();
             return true;
         }
+        // Without workers the node's own process may still have messages under way to itself.
         if alone {
             return late || phase != Phase::Draining;
         }
@@ -117,8 +123,8 @@ impl State {
         false
     }
 
-    /// Has everybody's actors stopped, and then everybody exit. Nobody exits before all actors have stopped: their last
-    /// messages still find their addresses.
+    /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have stopped: their
+    /// last messages still find their addresses.
     fn stop_actors(&mut self) {
         for worker in self.workers().filter(|worker| worker.is_running() && !worker.told_to_stop_actors) {
             worker.told_to_stop_actors = true;
@@ -137,7 +143,7 @@ impl State {
         self.dirty = true;
     }
 
-    /// Goes on without those that were killed and do not end.
+    /// Goes on without the workers that were killed and do not end.
     fn leave_behind(&mut self) {
         let Some(stopping) = &mut self.stopping else { return };
         for worker in self.slots.iter().filter_map(|slot| slot.worker.as_ref()) {
@@ -153,6 +159,7 @@ impl State {
         if stopping.phase != Phase::Draining || stopping.late || stopping.ask_at.is_none_or(|at| at > now) {
             return;
         }
+        // The round begins with all who are asked, this process among them, before the first answer can come.
         stopping.ask_at = None;
         let mut workers: Vec<_> = self
             .slots

@@ -1,4 +1,4 @@
-//! Finds the control socket that a node left for this process, if it did.
+//! Finds the control socket that a node left for this process, if a node started it.
 
 #![expect(unsafe_code, reason = "takes an inherited descriptor by its number")]
 

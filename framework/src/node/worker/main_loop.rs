@@ -1,4 +1,4 @@
-//! What a worker's main thread does: starts and stops actors as the node asks.
+//! A worker's main thread: starts and stops actors as the node asks.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::os::vital;
 /// Requests that may wait for the main thread: every actor, the two of a shutdown, and that to leave.
 pub(super) const MAX_TASKS: usize = MAX_ACTORS + 3;
 
-/// What the control thread asks of the main thread.
+/// An order of the control thread to the main thread.
 pub(super) enum Task {
     Start(Box<StartActor>),
     StopActors,

@@ -1,7 +1,8 @@
 //! The worker's side: what a process does that finds a control socket waiting for it.
 //!
-//! * When the node ends, the worker ends at once: the kernel kills it, and so does its own control thread when the
-//!   socket closes, in case the node only lost the thread that started it. Nothing is written, nobody is waited for.
+//! * When the node ends, the worker ends at once: the kernel kills it, and its own control thread does too when the
+//!   socket closes, in case the node only lost the thread that started it. Nothing is written, and nobody is waited
+//!   for.
 //! * On a clean exit the actors are stopped, what is still queued for the node is sent, and the status is 0.
 //! * A panic on the main thread ends the worker with its usual status, after an event in the log.
 

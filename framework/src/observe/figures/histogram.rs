@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 const BUCKETS: usize = 252;
 
-/// What one thread counts, and others look at.
+/// Counts that one thread makes and others read.
 #[derive(Debug)]
 pub(crate) struct Meter {
     buckets: Box<[AtomicU64; BUCKETS]>,
@@ -95,7 +95,7 @@ impl Histogram {
         None
     }
 
-    /// What was measured since `earlier`, which is of the same thing.
+    /// The measurements since `earlier`, a histogram of the same thing.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let before =
             |bucket| earlier.counts.iter().find(|(of, _)| *of == bucket).map_or(0, |(_, count)| *count);

@@ -2,7 +2,11 @@
 //!
 //! A [`Figures`] is one look at all processes of a node. Counts only grow, so two looks give a rate ([`rows`]). Asking
 //! costs the processes a control packet each and no actor anything; a process that does not answer in time is named in
-//! [`Figures::silent`].
+//! [`Figures::silent`]. Each process's control thread answers, so an actor that stands in a handler is seen too.
+//!
+//! A handler is timed with the look at the clock that its turn takes anyway, so figures are always on. Times are of the
+//! call alone, not of the future it returns, and right to an eighth. What others have given back when a process answers
+//! counts as given back. Counts begin anew with each life of a process.
 //!
 //! [`rows`]: Figures::rows
 
@@ -86,13 +90,13 @@ pub struct Named {
 pub struct Figures {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
-    /// Those that answered, the node first.
+    /// The processes that answered, the node first.
     pub processes: Vec<Named>,
-    /// Those that did not answer within [`DEADLINE`].
+    /// The processes that did not answer within [`DEADLINE`].
     pub silent: Vec<String>,
 }
 
-/// What there is to say about one actor in a line.
+/// One actor, as a line of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Its process's name.

@@ -17,7 +17,7 @@ use std::io::{self, Write};
 /// An event of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// What a process or thread is called; `tid` for a thread.
+    /// The name of a process or thread; `tid` for a thread.
     Name { pid: u32, tid: Option<u32>, name: String },
     /// Something that took a while on a row.
     Slice { pid: u32, tid: u32, at: u64, took: u64, cat: &'static str, name: String, args: Args },

@@ -1,4 +1,4 @@
-//! The node's side of a trace: the rings of all its processes, and the file.
+//! The node's side of a trace: maps the rings of all its processes, and writes the file.
 
 use std::fmt;
 use std::fs::File;
@@ -28,7 +28,7 @@ pub struct TraceError {
     source: io::Error,
 }
 
-/// What a trace holds.
+/// The contents of a trace file, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceSummary {
     /// Processes whose records are in it, each life of a restarted worker for itself.

@@ -3,10 +3,21 @@
 //! Each process notes what happens in a `ring` of its own; the node maps all of them and writes the file
 //! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs.
 //!
+//! In the file is, for each process and each life of a restarted one: every handler call; every frame that was sent and
+//! delivered, with an arrow from the send through the delivery to the handler (messages inside one process have none);
+//! every wait that was put on a stream (a host stream also shows how long it stood in it, a GPU's does not); every
+//! allocation from its beginning until the owner has closed it, with its bytes and who was granted leases; the
+//! process's start and end.
+//!
 //! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped, and what
 //! had begun and not ended lasts until the process's end. **On a crash of the node** there is no file.
 //!
-//! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`).
+//! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`). The
+//! flag is in the process's `ClockDomain`, because everything that notes something has that.
+//!
+//! A frame is named by where it ends in its ring, which both sides know, so the arrow from a send to its handler costs
+//! no word on the wire. A handler is noted twice, at its begin and at its end, because the last one of a process that
+//! dies has no end.
 
 pub(crate) mod chrome;
 pub(crate) mod collect;

@@ -1,5 +1,5 @@
-//! What a process notes down, as seven words. What comes out of another process's memory is checked word by word
-//! (WIRE-1): a record that cannot be is `None`.
+//! One event of a trace, as seven words. What comes out of another process's memory is checked word by word (WIRE-1):
+//! an impossible record is `None`.
 
 use crate::ids::{ActorId, ProcessId};
 
@@ -29,7 +29,7 @@ pub(crate) struct FrameId {
     pub(crate) end: u64,
 }
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Form {

@@ -36,7 +36,7 @@ const MAX_NAME: usize = 200;
 /// Fewest and most records of a ring.
 pub(crate) const RECORDS: std::ops::RangeInclusive<usize> = 16..=1 << 24;
 
-/// What a name is of.
+/// The kind of thing that a name is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Of {
@@ -69,11 +69,11 @@ pub(crate) struct Ring {
     records: usize,
     /// Tells the rings of one process apart.
     id: u64,
-    /// What was named already.
+    /// The names that were written already.
     named: Mutex<HashMap<(Of, u64), u64>>,
 }
 
-/// What a ring held when it was looked at.
+/// The contents of a ring at one look.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     /// In the order in which they were begun to be written.

@@ -2,7 +2,8 @@
 //!
 //! A record is only as good as the process that wrote it. Whatever the records say, what comes out of here is well
 //! formed (WIRE-1): slices of one row lie inside each other or apart, an arrow has its beginning and does not point
-//! back in time, and what begins ends. What was written over leaves a gap, not a mistake.
+//! back in time, and what begins ends. What was written over leaves a gap, not a mistake. Slices that overlap are
+//! cut, arrows without a beginning or back in time are dropped, and what did not end is ended.
 
 use std::collections::{BTreeMap, HashMap};
 

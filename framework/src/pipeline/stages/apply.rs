@@ -6,7 +6,7 @@ use crate::actor::Env;
 use crate::pipeline::closures;
 use crate::pipeline::{Item, Out, Stage};
 
-/// What a closure does with an item.
+/// The shape of a closure over items.
 pub(in crate::pipeline) type Applied<I, O> = Box<dyn FnMut(I, &mut Out<O>, &Env) -> anyhow::Result<()>>;
 /// Makes a closure for each replica.
 pub(in crate::pipeline) type MakeApplied<I, O> = dyn Fn() -> Applied<I, O> + Send + Sync;

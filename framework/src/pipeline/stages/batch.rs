@@ -8,9 +8,9 @@ use crate::actor::Env;
 use crate::pipeline::{Batch, Gather, Held, Item, Many, Out, Stage};
 use crate::tensor::Gpu;
 
-/// What becomes of the items of a batch.
+/// How the items of a batch are combined.
 pub(in crate::pipeline) trait Packing<T: Item>: 'static {
-    /// What they become.
+    /// The combined item.
     type Packed: Item;
     /// Makes it.
     fn pack(items: Vec<T>, gpu: &Gpu) -> anyhow::Result<Self::Packed>;

@@ -1,4 +1,4 @@
-//! Passes on what comes: where several flows become one, or one order is restored.
+//! A stage that passes items on: where several flows become one, or an order is restored.
 
 use std::marker::PhantomData;
 

@@ -1,4 +1,4 @@
-//! Stages that pipelines bring along, each an ordinary [`Stage`](super::Stage).
+//! The stages that the framework itself puts into pipelines, each an ordinary [`Stage`](super::Stage).
 
 mod apply;
 mod batch;

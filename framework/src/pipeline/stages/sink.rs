@@ -1,4 +1,4 @@
-//! A sink as a stage of which nothing comes.
+//! A sink as a stage without results.
 
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
@@ -6,7 +6,7 @@ use tensorpost_derive::GpuMessage;
 use crate::actor::Env;
 use crate::pipeline::{Out, Sink, Stage};
 
-/// What a sink makes: there is none.
+/// The output of a sink. It has no value.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
 pub(in crate::pipeline) enum Nothing {}

@@ -1,4 +1,4 @@
-//! What it means that an item was not accepted, or not answered.
+//! Classifies the errors of an ask: the item was not accepted, or not answered.
 
 use super::meter::Cause;
 use crate::actor::{AskError, SendFailure};
@@ -6,13 +6,13 @@ use crate::mailbox::post::AskFailure;
 use crate::mailbox::post::inbox::Refusal;
 use crate::pipeline::item::{Item, Parcel};
 
-/// What it means that an item was not answered.
+/// Why an item was not answered.
 pub(super) enum Unanswered {
     /// Its data was lost with a process (DEATH-3). The receiver goes on.
     Tainted,
     /// The receiver could not read it, and goes on.
     Refused,
-    /// It, or something that came of it, was lost, in a receiver that may go on.
+    /// The item, or something that came of it, was lost in a receiver that may go on.
     Lost,
     /// The receiver has ended.
     Gone,
@@ -30,7 +30,7 @@ impl Unanswered {
 }
 
 impl Unanswered {
-    /// What took the item, if it is lost.
+    /// The cause under which the item counts as lost.
     pub(super) fn cause(&self) -> Cause {
         match self {
             Unanswered::Tainted => Cause::Tainted,

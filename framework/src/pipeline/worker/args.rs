@@ -1,4 +1,4 @@
-//! What travels between the conductor, in the node, and the actors of a pipeline.
+//! The messages between the conductor, in the node, and the actors of a pipeline.
 
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
@@ -12,17 +12,17 @@ use crate::pipeline::item::{Item, ItemId, Parcel};
 use crate::pipeline::on_error::OnError;
 use crate::pipeline::traits::{Source, Stage};
 
-/// What every actor of a pipeline is told.
+/// The configuration of an actor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::pipeline) struct Config {
     /// The stage's name.
     pub(in crate::pipeline) stage: String,
     pub(in crate::pipeline) index: u16,
     pub(in crate::pipeline) replica: u16,
-    /// For a source: what its items' ids begin with.
+    /// For a source: the first part of its items' ids.
     pub(in crate::pipeline) source: u16,
     pub(in crate::pipeline) on_error: OnError,
-    /// Who sends to it: edge and replica of each.
+    /// Its senders: edge and replica of each.
     pub(in crate::pipeline) lanes: Vec<u32>,
     /// Whether it restores the order of what comes.
     pub(in crate::pipeline) restore: bool,
@@ -30,12 +30,12 @@ pub(in crate::pipeline) struct Config {
     pub(in crate::pipeline) chain: bool,
     /// Whether items that the stage holds are not answered, although it is in no chain.
     pub(in crate::pipeline) holds: bool,
-    /// Where a loop begins: in how many others.
+    /// At the beginning of a loop: how many loops are around it.
     pub(in crate::pipeline) round: Option<usize>,
     /// Whether what was lost is sent again, to a replica that is left.
     pub(in crate::pipeline) resend: bool,
     pub(in crate::pipeline) trace: bool,
-    /// For a stage that pairs: who its halves are from.
+    /// For a `zip` or `join`: the senders of its halves.
     pub(in crate::pipeline) pairing: Option<Pairing>,
     /// Milliseconds between two reports of progress.
     pub(in crate::pipeline) every: u64,
@@ -48,26 +48,26 @@ pub(in crate::pipeline) struct Config {
 pub(in crate::pipeline) struct OutletArgs<T: Item> {
     pub(in crate::pipeline) select: Select,
     pub(in crate::pipeline) branches: Vec<BranchArgs<T>>,
-    /// Who is to be told of items that are settled on some of the branches.
+    /// The stages to tell of items that are settled on some of the branches.
     pub(in crate::pipeline) tell: Vec<PartnerArgs>,
-    /// Of a source: who is to be told that it makes nothing more before something is acknowledged.
+    /// Of a source: the stages to tell when it makes nothing more before something is acknowledged.
     pub(in crate::pipeline) tell_still: Vec<Address<Control>>,
-    /// And what its items' ids begin with.
+    /// The first part of its items' ids.
     pub(in crate::pipeline) source: u16,
 }
 
-/// A stage that pairs what comes by a fork's branches with something else.
+/// A `zip` or `join` behind a fork's branches.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::pipeline) struct PartnerArgs {
     /// Its replicas.
     pub(in crate::pipeline) to: Vec<Address<Control>>,
     /// Which side the branches lead to.
     pub(in crate::pipeline) left: bool,
-    /// Those without which no item reaches that side.
+    /// The branches without which no item reaches that side.
     pub(in crate::pipeline) branches: Vec<u16>,
 }
 
-/// Whose items a stage that pairs has, under at-least-once delivery.
+/// The two sides of a `zip` or `join`, under at-least-once delivery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::pipeline) struct Pairing {
     /// Left and right.
@@ -77,22 +77,22 @@ pub(in crate::pipeline) struct Pairing {
 /// One of the two flows that become one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::pipeline) struct Side {
-    /// Who sends it.
+    /// Its senders.
     pub(in crate::pipeline) lanes: Vec<u32>,
     /// Items that can wait on this side: then the stage before it takes no more before one is acknowledged.
     pub(in crate::pipeline) room: u32,
-    /// What the ids of the items begin with that are in it.
+    /// The first parts of the ids of the items in it.
     pub(in crate::pipeline) sources: Vec<u16>,
 }
 
-/// Which of several takes an item.
+/// How the receiver of an item is chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::pipeline) enum Select {
     /// All of them, each a clone.
     All,
     /// One after the other.
     RoundRobin,
-    /// The one with the fewest that it is not done with.
+    /// The one with the fewest unfinished items.
     LeastLoaded,
     /// The one whose turn it is by the value of a closure, modulo their number.
     By(String),
@@ -131,7 +131,7 @@ pub(in crate::pipeline) struct BranchArgs<T: Item> {
 #[serde(bound = "")]
 pub(in crate::pipeline) enum Receiver<T: Item> {
     At(Address<Parcel<T>>),
-    /// For those that are started later: they are looked up when they are needed.
+    /// A receiver that is started later. It is looked up when it is needed.
     Named(String),
 }
 
@@ -159,7 +159,7 @@ pub(in crate::pipeline) struct StageArgs<S: Stage> {
 #[gpu_message(reply = Counts, crate = crate)]
 pub(in crate::pipeline) struct Run;
 
-/// What the conductor says on the way.
+/// An order of the conductor.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
 pub(in crate::pipeline) enum Control {
@@ -200,14 +200,14 @@ pub(in crate::pipeline) enum Control {
     Close,
 }
 
-/// What the actors tell on the way.
+/// A report of an actor.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
 pub(in crate::pipeline) enum Event {
-    /// How far one is, and what it waits for.
+    /// Its counts, and what it waits for.
     Progress(Box<Counts>, Vec<Wait>),
-    /// The pipeline has to fail.
+    /// An error that fails the pipeline.
     Failed(Failure),
-    /// What took time.
+    /// Spans for the trace.
     Spans { stage: u16, replica: u16, pid: u32, spans: Vec<Span> },
 }

@@ -1,5 +1,13 @@
-//! The way to one stage: which replica an item goes to, how far ahead of them the actor may be, and what became of
-//! everything that was sent.
+//! The way to one stage: chooses the replica that an item goes to, keeps the actor from running too far ahead, and
+//! follows everything that was sent until it is answered.
+//!
+//! An item passes three steps. *Room*: the window has room for it and its bytes. *Accepted*: the receiver's mailbox has
+//! taken it; the caller is free. *Answered*: a task follows the ask and settles the item, or finds out that it was
+//! lost. The counts go up when an item is accepted and down when it is answered, and a resent item is counted again
+//! before its first sending is taken out: `idle` waits for zero, and must not see zero while an item is still to come.
+//!
+//! On a death of the receiver every ask that it had accepted fails here. The item is sent again where a copy was kept,
+//! and named as lost otherwise; whoever restores an order is told in both cases that it need not wait.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -23,7 +31,7 @@ use crate::pipeline::closures::UnknownClosure;
 use crate::pipeline::item::{Item, ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::Emitted;
 
-/// The way to one stage.
+/// The way to one stage: its replicas, and what was sent to them.
 pub(super) struct Branch<T: Item> {
     stage: String,
     index: u16,
@@ -41,7 +49,7 @@ pub(super) struct Branch<T: Item> {
     shares_fate: bool,
     modes: Modes,
     window: RefCell<Window>,
-    /// The next item waits for no room.
+    /// Set when the actor was stopped: items wait for no room any more.
     hurried: Cell<bool>,
     /// The item that waits to be accepted.
     held_up: Cell<Option<ItemId>>,
@@ -53,7 +61,7 @@ pub(super) struct Branch<T: Item> {
     env: Env,
 }
 
-/// What the actor is to do about items that it has sent; see [`Config`](super::args::Config).
+/// What the actor does about items that it has sent; see [`Config`](super::args::Config).
 #[derive(Clone, Copy)]
 pub(super) struct Modes {
     pub(super) chain: bool,
@@ -153,7 +161,7 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// What its receivers keep it waiting for.
+    /// What the actor waits for here, for the report of a pipeline that does not move.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
         let stage = self.index;
         let room = self.held_up.get().map(|id| Wait::Room { stage, id });
@@ -171,12 +179,15 @@ impl<T: Item> Branch<T> {
         item: T,
         cargo: Cargos,
     ) -> Result<(), Unsendable> {
+        // Encoding an item to count its bytes is dear, so only where a bound asks for it.
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
         let id = tag.id;
         self.held_up.set(Some(id));
+        // The number only when there is room: who waits for room and is dropped must leave no gap in the order.
         self.room(bytes).await;
         self.put_number(&mut tag);
+        // Chosen after the wait, by the loads of now. Whoever is gone was found out meanwhile.
         let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
             Choice::One(at) => self.deliver(at, tag, item, bytes, cargo).await,
             Choice::None => {
@@ -200,7 +211,8 @@ impl<T: Item> Branch<T> {
         sent
     }
 
-    /// What an item is called on its way.
+    /// Puts on an item what the receiver needs: the loops that it is in, whom to ask for it again, its place in the
+    /// order.
     fn put_number(&self, tag: &mut Tag) {
         // What leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
@@ -211,13 +223,13 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Whether one more with so many bytes may go.
+    /// Whether one more item, with so many bytes, may go.
     fn has_room(&self, bytes: u64) -> bool {
         self.hurried.get()
             || self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number)
     }
 
-    /// Waits until one more with so many bytes may go.
+    /// Waits until one more item, with so many bytes, may go.
     async fn room(&self, bytes: u64) {
         while !self.has_room(bytes) {
             self.changed.notified().await;
@@ -230,7 +242,7 @@ impl<T: Item> Branch<T> {
         self.changed.notify_one();
     }
 
-    /// Says to all replicas that nothing more comes.
+    /// Tells all replicas that nothing more comes: each has to hear it from each of its senders.
     pub(super) async fn end(self: &Rc<Self>) {
         for at in 0..self.to.len() {
             self.tell_one(at, Parcel::End { lane: self.lane }).await;
@@ -244,7 +256,8 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// As [`send`](Self::send), if nobody need wait for that.
+    /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future is made
+    /// for it.
     pub(super) fn send_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&emitted.item) } else { 0 };
         let to = || match self.pick.choose(&emitted.item, self.to.len(), |at| self.replica(at)) {
@@ -254,10 +267,13 @@ impl<T: Item> Branch<T> {
         let Some((to, address)) = self.has_room(bytes).then(to).flatten() else {
             return Err(NotYet::On(Rc::clone(self), Box::new(emitted)));
         };
-        // Nobody waits here; the time is for the trace.
+        // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time is for
+        // the trace.
         let since = self.meter.traces().then(Instant::now);
         let Emitted { mut tag, item, cargo } = emitted;
         self.put_number(&mut tag);
+        // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so only
+        // where it may be sent again.
         let copy = self.modes.resend.then(|| item.clone());
         let mut ask = address.ask(Parcel::Item(tag.clone(), item));
         let accepted = ask.try_accepted();
@@ -273,7 +289,7 @@ impl<T: Item> Branch<T> {
         Err(NotYet::Asked(Rc::clone(self), Box::new(Asked { ask, accepted, underway, from })))
     }
 
-    /// An item that was offered and not accepted at once.
+    /// Goes on with an item that was offered and not accepted at once.
     pub(super) async fn go_on(self: &Rc<Self>, asked: Asked<T>) -> Result<(), Unsendable> {
         let Asked { mut ask, accepted, underway, from } = asked;
         let id = underway.tag.id;
@@ -312,6 +328,7 @@ impl<T: Item> Branch<T> {
             let copy = self.modes.resend.then(|| item.clone());
             let address = match self.address(at).await {
                 Ok(address) => address,
+                // Nobody has the name any more. Lost, and named; that is no error of this stage.
                 Err(why) => {
                     self.lost(&tag, Cause::Ended, &why).await;
                     return Ok(());
@@ -331,7 +348,7 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// The receiver `at` does not take an item.
+    /// The receiver `at` has not accepted an item: finds out why, and who takes it instead.
     async fn turned_away(
         self: &Rc<Self>,
         error: AskError<Parcel<T>>,
@@ -339,6 +356,7 @@ impl<T: Item> Branch<T> {
         tag: &mut Tag,
         cargo: &Cargos,
     ) -> Turned<T> {
+        // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to another.
         let why = why(&error);
         let AskError::NotSent(error) = error else {
             self.lost(tag, Unanswered::of(&error).cause(), &why).await;
@@ -351,10 +369,13 @@ impl<T: Item> Branch<T> {
             self.lost_here(tag, &why, cargo).await;
             return Turned::Away(Ok(()));
         }
+        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would
+        // wait for it.
         if !is_gone(&error.reason) {
             self.settle(tag);
             return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));
         }
+        // Marked before the choice, which must not fall on it again. With nobody left the item is lost.
         self.to[at].gone.set(true);
         if let Choice::One(other) = self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
             tag.attempt += 1;
@@ -366,6 +387,7 @@ impl<T: Item> Branch<T> {
 
     /// An item was accepted: follows it until it is answered.
     fn follow(self: &Rc<Self>, ask: Ask<Parcel<T>>, mut underway: Underway<T>) {
+        // Counted before the task runs: `idle` and the window must see the item from the moment it was accepted.
         self.begin(underway.to, underway.bytes);
         // In a chain the items that it came from are not done with before it is. One that leaves the last loop around it
         // has left when it is accepted: what the next stages keep of it must not keep others out of the loop.
@@ -378,6 +400,9 @@ impl<T: Item> Branch<T> {
         actix::spawn(Watch { branch, ask, underway: Some(underway), rest: None });
     }
 
+    /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and names it
+    /// as lost otherwise. It is counted as answered last of all, so that nobody believes meanwhile that nothing is
+    /// under way.
     async fn unanswered(self: &Rc<Self>, error: &AskError<Parcel<T>>, underway: Underway<T>) {
         let Underway { to, tag, bytes, copy, since: _, cargo } = underway;
         let why = why(error);
@@ -397,9 +422,9 @@ impl<T: Item> Branch<T> {
                 self.answered(to, bytes);
                 return;
             }
-            // Whether the receiver has ended, the next item finds out.
+            // This item is lost to it; whether the receiver has ended, the next item finds out.
             Unanswered::Lost => {}
-            // One that comes back takes it when it is there.
+            // One with a restart policy is not gone: its address waits for the next life, which takes the item.
             Unanswered::Gone => self.to[to].gone.set(!self.restarts),
         }
         let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
@@ -429,7 +454,7 @@ impl<T: Item> Branch<T> {
         Box::pin(async move { branch.deliver(at, tag, item, bytes, cargo).await.is_ok() })
     }
 
-    /// An item that the receiver, or the way to it, has lost.
+    /// Names an item that the receiver, or the way to it, has lost.
     ///
     /// Boxed, as what follows: rare, and otherwise part of the future of every item.
     fn lost<'a>(self: &'a Rc<Self>, tag: &'a Tag, cause: Cause, why: &str) -> LocalBoxFuture<'a, ()> {
@@ -437,7 +462,8 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// An item that was lost in this process. It is lost for good if nobody can send again what it was made of.
+    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what it was
+    /// made of, its cargo says so; otherwise it is lost for good, and named.
     fn lost_here<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str, cargo: &[Cargo]) -> LocalBoxFuture<'a, ()> {
         if self.modes.resend && !self.modes.origin {
             cargo.iter().for_each(Cargo::lose);
@@ -447,7 +473,8 @@ impl<T: Item> Branch<T> {
         self.leave_gap(tag).boxed_local()
     }
 
-    /// Whoever restores the order must not wait for the item. Any replica can pass that on.
+    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica can pass
+    /// that on.
     async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
         self.settle(tag);
         if let Some(order) = tag.order.filter(|order| order.last) {
@@ -461,10 +488,11 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    /// Sends something that is no item; whoever is gone need not know it.
+    /// Sends something that is no item. A receiver that is gone need not know it.
     async fn tell_one(self: &Rc<Self>, at: usize, parcel: Parcel<T>) {
         let Ok(address) = self.address(at).await else { return };
-        // To say again to the next life; gaps are of no use to that.
+        // An end is said again to the receiver's next life, which has to hear it too. A gap is of no use there: a later
+        // life does not restore the order.
         let again = match parcel {
             Parcel::End { lane } if self.restarts => Some(lane),
             _ => None,
@@ -475,6 +503,7 @@ impl<T: Item> Branch<T> {
             self.to[at].gone.set(true);
             return;
         }
+        // Counted like an item, so that `idle` waits for its answer: an end is answered when the receiver is done.
         self.begin(at, 0);
         let branch = Rc::clone(self);
         actix::spawn(async move {
@@ -494,6 +523,7 @@ impl<T: Item> Branch<T> {
         });
     }
 
+    /// Counts an item as under way.
     fn begin(&self, at: usize, bytes: u64) {
         self.window.borrow_mut().sent(bytes);
         self.to[at].unanswered.update(|unanswered| unanswered + 1);
@@ -503,7 +533,7 @@ impl<T: Item> Branch<T> {
         });
     }
 
-    /// Nobody needs to wait for this number any more, if it has one from here.
+    /// Takes an item's number out of the window, if it has one from here, so that later ones may go.
     fn settle(&self, tag: &Tag) {
         if self.number.is_some()
             && let Some(order) = tag.order
@@ -513,6 +543,7 @@ impl<T: Item> Branch<T> {
         }
     }
 
+    /// Takes an item out of the counts and wakes whoever waits for room, or for all answers.
     fn answered(&self, at: usize, bytes: u64) {
         self.window.borrow_mut().answered(bytes);
         self.to[at].unanswered.update(|unanswered| unanswered.saturating_sub(1));
@@ -549,11 +580,11 @@ impl<T: Item> Branch<T> {
     }
 }
 
-/// What becomes of an item that a receiver does not take.
+/// What becomes of an item that a receiver has not accepted.
 enum Turned<T> {
-    /// Another is to have it.
+    /// It goes to another receiver.
     To(usize, T),
-    /// Nobody is.
+    /// Nobody takes it.
     Away(Result<(), Unsendable>),
 }
 
@@ -563,7 +594,7 @@ struct Watch<T: Item> {
     ask: Ask<Parcel<T>>,
     /// Until it is answered.
     underway: Option<Underway<T>>,
-    /// What is to be done where there is no answer.
+    /// The rest of the work if there is no answer. Rare, so boxed.
     rest: Option<LocalBoxFuture<'static, ()>>,
 }
 
@@ -583,6 +614,8 @@ impl<T: Item> Future for Watch<T> {
                 branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
             }
             let Err(error) = answer else {
+                // First its number, then the counts, which wake the sender. The cargo drops last, with `underway`: that
+                // may answer the sender before this one.
                 branch.settle(&underway.tag);
                 branch.answered(underway.to, underway.bytes);
                 return Poll::Ready(());

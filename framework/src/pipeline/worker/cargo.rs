@@ -1,8 +1,8 @@
 //! When an item is done with: what its sender waits for before it counts the item as handled.
 //!
-//! A [`Cargo`] is shared by everything that an item is still part of. The last clone to go answers the sender. On a panic
-//! the clones unwind, and the sender is told that there is no answer. The sender of cargo that is [lost](Cargo::lose) is
-//! told the same.
+//! Everything that an item is still part of shares a [`Cargo`]. When the last clone drops, the sender is answered. On a
+//! panic the clones unwind, and the sender is told that there is no answer. The same goes for cargo that is
+//! [lost](Cargo::lose).
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -26,7 +26,7 @@ struct Slot {
     lost: Cell<bool>,
     /// Where items are sent again: whose it is if that does not happen.
     orphan: Cell<Option<Box<Orphan>>>,
-    /// At a fork: what is settled when this is done with.
+    /// At a fork: what to settle when this is done with.
     sibling: Option<Sibling>,
 }
 

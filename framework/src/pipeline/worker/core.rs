@@ -1,4 +1,4 @@
-//! What the actors around sources and stages share: what they were told, what they count, and their end.
+//! What the actors around sources and stages share: their configuration, their counts, and their end.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,7 +26,7 @@ pub(super) struct Part {
     waits: RefCell<Box<Waits>>,
 }
 
-/// Says what the actor waits for.
+/// Lists what the actor waits for.
 type Waits = dyn Fn() -> Vec<Wait>;
 
 impl Part {
@@ -43,7 +43,7 @@ impl Part {
         })
     }
 
-    /// Notes that the stage failed, and has the pipeline fail if `fatal`.
+    /// Notes that the stage failed, and fails the pipeline if `fatal`.
     pub(super) fn failed(&self, id: Option<ItemId>, why: String, attempts: u32, fatal: bool) {
         let failure = Failure { stage: self.config.stage.clone(), id, why, attempts };
         if fatal && !self.has_failed() {
@@ -101,7 +101,7 @@ impl Part {
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                // Behind the answer that says so, nobody listens.
+                // After its answer nobody reads reports.
                 if part.is_finished() {
                     return;
                 }

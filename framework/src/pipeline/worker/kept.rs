@@ -1,7 +1,7 @@
-//! Items that a stage keeps beyond its calls: who they are, and what is done with when they are.
+//! Items that a stage keeps beyond its calls: which they are, and which senders wait for them.
 //!
-//! The stage has only the numbers of what it keeps, so that the items can be given up, and named, when the stage cannot
-//! pass them on any more: a call of it failed and dropped them, or it failed for good and keeps them for ever.
+//! The stage has only the numbers of what it keeps. So the items can be given up, and named, when the stage cannot pass
+//! them on any more: a call of it failed and dropped them, or it failed for good and would keep them for ever.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -52,18 +52,18 @@ impl Kept {
         self.0.items.borrow().get(&number).map_or_else(Vec::new, |item| item.tag.ids().collect())
     }
 
-    /// The stage has dropped it. What that means is known when its call has returned.
+    /// The stage has dropped it. Only the result of its call says whether that is a loss.
     pub(in crate::pipeline) fn drop_one(&self, number: u64) {
         let item = self.take(number);
         self.0.dropped.borrow_mut().extend(item);
     }
 
-    /// What the stage has dropped since the last time.
+    /// Takes the items that the stage has dropped since the last time.
     pub(super) fn dropped(&self) -> Vec<Keeping> {
         self.0.dropped.take()
     }
 
-    /// Everything that it still keeps, which it can pass on no more.
+    /// Takes everything that the stage still keeps and can no longer pass on.
     pub(super) fn give_up(&self) -> Vec<Keeping> {
         self.0.items.take().into_values().collect()
     }

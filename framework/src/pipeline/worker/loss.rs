@@ -1,4 +1,4 @@
-//! Telling the errors that mean "lost with a process" from all others.
+//! Tells errors that mean "lost with a process" (DEATH-3) from all others.
 
 use crate::clock::ClockError;
 use crate::device::DeviceError;

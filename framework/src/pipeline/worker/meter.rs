@@ -1,4 +1,4 @@
-//! What one actor of a pipeline counts.
+//! The counters of one actor of a pipeline.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ pub struct Failure {
     pub stage: String,
     /// The item; `None` where the stage failed without one.
     pub id: Option<ItemId>,
-    /// What the stage said, with its causes.
+    /// The error of the stage, with its causes.
     pub why: String,
     /// How often it was tried.
     pub attempts: u32,
@@ -36,7 +36,7 @@ pub struct Lost {
     pub why: String,
 }
 
-/// What took a lost item.
+/// The cause of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pipeline) enum Cause {
     /// Its receiver ended, or dropped it: a death or a panic that the conductor sees too, or else nothing explains it.
@@ -95,7 +95,7 @@ pub(in crate::pipeline) struct Span {
     pub(in crate::pipeline) took: u64,
 }
 
-/// What took the time.
+/// The kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::pipeline) enum Spanned {
     /// A call of the stage.

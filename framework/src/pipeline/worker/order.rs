@@ -1,11 +1,12 @@
-//! Restoring an order that replicas have lost. Pure bookkeeping: how much can wait here is bounded by whoever numbers
-//! (it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the oldest that is not done with).
+//! Restores an order that replicas have lost. Pure bookkeeping. How much can wait here is bounded by the sender that
+//! numbers the items: it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of the oldest item that is
+//! not done with.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::pipeline::item::Order;
 
-/// What has come too early, for every sender that numbers.
+/// Items that came too early, by sender.
 pub(super) struct Reorder<T> {
     lanes: HashMap<u32, Lane<T>>,
     ready: VecDeque<T>,
@@ -65,12 +66,12 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// What is next.
+    /// Takes the next item whose turn it is.
     pub(super) fn take(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
 
-    /// What is missing does not come: what waits is ready, in order, and what comes after it is in its place.
+    /// Gives up what is missing: what waits is ready, in order, and later items follow it.
     pub(super) fn skip(&mut self) {
         let mut lanes: Vec<_> = self.lanes.iter_mut().collect();
         lanes.sort_unstable_by_key(|(lane, _)| **lane);

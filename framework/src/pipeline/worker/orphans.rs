@@ -1,6 +1,6 @@
-//! Items of which something came to nothing (DEATH-3), under at-least-once delivery: they are left to their sender, who is
-//! told by the answer and sends them again. A source that has died for good does not, and nobody else knows what it had
-//! sent; so what it leaves is named here.
+//! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their sender: the
+//! answer tells it, and it sends them again. A source that has died for good does not, and nobody else knows what it
+//! had sent; so what it leaves is named here.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -37,7 +37,7 @@ impl Orphans {
         Orphans(Rc::new(Inner { part: Rc::clone(part), left: RefCell::default(), gone: RefCell::default() }))
     }
 
-    /// An item came, perhaps again.
+    /// An item came, perhaps for the second time.
     pub(super) fn came(&self, tag: &Tag) -> Orphan {
         let mut left = self.0.left.borrow_mut();
         if let Some(left) = tag.lane.filter(|_| !left.is_empty()).and_then(|lane| left.get_mut(&lane)) {
@@ -46,7 +46,7 @@ impl Orphans {
         Orphan { of: self.clone(), tag: tag.clone() }
     }
 
-    /// An item came to nothing.
+    /// An item was lost here.
     pub(super) fn left(&self, tag: &Tag) {
         let Some(lane) = tag.lane else { return };
         if self.0.gone.borrow().contains(&lane) {

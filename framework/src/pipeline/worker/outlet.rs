@@ -1,4 +1,4 @@
-//! The way out of an actor: which stages an item goes to.
+//! The way out of an actor: chooses the stages that an item goes to.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use crate::pipeline::closures::UnknownClosure;
 use crate::pipeline::item::{Item, ItemId, Order, Parcel, Tag};
 use crate::pipeline::out::Emitted;
 
-/// A way out.
+/// A way out: one or several branches.
 pub(super) struct Outlet<T: Item> {
     pick: Pick<T>,
     branches: Vec<Rc<Branch<T>>>,
@@ -50,7 +50,7 @@ impl<T: Item> Outlet<T> {
             }
             Choice::All => {
                 let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
-                // All before the first is sent: it may be settled before the next is.
+                // All cargo is made before the first is sent: the first may be settled before the next is sent.
                 let mut marks = self.mark(&tag, 0..self.branches.len());
                 let of_last = marks.pop().flatten();
                 for (branch, mark) in others.iter().zip(marks) {
@@ -59,7 +59,7 @@ impl<T: Item> Outlet<T> {
                 }
                 last.send(tag, item, cargo.into_iter().chain(of_last).collect()).await
             }
-            // Every branch is gone: let the first one say so.
+            // Every branch is gone: the first one names the loss.
             Choice::None => match self.branches.first() {
                 Some(branch) => branch.send(tag, item, cargo).await,
                 None => Ok(()),
@@ -79,7 +79,7 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// Sends what could not go at once.
+    /// Sends an item that could not go at once.
     pub(super) async fn send_later(&self, item: NotYet<T>) -> Result<(), Unsendable> {
         match item {
             NotYet::Untouched(emitted) => self.send(*emitted).await,
@@ -91,7 +91,7 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// What is to go with an item on each of these branches.
+    /// The cargo that goes with an item on each of these branches.
     fn mark(&self, tag: &Tag, branches: Range<usize>) -> SmallVec<[Option<Cargo>; 4]> {
         match &self.siblings {
             Some(siblings) => siblings.mark(tag, branches).into_iter().map(Some).collect(),
@@ -106,7 +106,7 @@ impl<T: Item> Outlet<T> {
         }
     }
 
-    /// What is waited for at those that it leads to.
+    /// What the actor waits for at the receivers.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> + '_ {
         self.branches.iter().flat_map(|branch| branch.waits())
     }

@@ -1,8 +1,8 @@
-//! Which of several receivers takes an item. No I/O.
+//! Chooses among several receivers. No I/O.
 //!
-//! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand for each other: where the one that a
-//! key belongs to has gone, the next one takes it. Branches do not: an item that a closure has sent down one of them is no
-//! business of another, and is lost where nobody is left there.
+//! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand in for each other: where the one
+//! that a key belongs to is gone, the next one takes the item. Branches do not: an item that a closure has sent down
+//! one branch is no business of another, and is lost if nobody is left there.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ enum Way<T> {
     RoundRobin,
     LeastLoaded,
     By(Arc<NumberOf<T>>),
-    /// Nobody else takes it.
+    /// A branch: nobody stands in for it.
     Only(Arc<NumberOf<T>>),
 }
 
-/// A receiver, as far as the choice depends on it.
+/// The state of a receiver that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     /// Items that it is not done with.

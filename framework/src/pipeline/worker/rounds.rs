@@ -1,9 +1,12 @@
-//! Where a loop begins: which items are in it.
+//! Where a loop begins: bounds the items in the loop.
 //!
-//! An item that comes from outside is not answered before it has left the loop, which bounds the items in there. The
-//! answer is shared by all its rounds: each holds it until everything that came of the item in that round was answered.
-//! One that comes around is answered at once, and by then its next round holds the answer too; so no sender in the loop
+//! An item that comes from outside is answered when it has left the loop, and that bounds the items in there. All its
+//! rounds share the answer: each holds it until everything that came of the item in that round was answered. An item
+//! that comes around is answered at once, and by then its next round holds the answer too; so no sender in the loop
 //! waits for more than one round.
+//!
+//! At most once, an item has left when the next stage has accepted it: what a batch keeps must not keep others out of
+//! the loop, whose end waits until it is empty.
 //!
 //! After a death an item may come around that whoever sent it in was told is lost: the dead had passed it on and not
 //! answered. Nobody waits for it. It is answered at once too, and not taken for one that comes from outside: in an inner
@@ -28,7 +31,7 @@ impl Rounds {
         Rounds { depth, ..Rounds::default() }
     }
 
-    /// An item begins a round: what is to be held until the round is over.
+    /// Begins a round of an item. Returns the cargo to hold until the round is over.
     pub(super) fn begin(&mut self, tag: &mut Tag, cargo: Cargo) -> Cargo {
         if let Some(name) = tag.rounds.get(self.depth) {
             return self.inside.get(name).and_then(Faint::cargo).unwrap_or_default();

@@ -1,16 +1,16 @@
-//! At a fork: which branches still have something of an item, for those who wait for it to come by another. At a source:
-//! which items are under way at all.
+//! At a fork: tracks which branches still have something of an item, for those who wait for it to come by another. At a
+//! source: tracks which items are under way at all.
 //!
-//! A half in a [`zip`](crate::pipeline::Flow::zip) is not answered before it has its partner, under at-least-once delivery.
-//! If nothing of the item is left on a branch that the partner needs, no partner will come, and only the fork
-//! knows. It tells the zip, and again for as long as something of the item is left elsewhere: the half may still be on its
-//! way, or be sent again to the zip's next life. So the zip has nothing to remember, and news that it has no half for means
-//! nothing to it.
+//! Under at-least-once delivery a half in a [`zip`](crate::pipeline::Flow::zip) is not answered before it has its
+//! partner. If nothing of the item is left on the partner's branch, no partner comes, and only the fork knows. It tells
+//! the zip, and tells it again for as long as something of the item is left elsewhere: the half may still be on its
+//! way, or be sent again to the zip's next life. So the zip has nothing to remember, and ignores news about a half that
+//! it does not have.
 //!
-//! A [`join`](crate::pipeline::Flow::join) pairs by keys, of which no fork knows whether they come. There a half is let go
-//! only at a standstill: each source that could bring a partner makes nothing more before something is acknowledged, and
-//! tells so with all that it has under way; each of these items waits in the join, on each side or with the word of a fork
-//! that nothing of it comes there.
+//! A [`join`](crate::pipeline::Flow::join) pairs by keys, and no fork knows whether a key still comes. There a half is
+//! let go only at a standstill: each source that could bring a partner makes nothing more before something is
+//! acknowledged, and says so with all that it has under way; each of these items waits in the join, on each side or
+//! with the word of a fork that nothing of it comes there.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -34,9 +34,9 @@ const MOST: usize = 1024;
 /// The items of a fork that are not settled on all branches.
 pub(super) struct Siblings {
     tell: Vec<PartnerArgs>,
-    /// What the ids of the actor's own items begin with.
+    /// The first part of the ids of the actor's own items.
     source: u16,
-    /// Of a source: whom to tell that it stands still, and since when it does.
+    /// Of a source: whom to tell that it makes nothing more, and since when it does not.
     tell_still: Vec<Address<Control>>,
     still: Cell<Option<(Instant, Option<ItemId>)>>,
     branches: usize,
@@ -162,7 +162,7 @@ impl Siblings {
     }
 }
 
-/// Tells for as long as there is anything to tell.
+/// The task that reports, for as long as there is anything to report.
 async fn tell(siblings: Weak<Siblings>) {
     loop {
         tokio::time::sleep(PAUSE).await;

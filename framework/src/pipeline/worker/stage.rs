@@ -1,4 +1,11 @@
-//! The actor around a stage. A sink is a stage that makes nothing.
+//! The actor around a stage. A sink is a stage without results.
+//!
+//! An item passes: `handle`, `take_now` (nearly every item ends there, without a future) or `take`; its place in the
+//! order, if this actor restores one; `process` with its attempts; `send` with its results. The cargo of an item is
+//! held by everything that is still to be done for it, and answers the sender when the last of it drops. So a step that
+//! drops cargo early answers too early, and one that keeps it keeps the sender waiting.
+//!
+//! No borrow of a `RefCell` is held over an `await`: the task that reports progress borrows meanwhile.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -122,8 +129,10 @@ impl<S: Stage> actix::Handler<Parcel<S::In>> for StageActor<S> {
     type Result = Handled;
 
     fn handle(&mut self, parcel: Parcel<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
-        // What came of earlier items is not to wait for this one, which may take long.
+        // First, so that what came of earlier items of this turn does not wait for this one, which may take long.
         self.core.part.env.publish();
+        // Where items are sent again: an earlier sending of this one is no orphan any more, and this one becomes one if
+        // its cargo is lost.
         let cargo = Cargo::default();
         if self.core.part.config.resend
             && let Parcel::Item(tag, _) = &parcel
@@ -218,7 +227,7 @@ fn wrap<S: Stage>(
 }
 
 impl<S: Stage> Core<S> {
-    /// What it cannot go on without.
+    /// What the actor waits for, for the report of a pipeline that does not move.
     fn waits(&self) -> Vec<Wait> {
         let mut waits: Vec<_> = self.results.waits().chain(self.dead.waits()).collect();
         let kept = self.kept.len();
@@ -231,7 +240,7 @@ impl<S: Stage> Core<S> {
         waits
     }
 
-    /// Does all of the work on what came that waits for nobody; what is left to do.
+    /// Does all of the work on a parcel that waits for nobody. Returns what is left to do.
     ///
     /// Nearly every item needs no more than this: a future would have room for all that can happen to one, and be moved
     /// about with each.
@@ -289,7 +298,7 @@ impl<S: Stage> Core<S> {
         self.in_order().boxed_local().await;
     }
 
-    /// Takes all whose turn it is.
+    /// Takes everything whose turn in the order has come.
     async fn in_order(&self) {
         loop {
             let next = self.order.borrow_mut().take();
@@ -300,7 +309,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing moves. Halves wait for what does not come; and in an order, whoever had what is missing has died.
+    /// Nothing moves. Lets halves go whose partners do not come; after a death, skips what is missing in the order,
+    /// because whoever had it has died.
     async fn go_on(&self, after_a_death: bool) {
         if after_a_death {
             self.order.borrow_mut().skip();
@@ -324,6 +334,7 @@ impl<S: Stage> Core<S> {
         } else {
             self.part.meter.lost(&self.part.config.stage, tag.ids(), Cause::Tainted, why);
         }
+        // Its place in the order is filled in both cases, here or behind this stage: nobody waits for it.
         let Some(order) = tag.order else { return };
         if self.restores() {
             self.order.borrow_mut().put(Some(order), None);
@@ -333,8 +344,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Whether it waits for what is missing in an order. A later life does not know which numbers the earlier ones have
-    /// passed on, so it passes on what comes.
+    /// Whether this actor waits for what is missing in an order. A later life does not know which numbers the earlier
+    /// ones have passed on, so it passes on what comes.
     fn restores(&self) -> bool {
         self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
     }
@@ -358,6 +369,7 @@ impl<S: Stage> Core<S> {
             );
             return self.nothing_of(tag.order).await;
         }
+        // In a loop the item's answer is shared by its rounds from here on.
         let cargo = match &self.rounds {
             Some(rounds) => rounds.borrow_mut().begin(&mut tag, cargo),
             None => cargo,
@@ -366,6 +378,7 @@ impl<S: Stage> Core<S> {
         let mut item = Some(item);
         let mut attempt = 0;
         while let Some(given) = item.take() {
+            // Cloned only if there may be a use for it: a clone keeps the stage from writing the tensor in place.
             let last = attempt == on_error.retries();
             let copy = if last && !on_error.keeps() { None } else { Some(given.clone()) };
             let (result, out) = self.attempt(&tag, &cargo, given);
@@ -405,11 +418,13 @@ impl<S: Stage> Core<S> {
         let on_error = part.config.on_error;
         let (id, order) = (tag.id, tag.order);
         let why = format!("{error:#}");
+        // First, because `OnError` is not asked about a loss, and a retry would only find it again.
         if self.is_loss(&error) {
             self.lose(Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo.clone()] }), out, &why);
             self.nothing_of(order).await;
             return None;
         }
+        // On every attempt: what the call had emitted or dropped of what it kept does not come back with a retry.
         let attempts = before + 1;
         self.fail_too(Some(id), out, &why, attempts);
         tag.attempt += 1;
@@ -417,6 +432,7 @@ impl<S: Stage> Core<S> {
             part.meter.note(|counts| counts.retries += 1);
             return copy;
         }
+        // Final. The conductor hears of it before anything of the item is passed on, so that the sources stop soon.
         part.failed(Some(id), why.clone(), attempts, on_error.fails());
         match copy.filter(|_| on_error.keeps()) {
             Some(item) => {
@@ -437,6 +453,7 @@ impl<S: Stage> Core<S> {
                 }
             }
         }
+        // Last its place in the order, when all that is known of the item was told.
         self.give_up();
         self.nothing_of(order).await;
         None
@@ -502,6 +519,7 @@ impl<S: Stage> Core<S> {
             let sent = self.results.send(emitted).await;
             self.sent(sent, last).await;
         }
+        // Behind the results: a gap that came first would close the item's place in the order before they are in it.
         self.nothing_of(gap).await;
     }
 
@@ -620,7 +638,8 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    /// Nothing more comes from these senders.
+    /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed
+    /// on.
     async fn ended(self: &Rc<Self>, lanes: Vec<u32>, cargo: Option<Cargo>) {
         {
             let expected = &self.part.config.lanes;
@@ -635,6 +654,8 @@ impl<S: Stage> Core<S> {
         if !self.ends.borrow().begun {
             return self.side_ended().await;
         }
+        // What still waits in the order goes first, without what is missing: nobody is left to send that. Only then the
+        // stage has seen everything and may finish.
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;
@@ -651,6 +672,7 @@ impl<S: Stage> Core<S> {
         self.dead.say_end().await;
         self.results.ended().await;
         self.dead.ended().await;
+        // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
         self.part.finish().await;
         let answered = std::mem::take(&mut self.ends.borrow_mut().cargo);
         drop(answered);

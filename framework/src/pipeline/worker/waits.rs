@@ -1,4 +1,5 @@
-//! What an actor of a pipeline waits for, told with its progress: what a pipeline that does not end stands in.
+//! What an actor of a pipeline waits for. It is sent with the progress, and shows where a pipeline that does not end is
+//! stuck.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +12,8 @@ pub(in crate::pipeline) enum Wait {
     Senders(Vec<u32>),
     /// Room at a stage for an item.
     Room { stage: u16, id: ItemId },
-    /// That a stage answers for so many.
+    /// Answers of a stage, for so many items.
     Answers { stage: u16, count: u32 },
-    /// More items, or partners, for those that it keeps.
+    /// More items, or partners, for the items that it keeps.
     Kept(usize),
 }

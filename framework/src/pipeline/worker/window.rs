@@ -1,11 +1,11 @@
-//! How far ahead of its receivers a sender is. No I/O.
+//! Bounds how far a sender is ahead of its receivers. No I/O.
 
 use std::collections::VecDeque;
 
-/// What is sent and not answered.
+/// The items that are sent and not answered.
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    /// Of all that was sent: how much is unanswered.
+    /// The unanswered items and bytes.
     pub(super) items: u32,
     pub(super) bytes: u64,
     /// The oldest number that is not answered.
@@ -45,7 +45,7 @@ impl Window {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Nobody is ahead of this number any more.
+    /// Settles a number, so that senders may go further ahead.
     pub(super) fn settle(&mut self, number: u64) {
         let index = number.checked_sub(self.oldest);
         if let Some(answered) = index.and_then(|index| self.answered.get_mut(index as usize)) {

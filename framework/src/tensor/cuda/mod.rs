@@ -8,6 +8,10 @@
 //!   on another stream, pass a view of it.
 //!
 //! A tensor's offset is added in both; its strides are the kernel's to know.
+//!
+//! A kernel that cannot be refused is marked. `builder.arg(&tensor)` has no error to return, so where a tensor is
+//! tainted the stream is marked, in this process alone: every way out of the process looks at this process's table
+//! (DEATH-3).
 
 mod arg;
 mod view;

@@ -13,11 +13,11 @@ use crate::tensor::{DType, Layout};
 pub struct JoinError {
     /// The parts.
     pub parts: Vec<TensorPart>,
-    /// What is in the way.
+    /// The reason.
     pub why: JoinReason,
 }
 
-/// What keeps parts from being joined.
+/// Why parts cannot be joined.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinReason {
     /// There is no part at all.
@@ -91,7 +91,7 @@ impl TensorMut {
     }
 }
 
-/// Has `gpu`'s stream wait for whatever was done with any of the parts.
+/// Makes `gpu`'s stream wait for whatever was done with any of the parts.
 fn put_behind(parts: &[TensorPart], gpu: &Gpu) -> Result<(), JoinReason> {
     if let Some(part) = parts.first() {
         in_reach(part.device(), gpu)?;

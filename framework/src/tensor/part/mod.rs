@@ -15,11 +15,14 @@
 //! chunk so: what it writes out of bounds can reach everything in that chunk. Safe code cannot; a kernel of the
 //! user's can.
 //!
-//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of the
-//! whole anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is
-//! handed over. A second part over the same elements is refused where the first one is (no two writers in one
-//! process), and a part that is not of the split is found when it is joined: each carries a token that only its holders
-//! know, and all together have to give the seal that each one names.
+//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of the whole
+//! anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is handed
+//! over. A second part over the same elements is refused where the first one is (no two writers in one process), and a
+//! part that is not of the split is found when it is joined: each carries a token that only its holders know, and all
+//! together have to give the seal that each one names. So no process has to ask the owner, and parts travel as fast as
+//! tensors. The price: a process that lies can make a second writer in another process. It could write there itself.
+//!
+//! A part has its own list of streams, so a slow kernel on one part delays nobody who has another.
 //!
 //! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its parts are gone
 //! in the same way (LEASE-4): the join says which are missing, and the memory comes back when the others drop.
@@ -76,7 +79,7 @@ use crate::lease::Writers;
 #[must_use = "a part that is dropped is missing when the tensor is joined"]
 pub struct TensorPart(Arc<Inner>);
 
-/// What a message that was encoded shares with its part until it is written. Nothing else has it.
+/// The state that an encoded message shares with its part until it is written. Nothing else has it.
 pub(crate) struct Inner {
     lease: Lease,
     dtype: DType,
@@ -94,14 +97,14 @@ pub(crate) struct Inner {
     users: Mutex<SmallVec<[Stream; 1]>>,
     /// The value that stands for the last of that at the earliest, see `Lease::taint`.
     written: Mutex<Option<Ticket>>,
-    /// Of the allocation, where its mapping is writable.
+    /// The address of the allocation, in its writable mapping.
     address: u64,
-    /// Of the first element, to write.
+    /// The address of the first element, to write.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
 
-/// What a part says of itself in a message; the whole's layout and dtype are in the frame.
+/// The description of a part in a message; the whole's layout and dtype are in the frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) piece: Piece,
@@ -301,7 +304,7 @@ impl TensorPart {
 }
 
 impl Inner {
-    /// What stands for everything that was done with this part so far.
+    /// Tickets for everything that was done with this part so far.
     pub(crate) fn last_uses(&self) -> Uses {
         let users = self.users.lock().clone();
         // A stream that used the part has waited for `ready` before it did.

@@ -15,11 +15,11 @@ use crate::tensor::LayoutError;
 pub struct SplitError {
     /// The tensor; in a box, because errors are passed along by value.
     pub tensor: Box<TensorMut>,
-    /// What was wrong.
+    /// The reason.
     pub why: SplitReason,
 }
 
-/// What keeps a tensor from being split.
+/// Why a tensor cannot be split.
 #[derive(Debug, thiserror::Error)]
 pub enum SplitReason {
     /// The parts do not make up the axis.

@@ -20,7 +20,7 @@ use crate::tensor::{DType, Element, Gpu, Layout, TensorError, TensorPart};
 /// The elements of a part, to read and write.
 #[derive(Debug)]
 pub struct PartMut<'k, T> {
-    /// Of the allocation, in mapped host memory.
+    /// The address of the allocation, in mapped host memory.
     address: u64,
     layout: Layout,
     elements: PhantomData<&'k mut [T]>,

@@ -1,4 +1,4 @@
-//! What may be missing: what the report names, and what `SEMANTICS.md` says that nobody names.
+//! What may be missing: what the report names, and what `PIPELINES.md` says that nobody names.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 //!
 //! - Without deaths everything that was made comes, exactly once (a clone for each branch of a broadcast), on the right
 //!   branch, in the promised order, or is named as left over or failed; the report's counts are those of the logs.
-//! - At most once, with deaths: nothing comes twice; what does not come is named. Excepted is what `SEMANTICS.md` excepts
+//! - At most once, with deaths: nothing comes twice; what does not come is named. Excepted is what `PIPELINES.md` excepts
 //!   (`excuse`).
 //! - At least once, with deaths: everything comes at least once, or is named.
 //! - A killed pipeline ends, and what came of it is right.
