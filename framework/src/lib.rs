@@ -127,13 +127,16 @@
 //! `ndarray` views. `testing`: faults at named points, leak checks, and what
 //! tests of devices and of the framework are made with; see [`testing`].
 
+#[cfg(feature = "testing")]
 #[doc(inline)]
-pub use tensorpost_core::{
-    Node, actor, clock, device, fault, ids, lease, limits, mailbox, message, node, observe, os, pipeline,
-    published, tensor, testing,
-};
+pub use tensorpost_core::api::testing;
+#[doc(inline)]
+pub use tensorpost_core::api::{actor, device, message, node, observe, tensor};
+#[doc(inline)]
+pub use tensorpost_pipeline as pipeline;
 
 pub mod prelude;
+pub mod published;
 
 #[doc(hidden)]
 pub use tensorpost_core::__private;

@@ -1,5 +1,8 @@
 //! What [`tensorpost`](https://docs.rs/tensorpost) is made of: memory, clocks, leases, messages, actors and nodes. A program
-//! depends on `tensorpost`, which re-exports what is meant for it.
+//! depends on `tensorpost`, which re-exports what is meant for it: [`api`]. Everything else is private, and `pub` only with
+//! the feature `testing`, for this framework's own tests.
+
+pub mod api;
 
 pub mod ids;
 pub mod limits;
@@ -14,27 +17,8 @@ pub mod message;
 pub mod node;
 pub mod observe;
 pub mod os;
-pub mod pipeline;
-pub mod published;
 pub mod tensor;
 pub mod testing;
-
-/// A running node: see [`node::Node`].
-///
-/// It starts without workers; each [`spawn`](node::Node::spawn) adds one. Dropping it shuts it down.
-///
-/// ```
-/// use tensorpost::prelude::*;
-///
-/// # fn main() -> anyhow::Result<()> {
-/// let node = Node::builder().host_budget(1 << 30).start()?;
-/// let gpu = node.host()?;
-/// let ones = gpu.from_slice(&[2, 2], &[1.0_f32; 4])?.freeze();
-/// assert_eq!(ones.to_vec::<f32>()?, [1.0; 4]);
-/// # Ok(())
-/// # }
-/// ```
-pub type Node = node::Node<actor::Program>;
 
 /// What the derive's code refers to. Not for anyone else.
 #[doc(hidden)]

@@ -14,6 +14,7 @@ mod handles;
 mod host;
 mod inbox;
 mod receive;
+mod registry;
 mod sending;
 mod watching;
 
@@ -32,14 +33,15 @@ pub use handles::Handles;
 pub use host::Program;
 pub(crate) use host::{Ended, Start, WorkerStage, takes};
 pub use inbox::{Channel, ChannelError};
+pub use registry::Registry;
 pub use sending::Send;
 pub use watching::Watch;
 
-use crate::ids::ActorId;
+use crate::ids::{ActorId, ProcessId};
 pub use crate::mailbox::lives::{Departed, EndReason, Lifecycle};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::{Office, OfficeStats};
-use crate::message::GpuMessage;
+use crate::message::{GpuMessage, scope};
 pub use crate::os::step_aside;
 use crate::tensor::Gpu;
 
@@ -182,6 +184,21 @@ impl Env {
     /// that what came before does not wait for it.
     pub fn publish(&self) {
         crate::clock::turn::settle();
+    }
+
+    /// The process whose death lost the data of a tensor in `value`, if there is such a tensor (DEATH-3). A message whose data
+    /// was lost on its way is a [dead letter](RemoteActor::dead_letter); what an actor has kept can be lost later, and this
+    /// tells. It costs next to nothing while no process has died with work undone, and serialises `value` otherwise.
+    pub fn lost_with(&self, value: &impl Serialize) -> Option<ProcessId> {
+        if !self.office.domain().has_taint() {
+            return None;
+        }
+        scope::taint_in(value).map(|tainted| tainted.by)
+    }
+
+    /// Finds actors by name from any task or thread of this process.
+    pub fn registry(&self) -> Registry {
+        Registry::new(Arc::clone(&self.office))
     }
 
     /// What the actor's process has sent and received so far, for all its actors together.

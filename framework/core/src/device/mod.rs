@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket};
-use crate::ids::DeviceId;
+use crate::ids::{DeviceId, ProcessId};
 use crate::limits::MAX_STREAMS;
 use crate::os::BadMemfd;
 
@@ -318,6 +318,14 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// The process with which the data was lost that the device was to use, if that is what the error is about (DEATH-3).
+    pub fn lost_with(&self) -> Option<ProcessId> {
+        match self {
+            DeviceError::Clock(ClockError::Tainted(tainted)) => Some(tainted.by),
+            _ => None,
+        }
+    }
+
     /// Names what was tried when the operating system failed.
     pub fn os(action: &'static str) -> impl FnOnce(io::Error) -> DeviceError {
         move |source| DeviceError::Os { action, source }

@@ -58,6 +58,17 @@ pub trait GpuMessage:
     fn check(&self) -> Result<(), TensorCheckError>;
 }
 
+/// Bytes that a message keeps in use until it was handled: those of its tensors and those of its body. It is encoded for
+/// that, and not sent.
+///
+/// # Errors
+/// It cannot be encoded, as when it is sent.
+pub fn bytes_of<M: GpuMessage>(message: &M) -> Result<u64, EncodeError> {
+    let encoded = codec::encode(message, Vec::new())?;
+    let bytes = |tensor: &scope::Outline| tensor.layout.len() as u64 * tensor.dtype.size() as u64;
+    Ok(encoded.tensors.iter().map(bytes).sum::<u64>() + encoded.body.len() as u64)
+}
+
 /// Tells one message type from another on the wire: its name, its definition and its type arguments.
 pub fn message_key<M: GpuMessage>() -> u64 {
     // FNV-1a, 64 bit: <http://www.isthe.com/chongo/tech/comp/fnv/>.

@@ -18,7 +18,7 @@ use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::trace::{self, Collector, TraceRing};
 
 /// Makes a [`Node`].
-pub struct NodeBuilder<R: Residence> {
+pub struct NodeBuilder<R: Residence = crate::actor::Program> {
     pub(crate) residence: R,
     program: Option<PathBuf>,
     start_deadline: Duration,

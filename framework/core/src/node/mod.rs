@@ -66,13 +66,26 @@ pub use self::restart::Restart;
 pub use self::roster::PlaceError;
 pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
 pub use self::signals::RunError;
-pub use self::spawn::{ActorError, ChannelStart, Spawn, Spawned};
+pub use self::spawn::{ActorError, Spawn, Spawned};
 pub use self::supervisor::{
     Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };
 
-/// A running node. Dropping it shuts it down, with [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics.
-pub struct Node<R: Residence> {
+/// A running node. It starts without workers; each [`spawn`](Node::spawn) adds one. Dropping it shuts it down, with
+/// [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().host_budget(1 << 30).start()?;
+/// let gpu = node.host()?;
+/// let ones = gpu.from_slice(&[2, 2], &[1.0_f32; 4])?.freeze();
+/// assert_eq!(ones.to_vec::<f32>()?, [1.0; 4]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Node<R: Residence = crate::actor::Program> {
     residence: R,
     resident: Arc<R::Resident>,
     supervisor: Arc<Supervisor>,
@@ -108,7 +121,7 @@ impl<R: Residence> Node<R> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let node = tensorpost::Node::builder().start()?;
+    /// let node = tensorpost::node::Node::builder().start()?;
     /// let before = node.figures()?;
     /// // … the actors work …
     /// let now = node.figures()?;
@@ -133,7 +146,7 @@ impl<R: Residence> Node<R> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let node = tensorpost::Node::builder().start()?;
+    /// let node = tensorpost::node::Node::builder().start()?;
     /// let progress = node.progress();
     /// // … the actors work …
     /// drop(progress); // the last line is written
@@ -154,7 +167,7 @@ impl<R: Residence> Node<R> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let node = tensorpost::Node::builder().start()?;
+    /// let node = tensorpost::node::Node::builder().start()?;
     /// for worker in node.report()?.restarts {
     ///     println!("{}: restarted {} times; {:?}", worker.name, worker.restarts, worker.ends);
     /// }

@@ -13,7 +13,8 @@ use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
-    Address, Channel, LookupError, Program, RegisterError, RemoteActor, Watch, lookup, register, takes,
+    Address, Channel, LookupError, Program, RegisterError, Registry, RemoteActor, Watch, lookup, register,
+    takes,
 };
 use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};
@@ -53,9 +54,6 @@ pub enum ActorError {
     Start(#[from] StartError),
 }
 
-/// Why a [`Channel`] could not be made.
-pub type ChannelStart = StartError;
-
 impl Node<Program> {
     /// Settings of a node; add the program's actor types, then start it.
     pub fn builder() -> NodeBuilder<Program> {
@@ -89,7 +87,7 @@ impl Node<Program> {
     ///
     /// # Errors
     /// There are too many, or the node is shutting down.
-    pub fn channel<M: GpuMessage>(&self) -> Result<(Address<M>, Channel<M>), ChannelStart> {
+    pub fn channel<M: GpuMessage>(&self) -> Result<(Address<M>, Channel<M>), StartError> {
         let (actor, place) = self.supervisor().adopt_actor(None, DEFAULT_MAILBOX)?;
         let supervisor = Arc::clone(self.supervisor());
         let ended = Box::new(move || supervisor.actor_ended(actor));
@@ -164,6 +162,11 @@ impl Node<Program> {
     /// The name is taken, or the node is shutting down.
     pub fn register<M: GpuMessage>(&self, name: &str, address: &Address<M>) -> Result<(), RegisterError> {
         self.block_on(register(self.resident(), name, address.actor()))
+    }
+
+    /// Finds actors by name from any task or thread of this process.
+    pub fn registry(&self) -> Registry {
+        Registry::new(Arc::clone(self.resident()))
     }
 
     /// Memory of this process on the host device, with a stream of its own: to make tensors to send, and to read those

@@ -101,6 +101,18 @@ pub enum TensorError {
     TimedOut,
 }
 
+impl TensorError {
+    /// The process with which the data was lost, if that is what the error is about (DEATH-3).
+    pub fn lost_with(&self) -> Option<ProcessId> {
+        match self {
+            TensorError::Tainted { by } => Some(*by),
+            TensorError::Device(error) => error.lost_with(),
+            TensorError::Clock(ClockError::Tainted(tainted)) => Some(tainted.by),
+            _ => None,
+        }
+    }
+}
+
 impl From<Tainted> for TensorError {
     fn from(Tainted { by, .. }: Tainted) -> Self {
         TensorError::Tainted { by }

@@ -5,6 +5,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use smallvec::smallvec;
 
@@ -14,7 +15,7 @@ use crate::clock::ClockDomain;
 use crate::clock::stream::Stream;
 use crate::device::{DeviceKind, Keep};
 use crate::ids::DeviceId;
-use crate::lease::pool::Allocation;
+use crate::lease::pool::{Allocation, PoolStats};
 use crate::lease::{Pool, PoolError};
 
 /// Memory and a stream on one device. Clones share both; [`with_new_stream`](Self::with_new_stream) gives another
@@ -52,6 +53,35 @@ impl Gpu {
     /// The stream.
     pub fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// How often the stream had to wait for others so far, and how long it has stood in such waits, where the device can tell
+    /// that at no cost.
+    pub fn waits(&self) -> (u64, Option<Duration>) {
+        self.stream.waits()
+    }
+
+    /// How much memory this process has on the device, and who holds it.
+    pub fn memory(&self) -> PoolStats {
+        self.pool.stats()
+    }
+
+    /// Makes work that the caller puts on the stream by itself wait until the tensor's data is there, and the memory's reuse
+    /// wait for that work (CLOCK-1, CLOCK-2); enqueue it before anything else is done with the stream. Returns the address of
+    /// the first element of the *allocation*; the layout's offset is not added.
+    ///
+    /// # Errors
+    /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), or a refusal of the device.
+    pub fn begin_read(&self, tensor: &Tensor) -> Result<u64, TensorError> {
+        tensor.read_on(&self.stream)
+    }
+
+    /// [`begin_read`](Self::begin_read) for work that writes the tensor: it comes after all other use of the memory.
+    ///
+    /// # Errors
+    /// As for [`begin_read`](Self::begin_read).
+    pub fn begin_write(&self, tensor: &mut TensorMut) -> Result<u64, TensorError> {
+        tensor.write_on(&self.stream)
     }
 
     /// The memory.

@@ -260,14 +260,14 @@ impl Supervisor {
 
     /// Ends a worker, in order, with whatever lives in it: that for which it was started did not start, or not all of it.
     /// Nothing comes back in it.
-    pub(crate) fn retire(&self, worker: WorkerId) {
+    pub fn retire(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::Retire(worker));
     }
 
     /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy says. What the
     /// worker has put on its streams is finished first.
-    pub(crate) fn let_go(&self, worker: WorkerId) {
+    pub fn let_go(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::LetGo(worker));
     }

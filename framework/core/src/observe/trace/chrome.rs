@@ -14,32 +14,98 @@
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
-/// An event of the file.
+/// An event of the file. Rows are threads in the format's words; times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Event {
-    /// What a process or thread is called; `tid` for a thread.
-    Name { pid: u32, tid: Option<u32>, name: String },
+pub enum Event {
+    /// What a process or a row is called; with `tid`, a row.
+    Name {
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: Option<u32>,
+        /// What it is called.
+        name: String,
+    },
     /// Something that took a while on a row.
-    Slice { pid: u32, tid: u32, at: u64, took: u64, cat: &'static str, name: String, args: Args },
+    Slice {
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: u32,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// How long it took, in nanoseconds.
+        took: u64,
+        /// Category to filter by.
+        cat: &'static str,
+        /// What it is called.
+        name: String,
+        /// Its details.
+        args: Args,
+    },
     /// Something that happened at once, on a row or (without `tid`) to a process.
-    Instant { pid: u32, tid: Option<u32>, at: u64, cat: &'static str, name: String, args: Args },
+    Instant {
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: Option<u32>,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// Category to filter by.
+        cat: &'static str,
+        /// What it is called.
+        name: String,
+        /// Its details.
+        args: Args,
+    },
     /// An arrow between slices.
-    Flow { step: Step, pid: u32, tid: u32, at: u64, id: u64 },
+    Flow {
+        /// Which part of it this is.
+        step: Step,
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: u32,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// What its parts have in common.
+        id: u64,
+    },
     /// Something that lasts, independent of rows.
-    Async { step: Step, pid: u32, tid: u32, at: u64, cat: &'static str, name: String, id: String, args: Args },
+    Async {
+        /// Which part of it this is.
+        step: Step,
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: u32,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// Category to filter by.
+        cat: &'static str,
+        /// What it is called.
+        name: String,
+        /// What its parts have in common.
+        id: String,
+        /// Its details.
+        args: Args,
+    },
 }
 
 /// Which part of a flow or an asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
+    /// The first.
     Begin,
+    /// One in between.
     Middle,
+    /// The last.
     End,
 }
 
 /// The slices of one row lie inside each other or apart: one that reaches beyond the one around it would be left out.
 #[derive(Default)]
-pub(crate) struct Row {
+pub struct Row {
     /// When those that are open end, the inner ones last.
     around: Vec<u64>,
 }
@@ -47,7 +113,7 @@ pub(crate) struct Row {
 impl Row {
     /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which they
     /// begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
-    pub(crate) fn fit(&mut self, at: u64, took: u64) -> u64 {
+    pub fn fit(&mut self, at: u64, took: u64) -> u64 {
         while self.around.last().is_some_and(|end| *end <= at) {
             self.around.pop();
         }
@@ -60,16 +126,18 @@ impl Row {
 
 /// The details of an event, rendered already.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Args(String);
+pub struct Args(String);
 
 impl Args {
-    pub(crate) fn number(mut self, name: &str, value: u64) -> Self {
+    /// Adds a number.
+    pub fn number(mut self, name: &str, value: u64) -> Self {
         self.key(name);
         let _ = write!(self.0, "{value}");
         self
     }
 
-    pub(crate) fn text(mut self, name: &str, value: impl fmt::Display) -> Self {
+    /// Adds a text.
+    pub fn text(mut self, name: &str, value: impl fmt::Display) -> Self {
         self.key(name);
         quote(&mut self.0, &value.to_string());
         self
@@ -85,7 +153,10 @@ impl Args {
 }
 
 /// Writes all events, and `about` the run behind them.
-pub(crate) fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
+///
+/// # Errors
+/// What `out` says.
+pub fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
     out.write_all(b"{\"traceEvents\":[\n")?;
     let mut line = String::new();
     for (index, event) in events.iter().enumerate() {

@@ -8,7 +8,7 @@
 //!
 //! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`).
 
-pub(crate) mod chrome;
+pub mod chrome;
 pub(crate) mod collect;
 pub(crate) mod record;
 pub(crate) mod ring;
