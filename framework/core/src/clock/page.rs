@@ -146,12 +146,6 @@ impl ClockPage {
         &self.mapping
     }
 
-    /// Where clock `slot` is in this process's memory, for a device that was given the mapping.
-    pub fn clock_addr(&self, slot: u16) -> Option<u64> {
-        self.mapping.watch64(clock_at(slot)?)?;
-        Some(self.mapping.addr() as u64 + clock_at(slot)? as u64)
-    }
-
     /// The value of clock `slot`; `None` where there is no such clock. What its stream did before it advanced the
     /// clock to that value is visible afterwards.
     #[inline]

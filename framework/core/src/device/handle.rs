@@ -98,17 +98,19 @@ impl Device {
         self.ordinal
     }
 
-    /// The device, opened once per process. For a GPU the first call makes its context (300 ms).
-    ///
-    /// # Errors
-    /// It is not visible to this process, or does not start.
-    pub fn backend(&self) -> Result<Arc<dyn Backend>, DeviceError> {
-        match self.kind {
-            DeviceKind::Host => {
-                static HOST: OnceLock<Arc<HostBackend>> = OnceLock::new();
-                Ok(Arc::clone(HOST.get_or_init(HostBackend::new)) as Arc<dyn Backend>)
+    inside! {
+        /// The device, opened once per process. For a GPU the first call makes its context (300 ms).
+        ///
+        /// # Errors
+        /// It is not visible to this process, or does not start.
+        pub fn backend(&self) -> Result<Arc<dyn Backend>, DeviceError> {
+            match self.kind {
+                DeviceKind::Host => {
+                    static HOST: OnceLock<Arc<HostBackend>> = OnceLock::new();
+                    Ok(Arc::clone(HOST.get_or_init(HostBackend::new)) as Arc<dyn Backend>)
+                }
+                DeviceKind::Cuda => cuda_backend(self.id),
             }
-            DeviceKind::Cuda => cuda_backend(self.id),
         }
     }
 }

@@ -22,16 +22,19 @@
 
 #[cfg(feature = "testing")]
 mod armed;
+#[cfg(any(test, feature = "testing"))]
 mod plan;
 
 #[cfg(feature = "testing")]
 pub use armed::{arm, armed, disarm};
+#[cfg(any(test, feature = "testing"))]
 pub use plan::{Action, BadFault, Fault, VARIABLE};
 
 #[cfg(feature = "testing")]
 pub(crate) use armed::arm_from_environment;
 
 /// Every point of the framework's own, in the order in which a message passes them, and what stands there.
+#[cfg(any(test, feature = "testing"))]
 pub const POINTS: &[(&str, &str)] = &[
     ("worker.open", "a worker was welcomed and has not opened its post office"),
     ("worker.create", "an actor is about to be created"),

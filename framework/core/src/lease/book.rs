@@ -180,6 +180,7 @@ impl<T> Book<T> {
     ///
     /// # Errors
     /// The line is unknown, or `from` holds no lease on it and so had nothing to send.
+    #[cfg(any(test, feature = "inside"))]
     pub fn adopt(&mut self, line: u32, generation: u32, from: ProcessId) -> Result<(), BookError> {
         self.adopt_as(line, generation, from, false)
     }
@@ -271,6 +272,7 @@ impl<T> Book<T> {
     ///
     /// # Errors
     /// The line is unknown or `from` holds no lease on it: nothing changes.
+    #[cfg(any(test, feature = "inside"))]
     pub fn release(
         &mut self,
         line: u32,
@@ -418,11 +420,13 @@ impl<T> Book<T> {
     }
 
     /// How many lines are open.
+    #[cfg(any(test, feature = "inside"))]
     pub fn len(&self) -> usize {
         self.lines.iter().filter(|slot| slot.entry.is_some()).count()
     }
 
     /// Whether no line is open.
+    #[cfg(any(test, feature = "inside"))]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

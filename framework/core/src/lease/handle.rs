@@ -173,11 +173,13 @@ impl Lease {
         self.0.id.chunk.owner
     }
 
-    /// The pool, when the memory is this process's own.
-    pub fn pool(&self) -> Option<&Arc<Pool>> {
-        match &self.0.origin {
-            Origin::Own(pool) => Some(pool),
-            Origin::Other(_) => None,
+    inside! {
+        /// The pool, when the memory is this process's own.
+        pub fn pool(&self) -> Option<&Arc<Pool>> {
+            match &self.0.origin {
+                Origin::Own(pool) => Some(pool),
+                Origin::Other(_) => None,
+            }
         }
     }
 
@@ -191,9 +193,11 @@ impl Lease {
         &self.0.domain
     }
 
-    /// Bytes from the chunk's start to the allocation.
-    pub fn offset(&self) -> u64 {
-        self.0.offset
+    inside! {
+        /// Bytes from the chunk's start to the allocation.
+        pub fn offset(&self) -> u64 {
+            self.0.offset
+        }
     }
 
     /// Size of the allocation in bytes.
@@ -201,44 +205,50 @@ impl Lease {
         self.0.bytes
     }
 
-    /// Address of the allocation in this process, for reading (for writing too, where the mapping is writable).
-    pub fn address(&self) -> u64 {
-        self.0.mapping.addr() + self.0.offset
-    }
-
-    /// The mapping that [`address`](Self::address) lies in; work on a stream keeps it alive.
-    pub fn mapping(&self) -> &Arc<ChunkMapping> {
-        &self.0.mapping
-    }
-
-    /// Address of the allocation for writing, and its mapping.
-    ///
-    /// # Errors
-    /// The chunk of another process could not be mapped writable.
-    pub fn writable(&self) -> Result<(u64, Arc<ChunkMapping>), DeviceError> {
-        if self.0.mapping.access() == Access::ReadWrite {
-            return Ok((self.address(), Arc::clone(&self.0.mapping)));
+    inside! {
+        /// Address of the allocation in this process, for reading (for writing too, where the mapping is writable).
+        pub fn address(&self) -> u64 {
+            self.0.mapping.addr() + self.0.offset
         }
-        let Origin::Other(returns) = &self.0.origin else {
-            return Err(DeviceError::Unsupported {
-                device: self.0.device,
-                what: "writing to a chunk of its own that is mapped read-only".into(),
-            });
-        };
-        let mut writable = self.0.writable.lock();
-        let mapping = match &*writable {
-            Some(mapping) => Arc::clone(mapping),
-            None => returns.writable(self.0.id)?,
-        };
-        // WIRE-1: the place was checked against the read-only mapping; this is another, of the same chunk.
-        let address = mapping.range(self.0.offset, self.0.bytes).ok_or_else(|| DeviceError::Refused {
-            what: format!(
-                "the writable mapping of chunk {} is shorter than the chunk",
-                self.0.id.chunk.index
-            ),
-        })?;
-        *writable = Some(Arc::clone(&mapping));
-        Ok((address, mapping))
+    }
+
+    inside! {
+        /// The mapping that [`address`](Self::address) lies in; work on a stream keeps it alive.
+        pub fn mapping(&self) -> &Arc<ChunkMapping> {
+            &self.0.mapping
+        }
+    }
+
+    inside! {
+        /// Address of the allocation for writing, and its mapping.
+        ///
+        /// # Errors
+        /// The chunk of another process could not be mapped writable.
+        pub fn writable(&self) -> Result<(u64, Arc<ChunkMapping>), DeviceError> {
+            if self.0.mapping.access() == Access::ReadWrite {
+                return Ok((self.address(), Arc::clone(&self.0.mapping)));
+            }
+            let Origin::Other(returns) = &self.0.origin else {
+                return Err(DeviceError::Unsupported {
+                    device: self.0.device,
+                    what: "writing to a chunk of its own that is mapped read-only".into(),
+                });
+            };
+            let mut writable = self.0.writable.lock();
+            let mapping = match &*writable {
+                Some(mapping) => Arc::clone(mapping),
+                None => returns.writable(self.0.id)?,
+            };
+            // WIRE-1: the place was checked against the read-only mapping; this is another, of the same chunk.
+            let address = mapping.range(self.0.offset, self.0.bytes).ok_or_else(|| DeviceError::Refused {
+                what: format!(
+                    "the writable mapping of chunk {} is shorter than the chunk",
+                    self.0.id.chunk.index
+                ),
+            })?;
+            *writable = Some(Arc::clone(&mapping));
+            Ok((address, mapping))
+        }
     }
 
     /// A writable mapping that is here already, for [`writable`](Self::writable).

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use check::{CheckTensors, TensorCheckError, TensorMismatch, TensorSpec};
-pub use codec::{DecodeError, EncodeError, Encoded};
+pub use codec::EncodeError;
 
 /// A message that can go to an actor in any process. Derive it.
 ///

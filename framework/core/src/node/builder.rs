@@ -32,19 +32,21 @@ pub struct NodeBuilder<R: Residence = crate::actor::Program> {
 }
 
 impl<R: Residence> NodeBuilder<R> {
-    /// A node whose processes are made of `residence`.
-    pub fn new(residence: R) -> Self {
-        NodeBuilder {
-            residence,
-            program: None,
-            start_deadline: START_DEADLINE,
-            worker_log: None,
-            host_budget: DEFAULT_HOST_BUDGET,
-            gpu_budget: None,
-            sharing: Sharing::default(),
-            hang_limit: None,
-            trace: None,
-            trace_records: trace::DEFAULT_RECORDS,
+    inside! {
+        /// A node whose processes are made of `residence`.
+        pub fn new(residence: R) -> Self {
+            NodeBuilder {
+                residence,
+                program: None,
+                start_deadline: START_DEADLINE,
+                worker_log: None,
+                host_budget: DEFAULT_HOST_BUDGET,
+                gpu_budget: None,
+                sharing: Sharing::default(),
+                hang_limit: None,
+                trace: None,
+                trace_records: trace::DEFAULT_RECORDS,
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use crate::observe::text::shown;
 
 /// What must agree between the node and its workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Build {
+pub(crate) struct Build {
     protocol: u32,
     version: String,
     fingerprint: u64,

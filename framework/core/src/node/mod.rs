@@ -52,13 +52,13 @@ use crate::observe::figures::{Figures, export};
 use crate::observe::progress::{Progress, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 
-pub use crate::mailbox::lives::{EndReason, Lifecycle};
-
 pub use self::builder::NodeBuilder;
-pub use self::group::{Group, Strategy, Supervision};
-pub use self::handshake::{Build, BuildMismatch};
+pub use self::group::{Group, Strategy};
+pub use self::handshake::BuildMismatch;
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
-pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
+pub use self::host::Residence;
+#[cfg(feature = "inside")]
+pub use self::host::{Activity, Identity, NewActor, Notices, Resident, Stage, StartActor};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
 pub use self::report::NodeReport;
@@ -95,14 +95,18 @@ pub struct Node<R: Residence = crate::actor::Program> {
 }
 
 impl<R: Residence> Node<R> {
-    /// What its processes are made of.
-    pub fn residence(&self) -> &R {
-        &self.residence
+    inside! {
+        /// What its processes are made of.
+        pub fn residence(&self) -> &R {
+            &self.residence
+        }
     }
 
-    /// The post office of the node's own process.
-    pub fn resident(&self) -> &Arc<R::Resident> {
-        &self.resident
+    inside! {
+        /// The post office of the node's own process.
+        pub fn resident(&self) -> &Arc<R::Resident> {
+            &self.resident
+        }
     }
 
     /// The handle to the thread that keeps the workers, for whoever starts workers and actors.

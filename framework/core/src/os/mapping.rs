@@ -87,7 +87,7 @@ impl Mapping {
     }
 
     /// The 64-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping read-only.
-    pub fn word64(&self, offset: usize) -> Option<&AtomicU64> {
+    pub(crate) fn word64(&self, offset: usize) -> Option<&AtomicU64> {
         if self.access == Access::ReadOnly {
             return None;
         }
@@ -98,7 +98,7 @@ impl Mapping {
     }
 
     /// The 32-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping read-only.
-    pub fn word32(&self, offset: usize) -> Option<&AtomicU32> {
+    pub(crate) fn word32(&self, offset: usize) -> Option<&AtomicU32> {
         if self.access == Access::ReadOnly {
             return None;
         }

@@ -40,7 +40,6 @@ pub enum BadMemfd {
 #[derive(Debug)]
 pub struct Memfd {
     fd: OwnedFd,
-    bytes: u64,
 }
 
 impl Memfd {
@@ -59,12 +58,7 @@ impl Memfd {
         };
         ftruncate(&fd, bytes)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
-        Ok(Memfd { fd, bytes })
-    }
-
-    /// Size in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+        Ok(Memfd { fd })
     }
 
     /// Forbids every writable mapping made from now on, and further seals; mappings that exist keep their access.

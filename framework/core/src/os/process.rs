@@ -2,9 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+#[cfg(any(test, feature = "inside"))]
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
@@ -50,7 +50,10 @@ impl PidFd {
     }
 
     /// Waits until the process has ended, for at most `timeout` (`None`: no limit); says whether it has.
+    #[cfg(any(test, feature = "inside"))]
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
         let end = timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
         loop {
             let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
@@ -64,6 +67,7 @@ impl PidFd {
     }
 
     /// Whether the process has ended. Does not wait.
+    #[cfg(any(test, feature = "inside"))]
     pub fn has_ended(&self) -> io::Result<bool> {
         self.wait(Some(Duration::ZERO))
     }

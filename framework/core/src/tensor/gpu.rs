@@ -28,14 +28,16 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The pool's device with a new stream, or with one that this process has already where the device has no more of
-    /// them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The log says so then.
-    ///
-    /// # Errors
-    /// The process has no clock left, or the device refuses.
-    pub fn new(pool: Arc<Pool>, domain: Arc<ClockDomain>) -> Result<Self, TensorError> {
-        let stream = Stream::new_or_shared(pool.backend(), &domain)?;
-        Ok(Gpu { pool, stream, domain })
+    inside! {
+        /// The pool's device with a new stream, or with one that this process has already where the device has no more of
+        /// them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The log says so then.
+        ///
+        /// # Errors
+        /// The process has no clock left, or the device refuses.
+        pub fn new(pool: Arc<Pool>, domain: Arc<ClockDomain>) -> Result<Self, TensorError> {
+            let stream = Stream::new_or_shared(pool.backend(), &domain)?;
+            Ok(Gpu { pool, stream, domain })
+        }
     }
 
     /// The same memory with a stream that nobody else has.
@@ -50,9 +52,11 @@ impl Gpu {
         Ok(Gpu { pool: Arc::clone(&self.pool), stream, domain: Arc::clone(&self.domain) })
     }
 
-    /// The stream.
-    pub fn stream(&self) -> &Stream {
-        &self.stream
+    inside! {
+        /// The stream.
+        pub fn stream(&self) -> &Stream {
+            &self.stream
+        }
     }
 
     /// How often the stream had to wait for others so far, and how long it has stood in such waits, where the device can tell
@@ -84,9 +88,11 @@ impl Gpu {
         tensor.write_on(&self.stream)
     }
 
-    /// The memory.
-    pub fn pool(&self) -> &Arc<Pool> {
-        &self.pool
+    inside! {
+        /// The memory.
+        pub fn pool(&self) -> &Arc<Pool> {
+            &self.pool
+        }
     }
 
     /// The device's identity.

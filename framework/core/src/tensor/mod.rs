@@ -151,9 +151,11 @@ impl Tensor {
         &self.lease
     }
 
-    /// When the data is there, or `None` if it is known to be.
-    pub fn ready(&self) -> Option<Ticket> {
-        self.ready
+    inside! {
+        /// When the data is there, or `None` if it is known to be.
+        pub fn ready(&self) -> Option<Ticket> {
+            self.ready
+        }
     }
 
     /// Address of the first element; a kernel takes it as an argument by reference.
@@ -241,22 +243,24 @@ impl Tensor {
         self.lease.taint_at(self.ready)
     }
 
-    /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for that work.
-    /// Returns the address of the first element of the *allocation*; the layout's offset is not added.
-    ///
-    /// Enqueue the work before anything else is done with the stream.
-    ///
-    /// # Errors
-    /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), an unknown clock of its writer, a refusal
-    /// of the device.
-    pub fn read_on(&self, stream: &Stream) -> Result<u64, TensorError> {
-        if let Some(tainted) = self.lease.taint() {
-            return Err(tainted.into());
+    inside! {
+        /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for that work.
+        /// Returns the address of the first element of the *allocation*; the layout's offset is not added.
+        ///
+        /// Enqueue the work before anything else is done with the stream.
+        ///
+        /// # Errors
+        /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), an unknown clock of its writer, a refusal
+        /// of the device.
+        pub fn read_on(&self, stream: &Stream) -> Result<u64, TensorError> {
+            if let Some(tainted) = self.lease.taint() {
+                return Err(tainted.into());
+            }
+            // CLOCK-1.
+            stream.wait(self.ready)?;
+            self.lease.used_on(stream);
+            Ok(self.lease.address())
         }
-        // CLOCK-1.
-        stream.wait(self.ready)?;
-        self.lease.used_on(stream);
-        Ok(self.lease.address())
     }
 }
 

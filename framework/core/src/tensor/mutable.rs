@@ -189,30 +189,32 @@ impl TensorMut {
         Ok(self.lease.joined_ticket()?.or(self.tainted()))
     }
 
-    /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the memory's reuse wait
-    /// for that work. Returns the writable address of the first element of the *allocation*; the layout's offset is not
-    /// added.
-    ///
-    /// Enqueue the work before anything else is done with the stream.
-    ///
-    /// # Errors
-    /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done when it died
-    /// (make another tensor then), a refusal of the device, memory that cannot be mapped writable.
-    pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
-        if let Some(tainted) = self.lease.taint() {
-            return Err(tainted.into());
+    inside! {
+        /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the memory's reuse wait
+        /// for that work. Returns the writable address of the first element of the *allocation*; the layout's offset is not
+        /// added.
+        ///
+        /// Enqueue the work before anything else is done with the stream.
+        ///
+        /// # Errors
+        /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done when it died
+        /// (make another tensor then), a refusal of the device, memory that cannot be mapped writable.
+        pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+            if let Some(tainted) = self.lease.taint() {
+                return Err(tainted.into());
+            }
+            let (address, _mapping) = self.lease.writable()?;
+            let mut data: SmallVec<[Ticket; 2]> = self.ready.into_iter().collect();
+            let mut order: SmallVec<[Ticket; 2]> = SmallVec::new();
+            for other in self.lease.users().iter().filter(|other| *other != stream) {
+                let tickets = if self.lease.was_written_by(other) { &mut data } else { &mut order };
+                tickets.extend(other.ticket());
+            }
+            stream.wait_in_order(order)?;
+            stream.wait(data)?;
+            self.lease.written_on(stream);
+            Ok(address)
         }
-        let (address, _mapping) = self.lease.writable()?;
-        let mut data: SmallVec<[Ticket; 2]> = self.ready.into_iter().collect();
-        let mut order: SmallVec<[Ticket; 2]> = SmallVec::new();
-        for other in self.lease.users().iter().filter(|other| *other != stream) {
-            let tickets = if self.lease.was_written_by(other) { &mut data } else { &mut order };
-            tickets.extend(other.ticket());
-        }
-        stream.wait_in_order(order)?;
-        stream.wait(data)?;
-        self.lease.written_on(stream);
-        Ok(address)
     }
 
     /// Whether the data is there, on its way, or lost with a process. Never blocks.

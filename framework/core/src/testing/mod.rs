@@ -8,29 +8,18 @@
 
 pub use crate::fault;
 
-#[cfg(any(test, feature = "testing"))]
 pub mod cluster;
 /// The node's part in a death, as bookkeeping: for the model of the protocol (`tests/death_model.rs`).
-#[cfg(any(test, feature = "testing"))]
 pub mod deaths {
     pub use crate::node::taint::{Act, PATIENCE, Rounds};
 }
-#[cfg(any(test, feature = "testing"))]
 pub mod forge;
-#[cfg(any(test, feature = "testing"))]
 mod hub;
-#[cfg(any(test, feature = "testing"))]
 pub mod inbox;
-#[cfg(any(test, feature = "testing"))]
 pub mod leaks;
-#[cfg(any(test, feature = "testing"))]
 pub mod sending;
 
-#[cfg(any(test, feature = "testing"))]
 pub use cluster::Cluster;
-#[cfg(any(test, feature = "testing"))]
 pub use inbox::{Received, Target, TestInbox};
-#[cfg(any(test, feature = "testing"))]
 pub use leaks::{Usage, leaks};
-#[cfg(any(test, feature = "testing"))]
 pub use sending::{Asked, Lack, Prepared, Unsent, Waiter};

@@ -107,11 +107,13 @@ impl Log {
     }
 
     /// How many waits are in it.
+    #[cfg(any(test, feature = "inside"))]
     pub fn len(&self) -> usize {
         self.waits.len()
     }
 
     /// Whether there are none.
+    #[cfg(any(test, feature = "inside"))]
     pub fn is_empty(&self) -> bool {
         self.waits.is_empty()
     }

@@ -23,9 +23,10 @@ mod table;
 
 use serde::{Deserialize, Serialize};
 
-pub use board::{BadBoard, Board};
+pub use board::Board;
+#[cfg(feature = "inside")]
+pub use log::Log;
 pub(crate) use log::StreamLog;
-pub use log::{Log, Marked};
 pub use table::Table;
 
 use super::Ticket;

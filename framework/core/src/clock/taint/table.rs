@@ -142,11 +142,13 @@ impl Table {
     }
 
     /// Processes that something is known of.
+    #[cfg(any(test, feature = "inside"))]
     pub fn processes(&self) -> impl Iterator<Item = ProcessId> {
         self.processes.keys().copied()
     }
 
     /// The last round that is in here.
+    #[cfg(any(test, feature = "inside"))]
     pub fn round(&self) -> u64 {
         self.round
     }

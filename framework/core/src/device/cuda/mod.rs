@@ -140,11 +140,13 @@ impl CudaBackend {
     }
 
     /// Its number in this process.
+    #[cfg(any(test, feature = "inside"))]
     pub fn ordinal(&self) -> usize {
         self.shared.context.ordinal()
     }
 
     /// Its memory in bytes.
+    #[cfg(any(test, feature = "inside"))]
     pub fn total_bytes(&self) -> u64 {
         self.shared.total_bytes
     }

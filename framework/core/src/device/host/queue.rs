@@ -164,6 +164,7 @@ impl Queue {
     }
 
     /// Whether nothing is queued or running.
+    #[cfg(any(test, feature = "inside"))]
     pub(super) fn is_idle(&self) -> bool {
         self.state.lock().is_idle()
     }

@@ -43,6 +43,7 @@ impl HostStream {
     }
 
     /// Whether nothing is queued or running.
+    #[cfg(any(test, feature = "inside"))]
     pub fn is_idle(&self) -> bool {
         self.queue.is_idle()
     }

@@ -449,11 +449,6 @@ impl Office {
         let why = shown(why.to_owned(), MAX_TEXT);
         tracing::warn!(peer = %link.peer, why, "a frame was rejected");
     }
-
-    /// The owner a lease belongs to, for tests and reports.
-    pub fn owner_of(tensor: &Tensor) -> ProcessId {
-        tensor.lease().owner()
-    }
 }
 
 /// A body that came as a lease, copied before it is looked at: its sender could still change it.

@@ -11,8 +11,8 @@
 //! together. A record with its header takes at most half the ring, so the pad and the record always fit an empty
 //! one.
 
-use super::ends::{self, Content, ReadingEnd, WritingEnd};
-use super::error::{BadCapacity, RingCorrupt, RingError};
+use super::ends::{Content, ReadingEnd, WritingEnd};
+use super::error::{RingCorrupt, RingError};
 use super::native::Native;
 use super::platform::{Bytes, Orders, Platform, Sound};
 
@@ -41,9 +41,10 @@ pub const fn max_payload(capacity: usize) -> usize {
 /// A ring of `capacity` bytes between two threads of this process.
 ///
 /// # Errors
-/// [`BadCapacity`] unless `capacity` is a power of two of a sensible size.
-pub fn in_memory(capacity: usize) -> Result<(Producer, Consumer), BadCapacity> {
-    ends::in_memory(capacity)
+/// [`BadCapacity`](super::BadCapacity) unless `capacity` is a power of two of a sensible size.
+#[cfg(any(test, feature = "inside"))]
+pub fn in_memory(capacity: usize) -> Result<(Producer, Consumer), super::BadCapacity> {
+    super::ends::in_memory(capacity)
 }
 
 /// Records in a ring; positions count bytes.
@@ -142,6 +143,7 @@ impl<P: Platform, O: Orders> Reservation<'_, P, O> {
     }
 
     /// The length of the payload, in bytes.
+    #[cfg(any(test, feature = "inside"))]
     #[inline]
     #[expect(clippy::len_without_is_empty, reason = "it is the length of what will be, not of what is there")]
     pub fn len(&self) -> usize {

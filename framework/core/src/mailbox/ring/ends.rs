@@ -7,8 +7,7 @@ use std::marker::PhantomData;
 
 use super::cursor::{OwnCursor, PeerCursor};
 use super::error::{BadCapacity, Cursor, RingCorrupt};
-use super::native::{Native, NativeBytes, NativeWord};
-use super::platform::{Bytes, Orders, Platform, Sound};
+use super::platform::{Bytes, Orders, Platform};
 
 /// What a ring holds: what its positions count, and which of them a cursor can have.
 pub trait Content {
@@ -23,10 +22,14 @@ pub trait Content {
 }
 
 /// Both ends of a ring within one process.
-type Ends<C> = (WritingEnd<Native, Sound, C>, ReadingEnd<Native, Sound, C>);
+#[cfg(any(test, feature = "inside"))]
+type Ends<C> = (WritingEnd<super::Native, super::Sound, C>, ReadingEnd<super::Native, super::Sound, C>);
 
 /// A ring of `bytes` bytes between two threads of this process.
+#[cfg(any(test, feature = "inside"))]
 pub(super) fn in_memory<C: Content>(bytes: usize) -> Result<Ends<C>, BadCapacity> {
+    use super::native::{NativeBytes, NativeWord};
+
     BadCapacity::check(bytes, C::MIN_BYTES)?;
     let (tail, head) = (NativeWord::in_memory(), NativeWord::in_memory());
     let (written, read) = NativeBytes::in_memory(bytes);
@@ -70,12 +73,14 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
     }
 
     /// Whether something was written that the reader cannot see yet.
+    #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn has_unpublished(&self) -> bool {
         self.tail.at != self.tail.published
     }
 
     /// The end of what was written. The reader is done with it once [`consumed`](Self::consumed) is at least this.
+    #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn position(&self) -> u64 {
         self.tail.at
@@ -139,12 +144,14 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
     }
 
     /// Whether something was consumed that the writer does not know of yet.
+    #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn has_unpublished(&self) -> bool {
         self.head.at != self.head.published
     }
 
     /// The end of what was consumed.
+    #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn position(&self) -> u64 {
         self.head.at

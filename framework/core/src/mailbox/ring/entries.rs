@@ -4,8 +4,8 @@
 
 use thiserror::Error;
 
-use super::ends::{self, Content, ReadingEnd, WritingEnd};
-use super::error::{BadCapacity, RingCorrupt};
+use super::ends::{Content, ReadingEnd, WritingEnd};
+use super::error::RingCorrupt;
 use super::native::Native;
 use super::platform::{Bytes, Orders, Platform, Sound};
 
@@ -29,9 +29,10 @@ pub enum PushError {
 /// A ring of `slots` entries between two threads of this process.
 ///
 /// # Errors
-/// [`BadCapacity`] unless `slots` is a power of two of a sensible size.
-pub fn in_memory(slots: usize) -> Result<(EntryProducer, EntryConsumer), BadCapacity> {
-    ends::in_memory(slots.saturating_mul(ENTRY_BYTES))
+/// [`BadCapacity`](super::BadCapacity) unless `slots` is a power of two of a sensible size.
+#[cfg(any(test, feature = "inside"))]
+pub fn in_memory(slots: usize) -> Result<(EntryProducer, EntryConsumer), super::BadCapacity> {
+    super::ends::in_memory(slots.saturating_mul(ENTRY_BYTES))
 }
 
 /// Entries in a ring; positions count them.

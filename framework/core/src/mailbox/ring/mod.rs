@@ -18,8 +18,14 @@ pub mod platform;
 #[cfg(test)]
 mod tests;
 
-pub use data::{Consumer, Producer, Reservation};
-pub use entries::{Entry, EntryConsumer, EntryProducer, PushError};
-pub use error::{BadCapacity, Cursor, RingCorrupt, RingError};
-pub use native::{Keep, Native, NativeBytes, NativeWord, NativeWords};
-pub use platform::{Bytes, Orders, Platform, Sound, Word};
+pub use data::{Consumer, Producer};
+pub use entries::{Entry, EntryConsumer, EntryProducer};
+pub use error::{BadCapacity, RingCorrupt};
+#[cfg(any(test, feature = "inside"))]
+pub use error::{Cursor, RingError};
+#[cfg(any(test, feature = "inside"))]
+pub use native::Keep;
+pub use native::{Native, NativeBytes, NativeWord, NativeWords};
+pub use platform::Word;
+#[cfg(any(test, feature = "inside"))]
+pub use platform::{Bytes, Orders, Platform, Sound};

@@ -46,6 +46,7 @@ impl NativeWord {
     }
 
     /// A word of this process's own, zero, for rings between threads.
+    #[cfg(any(test, feature = "inside"))]
     pub fn in_memory() -> Self {
         let word = Arc::new(AtomicU64::new(0));
         NativeWord { at: NonNull::from(&*word), _keep: word }
@@ -176,12 +177,14 @@ impl NativeBytes {
 
     /// Two views of zeroed memory of this process's own, for the two ends of a ring between threads. Crate-private
     /// for they may be used only as [`from_raw`](Self::from_raw) says.
+    #[cfg(any(test, feature = "inside"))]
     pub(super) fn in_memory(len: usize) -> (Self, Self) {
         let memory: Arc<[AtomicU64]> = (0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         (Self::of_words(&memory, len), Self::of_words(&memory, len))
     }
 
     /// A view of the first `len` bytes of `memory`, under the same rule as [`in_memory`](Self::in_memory).
+    #[cfg(any(test, feature = "inside"))]
     pub(super) fn of_words(memory: &Arc<[AtomicU64]>, len: usize) -> Self {
         assert!(len <= size_of_val(&**memory), "{len} bytes do not fit the memory given");
         NativeBytes { start: NonNull::from(&**memory).cast(), len, _keep: Arc::new(Arc::clone(memory)) }

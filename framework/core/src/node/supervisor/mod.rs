@@ -41,7 +41,6 @@ use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
 use crate::node::host::{NewActor, Resident};
 use crate::node::journal::Journal;
-use crate::node::restart::Restart;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::figures::Figures;
 use crate::observe::trace::Collector;
@@ -193,37 +192,45 @@ impl Supervisor {
     ///
     /// # Errors
     /// [`StartError`]: it says what `create` said, or how the worker ended.
+    #[cfg(any(test, feature = "inside"))]
+    #[doc(hidden)]
     pub fn start_actor(&self, worker: WorkerId, actor: NewActor) -> Result<(ActorId, Place), StartError> {
-        self.start_supervised(worker, actor, Restart::never())
+        self.start_supervised(worker, actor, crate::node::restart::Restart::never())
     }
 
-    /// As [`start_actor`](Self::start_actor), with a policy for when it ends. It holds once the actor has started: a first
-    /// start that fails is an error here and nothing else.
-    ///
-    /// # Errors
-    /// As [`start_actor`](Self::start_actor).
-    pub fn start_supervised(
-        &self,
-        worker: WorkerId,
-        actor: NewActor,
-        how: impl Into<Supervision>,
-    ) -> Result<(ActorId, Place), StartError> {
-        let how = how.into();
-        self.shared.ask(|reply| Command::Start(worker, actor, how, reply))?
+    inside! {
+        /// Starts an actor in a worker and waits until it can take messages. The policy for when it ends holds once the actor has started: a first
+        /// start that fails is an error here and nothing else.
+        ///
+        /// # Errors
+        /// [`StartError`]: it says what `create` said, or how the worker ended.
+        pub fn start_supervised(
+            &self,
+            worker: WorkerId,
+            actor: NewActor,
+            how: impl Into<Supervision>,
+        ) -> Result<(ActorId, Place), StartError> {
+            let how = how.into();
+            self.shared.ask(|reply| Command::Start(worker, actor, how, reply))?
+        }
     }
 
-    /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
-    ///
-    /// # Errors
-    /// When its name is taken, or there are too many.
-    pub fn adopt_actor(&self, name: Option<&str>, capacity: u32) -> Result<(ActorId, Place), StartError> {
-        self.shared.ask(|reply| Command::Adopt(name.map(str::to_owned), capacity, reply))?
+    inside! {
+        /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
+        ///
+        /// # Errors
+        /// When its name is taken, or there are too many.
+        pub fn adopt_actor(&self, name: Option<&str>, capacity: u32) -> Result<(ActorId, Place), StartError> {
+            self.shared.ask(|reply| Command::Adopt(name.map(str::to_owned), capacity, reply))?
+        }
     }
 
-    /// An actor of the node's own process has ended. For those of workers, the worker says so.
-    pub fn actor_ended(&self, actor: ActorId) {
-        // With the node, its book of actors is gone too.
-        let _ = self.shared.push(Command::ActorEnded(actor));
+    inside! {
+        /// An actor of the node's own process has ended. For those of workers, the worker says so.
+        pub fn actor_ended(&self, actor: ActorId) {
+            // With the node, its book of actors is gone too.
+            let _ = self.shared.push(Command::ActorEnded(actor));
+        }
     }
 
     /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how the last one

@@ -30,8 +30,6 @@ use std::fmt;
 
 use dims::Dims;
 pub use error::LayoutError;
-pub use slice::Parts;
-pub use walk::{ContiguousRuns, Offsets};
 pub use wire::WIRE_BYTES;
 
 /// Shape, strides and offset of a tensor, in elements, from the start of its lease's allocation.

@@ -1,5 +1,6 @@
 //! Picking a part of an axis: slices, single indices, and splits into disjoint parts.
 
+use std::fmt::Debug;
 use std::iter::FusedIterator;
 use std::ops::{Bound, RangeBounds};
 
@@ -60,7 +61,12 @@ impl Layout {
     /// # Errors
     /// [`LayoutError::NoSuchAxis`], and [`LayoutError::Split`] for zero parts and for more parts than elements (an
     /// axis without elements is one part).
-    pub fn split(&self, axis: usize, parts: usize) -> Result<Parts, LayoutError> {
+    pub fn split(
+        &self,
+        axis: usize,
+        parts: usize,
+    ) -> Result<impl ExactSizeIterator<Item = Layout> + FusedIterator + Clone + Debug + use<>, LayoutError>
+    {
         self.check_axis(axis)?;
         let extent = self.shape[axis];
         if parts == 0 || parts > extent.max(1) {
@@ -84,7 +90,7 @@ impl Layout {
 
 /// The parts of an axis, in order; from [`Layout::split`].
 #[derive(Clone, Debug)]
-pub struct Parts {
+struct Parts {
     whole: Layout,
     axis: usize,
     /// First index of the next part.

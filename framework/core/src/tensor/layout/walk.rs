@@ -8,7 +8,7 @@ use crate::limits::MAX_RANK;
 
 impl Layout {
     /// The offset of every element, in row-major order of the indices.
-    pub fn offsets(&self) -> Offsets {
+    pub fn offsets(&self) -> impl ExactSizeIterator<Item = usize> + FusedIterator + Clone + use<> {
         // Fewer axes, fewer carries; the order stays.
         Offsets::new(self.coalesced())
     }
@@ -16,9 +16,8 @@ impl Layout {
     /// The elements in row-major order as ranges of offsets, all of one length: the longest for which the inner
     /// axes are packed.
     ///
-    /// A contiguous layout is one run; one whose innermost axis is strided has a run for each element, and
-    /// [`run_len`](ContiguousRuns::run_len) says so before anything is copied.
-    pub fn contiguous_runs(&self) -> ContiguousRuns {
+    /// A contiguous layout is one run; one whose innermost axis is strided has a run for each element,.
+    pub(crate) fn contiguous_runs(&self) -> ContiguousRuns {
         let mut outer = self.coalesced();
         let mut run = 1;
         if let (Some(&1), Some(inner)) = (outer.strides.last(), outer.rank().checked_sub(1))
@@ -34,7 +33,7 @@ impl Layout {
 
 /// The offsets of a layout's elements; from [`Layout::offsets`].
 #[derive(Clone, Debug)]
-pub struct Offsets {
+struct Offsets {
     layout: Layout,
     /// Index of the next element along each axis.
     index: [usize; MAX_RANK],
@@ -79,14 +78,15 @@ impl FusedIterator for Offsets {}
 
 /// Packed runs of a layout's elements; from [`Layout::contiguous_runs`].
 #[derive(Clone, Debug)]
-pub struct ContiguousRuns {
+pub(crate) struct ContiguousRuns {
     starts: Offsets,
     run: usize,
 }
 
 impl ContiguousRuns {
     /// Elements of each run.
-    pub fn run_len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn run_len(&self) -> usize {
         self.run
     }
 }

@@ -28,7 +28,7 @@ pub const WIRE_BYTES: usize = (STRIDES + MAX_RANK) * WORD;
 
 impl Layout {
     /// This layout, of elements of type `dtype`, as it travels.
-    pub fn to_wire(&self, dtype: DType) -> [u8; WIRE_BYTES] {
+    pub(crate) fn to_wire(&self, dtype: DType) -> [u8; WIRE_BYTES] {
         let mut bytes = [0; WIRE_BYTES];
         let (words, _) = bytes.as_chunks_mut::<WORD>();
         words[0][0] = dtype.code();
@@ -52,7 +52,7 @@ impl Layout {
     /// # Errors
     /// The `Wire…` variants of [`LayoutError`] for a form that no version writes, those of
     /// [`from_parts`](Self::from_parts), and [`LayoutError::TooManyBytes`].
-    pub fn from_wire(bytes: &[u8]) -> Result<(DType, Self), LayoutError> {
+    pub(crate) fn from_wire(bytes: &[u8]) -> Result<(DType, Self), LayoutError> {
         let Ok(form) = <&[u8; WIRE_BYTES]>::try_from(bytes) else {
             return Err(LayoutError::WireLength { bytes: bytes.len() });
         };

@@ -250,35 +250,37 @@ impl TensorPart {
         &self.0.first_element
     }
 
-    /// Makes work on `stream` from here on wait for all earlier uses of this part, in other processes and on other
-    /// streams, and later ones wait for that work. Returns the writable address of the first element of the
-    /// *allocation*; the layout's offset is not added. Elements between those of the part are others'.
-    ///
-    /// # Errors
-    /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of the device, an
-    /// unknown clock of the process that had the part before.
-    pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
-        if let Some(tainted) = self.0.taint() {
-            return Err(tainted.into());
+    inside! {
+        /// Makes work on `stream` from here on wait for all earlier uses of this part, in other processes and on other
+        /// streams, and later ones wait for that work. Returns the writable address of the first element of the
+        /// *allocation*; the layout's offset is not added. Elements between those of the part are others'.
+        ///
+        /// # Errors
+        /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of the device, an
+        /// unknown clock of the process that had the part before.
+        pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+            if let Some(tainted) = self.0.taint() {
+                return Err(tainted.into());
+            }
+            let domain = self.0.lease.domain();
+            let others = self.0.users.lock().clone();
+            // CLOCK-1 for what came with the part, CLOCK-2 for this process's other streams.
+            let others = others.iter().filter(|other| *other != stream).filter_map(Stream::ticket);
+            stream.wait(others.chain(self.0.ready))?;
+            let mut users = self.0.users.lock();
+            if !users.contains(stream) {
+                users.push(stream.clone());
+            }
+            let mut written = self.0.written.lock();
+            // The news may have come since the look above: what is tainted stays it (DEATH-3).
+            if let Some((ticket, by)) = written.and_then(|ticket| Some((ticket, domain.tainted_by(&ticket)?))) {
+                return Err(Tainted { ticket, by }.into());
+            }
+            *written = Some(stream.next_ticket());
+            // The lease too: the memory's reuse waits for that work.
+            self.0.lease.used_on(stream);
+            Ok(self.0.address)
         }
-        let domain = self.0.lease.domain();
-        let others = self.0.users.lock().clone();
-        // CLOCK-1 for what came with the part, CLOCK-2 for this process's other streams.
-        let others = others.iter().filter(|other| *other != stream).filter_map(Stream::ticket);
-        stream.wait(others.chain(self.0.ready))?;
-        let mut users = self.0.users.lock();
-        if !users.contains(stream) {
-            users.push(stream.clone());
-        }
-        let mut written = self.0.written.lock();
-        // The news may have come since the look above: what is tainted stays it (DEATH-3).
-        if let Some((ticket, by)) = written.and_then(|ticket| Some((ticket, domain.tainted_by(&ticket)?))) {
-            return Err(Tainted { ticket, by }.into());
-        }
-        *written = Some(stream.next_ticket());
-        // The lease too: the memory's reuse waits for that work.
-        self.0.lease.used_on(stream);
-        Ok(self.0.address)
     }
 
     /// Whether what was done with it is done, on its way, or lost with a process. Never blocks.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
+use crate::mailbox::ring::entries::PushError;
 use crate::mailbox::ring::{data, entries, *};
 
 const CAPACITY: usize = 256;

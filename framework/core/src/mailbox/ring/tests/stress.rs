@@ -4,6 +4,7 @@ use std::hint;
 use std::thread;
 
 use crate::mailbox::doorbell::{Ringer, Sleeper};
+use crate::mailbox::ring::entries::PushError;
 use crate::mailbox::ring::{data, entries, *};
 
 const RECORDS: u64 = 1_000_000;
