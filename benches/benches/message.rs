@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
-use tensorpost::message::codec;
+use tensorpost::message;
 use tensorpost::prelude::*;
 use tensorpost_benches::baseline::actix::Threads;
 use tensorpost_benches::baseline::{self, MESSAGE};
@@ -30,7 +30,7 @@ impl Note {
 /// A text that makes the encoding of a [`Note`] have 256 bytes.
 fn text() -> anyhow::Result<String> {
     let bytes = |text: String| -> anyhow::Result<usize> {
-        Ok(codec::encode(&Note { number: u64::MAX, last: false, text }, Vec::new())?.body.len())
+        Ok(message::bytes_of(&Note { number: u64::MAX, last: false, text })? as usize)
     };
     let empty = bytes("x".repeat(100))? - 100;
     let text = "x".repeat(MESSAGE - empty);

@@ -24,12 +24,13 @@ pub use actix::{
 pub use serde::{Deserialize, Serialize};
 pub use tensorpost_derive::GpuMessage;
 
-pub use crate::Node;
 pub use crate::actor::{
     Address, AskError, Channel, DeadLetter, Env, Handles, Lifecycle, RemoteActor, SendError, SendFailure,
 };
 pub use crate::device::{Device, DeviceKind};
 pub use crate::message::GpuMessage;
-pub use crate::node::{OnHang, Restart, Sharing, Strategy};
-pub use crate::pipeline::{Flow, Item, OnError, Out, Pipeline, Sink, Source, Stage};
+pub use crate::node::{Node, OnHang, Restart, Sharing, Strategy};
+pub use crate::pipeline::{
+    AddPipeline, Flow, Item, OnError, Out, Pipeline, RunPipeline, Sink, Source, Stage,
+};
 pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut, TensorPart, TensorStatus};

@@ -4,15 +4,13 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use tensorpost::Node;
-use tensorpost::actor::Program;
-use tensorpost::node::NodeBuilder;
+use tensorpost::node::{Node, NodeBuilder};
 
 /// How long one case may take. Each takes seconds at most; this is for a machine with other things to do.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The settings of a case's node, with the binary's actor types in them.
-pub type Builder = NodeBuilder<Program>;
+pub type Builder = NodeBuilder;
 
 /// One test: its name says what it shows.
 #[derive(Clone, Copy, Debug)]

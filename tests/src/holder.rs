@@ -1,7 +1,7 @@
 //! An actor that does what a test tells it: hold tensors, wait at a door, end.
 
 use actix::AsyncContext;
-use tensorpost::ids::ActorId;
+use tensorpost::actor::ActorId;
 use tensorpost::prelude::*;
 
 use crate::gate::Door;

@@ -57,7 +57,7 @@ impl Handler<Deed> for Intruder {
             Deed::SpoilBells => spoil_bells(),
             Deed::Say(message, times) => (0..times).for_each(|_| say(&message, &[])),
             Deed::SayWithMemory(message, times) => {
-                let memory = tensorpost::os::Memfd::create("forged", 4096).expect("memory");
+                let memory = tensorpost_core::os::Memfd::create("forged", 4096).expect("memory");
                 let (one, _other) = std::os::unix::net::UnixStream::pair().expect("descriptors");
                 let fds = [memory.as_fd(), memory.as_fd(), memory.as_fd(), one.as_fd()];
                 (0..times).for_each(|_| say(&message, &fds));

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tensorpost::Node;
-use tensorpost::lease::Pool;
+use tensorpost::node::Node;
 use tensorpost::prelude::*;
+use tensorpost_core::lease::Pool;
 
 /// Looks until `seen`, and panics with `what` when it does not come.
 pub fn until(what: &str, mut seen: impl FnMut() -> bool) {

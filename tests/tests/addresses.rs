@@ -3,8 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use actix::fut::wrap_future;
-use tensorpost::actor::{LookupError, RegisterError};
-use tensorpost::ids::ActorId;
+use tensorpost::actor::{ActorId, LookupError, RegisterError};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};

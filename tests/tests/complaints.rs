@@ -4,12 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tensorpost::device::Device;
-use tensorpost::ids::DeviceId;
-use tensorpost::lease::{LeaseId, PoolError};
+use tensorpost::device::{Device, DeviceId};
 use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
-use tensorpost::tensor::TensorError;
+use tensorpost::tensor::{LeaseId, PoolError, TensorError};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};

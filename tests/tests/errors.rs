@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tensorpost::lease::PoolError;
-use tensorpost::limits::{MAX_BODY, MAX_MAILBOX, MAX_NESTING};
-use tensorpost::mailbox::post::AskFailure;
-use tensorpost::mailbox::post::inbox::Refusal;
+use tensorpost::actor::{AskFailure, MAX_MAILBOX, Refusal};
+use tensorpost::message::{MAX_BODY, MAX_NESTING};
 use tensorpost::node::{ActorError, Spawned, StartError};
 use tensorpost::prelude::*;
+use tensorpost::tensor::PoolError;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{self, Builder};

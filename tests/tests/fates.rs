@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::actor::Watch;
-use tensorpost::limits::WATCH_EVENTS;
-use tensorpost::node::{EndReason, Group, Spawned, WorkerState};
+use tensorpost::actor::{EndReason, Watch};
+use tensorpost::node::{Group, Spawned, WorkerState};
 use tensorpost::prelude::*;
+use tensorpost_core::limits::WATCH_EVENTS;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::fault::{Action, Fault, POINTS};
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
+use tensorpost::testing::fault::{Action, Fault, POINTS};
 use tensorpost::testing::{Usage, leaks};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};

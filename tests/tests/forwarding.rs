@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use tensorpost::ids::ProcessId;
-use tensorpost::lease::LeaseId;
-use tensorpost::node::Spawned;
+use tensorpost::node::{ProcessId, Spawned};
 use tensorpost::prelude::*;
+use tensorpost::tensor::LeaseId;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};

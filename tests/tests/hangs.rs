@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::ids::{DeviceId, ProcessId};
-use tensorpost::node::{EndReason, Hang, HangReport, Spawned, WaitsIn};
+use tensorpost::actor::EndReason;
+use tensorpost::device::DeviceId;
+use tensorpost::node::{Hang, HangReport, ProcessId, Spawned, WaitsIn};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};

@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt;
 
 use std::time::Duration;
 
-use tensorpost::ids::{ChunkId, DeviceId};
-use tensorpost::mailbox::port::{Letter, ToNode};
+use tensorpost::device::DeviceId;
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
+use tensorpost_core::ids::ChunkId;
+use tensorpost_core::mailbox::port::{Letter, ToNode};
 use tensorpost_tests::cases;
 use tensorpost_tests::faults::plan::Draw;
 use tensorpost_tests::harness::{self, Builder};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use tensorpost::limits::MAX_TENSORS;
+use tensorpost::message::MAX_TENSORS;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};

@@ -12,8 +12,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::os::PidFd;
 use tensorpost::prelude::*;
+use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::players;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::os::PidFd;
+use tensorpost_core::os::PidFd;
 
 const PROBE: &str = env!("CARGO_BIN_EXE_node_probe");
 /// For what should take milliseconds, on a machine that is busy.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Spawned, WorkerState};
-use tensorpost::observe::figures::ActorFigures;
+use tensorpost::observe::ActorFigures;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Event, Trace, text};

@@ -1,7 +1,7 @@
 //! One tensor that several processes write, each its own part.
 
 use tensorpost::prelude::*;
-use tensorpost::tensor::part::JoinReason;
+use tensorpost::tensor::JoinReason;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
@@ -63,7 +63,7 @@ impl Handler<Add> for Adder {
     fn handle(&mut self, add: Add, _: &mut Context<Self>) -> Self::Result {
         let Add { mut part, what, times } = add;
         for _ in 0..times {
-            let kernel = move |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| {
+            let kernel = move |(mut part,): (tensorpost::tensor::PartMut<'_, u64>,)| {
                 part.runs_mut().flatten().for_each(|element| *element += what);
             };
             self.gpu.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
@@ -76,7 +76,7 @@ impl Handler<AddLate> for Adder {
     type Result = MessageResult<AddLate>;
 
     fn handle(&mut self, AddLate { mut part, door }: AddLate, _: &mut Context<Self>) -> Self::Result {
-        let kernel = move |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| {
+        let kernel = move |(mut part,): (tensorpost::tensor::PartMut<'_, u64>,)| {
             if let Some(door) = door {
                 let _ = door.pass();
             }
@@ -239,7 +239,7 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
         assert_eq!(part.status(), TensorStatus::Tainted { by: dead });
         assert!(is_lost(&part.elements_mut::<u64>().unwrap_err()), "{part:?}");
         assert!(is_lost(&part.write_on(gpu.stream()).unwrap_err()), "{part:?}");
-        let fill = |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| part.fill(1);
+        let fill = |(mut part,): (tensorpost::tensor::PartMut<'_, u64>,)| part.fill(1);
         assert!(is_lost(&gpu.run((part.of_mut::<u64>(),), fill).unwrap_err()), "{part:?}");
     }
     assert!(parts[2].to_vec::<u64>().is_ok());

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tensorpost::fault::{Action, Fault};
 use tensorpost::node::{WorkerState, WorkerStatus};
 use tensorpost::pipeline::{PipelineError, Progress};
 use tensorpost::prelude::*;
 use tensorpost::tensor::TensorStatus;
+use tensorpost::testing::fault::{Action, Fault};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::mailbox::post::AskFailure;
-use tensorpost::node::{EndReason, RestartReport, Spawned, WorkerId, WorkerState, WorkerStatus};
+use tensorpost::actor::{AskFailure, EndReason};
+use tensorpost::node::{RestartReport, Spawned, WorkerId, WorkerState, WorkerStatus};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};

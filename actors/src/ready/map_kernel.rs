@@ -127,8 +127,8 @@ impl<T> MapKernel<T> {
             return Ok(result.freeze());
         };
         // On this stream, whatever stream the tensor was delivered to.
-        tensor.read_on(gpu.stream())?;
-        result.write_on(gpu.stream())?;
+        gpu.begin_read(&tensor)?;
+        gpu.begin_write(&mut result)?;
         let mut args = gpu.launch_builder(&self.kernel)?;
         args.arg(&tensor).arg(&mut result);
         match &sides {

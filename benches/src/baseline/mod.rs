@@ -11,4 +11,4 @@ pub mod socket;
 /// Bytes of a message in all comparisons.
 pub const MESSAGE: usize = 256;
 /// Bytes of the rings: as many as the framework's.
-pub const RING: usize = tensorpost::limits::RING_BYTES;
+pub const RING: usize = tensorpost_core::limits::RING_BYTES;

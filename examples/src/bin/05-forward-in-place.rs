@@ -100,7 +100,7 @@ impl Stamper {
 }
 
 /// The same for the same memory, in every process.
-fn whose(lease: &tensorpost::lease::Lease) -> String {
+fn whose(lease: &tensorpost::tensor::Lease) -> String {
     let id = lease.id();
     format!("line {} of the book of {}, use {}", id.line, lease.owner(), id.generation)
 }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::{Publishable, Version};
-use crate::actor::{Env, Handles, RemoteActor};
-use crate::message::{GpuMessage, TensorCheckError};
+use tensorpost_core::api::actor::{Env, Handles, RemoteActor};
+use tensorpost_core::api::message::{GpuMessage, TensorCheckError};
 
 /// Keeps the newest version of a value of type `M`, and gives it to who asks for something newer than it has. Start it
 /// under the name that the value is to have. See the [module](super).

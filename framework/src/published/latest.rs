@@ -8,10 +8,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
 use super::{Newer, Newest, Publishable, Version};
-use crate::actor::Program;
-use crate::actor::{self, Address, AskError, Env, LookupError};
-use crate::mailbox::post::Office;
-use crate::node::Node;
+use tensorpost_core::api::actor::{Address, AskError, Env, LookupError, Registry};
+use tensorpost_core::api::node::Node;
 
 /// How long a reader waits before it looks again for a board that was not there; doubled up to [`LONGEST_PAUSE`]. The
 /// registry has no event for a new name.
@@ -39,7 +37,7 @@ pub struct Ended;
 /// Where a [`Latest`] can be: an actor, by its [`Env`], or the program that started the node.
 pub trait Follower: sealed::Sealed {
     #[doc(hidden)]
-    fn office(&self) -> &Arc<Office>;
+    fn registry(&self) -> Registry;
 
     #[doc(hidden)]
     fn run(&self, asking: impl Future<Output = ()> + Send + 'static);
@@ -48,12 +46,12 @@ pub trait Follower: sealed::Sealed {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Env {}
-    impl Sealed for super::Node<super::Program> {}
+    impl Sealed for super::Node {}
 }
 
 impl Follower for Env {
-    fn office(&self) -> &Arc<Office> {
-        &self.office
+    fn registry(&self) -> Registry {
+        Env::registry(self)
     }
 
     fn run(&self, asking: impl Future<Output = ()> + Send + 'static) {
@@ -65,9 +63,9 @@ impl Follower for Env {
     }
 }
 
-impl Follower for Node<Program> {
-    fn office(&self) -> &Arc<Office> {
-        self.resident()
+impl Follower for Node {
+    fn registry(&self) -> Registry {
+        Node::registry(self)
     }
 
     fn run(&self, asking: impl Future<Output = ()> + Send + 'static) {
@@ -91,11 +89,11 @@ impl<M: Publishable> Latest<M> {
     pub fn follow(from: &impl Follower, name: &str) -> Self {
         let (newest, reader) = watch::channel(None);
         let (asking, dropped) = oneshot::channel::<()>();
-        let (office, name) = (Arc::clone(from.office()), name.to_owned());
+        let (registry, name) = (from.registry(), name.to_owned());
         from.run(async move {
             tokio::select! {
-                () = follow(&office, &name, &newest) => {}
-                () = office.until_stopping() => {}
+                () = follow(&registry, &name, &newest) => {}
+                () = registry.stopping() => {}
                 _ = dropped => {}
             }
         });
@@ -125,13 +123,13 @@ impl<M: Publishable> Latest<M> {
 
 /// Asks the board under `name`, whichever it is, for ever newer versions.
 async fn follow<M: Publishable>(
-    office: &Arc<Office>,
+    registry: &Registry,
     name: &str,
     newest: &watch::Sender<Option<Arc<Version<M>>>>,
 ) {
     let (mut than, mut life, mut pause) = (0, 0, FIRST_PAUSE);
     loop {
-        match actor::lookup::<Newer<M>>(office, name).await {
+        match registry.lookup::<Newer<M>>(name).await {
             Ok(board) => {
                 if ask(&board, newest, &mut than, &mut life).await {
                     pause = FIRST_PAUSE;

@@ -51,7 +51,7 @@ mod board;
 mod latest;
 mod publisher;
 
-use crate::message::GpuMessage;
+use tensorpost_core::api::message::GpuMessage;
 
 pub use board::{Board, Newer, Newest, Publish};
 pub use latest::{Ended, Follower, Latest};

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use serde::{Deserialize, Serialize};
 
 use super::{Follower, Publish, Publishable};
-use crate::actor::{self, Address, Ask, AskError, LookupError};
+use tensorpost_core::api::actor::{Address, Ask, AskError, LookupError};
 
 /// Replaces the value on a [`Board`](super::Board). It can be cloned, and sent in messages and arguments; who publishes
 /// through several at once gets the order in which the board takes them.
@@ -31,7 +31,7 @@ impl<M: Publishable> Publisher<M> {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn named(from: &impl Follower, name: &str) -> Result<Self, LookupError> {
-        Ok(Self::new(actor::lookup(from.office(), name).await?))
+        Ok(Self::new(from.registry().lookup(name).await?))
     }
 
     /// Replaces the value, and resolves to the number of its version when it is there to be read. Sending was tried when

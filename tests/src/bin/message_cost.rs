@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tensorpost::prelude::*;
-use tensorpost::testing::{Cluster, Target, TestInbox};
+use tensorpost_core::testing::{Cluster, Target, TestInbox};
 
 const SAMPLES: usize = 2_000;
 const BATCH: usize = 32;

@@ -90,7 +90,7 @@ pub fn step(element: u32) -> u32 {
 }
 
 fn is_host(gpu: &Gpu) -> bool {
-    gpu.pool().device_id() == tensorpost::ids::DeviceId::HOST
+    gpu.pool().device_id() == tensorpost::device::DeviceId::HOST
 }
 
 async fn measure(others: Vec<Address<Ping>>) -> (Usage, Vec<String>) {

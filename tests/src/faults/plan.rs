@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use tensorpost::fault::{Action, Fault, POINTS};
+use tensorpost::testing::fault::{Action, Fault, POINTS};
 
 /// A generator of numbers that are the same for a seed on every machine (SplitMix64, Steele and others 2014).
 #[derive(Clone, Debug)]

@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
-use tensorpost::Node;
-use tensorpost::actor::Program;
-use tensorpost::node::{NodeBuilder, WorkerState, WorkerStatus};
-use tensorpost::pipeline::{Canceller, PipelineError, Report, Running};
+use tensorpost::node::{Node, NodeBuilder, WorkerState, WorkerStatus};
+use tensorpost::pipeline::{AddPipeline, Canceller, PipelineError, Report, RunPipeline, Running};
 use tensorpost::testing::leaks;
 
 use super::build::build;
@@ -97,7 +95,7 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
     watch.done(&outcome)
 }
 
-fn tuned(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
+fn tuned(builder: NodeBuilder) -> NodeBuilder {
     builder.worker_log("warn").start_deadline(Duration::from_secs(60))
 }
 

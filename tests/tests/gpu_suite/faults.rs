@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
-use tensorpost::lease::PoolError;
-use tensorpost::mailbox::post::AskFailure;
-use tensorpost::node::{EndReason, Sharing, WorkerId, WorkerState};
+use tensorpost::actor::{AskFailure, EndReason};
+use tensorpost::node::{Sharing, WorkerId, WorkerState};
 use tensorpost::prelude::*;
+use tensorpost::tensor::PoolError;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::until;
 
@@ -144,12 +144,12 @@ pub(crate) fn a_device_that_is_not_there_is_named(builder: Builder) {
     // One that the node may see and the worker does not: it comes as an identity.
     #[derive(Serialize)]
     struct Forged {
-        id: tensorpost::ids::DeviceId,
+        id: tensorpost::device::DeviceId,
         kind: DeviceKind,
         name: &'static str,
         ordinal: Option<usize>,
     }
-    let id = tensorpost::ids::DeviceId([7; 16]);
+    let id = tensorpost::device::DeviceId([7; 16]);
     let forged = Forged { id, kind: DeviceKind::Cuda, name: "none", ordinal: Some(0) };
     let forged: Device = rmp_serde::from_slice(&rmp_serde::to_vec_named(&forged).unwrap()).unwrap();
     let node = builder.start().unwrap();

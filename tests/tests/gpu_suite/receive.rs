@@ -1,7 +1,7 @@
 //! Tensors of one device for actors on another: read where they are, copied by `receive_on`, copied through host memory
 //! where there is no other way.
 
-use tensorpost::ids::DeviceId;
+use tensorpost::device::DeviceId;
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::Builder;
 
@@ -45,7 +45,7 @@ impl RemoteActor for Reader {
     type Args = bool;
 
     fn create(deny: bool, env: &Env) -> anyhow::Result<Self> {
-        tensorpost::device::testing_deny_reach(deny);
+        tensorpost_core::device::testing_deny_reach(deny);
         Ok(Reader { env: env.clone() })
     }
 

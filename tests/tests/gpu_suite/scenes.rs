@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::ids::DeviceId;
+use tensorpost::device::DeviceId;
 use tensorpost::node::Sharing;
-use tensorpost::os::PidFd;
 use tensorpost::prelude::*;
+use tensorpost_core::os::PidFd;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::players;
 use tensorpost_tests::wait::until;

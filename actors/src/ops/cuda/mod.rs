@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{CudaFunction, CudaModule, DriverError, LaunchConfig};
 use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
-use tensorpost::ids::DeviceId;
+use tensorpost::device::DeviceId;
 use tensorpost::prelude::*;
 
 use super::{Op, OpError};

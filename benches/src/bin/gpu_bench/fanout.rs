@@ -93,7 +93,7 @@ impl Handler<Hold> for Holder {
         } else {
             None
         };
-        Ok(Held { pool_bytes: self.gpu.pool().stats().held_bytes, first })
+        Ok(Held { pool_bytes: self.gpu.memory().held_bytes, first })
     }
 }
 

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tensorpost::actor::Program;
 use tensorpost::node::NodeBuilder;
 use tensorpost::prelude::*;
 
@@ -18,7 +17,7 @@ const ELEMENTS: usize = 16 << 10;
 pub(crate) const PLACES: usize = 4;
 
 /// The actor types of this part.
-pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
+pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
     builder.source::<Fresh>().stage::<Bump>().sink::<Last>()
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use actix::fut::wrap_future;
 use futures_util::FutureExt;
-use tensorpost::lease::PoolError;
 use tensorpost::prelude::*;
+use tensorpost::tensor::PoolError;
 use tokio::sync::oneshot;
 
 use crate::kernels::Kernels;
@@ -109,7 +109,7 @@ impl Handler<Produce> for Source {
 
     fn handle(&mut self, produce: Produce, ctx: &mut Context<Self>) -> Self::Result {
         let (done, result) = oneshot::channel();
-        let pool_bytes = self.gpu.pool().stats().chunk_bytes;
+        let pool_bytes = self.gpu.memory().chunk_bytes;
         self.run = Some(Run { produce, made: 0, spare: None, start: now(), pool_bytes, done });
         self.go_on(ctx);
         async { result.await.unwrap_or_else(|_| Err("the stream was given up".to_owned())) }.boxed_local()
@@ -177,7 +177,7 @@ impl Source {
             self.gpu.synchronize()?;
         }
         let end = now();
-        let grown = self.gpu.pool().stats().chunk_bytes.saturating_sub(run.pool_bytes);
+        let grown = self.gpu.memory().chunk_bytes.saturating_sub(run.pool_bytes);
         let produced = Produced { start: run.start, end, grown };
         if let Some(run) = self.run.take() {
             // Whoever asked may have given up.

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use tensorpost::actor::Program;
 use tensorpost::node::{NodeBuilder, WorkerId};
 use tensorpost::prelude::*;
 
@@ -36,7 +35,7 @@ const LARGE: usize = SIZES[1].1;
 const LARGEST: usize = SIZES[2].1;
 
 /// The actor types of this program.
-pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
+pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
     four::program(builder)
         .actor::<Player>()
         .actor::<Source>()

@@ -4,7 +4,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tensorpost::actor::Program;
 use tensorpost::node::NodeBuilder;
 use tensorpost::pipeline::Report;
 use tensorpost::pipeline::limits::DEFAULT_MAILBOX;
@@ -20,7 +19,7 @@ const SHUTDOWN: Duration = Duration::from_secs(10);
 pub(crate) const RECEIVERS: usize = 8;
 
 /// The actor types of this program.
-pub(crate) fn program(builder: NodeBuilder<Program>) -> NodeBuilder<Program> {
+pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
     let builder = builder.source::<Frames>().stage::<Busy>().sink::<Clock>();
     builder.actor::<WiredSource>().actor::<WiredStage>().actor::<WiredSink>()
 }

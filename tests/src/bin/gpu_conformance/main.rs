@@ -17,10 +17,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use tensorpost::clock::{ClockDomain, ClockPage, Ticket};
-use tensorpost::device::cuda::{CudaBackend, devices};
-use tensorpost::device::{Backend, Device, StreamBackend, conformance};
-use tensorpost::ids::ProcessId;
+use tensorpost::device::Device;
+use tensorpost::node::ProcessId;
+use tensorpost_core::clock::{ClockDomain, ClockPage, Ticket};
+use tensorpost_core::device::cuda::{CudaBackend, devices};
+use tensorpost_core::device::{Backend, StreamBackend, conformance};
 
 /// After this long a step counts as stuck, and the program ends with its streams.
 const STUCK: Duration = Duration::from_secs(60);

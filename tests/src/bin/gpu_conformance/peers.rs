@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use tensorpost::device::cuda::{CudaBackend, devices};
-use tensorpost::device::{Access, Backend, Keep, StreamOp};
+use tensorpost_core::device::cuda::{CudaBackend, devices};
+use tensorpost_core::device::{Access, Backend, Keep, StreamOp};
 
 use super::Process;
 
@@ -36,8 +36,11 @@ pub(super) fn run(first: &Arc<CudaBackend>) -> Result<()> {
     let start = Instant::now();
     for round in 1..=ROUNDS {
         if round > 2 {
-            let reader =
-                tensorpost::clock::Ticket { process: ours_id, slot: ours.clock_slot(), value: round - 2 };
+            let reader = tensorpost_core::clock::Ticket {
+                process: ours_id,
+                slot: ours.clock_slot(),
+                value: round - 2,
+            };
             theirs.submit(&[StreamOp::Wait(reader)])?;
         }
         let at = (round % 2) * BYTES;
@@ -45,7 +48,8 @@ pub(super) fn run(first: &Arc<CudaBackend>) -> Result<()> {
         // SAFETY: in a writable mapping that is kept; the clocks order the reader's use of it with this.
         unsafe { theirs.fill(to, BYTES, round as u8, [Arc::clone(&chunk.mapping)].into_iter().collect())? };
         theirs.submit(&[StreamOp::Advance(round)])?;
-        let ready = tensorpost::clock::Ticket { process: theirs_id, slot: theirs.clock_slot(), value: round };
+        let ready =
+            tensorpost_core::clock::Ticket { process: theirs_id, slot: theirs.clock_slot(), value: round };
         ours.submit(&[StreamOp::Wait(ready)])?;
         let from = view.range(at + BYTES - 512, 512).context("range")?;
         let to = log.range((round - 1) * 512, 512).context("range")?;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use tensorpost::clock::{ClockPage, Ticket, Waited, is_released};
-use tensorpost::device::cuda::CudaBackend;
-use tensorpost::device::{Access, Backend, Keep, StreamOp};
-use tensorpost::os::Seqpacket;
+use tensorpost_core::clock::{ClockPage, Ticket, Waited, is_released};
+use tensorpost_core::device::cuda::CudaBackend;
+use tensorpost_core::device::{Access, Backend, Keep, StreamOp};
+use tensorpost_core::os::Seqpacket;
 
 use super::Process;
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use tensorpost::device::cuda::CudaBackend;
-use tensorpost::device::{Backend, DeviceError, Keep, StreamOp};
+use tensorpost::device::DeviceError;
+use tensorpost_core::device::cuda::CudaBackend;
+use tensorpost_core::device::{Backend, Keep, StreamOp};
 
 use super::Process;
 

@@ -10,10 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use tensorpost::clock::OwnClock;
-use tensorpost::clock::stream::Stream;
-use tensorpost::device::cuda::CudaBackend;
-use tensorpost::device::{Access, Backend, ChunkMapping, Keep, StreamBackend, StreamOp};
+use tensorpost_core::clock::OwnClock;
+use tensorpost_core::clock::stream::Stream;
+use tensorpost_core::device::cuda::CudaBackend;
+use tensorpost_core::device::{Access, Backend, ChunkMapping, Keep, StreamBackend, StreamOp};
 
 use super::Process;
 

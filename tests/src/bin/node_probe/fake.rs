@@ -11,11 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tensorpost::clock::ProcessPages;
-use tensorpost::device::Access;
-use tensorpost::ids::{ChunkId, DeviceId, ProcessId};
-use tensorpost::mailbox::port::{FromNode, Letter, Port, ToNode};
-use tensorpost::node::{Activity, Identity, Notices, Residence, Resident, Stage, StartActor};
+use tensorpost::device::DeviceId;
+use tensorpost::node::ProcessId;
+use tensorpost_core::clock::ProcessPages;
+use tensorpost_core::device::Access;
+use tensorpost_core::ids::ChunkId;
+use tensorpost_core::mailbox::port::{FromNode, Letter, Port, ToNode};
+use tensorpost_core::node::{Activity, Identity, Notices, Residence, Resident, Stage, StartActor};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// How long one message is worked on: long enough that a shutdown finds some waiting.

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use fake::Fake;
-use tensorpost::ids::{ActorId, ChunkId, DeviceId, ProcessId};
-use tensorpost::mailbox::port::{FromNode, Place};
-use tensorpost::node::{NewActor, Node, NodeBuilder, StartError, WorkerId, WorkerState};
+use tensorpost::actor::ActorId;
+use tensorpost::device::DeviceId;
+use tensorpost::node::{Node, NodeBuilder, ProcessId, StartError, WorkerId, WorkerState};
+use tensorpost_core::ids::ChunkId;
+use tensorpost_core::mailbox::port::{FromNode, Place};
+use tensorpost_core::node::NewActor;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -258,7 +261,10 @@ fn stuck(node: &Node<Fake>) -> Result<()> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("pid")?;
     rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
     // Anything that the node sends to a worker, often.
-    let fault = tensorpost::fault::Fault::new("nowhere", tensorpost::fault::Action::Delay(Duration::ZERO));
+    let fault = tensorpost::testing::fault::Fault::new(
+        "nowhere",
+        tensorpost::testing::fault::Action::Delay(Duration::ZERO),
+    );
     for _ in 0..20_000 {
         supervisor.arm(stuck, fault.clone());
     }

@@ -1,0 +1,323 @@
+//! Actors across processes: plain actix actors whose addresses reach into every process of a node.
+//!
+//! A [`RemoteActor`] is an actix actor that can be made from arguments, in a worker. Its mailbox is the framework's
+//! own: bounded, and emptied inside the actor's context, one message after the other, where a handler's panic ends the
+//! actor and nothing else. An [`Address`] sends to it from anywhere. To an actor in the same process a message goes as
+//! a value, to another it is encoded; order, bound and backpressure are the same.
+//!
+//! All actors of a worker, their futures and its reader run on one thread, unless an actor is started with
+//! `own_thread`. A handler that computes for long holds the others up; work that it puts on a stream does not.
+//!
+//! Two processes: this one makes a frame, a worker brightens it in place, and it comes back here.
+//!
+//! ```standalone_crate
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, GpuMessage)]
+//! struct Frame {
+//!     id: u64,
+//!     #[tensor(dtype = f32)]
+//!     pixels: Tensor,
+//! }
+//!
+//! struct Brighten {
+//!     gpu: Gpu,
+//!     next: Address<Frame>,
+//! }
+//!
+//! impl Actor for Brighten {
+//!     type Context = Context<Self>;
+//! }
+//!
+//! impl RemoteActor for Brighten {
+//!     type Args = Address<Frame>; // addresses travel in arguments and in messages
+//!
+//!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
+//!         Ok(Brighten { gpu: env.gpu(), next }) // runs in the worker process
+//!     }
+//!
+//!     fn handles(on: &mut Handles<Self>) {
+//!         on.message::<Frame>();
+//!     }
+//! }
+//!
+//! impl Brighten {
+//!     fn brighten(&self, frame: Frame) -> Result<Frame, TensorError> {
+//!         // In place if nobody else holds the pixels, in a copy otherwise.
+//!         let mut pixels = frame.pixels.into_mut(&self.gpu).or_else(|shared| self.gpu.copy(&shared.tensor))?;
+//!         self.gpu.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = (2.0 * *p).min(1.0)))?;
+//!         Ok(Frame { pixels: pixels.freeze(), ..frame })
+//!     }
+//! }
+//!
+//! impl Handler<Frame> for Brighten {
+//!     type Result = ResponseFuture<()>; // the frame is done with when this resolves
+//!
+//!     fn handle(&mut self, frame: Frame, _: &mut Context<Self>) -> Self::Result {
+//!         let sending = self.brighten(frame).map(|frame| self.next.send(frame));
+//!         Box::pin(async move {
+//!             match sending {
+//!                 Ok(sending) => {
+//!                     if let Err(error) = sending.await {
+//!                         eprintln!("{error}"); // the frame is in `error.message`
+//!                     }
+//!                 }
+//!                 Err(error) => eprintln!("a frame was dropped: {error}"),
+//!             }
+//!         })
+//!     }
+//! }
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let node = Node::builder().actor::<Brighten>().start()?; // a worker process never returns from here
+//!     let (sink, mut frames) = node.channel::<Frame>()?;
+//!     let brighten = node.spawn::<Brighten>(sink).start()?.address::<Frame>();
+//!
+//!     let pixels = node.host()?.from_slice(&[2, 2], &[0.1_f32, 0.2, 0.4, 0.8])?.freeze();
+//!     node.block_on(brighten.send(Frame { id: 1, pixels }))?;
+//!
+//!     let frame = frames.blocking_recv()?;
+//!     assert_eq!(frame.pixels.to_vec::<f32>()?, [0.2, 0.4, 0.8, 1.0]);
+//!     Ok(())
+//! }
+//! ```
+
+mod address;
+mod asking;
+mod dead_letter;
+mod error;
+mod fetch;
+mod handles;
+mod host;
+mod inbox;
+mod receive;
+mod registry;
+mod sending;
+mod watching;
+
+use std::sync::Arc;
+
+use actix::{Actor, Context};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use address::{Address, LookupError, RegisterError};
+pub(crate) use address::{lookup, register};
+pub use asking::Ask;
+pub use dead_letter::{DeadLetter, DeadReason};
+pub use error::{AskError, SendError, SendFailure};
+pub use handles::Handles;
+pub use host::Program;
+pub(crate) use host::{Ended, Start, WorkerStage, takes};
+pub use inbox::{Channel, ChannelError};
+pub use registry::Registry;
+pub use sending::Send;
+pub use watching::Watch;
+
+use crate::ids::{ActorId, ProcessId};
+pub use crate::mailbox::lives::{Departed, EndReason, Lifecycle};
+use crate::mailbox::port::Place;
+use crate::mailbox::post::{Office, OfficeStats};
+use crate::message::{GpuMessage, scope};
+pub use crate::os::step_aside;
+use crate::tensor::Gpu;
+
+/// An actor that can be started in a worker process.
+///
+/// `Args` travel to the worker; they may hold addresses. `create` runs there, on the actor's thread.
+///
+/// ```no_run
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// #[gpu_message(reply = f32)]
+/// struct Sum(#[tensor(dtype = f32)] Tensor);
+///
+/// struct Adder {
+///     bias: f32,
+/// }
+///
+/// impl Actor for Adder {
+///     type Context = Context<Self>;
+/// }
+///
+/// impl RemoteActor for Adder {
+///     type Args = f32;
+///
+///     fn create(bias: f32, _: &Env) -> anyhow::Result<Self> {
+///         anyhow::ensure!(bias.is_finite(), "the bias is {bias}");
+///         Ok(Adder { bias })
+///     }
+///
+///     fn handles(on: &mut Handles<Self>) {
+///         on.message::<Sum>();
+///     }
+/// }
+///
+/// impl Handler<Sum> for Adder {
+///     type Result = MessageResult<Sum>;
+///
+///     fn handle(&mut self, message: Sum, _: &mut Context<Self>) -> Self::Result {
+///         let values = message.0.to_vec::<f32>().unwrap_or_default();
+///         MessageResult(self.bias + values.iter().sum::<f32>())
+///     }
+/// }
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().actor::<Adder>().start()?;
+/// let adder = node.spawn::<Adder>(0.5).start()?.address::<Sum>();
+/// let values = node.host()?.from_slice(&[2], &[1.0_f32, 2.0])?.freeze();
+/// assert_eq!(node.block_on(adder.ask(Sum(values)))?, 3.5);
+/// # Ok(())
+/// # }
+/// ```
+pub trait RemoteActor: Actor<Context = Context<Self>> {
+    /// What `create` needs.
+    type Args: Serialize + DeserializeOwned;
+
+    /// Makes the actor, in its process.
+    ///
+    /// # Errors
+    /// Whatever keeps it from working; the call that starts the actor reports it.
+    fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Lists the messages that the actor takes from addresses.
+    fn handles(on: &mut Handles<Self>);
+
+    /// A message came for which no handler is called: the data of a tensor in it was lost with a process. Whoever asked
+    /// has been told. Unless the actor does something about it, it is logged and dropped.
+    fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut Context<Self>) {
+        let _ = ctx;
+        tracing::warn!(message = letter.name(), sender = %letter.sender(), reason = %letter.reason(), "a dead letter");
+    }
+}
+
+/// Where an actor runs: its device, its name, its way to other actors.
+///
+/// ```no_run
+/// # use tensorpost::prelude::*;
+/// # #[derive(Serialize, Deserialize, GpuMessage)] struct Tick;
+/// struct Ticker {
+///     gpu: Gpu,
+///     itself: Address<Tick>,
+///     env: Env, // kept, to look others up later: `self.env.lookup::<Tick>("sink").await`
+/// }
+/// # impl Actor for Ticker { type Context = Context<Self>; }
+///
+/// impl RemoteActor for Ticker {
+///     type Args = ();
+///
+///     fn create((): (), env: &Env) -> anyhow::Result<Self> {
+///         Ok(Ticker { gpu: env.gpu(), itself: env.address(), env: env.clone() })
+///     }
+/// #   fn handles(on: &mut Handles<Self>) { on.message::<Tick>(); }
+/// }
+/// # impl Handler<Tick> for Ticker { type Result = (); fn handle(&mut self, _: Tick, _: &mut Context<Self>) {} }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Env {
+    pub(crate) office: Arc<Office>,
+    pub(crate) gpu: Gpu,
+    pub(crate) name: String,
+    pub(crate) actor: ActorId,
+    pub(crate) place: Place,
+    pub(crate) life: u32,
+}
+
+impl Env {
+    /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this stream. It
+    /// is the actor's own, unless its process has so many actors on one GPU that they share
+    /// ([`cuda_streams`](crate::limits::cuda_streams)).
+    pub fn gpu(&self) -> Gpu {
+        self.gpu.clone()
+    }
+
+    /// The actor's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The actor's identity in the node.
+    pub fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    /// Which life of the actor this is: 0 at first, and one more after each restart.
+    pub fn incarnation(&self) -> u32 {
+        self.life
+    }
+
+    /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor that makes
+    /// messages by itself should stop making them then: a source that does not, is waited for until the deadline.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn stopping(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
+        self.office.until_stopping()
+    }
+
+    /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other
+    /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
+    /// that what came before does not wait for it.
+    pub fn publish(&self) {
+        crate::clock::turn::settle();
+    }
+
+    /// Resolves when nothing more comes from `process`, which has ended: all messages that it had sent to actors of this
+    /// process are in their mailboxes. Whoever tells of an end, by a message of its own, may be heard before that.
+    ///
+    /// For a process that has not ended it does not resolve before that has.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn until_read(&self, process: ProcessId) {
+        self.office.until_read(process).await;
+    }
+
+    /// The process whose death lost the data of a tensor in `value`, if there is such a tensor (DEATH-3). A message whose data
+    /// was lost on its way is a [dead letter](RemoteActor::dead_letter); what an actor has kept can be lost later, and this
+    /// tells. It costs next to nothing while no process has died with work undone, and serialises `value` otherwise.
+    pub fn lost_with(&self, value: &impl Serialize) -> Option<ProcessId> {
+        if !self.office.domain().has_taint() {
+            return None;
+        }
+        scope::taint_in(value).map(|tainted| tainted.by)
+    }
+
+    /// Finds actors by name from any task or thread of this process.
+    pub fn registry(&self) -> Registry {
+        Registry::new(Arc::clone(&self.office))
+    }
+
+    /// Counts of what the actor's process has sent and received, for all its actors together.
+    pub fn stats(&self) -> OfficeStats {
+        self.office.stats()
+    }
+
+    /// The actor's own address, to send along.
+    pub fn address<M: GpuMessage>(&self) -> Address<M> {
+        Address::new(Arc::clone(&self.office), self.actor, self.place, true)
+    }
+
+    /// The actor that was started or registered under `name`.
+    ///
+    /// # Errors
+    /// There is none, or the node is gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
+        address::lookup(&self.office, name).await
+    }
+
+    /// Registers this actor under one more name.
+    ///
+    /// # Errors
+    /// The name is taken, or the node is gone.
+    ///
+    /// # Cancel safety
+    /// Once polled, the name may be registered although the future was dropped.
+    pub async fn register(&self, name: &str) -> Result<(), RegisterError> {
+        address::register(&self.office, name, self.actor).await
+    }
+}

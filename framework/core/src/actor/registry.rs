@@ -1,0 +1,46 @@
+//! Actors by name, for tasks that outlive the handler that started them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::address::{self, Address, LookupError};
+use crate::mailbox::post::Office;
+use crate::message::GpuMessage;
+
+/// Finds actors by name, from any task or thread of its process: see [`Env::registry`](super::Env::registry) and
+/// [`Node::registry`](crate::node::Node::registry). It keeps nothing alive but the process's own state.
+#[derive(Clone)]
+pub struct Registry {
+    office: Arc<Office>,
+}
+
+impl Registry {
+    pub(crate) fn new(office: Arc<Office>) -> Self {
+        Registry { office }
+    }
+
+    /// The actor that was started or registered under `name`.
+    ///
+    /// # Errors
+    /// There is none, or the node is gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
+        address::lookup(&self.office, name).await
+    }
+
+    /// Resolves when the node begins to shut down.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn stopping(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.office.until_stopping()
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry").field("process", &self.office.process()).finish()
+    }
+}

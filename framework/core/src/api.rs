@@ -1,0 +1,76 @@
+//! What `tensorpost` shows of this crate: everything that a program, or a crate on top of this one, may name.
+
+/// Actors: what they are, their addresses, and what can go wrong with a message.
+pub mod actor {
+    pub use crate::actor::{
+        Address, Ask, AskError, Channel, ChannelError, DeadLetter, DeadReason, Departed, EndReason, Env,
+        Handles, Lifecycle, LookupError, RegisterError, Registry, RemoteActor, Send, SendError, SendFailure,
+        Watch, step_aside,
+    };
+    pub use crate::ids::ActorId;
+    pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX};
+    pub use crate::mailbox::post::inbox::Refusal;
+    pub use crate::mailbox::post::{AskFailure, OfficeStats};
+}
+
+/// Devices: the host and the GPUs.
+pub mod device {
+    pub use crate::device::{Device, DeviceError, DeviceKind};
+    pub use crate::ids::DeviceId;
+}
+
+/// Messages: values with tensors anywhere inside.
+pub mod message {
+    pub use crate::limits::{MAX_BODY, MAX_NESTING, MAX_TENSORS};
+    pub use crate::message::nesting::NestingError;
+    pub use crate::message::{
+        CheckTensors, EncodeError, GpuMessage, TensorCheckError, TensorMismatch, TensorSpec, bytes_of,
+    };
+}
+
+/// Nodes: the processes of a program, their start, their supervision and their end.
+pub mod node {
+    pub use crate::ids::ProcessId;
+    pub use crate::limits::{DEFAULT_HOST_BUDGET, MAX_PROCESSES};
+    pub use crate::node::limits::{DROP_DEADLINE, START_DEADLINE};
+    pub use crate::node::{
+        ActorError, BuildMismatch, Closed, Group, Hang, HangReport, MpsError, NameError, Node, NodeBuilder,
+        NodeError, NodeReport, OnHang, Phase, PlaceError, Restart, RestartReport, RunError, Sharing,
+        ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor, WaitsIn, WorkerEnd,
+        WorkerId, WorkerState, WorkerStatus,
+    };
+}
+
+/// What a running node shows of itself.
+pub mod observe {
+    pub use crate::observe::figures::{
+        ActorFigures, DEADLINE, Figures, Histogram, Named, ProcessFigures, Row,
+    };
+    pub use crate::observe::progress::{Progress, Shown, Stage};
+    pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};
+}
+
+/// Tensors, and what computes on them.
+pub mod tensor {
+    pub use crate::lease::pool::PoolStats;
+    pub use crate::lease::{Lease, LeaseId, PoolError};
+    pub use crate::limits::{MAX_PARTS, MAX_RANK};
+    #[cfg(feature = "cuda")]
+    pub use crate::tensor::cuda::{CudaView, CudaViewMut};
+    pub use crate::tensor::dtype::UnknownDType;
+    pub use crate::tensor::kernel::{In, KernelArg, KernelArgs, Out};
+    pub use crate::tensor::part::view::{PartMut, PartOut};
+    pub use crate::tensor::part::{JoinReason, SplitReason};
+    pub use crate::tensor::{
+        DType, Element, Gpu, JoinError, Layout, LayoutError, NotSole, NotSoleReason, SplitError, Tensor,
+        TensorError, TensorMut, TensorPart, TensorStatus,
+    };
+}
+
+/// For tests of programs: faults at named points, and what a process holds.
+#[cfg(feature = "testing")]
+pub mod testing {
+    pub use crate::clock::stream::testing_skip_waits as skip_waits;
+    pub use crate::fault;
+    pub use crate::testing::{Usage, leaks};
+}

@@ -1,0 +1,115 @@
+//! Which clock values stand for data that was never written (DEATH-1, DEATH-3).
+//!
+//! A process that dies leaves values that others wait for and that it will never reach. Their waits must end, and what
+//! comes after them must not be mistaken for data. So the node first publishes the *death certificate*: how far each
+//! clock of the dead had come. A ticket beyond it is **tainted**. Work that a living stream was given behind a wait for
+//! a tainted ticket will produce nothing of worth either: so every process marks, for each of its streams, the *range*
+//! of own clock values that stand for such work, and tells the node, which tells the others, until nothing changes.
+//! Only then is anybody released.
+//!
+//! Here: the [`Table`] of what is tainted, as every process and the node keep it; the [`Log`] of a stream, which
+//! remembers what it waits for; [`Board`], on which the node says how much everybody has to know.
+//!
+//! # Why "passed" is not enough
+//! After a release every clock of the dead has passed everything, and so, soon after, have the clocks of the streams
+//! that waited for it. A value is believed only if (1) its clock has passed it, *then* (2) this process knows as much
+//! as the board says, *then* (3) the table does not have it. The node raises the board before it releases, so whoever
+//! sees the effect of a release sees the board too; and a process that was stopped, and has not marked yet, finds that
+//! it is behind and waits for its own control thread to catch up.
+
+mod board;
+mod log;
+mod table;
+
+use serde::{Deserialize, Serialize};
+
+pub use board::Board;
+#[cfg(feature = "inside")]
+pub use log::Log;
+pub(crate) use log::StreamLog;
+pub use table::Table;
+
+use super::Ticket;
+use crate::ids::ProcessId;
+
+/// How far the clocks of a process had come.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Certificate {
+    /// The process whose clocks these are.
+    pub process: ProcessId,
+    /// The last value of each clock; those that are left out at the end never left zero.
+    pub last: Vec<u64>,
+}
+
+impl Certificate {
+    /// Zeros at the end are cut off.
+    pub fn new(process: ProcessId, values: &[u64]) -> Self {
+        let used = values.iter().rposition(|value| *value != 0).map_or(0, |at| at + 1);
+        Certificate { process, last: values[..used].to_vec() }
+    }
+}
+
+/// Values of one clock, both ends included, that stand for work behind a wait which a death left without an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TaintRange {
+    /// The process whose clock it is.
+    pub process: ProcessId,
+    /// Which clock.
+    pub slot: u16,
+    /// First value.
+    pub from: u64,
+    /// Last value.
+    pub to: u64,
+    /// The process whose death it was.
+    pub by: ProcessId,
+}
+
+/// The news of one round, from the node to every process. Each answers with the ranges of its own that follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct News {
+    /// The round; they are counted from one.
+    pub round: u64,
+    /// Processes that died.
+    pub deaths: Vec<Certificate>,
+    /// Ranges of the living, and of the dead before they died.
+    pub ranges: Vec<TaintRange>,
+    /// Processes that did not answer in time (they may be stopped): every value beyond these counts as tainted, until
+    /// they are among `cleared`. With each, the process whose death it was.
+    pub suspects: Vec<(Certificate, ProcessId)>,
+    /// Processes that have answered since: their ranges are all that is tainted of theirs.
+    pub cleared: Vec<ProcessId>,
+}
+
+impl News {
+    /// Whether there is nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        self.deaths.is_empty()
+            && self.ranges.is_empty()
+            && self.suspects.is_empty()
+            && self.cleared.is_empty()
+    }
+}
+
+/// The state of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The data is there.
+    Ready,
+    /// The data is on its way, as far as this process knows.
+    Pending,
+    /// The data will never be there: the writer, or a process that the writer waited for, has died.
+    Tainted(ProcessId),
+}
+
+/// The data that a ticket stands for was lost with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the data that clock {} of {} stands for depends on work that {by} had not done when it died; make it again",
+    .ticket.slot, .ticket.process
+)]
+pub struct Tainted {
+    /// The ticket.
+    pub ticket: Ticket,
+    /// The process whose death it was.
+    pub by: ProcessId,
+}

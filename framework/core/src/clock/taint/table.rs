@@ -1,0 +1,260 @@
+//! What is tainted, as every process knows it. Pure: no clock and no lock in here.
+//!
+//! It is bounded (MBX-2). Ranges of one clock beyond [`MAX_TAINT_RANGES`] are merged, the oldest first: what lay between
+//! them counts as tainted then, which is an error where there was data, never the reverse. Of the dead, the last
+//! [`MAX_CERTIFICATES`] are kept; a ticket of one that was dropped is a ticket of an unknown clock, an error too.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::{Certificate, News, TaintRange};
+use crate::clock::{Ticket, passed};
+use crate::ids::ProcessId;
+use crate::limits::{MAX_CERTIFICATES, MAX_TAINT_RANGES};
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Table {
+    processes: BTreeMap<ProcessId, Entry>,
+    /// The dead, the oldest first.
+    dead: VecDeque<ProcessId>,
+    /// The last round that is in here.
+    round: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Entry {
+    /// Set when it has died.
+    last: Option<Vec<u64>>,
+    /// Set while it is suspected, with the process whose death it was.
+    suspect: Option<(Vec<u64>, ProcessId)>,
+    /// By clock, in the order of their values, apart from each other.
+    ranges: BTreeMap<u16, Vec<Span>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Span {
+    from: u64,
+    to: u64,
+    by: ProcessId,
+}
+
+impl Entry {
+    /// Whether any value in `from..=to` of a clock is tainted, and by whose death.
+    fn hit(&self, process: ProcessId, slot: u16, from: u64, to: u64) -> Option<ProcessId> {
+        let beyond = |last: &[u64]| !passed(last.get(usize::from(slot)).copied().unwrap_or(0), to);
+        if self.last.as_deref().is_some_and(beyond) {
+            return Some(process);
+        }
+        let spans = self.ranges.get(&slot).into_iter().flatten();
+        let mut spans = spans.filter(|span| passed(span.to, from) && passed(to, span.from));
+        let by = spans.next().map(|span| span.by);
+        by.or_else(|| self.suspect.as_ref().filter(|(last, _)| beyond(last)).map(|(_, by)| *by))
+    }
+
+    fn add(&mut self, range: &TaintRange) -> bool {
+        let spans = self.ranges.entry(range.slot).or_default();
+        if spans.iter().any(|span| passed(range.from, span.from) && passed(span.to, range.to)) {
+            return false;
+        }
+        let mut new = Span { from: range.from, to: range.to, by: range.by };
+        spans.retain(|span| {
+            // Ranges that touch the new one are merged with it.
+            let apart =
+                !passed(span.to.wrapping_add(1), new.from) || !passed(new.to.wrapping_add(1), span.from);
+            if !apart {
+                new.by = span.by;
+                new.from = if passed(new.from, span.from) { span.from } else { new.from };
+                new.to = if passed(span.to, new.to) { span.to } else { new.to };
+            }
+            apart
+        });
+        let at = spans.iter().position(|span| passed(span.from, new.from)).unwrap_or(spans.len());
+        spans.insert(at, new);
+        if spans.len() > MAX_TAINT_RANGES {
+            let second = spans.remove(1);
+            spans[0].to = second.to;
+        }
+        true
+    }
+}
+
+impl Table {
+    /// Takes news in. True if anything in it was new.
+    pub fn learn(&mut self, news: &News) -> bool {
+        let before = self.round;
+        self.round = self.round.max(news.round);
+        let mut changed = self.round != before && !news.is_empty();
+        for Certificate { process, last } in &news.deaths {
+            let entry = self.processes.entry(*process).or_default();
+            if entry.last.is_none() {
+                entry.last = Some(last.clone());
+                entry.suspect = None;
+                self.dead.push_back(*process);
+                changed = true;
+            }
+        }
+        for range in &news.ranges {
+            changed |= self.processes.entry(range.process).or_default().add(range);
+        }
+        for (Certificate { process, last }, by) in &news.suspects {
+            let entry = self.processes.entry(*process).or_default();
+            if entry.last.is_none() {
+                entry.suspect = Some((last.clone(), *by));
+            }
+        }
+        for process in &news.cleared {
+            if let Some(entry) = self.processes.get_mut(process) {
+                entry.suspect = None;
+            }
+        }
+        while self.dead.len() > MAX_CERTIFICATES {
+            if let Some(process) = self.dead.pop_front() {
+                self.processes.remove(&process);
+            }
+        }
+        changed
+    }
+
+    /// Adds one range. True if it was new.
+    pub fn add(&mut self, range: &TaintRange) -> bool {
+        self.processes.entry(range.process).or_default().add(range)
+    }
+
+    /// The process whose death tainted a ticket, if it is.
+    pub fn of(&self, ticket: &Ticket) -> Option<ProcessId> {
+        self.any_of(ticket.process, ticket.slot, ticket.value, ticket.value)
+    }
+
+    /// As [`of`](Self::of), for any of the values `from..=to` of a clock.
+    pub fn any_of(&self, process: ProcessId, slot: u16, from: u64, to: u64) -> Option<ProcessId> {
+        self.processes.get(&process)?.hit(process, slot, from, to)
+    }
+
+    /// The last value of a clock of a process that died; `None` where it is not known to have died.
+    pub fn last_of(&self, process: ProcessId, slot: u16) -> Option<u64> {
+        let last = self.processes.get(&process)?.last.as_ref()?;
+        Some(last.get(usize::from(slot)).copied().unwrap_or(0))
+    }
+
+    /// How far a suspected process had come when it was first suspected.
+    pub fn suspected(&self, process: ProcessId) -> Option<&[u64]> {
+        self.processes.get(&process)?.suspect.as_ref().map(|(last, _)| last.as_slice())
+    }
+
+    /// Processes that something is known of.
+    #[cfg(any(test, feature = "inside"))]
+    pub fn processes(&self) -> impl Iterator<Item = ProcessId> {
+        self.processes.keys().copied()
+    }
+
+    /// The last round that is in here.
+    #[cfg(any(test, feature = "inside"))]
+    pub fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// The whole table, for a process that joins.
+    pub fn everything(&self) -> News {
+        let mut news = News { round: self.round, ..News::default() };
+        for process in &self.dead {
+            if let Some(last) = self.processes.get(process).and_then(|entry| entry.last.clone()) {
+                news.deaths.push(Certificate { process: *process, last });
+            }
+        }
+        for (process, entry) in &self.processes {
+            for (slot, spans) in &entry.ranges {
+                news.ranges.extend(spans.iter().map(|span| TaintRange {
+                    process: *process,
+                    slot: *slot,
+                    from: span.from,
+                    to: span.to,
+                    by: span.by,
+                }));
+            }
+            if let Some((last, by)) = &entry.suspect {
+                news.suspects.push((Certificate { process: *process, last: last.clone() }, *by));
+            }
+        }
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(slot: u16) -> ProcessId {
+        ProcessId::new(slot, 0).expect("a small slot")
+    }
+
+    fn ticket(of: u16, value: u64) -> Ticket {
+        Ticket { process: process(of), slot: 2, value }
+    }
+
+    fn range(from: u64, to: u64) -> TaintRange {
+        TaintRange { process: process(1), slot: 2, from, to, by: process(9) }
+    }
+
+    /// DEATH-1: what the dead had written is good, what it had not is not.
+    #[test]
+    fn a_certificate_parts_the_good_from_the_tainted() {
+        let mut table = Table::default();
+        let death = Certificate::new(process(1), &[0, 0, 5, 0]);
+        assert_eq!(death.last.len(), 3, "zeros at the end need not travel");
+        assert!(table.learn(&News { round: 1, deaths: vec![death.clone()], ..News::default() }));
+        assert_eq!((table.of(&ticket(1, 5)), table.of(&ticket(1, 6))), (None, Some(process(1))));
+        assert_eq!(table.of(&Ticket { slot: 7, ..ticket(1, 1) }), Some(process(1)), "never left zero");
+        assert_eq!(table.of(&ticket(2, 6)), None);
+        assert!(!table.learn(&News { round: 1, deaths: vec![death], ..News::default() }), "known already");
+        let mut joiner = Table::default();
+        joiner.learn(&table.everything());
+        assert_eq!(joiner, table);
+    }
+
+    #[test]
+    fn ranges_that_touch_become_one_and_too_many_are_merged_from_the_oldest() {
+        let mut table = Table::default();
+        assert!(table.add(&range(10, 12)) && table.add(&range(20, 22)) && !table.add(&range(11, 12)));
+        assert!(table.add(&range(13, 19)));
+        assert_eq!(table.everything().ranges, [range(10, 22)]);
+        for at in 1..MAX_TAINT_RANGES as u64 + 3 {
+            assert!(table.add(&range(100 * at, 100 * at + 1)));
+        }
+        let ranges = table.everything().ranges;
+        assert_eq!((ranges.len(), ranges[0]), (MAX_TAINT_RANGES, range(10, 301)));
+        // MBX-2: an error where there was data, never the reverse.
+        for at in 1..MAX_TAINT_RANGES as u64 + 3 {
+            assert_eq!(table.of(&ticket(1, 100 * at)), Some(process(9)));
+        }
+        assert_eq!((table.of(&ticket(1, 9)), table.of(&ticket(1, 402))), (None, None));
+    }
+
+    #[test]
+    fn a_suspect_is_believed_again_when_it_has_answered() {
+        let mut table = Table::default();
+        let suspect = Certificate::new(process(1), &[0, 0, 5]);
+        let suspects = vec![(suspect, process(9))];
+        table.learn(&News { round: 2, suspects, ..News::default() });
+        assert_eq!((table.of(&ticket(1, 5)), table.of(&ticket(1, 6))), (None, Some(process(9))));
+        table.learn(&News {
+            round: 3,
+            ranges: vec![range(8, 9)],
+            cleared: vec![process(1)],
+            ..News::default()
+        });
+        assert_eq!((table.of(&ticket(1, 6)), table.of(&ticket(1, 8))), (None, Some(process(9))));
+    }
+
+    /// MBX-2.
+    #[test]
+    fn the_oldest_dead_are_forgotten() {
+        let mut table = Table::default();
+        for life in 0..=MAX_CERTIFICATES as u32 {
+            let process = ProcessId::new(3, life).expect("in range");
+            let deaths = vec![Certificate::new(process, &[7])];
+            table.learn(&News { round: 1, deaths, ..News::default() });
+        }
+        assert_eq!(table.last_of(ProcessId::new(3, 0).expect("in range"), 0), None);
+        assert_eq!(table.last_of(ProcessId::new(3, 1).expect("in range"), 0), Some(7));
+    }
+}

@@ -1,0 +1,222 @@
+//! The order of a host stream: a queue, the thread that works through it, and the short cut past both.
+//!
+//! The thread is started by the first step that needs it. While it has nothing to do, whoever submits a step that
+//! cannot block does it at once, under the queue's lock, so that the order stays that of submission; a message
+//! without a kernel then costs no switch of threads.
+//!
+//! When the stream is dropped, the thread works off what is queued, then ends and gives the clock back; nobody
+//! waits for it (LEASE-2). Its waits end because every wait does (DEATH-1).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, ThreadId};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::super::DeviceError;
+use super::work::Work;
+use crate::clock::{ClockDomain, OwnClock};
+use crate::limits::MAX_STREAM_STEPS;
+use crate::os::{AdaptiveSpin, vital};
+
+/// The state that a stream and its thread share.
+pub(super) struct Queue {
+    pub(super) clock: OwnClock,
+    pub(super) domain: Arc<ClockDomain>,
+    state: Mutex<State>,
+    /// Steps came, or the stream was dropped.
+    more: Condvar,
+    /// The thread finished a step that somebody waits for, or made room.
+    less: Condvar,
+    /// `State::submitted` and `State::done`, to look at without the lock. Written under the lock.
+    submitted: AtomicU64,
+    done: AtomicU64,
+    /// Nanoseconds that the thread has stood in waits.
+    pub(super) stood: AtomicU64,
+    worker_spin: AdaptiveSpin,
+    waiter_spin: AdaptiveSpin,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    steps: VecDeque<Work>,
+    /// Steps ever queued, and those finished; equal while the thread has nothing to do.
+    submitted: u64,
+    done: u64,
+    worker: Option<ThreadId>,
+    /// The thread is asleep on `more`.
+    parked: bool,
+    /// Threads asleep on `less`.
+    waiters: u32,
+    closed: bool,
+    /// The first failure that nobody was told of.
+    failure: Option<String>,
+}
+
+impl State {
+    /// Nothing is queued or running: a step may be done at once.
+    pub(super) fn is_idle(&self) -> bool {
+        self.submitted == self.done
+    }
+
+    /// Notes a failure for the next caller; the first one counts.
+    pub(super) fn fail(&mut self, message: String) {
+        self.failure.get_or_insert(message);
+    }
+}
+
+impl Queue {
+    pub(super) fn new(clock: OwnClock, domain: Arc<ClockDomain>) -> Arc<Self> {
+        Arc::new(Queue {
+            clock,
+            domain,
+            state: Mutex::default(),
+            more: Condvar::new(),
+            less: Condvar::new(),
+            submitted: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            stood: AtomicU64::new(0),
+            worker_spin: AdaptiveSpin::default(),
+            waiter_spin: AdaptiveSpin::default(),
+        })
+    }
+
+    /// Locks the order. Reports a failure nobody was told of, once, instead.
+    pub(super) fn enter(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+        let mut state = self.state.lock();
+        match state.failure.take() {
+            Some(message) => Err(DeviceError::Stream { slot: self.clock.slot(), message }),
+            None => Ok(state),
+        }
+    }
+
+    /// Locks the order, for what only orders work: it takes its place whatever became of the work before it.
+    pub(super) fn enter_in_order(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// As [`enter`](Self::enter), and waits while the queue is full (MBX-2). The stream's own thread does not: it
+    /// would wait for itself.
+    pub(super) fn enter_with_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+        let mut state = self.enter()?;
+        while state.steps.len() >= MAX_STREAM_STEPS && state.worker != Some(thread::current().id()) {
+            state.waiters += 1;
+            self.less.wait(&mut state);
+            state.waiters -= 1;
+        }
+        Ok(state)
+    }
+
+    /// Queues steps, and wakes or starts the thread.
+    ///
+    /// # Errors
+    /// Where the thread cannot be started; nothing was queued then.
+    pub(super) fn push(
+        self: &Arc<Self>,
+        state: &mut State,
+        steps: impl IntoIterator<Item = Work>,
+    ) -> Result<(), DeviceError> {
+        if state.worker.is_none() {
+            let queue = Arc::clone(self);
+            let name = format!("tp-stream-{}", self.clock.slot());
+            let thread = vital::spawn(&name, move || queue.work());
+            state.worker =
+                Some(thread.map_err(DeviceError::os("start the thread of a host stream"))?.thread().id());
+        }
+        let before = state.steps.len();
+        state.steps.extend(steps);
+        state.submitted += (state.steps.len() - before) as u64;
+        self.submitted.store(state.submitted, Ordering::Release);
+        if state.parked {
+            state.parked = false;
+            self.more.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Queues a step, if there is one, and waits until everything queued so far is done.
+    ///
+    /// # Errors
+    /// On the stream's own thread, which would wait for itself: nothing was queued then. A failure nobody was told
+    /// of, from before or from what was waited for: what was queued is done then.
+    pub(super) fn finish<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        step: Option<Work>,
+    ) -> Result<(), DeviceError> {
+        if state.worker == Some(thread::current().id()) {
+            let message = "work on a stream cannot wait for that stream".to_owned();
+            return Err(DeviceError::Stream { slot: self.clock.slot(), message });
+        }
+        self.push(&mut state, step)?;
+        let goal = state.submitted;
+        drop(state);
+        self.waiter_spin.until(|| self.done.load(Ordering::Acquire) >= goal);
+        state = self.state.lock();
+        while state.done < goal {
+            state.waiters += 1;
+            self.less.wait(&mut state);
+            state.waiters -= 1;
+        }
+        drop(state);
+        self.enter().map(drop)
+    }
+
+    /// Whether nothing is queued or running.
+    #[cfg(any(test, feature = "inside"))]
+    pub(super) fn is_idle(&self) -> bool {
+        self.state.lock().is_idle()
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_thread(&self) -> bool {
+        self.state.lock().worker.is_some()
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_waiters(&self) -> bool {
+        self.state.lock().waiters > 0
+    }
+
+    /// No more steps will come; the thread ends when it is through.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.parked = false;
+        self.more.notify_one();
+    }
+
+    fn work(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(step) = state.steps.pop_front() {
+                drop(state);
+                let outcome = step.perform(&self.clock, &self.domain, &self.stood);
+                state = self.state.lock();
+                if let Err(message) = outcome {
+                    tracing::warn!(clock = self.clock.slot(), message, "work on a host stream failed");
+                    state.fail(message);
+                }
+                state.done += 1;
+                self.done.store(state.done, Ordering::Release);
+                if state.waiters > 0 {
+                    self.less.notify_all();
+                }
+                continue;
+            }
+            if state.closed {
+                return;
+            }
+            let seen = state.submitted;
+            drop(state);
+            self.worker_spin.until(|| self.submitted.load(Ordering::Acquire) != seen);
+            state = self.state.lock();
+            // `parked` is cleared by whoever notifies, so a wake-up for no reason goes back to sleep.
+            state.parked = state.steps.is_empty() && !state.closed;
+            while state.parked {
+                self.more.wait(&mut state);
+            }
+        }
+    }
+}

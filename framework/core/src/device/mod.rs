@@ -1,0 +1,345 @@
+//! Devices: memory that other processes can map, and streams whose work waits on clocks.
+//!
+//! A program names a device with [`Device`], which costs nothing and means the same device in every process:
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! let host = Device::host();
+//! assert_eq!(host.kind(), DeviceKind::Host);
+//! assert_eq!("host".parse::<Device>()?.id(), host.id());
+//! assert!(!Device::all().is_empty()); // the GPUs, then the host
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A [`Backend`] is one device as one process sees it. It hands out *chunks*, whose descriptors travel to peers once,
+//! and streams, each of which advances one clock of the process. Pools cut chunks into tensors (see
+//! [`pool`]); nothing here knows a tensor.
+//!
+//! On a crash: a chunk lives as long as any process has its descriptor or maps it, so the death of its creator takes
+//! nothing from its holders (LEASE-4). A stream of a dead process stops advancing; the node releases its clock
+//! (DEATH-1). Dropping a stream never blocks: what was submitted is still done, in order.
+//!
+//! One suite checks the contract for every implementation: `device::conformance` (feature `testing`).
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use thiserror::Error;
+
+use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket};
+use crate::ids::{DeviceId, ProcessId};
+use crate::limits::MAX_STREAMS;
+use crate::os::BadMemfd;
+
+mod chunk;
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(test)]
+pub(crate) mod fake;
+mod handle;
+pub mod host;
+pub mod pool;
+
+pub use crate::os::Access;
+pub use chunk::{ChunkMapping, NewChunk};
+pub use handle::Device;
+
+/// What sort of device it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DeviceKind {
+    /// Host memory; streams are threads.
+    Host,
+    /// A GPU of NVIDIA's.
+    Cuda,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DeviceKind::Host => "host",
+            DeviceKind::Cuda => "cuda",
+        })
+    }
+}
+
+/// The mappings an operation touches, kept until it is done.
+pub type Keep = SmallVec<[Arc<ChunkMapping>; 2]>;
+
+/// What only this crate can promise: code that reaches into memory on the word of a [`Backend`] or a [`StreamBackend`] trusts
+/// that addresses, waits and clock writes are what they say (SAFE-1).
+pub(crate) mod sealed {
+    /// A device or a stream of this crate.
+    pub trait Sealed {}
+}
+
+/// One device, as this process uses it. Sealed: see [`StreamBackend`].
+pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
+    /// Which device it is, in every process alike.
+    fn id(&self) -> DeviceId;
+
+    /// What sort of device it is.
+    fn kind(&self) -> DeviceKind;
+
+    /// Its name for people.
+    fn name(&self) -> String;
+
+    /// Bytes of memory that the device has.
+    fn total_bytes(&self) -> u64;
+
+    /// Chunk sizes are multiples of this many bytes.
+    fn granularity(&self) -> u64;
+
+    /// Makes a chunk of at least `bytes` bytes, zeroed, rounded up to the granularity, mapped writable here.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`], or [`DeviceError::Refused`] for zero bytes.
+    fn create_chunk(&self, bytes: u64) -> Result<NewChunk, DeviceError>;
+
+    /// Maps a chunk of a peer. `bytes` is its length as the peer's [`ChunkMapping::len`] says.
+    ///
+    /// # Errors
+    /// [`DeviceError::Refused`] or [`DeviceError::Memory`] where the descriptor is not such a chunk (WIRE-1).
+    fn import_chunk(
+        &self,
+        fd: BorrowedFd<'_>,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Arc<ChunkMapping>, DeviceError>;
+
+    /// Starts a stream that advances `clock` and waits on clocks of `domain`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Refused`] where the clock is not one of the domain's own; [`DeviceError::NoStream`] where there are
+    /// [`stream_limit`](Self::stream_limit) already.
+    fn create_stream(
+        &self,
+        clock: OwnClock,
+        domain: Arc<ClockDomain>,
+    ) -> Result<Arc<dyn StreamBackend>, DeviceError>;
+
+    /// Most streams that this process can have here at one time.
+    fn stream_limit(&self) -> usize {
+        MAX_STREAMS
+    }
+
+    /// Whether streams of this device can use memory of `device` directly.
+    fn can_reach(&self, device: DeviceId) -> bool {
+        device == self.id()
+    }
+
+    /// Page-locked host memory of up to [`STAGING_BYTES`] bytes: streams of this device and host threads can copy from it
+    /// and to it, and nobody is made to wait. It holds anything.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError>;
+
+    /// For the code that knows the implementation.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Most bytes that [`Backend::staging`] gives in one piece.
+pub const STAGING_BYTES: u64 = 8 << 20;
+
+/// See [`testing_deny_reach`].
+#[cfg(feature = "testing")]
+static DENY_REACH: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Has this process believe from here on, or no more, that no GPU can reach the memory of another. Only there with the
+/// feature `testing`: for a test on a machine whose GPUs all can.
+#[cfg(feature = "testing")]
+pub fn testing_deny_reach(deny: bool) {
+    DENY_REACH.store(deny, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// An operation of a stream on a clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamOp {
+    /// Do nothing further until the ticket's clock has passed its value (CLOCK-1, CLOCK-2).
+    Wait(Ticket),
+    /// Advance this stream's clock to a value, once everything before is done and visible.
+    Advance(u64),
+}
+
+/// Work in order, done apart from the threads that submit it.
+///
+/// Threads may share a stream; each call is one step in its order. A failure of submitted work is reported by the
+/// next fallible call for work, which then has done nothing itself. What only orders work takes its place all the same.
+///
+/// Sealed: memory is read and written on the word of a stream that its waits and clock writes are what they say.
+#[expect(
+    unsafe_code,
+    reason = "copies between raw addresses have a contract that only their callers can keep"
+)]
+pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
+    /// Which of the process's clocks it advances.
+    fn clock_slot(&self) -> u16;
+
+    /// Submits clock operations, in order, as one batch. Never waits for what they wait for.
+    ///
+    /// # Errors
+    /// [`DeviceError::Clock`] where a ticket's clock is unknown; nothing of the batch was submitted then.
+    fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError>;
+
+    /// Whether there is so much room that clock operations submitted now cannot wait for any. A clock write of something
+    /// that must not block (LEASE-2) is put off while there is not.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Waits, while very much is ahead, until less is (MBX-2). Called with no lock held, before waits are submitted.
+    ///
+    /// # Errors
+    /// Work on the stream failed.
+    fn make_room(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Submits a copy of `bytes` bytes from address `src` to `dst`, and keeps `keep` until it is done.
+    ///
+    /// # Safety
+    /// Until the copy is done (or an error was returned), `src..src + bytes` must be memory of this device or
+    /// pinned host memory that this process may read, `dst..dst + bytes` the same that it may write, for example
+    /// because `keep` holds their mappings. The ranges do not overlap. Nobody else in this process accesses `dst`,
+    /// or writes `src`, unordered with this stream; between processes, leases and tickets see to that.
+    unsafe fn copy(&self, dst: u64, src: u64, bytes: u64, keep: Keep) -> Result<(), DeviceError>;
+
+    /// Submits setting `bytes` bytes at `dst` to `value`, and keeps `keep` until it is done.
+    ///
+    /// # Safety
+    /// As for the destination of [`copy`](Self::copy).
+    unsafe fn fill(&self, dst: u64, bytes: u64, value: u8, keep: Keep) -> Result<(), DeviceError>;
+
+    /// Submits a copy of `src` to `dst`; `src` may be used again when this returns.
+    ///
+    /// # Safety
+    /// As for the destination of [`copy`](Self::copy).
+    unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError>;
+
+    /// Copies from `src`, after everything submitted before, and returns when it is done. Waits for it.
+    ///
+    /// # Safety
+    /// As for the source of [`copy`](Self::copy), until this returns.
+    unsafe fn download(&self, dst: &mut [u8], src: u64) -> Result<(), DeviceError>;
+
+    /// Waits until everything submitted before is done. For tests and shutdown: no handler waits like this.
+    fn synchronize(&self) -> Result<(), DeviceError>;
+
+    /// How long the stream has stood in waits so far, where that can be told at no cost to it.
+    fn waited(&self) -> Option<Duration> {
+        None
+    }
+
+    /// For the code that knows the implementation.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// The errors of devices.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// There is no CUDA driver that could be used.
+    #[error("no CUDA driver: {reason}; install the NVIDIA driver or use Device::host()")]
+    NoDriver {
+        /// What is missing.
+        reason: String,
+    },
+    /// There is no such device.
+    #[error("there is no device {wanted}: {found} GPUs are visible here (see CUDA_VISIBLE_DEVICES)")]
+    NoDevice {
+        /// The device that was asked for.
+        wanted: String,
+        /// How many GPUs the process sees.
+        found: usize,
+    },
+    /// No room on the device.
+    #[error("{device} has no room for {bytes} bytes; free tensors or lower the pool's budget")]
+    OutOfMemory {
+        /// The device.
+        device: DeviceId,
+        /// What was asked for, in bytes.
+        bytes: u64,
+    },
+    /// The process has as many streams on the device as can wait without stalling each other.
+    #[error(
+        "this process has {limit} streams on {device}, as many as can wait without stalling each other; share a `Gpu` by \
+         cloning it, drop one, or set CUDA_DEVICE_MAX_CONNECTIONS (streams + 2, at most 32) before the node starts"
+    )]
+    NoStream {
+        /// The device.
+        device: DeviceId,
+        /// How many there are and can be.
+        limit: usize,
+    },
+    /// The device cannot do that.
+    #[error("{device} does not support {what}")]
+    Unsupported {
+        /// The device.
+        device: DeviceId,
+        /// What was asked for.
+        what: String,
+    },
+    /// An argument, or something a peer sent, makes no sense (WIRE-1).
+    #[error("refused: {what}")]
+    Refused {
+        /// What and why.
+        what: String,
+    },
+    /// A descriptor from a peer is not the memory it should be (WIRE-1).
+    #[error("the descriptor of a chunk was refused")]
+    Memory(#[from] BadMemfd),
+    /// The operating system failed.
+    #[error("could not {action}")]
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The device's driver failed.
+    #[error("{call} failed with {code}: {message}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's number for the error.
+        code: i32,
+        /// The driver's words for it.
+        message: String,
+    },
+    /// Work that was submitted to a stream earlier failed.
+    #[error("earlier work on the stream of clock {slot} failed: {message}")]
+    Stream {
+        /// Clock of the stream.
+        slot: u16,
+        /// What happened.
+        message: String,
+    },
+    /// A clock could not be used.
+    #[error(transparent)]
+    Clock(#[from] ClockError),
+}
+
+impl DeviceError {
+    /// The process with which the data was lost that the device was to use, if that is what the error is about (DEATH-3).
+    pub fn lost_with(&self) -> Option<ProcessId> {
+        match self {
+            DeviceError::Clock(ClockError::Tainted(tainted)) => Some(tainted.by),
+            _ => None,
+        }
+    }
+
+    /// Names what was tried when the operating system failed.
+    pub fn os(action: &'static str) -> impl FnOnce(io::Error) -> DeviceError {
+        move |source| DeviceError::Os { action, source }
+    }
+}

@@ -1,0 +1,518 @@
+//! A lease as a process holds it: one value per delivery or allocation, shared by every tensor made from it.
+//!
+//! When the last of them drops, the lease goes back on its own: to the pool of this process, or through [`Returns`] to
+//! its owner (LEASE-2). With it go the tickets of every local stream that used the memory (CLOCK-2), taken at that
+//! moment, so that they stand for all work enqueued before.
+//!
+//! A use is recorded as a stream, and gets its ticket only at the release. That one ticket stands for all work enqueued
+//! before, so no kernel needs one of its own. More than [`MAX_RELEASE_TICKETS`] streams are joined into one.
+//!
+//! A lease remembers its last writing clock value (`Lease::taint`). So an accumulator that never left its stream, and
+//! has no ticket, is lost with what was added to it (DEATH-3). Every later use is refused, so the value stays.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::LeaseId;
+use super::book::Uses;
+use super::pool::Pool;
+use super::writers::Writers;
+use crate::clock::stream::Stream;
+use crate::clock::taint::Tainted;
+use crate::clock::{ClockDomain, Ticket};
+use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::ids::{DeviceId, ProcessId};
+
+/// Most tickets that the release of one lease carries over the wire; more streams are joined into the first.
+pub const MAX_RELEASE_TICKETS: usize = 4;
+
+/// The way back to the owners of leases that other processes granted.
+pub trait Returns: Send + Sync + 'static {
+    /// Gives one lease back. Never blocks and never fails: room was reserved when the lease was taken (LEASE-2).
+    /// `uses` are tickets of this process, [`MAX_RELEASE_TICKETS`] at most.
+    fn release(&self, id: LeaseId, uses: &[Ticket]);
+
+    /// A writable mapping of a chunk that another process owns, for a tensor handed over exclusively.
+    ///
+    /// # Errors
+    /// The node does not have the chunk any more, or mapping it failed.
+    fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError>;
+
+    /// The pieces of other processes' split allocations that have a writer in this one.
+    fn writers(&self) -> &Writers;
+}
+
+/// The right to use one allocation.
+#[derive(Clone)]
+pub struct Lease(Arc<Inner>);
+
+struct Inner {
+    id: LeaseId,
+    device: DeviceId,
+    domain: Arc<ClockDomain>,
+    mapping: Arc<ChunkMapping>,
+    /// Set when a writable mapping was needed beside a read-only `mapping`.
+    writable: Mutex<Option<Arc<ChunkMapping>>>,
+    offset: u64,
+    bytes: u64,
+    origin: Origin,
+    /// It came with no lease left anywhere else, and nothing of it was sent since. Where this is not set, an owner can
+    /// still see in its book that nobody else holds the memory.
+    sole: AtomicBool,
+    /// Its memory was split: it has a writer per piece, and nobody reads it.
+    in_parts: AtomicBool,
+    /// Tensors of this process that stand on this lease. Frames on their way and release queues are not counted.
+    handles: AtomicUsize,
+    users: Mutex<Users>,
+    /// The stream that the memory was taken for or delivered to: where a kernel is thought to run that names no other.
+    home: OnceLock<Stream>,
+}
+
+/// How this process has used the memory.
+#[derive(Default)]
+struct Users {
+    /// Streams that used it.
+    streams: SmallVec<[Stream; 1]>,
+    /// The stream that wrote it last, and the clock value that stands for that at the earliest. It shows whether memory
+    /// that never left its stream, an accumulator for example, depends on what a dead process had not done (DEATH-3):
+    /// where it does, every further use is refused, so this stays what it is.
+    written: Option<Ticket>,
+}
+/// Tickets could not be made one: no stream of this process used the memory, or it cannot wait for them.
+#[derive(Debug)]
+pub(crate) struct NotJoined;
+
+/// Streams could not be joined, so no ticket stands for what all of them did with the memory.
+#[derive(Debug)]
+pub(crate) struct Unordered {
+    /// When what was written last is there.
+    pub(crate) written: Option<Ticket>,
+}
+
+enum Origin {
+    /// This process's own memory.
+    Own(Arc<Pool>),
+    /// Another's.
+    Other(Arc<dyn Returns>),
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("id", &self.0.id)
+            .field("bytes", &self.0.bytes)
+            .field("handles", &self.handles())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// A lease of the owner itself: on fresh memory, or (`sole` as the sender says) on memory that came back.
+    pub(super) fn own(
+        pool: Arc<Pool>,
+        id: LeaseId,
+        mapping: Arc<ChunkMapping>,
+        offset: u64,
+        bytes: u64,
+        sole: bool,
+    ) -> Self {
+        let domain = Arc::clone(pool.domain());
+        Self::new(id, domain, mapping, offset, bytes, Origin::Own(pool), sole)
+    }
+
+    /// A lease that came with a message from another process. The caller has checked that `offset` and `bytes` lie in
+    /// the mapping, and has posted the hold if a third process owns the memory (LEASE-3).
+    pub(crate) fn held(
+        returns: Arc<dyn Returns>,
+        id: LeaseId,
+        domain: Arc<ClockDomain>,
+        mapping: Arc<ChunkMapping>,
+        offset: u64,
+        bytes: u64,
+        sole: bool,
+    ) -> Self {
+        Self::new(id, domain, mapping, offset, bytes, Origin::Other(returns), sole)
+    }
+
+    fn new(
+        id: LeaseId,
+        domain: Arc<ClockDomain>,
+        mapping: Arc<ChunkMapping>,
+        offset: u64,
+        bytes: u64,
+        origin: Origin,
+        sole: bool,
+    ) -> Self {
+        Lease(Arc::new(Inner {
+            id,
+            device: mapping.device(),
+            domain,
+            mapping,
+            writable: Mutex::new(None),
+            offset,
+            bytes,
+            origin,
+            sole: AtomicBool::new(sole),
+            in_parts: AtomicBool::new(false),
+            handles: AtomicUsize::new(0),
+            users: Mutex::default(),
+            home: OnceLock::new(),
+        }))
+    }
+
+    /// Its name in the owner's book.
+    pub fn id(&self) -> LeaseId {
+        self.0.id
+    }
+
+    /// Whether both are the same lease, not only leases on the same memory.
+    pub fn same_as(&self, other: &Lease) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The process whose memory it is.
+    pub fn owner(&self) -> ProcessId {
+        self.0.id.chunk.owner
+    }
+
+    inside! {
+        /// The pool, when the memory is this process's own.
+        pub fn pool(&self) -> Option<&Arc<Pool>> {
+            match &self.0.origin {
+                Origin::Own(pool) => Some(pool),
+                Origin::Other(_) => None,
+            }
+        }
+    }
+
+    /// The device that the memory is on.
+    pub fn device(&self) -> DeviceId {
+        self.0.device
+    }
+
+    /// The clocks that this process can wait for.
+    pub(crate) fn domain(&self) -> &Arc<ClockDomain> {
+        &self.0.domain
+    }
+
+    inside! {
+        /// Bytes from the chunk's start to the allocation.
+        pub fn offset(&self) -> u64 {
+            self.0.offset
+        }
+    }
+
+    /// Size of the allocation in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    inside! {
+        /// Address of the allocation in this process, for reading (for writing too, where the mapping is writable).
+        pub fn address(&self) -> u64 {
+            self.0.mapping.addr() + self.0.offset
+        }
+    }
+
+    inside! {
+        /// The mapping that [`address`](Self::address) lies in; work on a stream keeps it alive.
+        pub fn mapping(&self) -> &Arc<ChunkMapping> {
+            &self.0.mapping
+        }
+    }
+
+    inside! {
+        /// Address of the allocation for writing, and its mapping.
+        ///
+        /// # Errors
+        /// The chunk of another process could not be mapped writable.
+        pub fn writable(&self) -> Result<(u64, Arc<ChunkMapping>), DeviceError> {
+            if self.0.mapping.access() == Access::ReadWrite {
+                return Ok((self.address(), Arc::clone(&self.0.mapping)));
+            }
+            let Origin::Other(returns) = &self.0.origin else {
+                return Err(DeviceError::Unsupported {
+                    device: self.0.device,
+                    what: "writing to a chunk of its own that is mapped read-only".into(),
+                });
+            };
+            let mut writable = self.0.writable.lock();
+            let mapping = match &*writable {
+                Some(mapping) => Arc::clone(mapping),
+                None => returns.writable(self.0.id)?,
+            };
+            // WIRE-1: the place was checked against the read-only mapping; this is another, of the same chunk.
+            let address = mapping.range(self.0.offset, self.0.bytes).ok_or_else(|| DeviceError::Refused {
+                what: format!(
+                    "the writable mapping of chunk {} is shorter than the chunk",
+                    self.0.id.chunk.index
+                ),
+            })?;
+            *writable = Some(Arc::clone(&mapping));
+            Ok((address, mapping))
+        }
+    }
+
+    /// A writable mapping that is here already, for [`writable`](Self::writable).
+    pub(crate) fn set_writable(&self, mapping: Arc<ChunkMapping>) {
+        *self.0.writable.lock() = Some(mapping);
+    }
+
+    /// One more tensor stands on this lease.
+    pub(crate) fn add_handle(&self) {
+        self.0.handles.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One tensor fewer stands on this lease.
+    pub(crate) fn remove_handle(&self) {
+        // Release: what the dropping thread did with the memory comes before what a new sole owner does.
+        self.0.handles.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Tensors of this process that stand on this lease.
+    pub fn handles(&self) -> usize {
+        // Acquire: pairs with the Release in `remove_handle`.
+        self.0.handles.load(Ordering::Acquire)
+    }
+
+    /// Whether this value is the only one on its lease, with all its clones gone: the tensors made of it, and the frames
+    /// on their way that still hold it.
+    pub(crate) fn is_last(&self) -> bool {
+        let last = Arc::strong_count(&self.0) == 1;
+        // As in `Arc::get_mut`: what the droppers of the other clones did comes before what follows.
+        fence(Ordering::Acquire);
+        last
+    }
+
+    /// Whether no other process has a lease on the memory, and this one no second one. Peers' releases are drained
+    /// first.
+    pub fn is_sole(&self) -> bool {
+        match &self.0.origin {
+            Origin::Own(pool) => {
+                (self.came_sole() && pool.came_back_sole(self.0.id)) || pool.is_sole(self.0.id)
+            }
+            Origin::Other(_) => self.came_sole(),
+        }
+    }
+
+    /// For the sender of a frame, after it has granted the receiver its lease and dropped the message: whether the
+    /// receiver now is the only one; `shared`: what that grant returned. If not, this process is not either from now on.
+    pub(crate) fn hand_over(&self, to: ProcessId, shared: bool) -> bool {
+        let sole = self.is_last()
+            && match &self.0.origin {
+                Origin::Own(pool) => {
+                    (self.came_sole() && pool.is_only_local(self.0.id))
+                        || pool.is_sole_of(self.0.id, to, shared)
+                }
+                Origin::Other(_) => self.came_sole(),
+            };
+        self.0.sole.store(false, Ordering::Relaxed);
+        sole
+    }
+
+    fn came_sole(&self) -> bool {
+        self.0.sole.load(Ordering::Relaxed)
+    }
+
+    /// The memory has a writer per piece from here on, in this process and others.
+    pub(crate) fn set_in_parts(&self) {
+        if let (false, Origin::Own(pool)) = (self.comes_in_parts(), &self.0.origin) {
+            pool.set_in_parts(self.0.id, true);
+        }
+    }
+
+    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's book says so already; whether the lease did.
+    pub(super) fn comes_in_parts(&self) -> bool {
+        self.0.sole.store(false, Ordering::Relaxed);
+        self.0.in_parts.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the memory has a writer per piece.
+    pub(crate) fn is_in_parts(&self) -> bool {
+        self.0.in_parts.load(Ordering::Relaxed)
+    }
+
+    /// All pieces are in this process, and only this lease is left of theirs: what others still have in the owner's book
+    /// is on its way back, and nobody uses it any more.
+    pub(crate) fn set_whole(&self) {
+        if let (true, Origin::Own(pool)) = (self.0.in_parts.swap(false, Ordering::Relaxed), &self.0.origin) {
+            pool.set_in_parts(self.0.id, false);
+        }
+        self.0.sole.store(true, Ordering::Relaxed);
+    }
+
+    /// The pieces of this memory that have a writer in this process.
+    pub(crate) fn writers(&self) -> &Writers {
+        match &self.0.origin {
+            Origin::Own(pool) => pool.writers(),
+            Origin::Other(returns) => returns.writers(),
+        }
+    }
+
+    /// Uses by others that a new writer has to wait for: those that the owner's book has recorded.
+    pub(crate) fn recorded_uses(&self) -> Uses {
+        match &self.0.origin {
+            Origin::Own(pool) => pool.uses(self.0.id),
+            Origin::Other(_) => Uses::new(),
+        }
+    }
+
+    /// Notes that work on `stream` uses the memory: its end will be waited for before the memory is used again.
+    pub(crate) fn used_on(&self, stream: &Stream) {
+        self.0.users.lock().add(stream);
+    }
+
+    /// As [`used_on`](Self::used_on), for work that writes.
+    pub(crate) fn written_on(&self, stream: &Stream) {
+        let mut users = self.0.users.lock();
+        users.add(stream);
+        // The news may have come since the write was allowed: what is tainted stays it (DEATH-3).
+        let is_lost = users.written.is_some_and(|ticket| self.0.domain.tainted_by(&ticket).is_some());
+        if !is_lost {
+            users.written = Some(stream.next_ticket());
+        }
+    }
+
+    /// Whether what this process has written here depends on the death of a process, and on whose: the ticket to refuse
+    /// it by.
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        if !self.0.domain.has_taint() {
+            return None;
+        }
+        let ticket = self.0.users.lock().written?;
+        self.0.domain.tainted_by(&ticket).map(|by| Tainted { ticket, by })
+    }
+
+    /// Says which stream the memory belongs to; the first to say so is right.
+    pub(crate) fn set_home(&self, stream: &Stream) {
+        let _ = self.0.home.set(stream.clone());
+    }
+
+    /// The stream that the memory was taken for or delivered to.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn home(&self) -> Option<Stream> {
+        self.0.home.get().cloned()
+    }
+
+    /// Streams of this process that used the memory.
+    pub(crate) fn users(&self) -> SmallVec<[Stream; 1]> {
+        self.0.users.lock().streams.clone()
+    }
+
+    /// Whether `stream` was the last of this process to write the memory.
+    pub(crate) fn was_written_by(&self, stream: &Stream) -> bool {
+        self.0.users.lock().written.is_some_and(|ticket| ticket.slot == stream.next_ticket().slot)
+    }
+
+    /// As [`taint`](Self::taint), for data that is there at a ticket.
+    pub(crate) fn taint_at(&self, ready: Option<Ticket>) -> Option<Tainted> {
+        if !self.0.domain.has_taint() {
+            return None;
+        }
+        let by = |ticket| self.0.domain.tainted_by(&ticket).map(|by| Tainted { ticket, by });
+        ready.and_then(by).or_else(|| self.taint())
+    }
+
+    /// Puts the first stream that used the memory behind `tickets`; false when no stream did, or it could not be.
+    pub(crate) fn join_uses(&self, tickets: Uses) -> bool {
+        let users = self.users();
+        users.first().is_some_and(|first| join(first, tickets).is_ok())
+    }
+
+    /// One ticket that stands for all of `tickets`, which local streams or whoever sent the lease gave out; several are
+    /// joined into the first stream that used the memory.
+    ///
+    /// # Errors
+    /// There is none, or its device is lost.
+    pub(crate) fn one_of(&self, mut tickets: Uses) -> Result<Option<Ticket>, NotJoined> {
+        if tickets.len() <= 1 {
+            return Ok(tickets.pop());
+        }
+        let users = self.users();
+        let first = users.first().ok_or(NotJoined)?;
+        let tainted = || tickets.iter().copied().find(|ticket| self.0.domain.tainted_by(ticket).is_some());
+        if let Err(error) = first.join(tickets.iter().copied())
+            && tainted().is_none()
+        {
+            tracing::error!(%error, "what was done with a tensor cannot be waited for");
+            return Err(NotJoined);
+        }
+        let joined = first.ticket();
+        // Tainted data stays tainted, even if the stream has gone on since (DEATH-3).
+        Ok(tainted().or(joined))
+    }
+
+    /// One ticket that stands for everything the local streams did with the memory so far; several streams are joined
+    /// into the first. `None` when there is nothing to wait for.
+    ///
+    /// # Errors
+    /// The first stream cannot be put behind the others: its device is lost to this process. The data is there at the
+    /// ticket in the error; what readers on other streams still do, nothing stands for.
+    pub(crate) fn joined_ticket(&self) -> Result<Option<Ticket>, Unordered> {
+        let users = self.users();
+        let Some((first, rest)) = users.split_first() else { return Ok(None) };
+        let (mut lost, mut unordered, mut written) = (None, false, None);
+        for other in rest {
+            let Some(ticket) = other.ticket() else { continue };
+            let wrote = self.was_written_by(other);
+            let joined = if wrote { first.join([ticket]) } else { join(first, [ticket]) };
+            if wrote {
+                written = Some(ticket);
+            }
+            let Err(error) = joined else { continue };
+            if wrote && self.0.domain.tainted_by(&ticket).is_some() {
+                // The order is kept all the same; whoever reads is refused.
+                lost = Some(ticket);
+            } else {
+                tracing::error!(%error, "streams that used a tensor could not be joined");
+                unordered = true;
+            }
+        }
+        let ticket = first.ticket();
+        // Data that was lost stays lost, however far its stream has come since.
+        let lost = self.taint().map(|tainted| tainted.ticket).or(lost);
+        if unordered {
+            return Err(Unordered { written: lost.or(written).or(ticket) });
+        }
+        Ok(lost.or(ticket))
+    }
+}
+
+impl Users {
+    fn add(&mut self, stream: &Stream) {
+        if !self.streams.contains(stream) {
+            self.streams.push(stream.clone());
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let users = std::mem::take(&mut self.users.get_mut().streams);
+        let mut uses: Uses = users.iter().filter_map(Stream::ticket).collect();
+        match &self.origin {
+            Origin::Own(pool) => pool.release_local(self.id, &uses, *self.in_parts.get_mut()),
+            Origin::Other(returns) => {
+                if let (true, Some(first)) = (uses.len() > MAX_RELEASE_TICKETS, users.first()) {
+                    if let Err(error) = join(first, uses.drain(..)) {
+                        // To give it back without its uses would let its owner use the memory under them (CLOCK-2). The
+                        // owner has it back when this process ends, which a process without its device does.
+                        tracing::error!(%error, "a lease is kept: what was done with its memory cannot be told");
+                        return;
+                    }
+                    uses.extend(first.ticket());
+                }
+                returns.release(self.id, &uses);
+            }
+        }
+    }
+}
+
+/// Puts `first` behind `tickets`. An error is a device that is lost to this process, and no failure of earlier work.
+fn join(first: &Stream, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
+    first.wait_in_order(tickets)
+}

@@ -1,0 +1,105 @@
+//! What [`tensorpost`](https://docs.rs/tensorpost) is made of: memory, clocks, leases, messages, actors and nodes. A program
+//! depends on `tensorpost`, which re-exports what is meant for it: [`api`].
+//!
+//! All other modules are private. The features `inside` and `testing` make them public for this framework's own tests and
+//! benches, and SAFE-1 does not hold then: what they show trusts whoever calls it.
+
+// A module's `pub` says what its neighbours and the tests may use. What leaves the crate is listed in `api`.
+#![cfg_attr(not(feature = "inside"), allow(unreachable_pub))]
+
+/// A method that is public only with the feature `inside`, on a type that [`api`] shows.
+macro_rules! inside {
+    ($(#[$attribute:meta])* pub $($item:tt)*) => {
+        $(#[$attribute])*
+        #[cfg(feature = "inside")]
+        #[doc(hidden)]
+        pub $($item)*
+
+        $(#[$attribute])*
+        #[cfg(not(feature = "inside"))]
+        pub(crate) $($item)*
+    };
+}
+
+pub mod api;
+
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod actor;
+#[cfg(not(feature = "inside"))]
+mod actor;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod clock;
+#[cfg(not(feature = "inside"))]
+mod clock;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod device;
+#[cfg(not(feature = "inside"))]
+mod device;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod fault;
+#[cfg(not(feature = "inside"))]
+mod fault;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod ids;
+#[cfg(not(feature = "inside"))]
+mod ids;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod lease;
+#[cfg(not(feature = "inside"))]
+mod lease;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod limits;
+#[cfg(not(feature = "inside"))]
+mod limits;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod mailbox;
+#[cfg(not(feature = "inside"))]
+mod mailbox;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod message;
+#[cfg(not(feature = "inside"))]
+mod message;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod node;
+#[cfg(not(feature = "inside"))]
+mod node;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod observe;
+#[cfg(not(feature = "inside"))]
+mod observe;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod os;
+#[cfg(not(feature = "inside"))]
+mod os;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod tensor;
+#[cfg(not(feature = "inside"))]
+mod tensor;
+
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
+#[cfg(all(test, not(feature = "testing")))]
+mod testing;
+
+/// What the derive's code refers to. Not for anyone else.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::device::DeviceKind;
+    pub use crate::message::{CheckTensors, GpuMessage, TensorCheckError, TensorSpec};
+    pub use crate::tensor::DType;
+    pub use {actix, serde};
+}

@@ -1,0 +1,235 @@
+//! The data ring: records of any length from one process to another, in order.
+//!
+//! What is where (ONE-WRITER): the tail and the bytes are the producer's pages, the head is on the consumer's. If
+//! the producer dies, what it had published stays readable; what it had not was never there. If the consumer dies,
+//! the ring fills up and the producer sees [`RingError::Full`] until it is told of the death. There is nothing to
+//! cancel: no call waits.
+//!
+//! Positions count bytes since the beginning and never wrap; the low bits of a position are the offset. A record
+//! is contiguous: a header of 8 bytes (length, marker), the payload, and up to 7 bytes to the next multiple of 8.
+//! Where a record does not fit before the end of the ring, a pad leads to the beginning; both become visible
+//! together. A record with its header takes at most half the ring, so the pad and the record always fit an empty
+//! one.
+
+use super::ends::{Content, ReadingEnd, WritingEnd};
+use super::error::{RingCorrupt, RingError};
+use super::native::Native;
+use super::platform::{Bytes, Orders, Platform, Sound};
+
+const HEADER: u64 = 8;
+const UNIT: u64 = 8;
+/// Markers that neither zeroed memory nor text looks like.
+const RECORD: u32 = 0xB10C_DA7A;
+const PAD: u32 = 0xB10C_0FAD;
+
+#[inline]
+fn header(length: u64, marker: u32) -> u64 {
+    (u64::from(marker) << 32) | length
+}
+
+/// Bytes that a record with a payload of `len` takes.
+#[inline]
+fn footprint(len: u64) -> u64 {
+    HEADER + len.next_multiple_of(UNIT)
+}
+
+/// Largest payload in bytes of a ring of `capacity` bytes.
+pub const fn max_payload(capacity: usize) -> usize {
+    capacity / 2 - HEADER as usize
+}
+
+/// A ring of `capacity` bytes between two threads of this process.
+///
+/// # Errors
+/// [`BadCapacity`](super::BadCapacity) unless `capacity` is a power of two of a sensible size.
+#[cfg(any(test, feature = "inside"))]
+pub fn in_memory(capacity: usize) -> Result<(Producer, Consumer), super::BadCapacity> {
+    super::ends::in_memory(capacity)
+}
+
+/// Records in a ring; positions count bytes.
+#[derive(Debug)]
+pub enum Records {}
+
+impl Content for Records {
+    const POSITION_BYTES: usize = 1;
+    const UNIT: u64 = UNIT;
+    // Two records with some payload.
+    const MIN_BYTES: usize = 32;
+    /// The end of the record that was peeked; the head where none was.
+    type Reading = u64;
+}
+
+/// The writing end.
+pub type Producer<P = Native, O = Sound> = WritingEnd<P, O, Records>;
+
+impl<P: Platform, O: Orders> Producer<P, O> {
+    /// Room for a record with a payload of `len` bytes. Dropping the reservation leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`RingError::Full`] where the consumer has to make room first: [`publish`](Self::publish), then wait for it.
+    /// [`RingError::TooLarge`] above [`max_payload`]. [`RingError::Corrupt`] where the consumer's cursor is wrong.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_, P, O>, RingError> {
+        let max = max_payload(self.capacity as usize);
+        if len > max {
+            return Err(RingError::TooLarge { len, max });
+        }
+        let size = footprint(len as u64);
+        let to_end = self.capacity - self.offset();
+        let pad = if size > to_end { to_end } else { 0 };
+        if pad + size > self.capacity - (self.tail.at - self.head.seen) {
+            self.consumed()?;
+            if pad + size > self.capacity - (self.tail.at - self.head.seen) {
+                return Err(RingError::Full);
+            }
+        }
+        let start = if pad == 0 { self.offset() } else { 0 };
+        Ok(Reservation { pad, payload: (start + HEADER) as usize, len, ring: self })
+    }
+
+    /// Whether at least `bytes` bytes are free, headers and pads included. Looks at the consumer's cursor only where what
+    /// it said last is not enough: its cache line is the consumer's to write.
+    ///
+    /// # Errors
+    /// As [`consumed`](Self::consumed).
+    #[inline]
+    pub fn has_free(&mut self, bytes: usize) -> Result<bool, RingCorrupt> {
+        let known = self.capacity - (self.tail.at - self.head.seen);
+        Ok(bytes as u64 <= known || bytes <= self.free()?)
+    }
+
+    /// Bytes that are free now, headers and pads included.
+    ///
+    /// # Errors
+    /// As [`consumed`](Self::consumed).
+    pub fn free(&mut self) -> Result<usize, RingCorrupt> {
+        Ok((self.capacity - self.unconsumed()?) as usize)
+    }
+
+    #[inline]
+    fn offset(&self) -> u64 {
+        self.tail.at & (self.capacity - 1)
+    }
+}
+
+/// Room for one record. [`commit`](Self::commit) makes it one.
+#[derive(Debug)]
+#[must_use = "a reservation that is dropped leaves no record"]
+pub struct Reservation<'a, P: Platform = Native, O: Orders = Sound> {
+    ring: &'a mut Producer<P, O>,
+    /// Bytes from the tail to the end of the ring that this record has to skip.
+    pad: u64,
+    /// Offset of the payload.
+    payload: usize,
+    len: usize,
+}
+
+impl<P: Platform, O: Orders> Reservation<'_, P, O> {
+    /// Copies `bytes` into the payload, `offset` bytes from its beginning. What is never written is what an earlier
+    /// record left there.
+    ///
+    /// # Panics
+    /// Where that goes beyond the length that was reserved.
+    #[inline]
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+        assert!(
+            offset <= self.len && bytes.len() <= self.len - offset,
+            "bytes {offset}+{} are outside a reservation of {}",
+            bytes.len(),
+            self.len
+        );
+        self.ring.bytes.write(self.payload + offset, bytes);
+    }
+
+    /// The length of the payload, in bytes.
+    #[cfg(any(test, feature = "inside"))]
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "it is the length of what will be, not of what is there")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Makes it the next record, visible with the next [`Producer::publish`], and returns the position of its end.
+    #[inline]
+    pub fn commit(self) -> u64 {
+        let ring = self.ring;
+        if self.pad != 0 {
+            ring.bytes.write_word(ring.offset() as usize, header(self.pad - HEADER, PAD));
+        }
+        ring.bytes.write_word(self.payload - HEADER as usize, header(self.len as u64, RECORD));
+        ring.tail.at += self.pad + footprint(self.len as u64);
+        ring.tail.at
+    }
+}
+
+/// The reading end.
+pub type Consumer<P = Native, O = Sound> = ReadingEnd<P, O, Records>;
+
+impl<P: Platform, O: Orders> Consumer<P, O> {
+    /// Copies the next record's payload into `out`, in place of what was in it, and returns the position of its
+    /// end; `None`, and `out` as it was, where nothing was published. The record stays the next one until
+    /// [`consume`](Self::consume).
+    ///
+    /// It is copied before anyone looks at it, so a peer that changes it meanwhile cannot make it pass a check and
+    /// then be something else.
+    ///
+    /// # Errors
+    /// [`RingCorrupt`] where the peer's cursor or the record's header cannot be right; `out` is as it was.
+    #[inline]
+    pub fn peek(&mut self, out: &mut Vec<u8>) -> Result<Option<u64>, RingCorrupt> {
+        if self.is_empty()? {
+            return Ok(None);
+        }
+        let mut at = self.head.at;
+        let (mut length, mut marker) = self.header(at);
+        if marker == PAD {
+            at = self.skip_pad(at, length)?;
+            (length, marker) = self.header(at);
+        }
+        if marker != RECORD {
+            return Err(RingCorrupt::Marker { at, marker });
+        }
+        // Both ends of the room are multiples of 8, so a length that fits fits rounded up.
+        let room = (self.tail.seen - at).min(self.capacity - self.offset(at)).min(self.capacity / 2) - HEADER;
+        if u64::from(length) > room {
+            return Err(RingCorrupt::Length { at, length, limit: room });
+        }
+        // Keeps what is there: a buffer that is used again is not zeroed again.
+        out.resize(length as usize, 0);
+        self.bytes.read((self.offset(at) + HEADER) as usize, out);
+        self.reading = at + footprint(u64::from(length));
+        Ok(Some(self.reading))
+    }
+
+    /// Moves past the record that was [`peek`](Self::peek)ed, and returns the position. Without one, nothing moves.
+    /// The producer learns of it by [`publish_head`](Self::publish_head).
+    #[inline]
+    pub fn consume(&mut self) -> u64 {
+        self.head.at = self.reading;
+        self.reading
+    }
+
+    /// The position behind the pad at `at`, where there has to be a record.
+    #[cold]
+    fn skip_pad(&self, at: u64, length: u32) -> Result<u64, RingCorrupt> {
+        let to_end = self.capacity - self.offset(at);
+        let leads_to_a_record = HEADER + u64::from(length) == to_end && to_end < self.tail.seen - at;
+        // A record starts where the ring does, never a pad.
+        if self.offset(at) == 0 || !leads_to_a_record {
+            return Err(RingCorrupt::Pad { at, length });
+        }
+        Ok(at + to_end)
+    }
+
+    #[inline]
+    fn header(&self, at: u64) -> (u32, u32) {
+        let word = self.bytes.read_word(self.offset(at) as usize);
+        (word as u32, (word >> 32) as u32)
+    }
+
+    #[inline]
+    fn offset(&self, at: u64) -> u64 {
+        at & (self.capacity - 1)
+    }
+}

@@ -1,0 +1,174 @@
+//! The two ends of a ring, whatever is in it: cursors, and how far each side has got.
+//!
+//! [`data`](super::data) and [`entries`](super::entries) say what a position counts and add what goes in and comes out.
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+
+use super::cursor::{OwnCursor, PeerCursor};
+use super::error::{BadCapacity, Cursor, RingCorrupt};
+use super::platform::{Bytes, Orders, Platform};
+
+/// What a ring holds: what its positions count, and which of them a cursor can have.
+pub trait Content {
+    /// Bytes from one position to the next.
+    const POSITION_BYTES: usize;
+    /// Cursors are multiples of this power of two.
+    const UNIT: u64;
+    /// Least capacity in bytes.
+    const MIN_BYTES: usize;
+    /// What the reading end remembers besides its place.
+    type Reading: Debug + Default;
+}
+
+/// Both ends of a ring within one process.
+#[cfg(any(test, feature = "inside"))]
+type Ends<C> = (WritingEnd<super::Native, super::Sound, C>, ReadingEnd<super::Native, super::Sound, C>);
+
+/// A ring of `bytes` bytes between two threads of this process.
+#[cfg(any(test, feature = "inside"))]
+pub(super) fn in_memory<C: Content>(bytes: usize) -> Result<Ends<C>, BadCapacity> {
+    use super::native::{NativeBytes, NativeWord};
+
+    BadCapacity::check(bytes, C::MIN_BYTES)?;
+    let (tail, head) = (NativeWord::in_memory(), NativeWord::in_memory());
+    let (written, read) = NativeBytes::in_memory(bytes);
+    Ok((WritingEnd::new(tail.clone(), head.clone(), written)?, ReadingEnd::new(tail, head, read)?))
+}
+
+/// The writing end of a ring of `C`.
+#[derive(Debug)]
+pub struct WritingEnd<P: Platform, O: Orders, C: Content> {
+    pub(super) tail: OwnCursor<P::Word>,
+    pub(super) head: PeerCursor<P::Word>,
+    pub(super) bytes: P::Bytes,
+    /// In positions.
+    pub(super) capacity: u64,
+    kind: PhantomData<fn() -> (O, C)>,
+}
+
+impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
+    /// The writing end of a fresh ring: it stores to `tail` and `bytes`, and loads the peer's `head`. Both words
+    /// are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        BadCapacity::check(bytes.len(), C::MIN_BYTES)?;
+        Ok(WritingEnd {
+            tail: OwnCursor::new(tail),
+            head: PeerCursor::new(head, Cursor::Head, C::UNIT),
+            capacity: (bytes.len() / C::POSITION_BYTES) as u64,
+            bytes,
+            kind: PhantomData,
+        })
+    }
+
+    /// Makes everything written since the last time visible to the reader, with one store. Says whether there was
+    /// anything: then, the reader's doorbell is due.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        // TAIL release: pairs with `ReadingEnd::is_empty`.
+        self.tail.publish(O::TAIL_RELEASE)
+    }
+
+    /// Whether something was written that the reader cannot see yet.
+    #[cfg(any(test, feature = "inside"))]
+    #[inline]
+    pub fn has_unpublished(&self) -> bool {
+        self.tail.at != self.tail.published
+    }
+
+    /// The end of what was written. The reader is done with it once [`consumed`](Self::consumed) is at least this.
+    #[cfg(any(test, feature = "inside"))]
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.tail.at
+    }
+
+    /// Up to where the reader is done.
+    ///
+    /// # Errors
+    /// [`RingCorrupt`] where its cursor went back, beyond what was published, or inside a record.
+    #[inline]
+    pub fn consumed(&mut self) -> Result<u64, RingCorrupt> {
+        // HEAD acquire: pairs with `ReadingEnd::publish_head`.
+        self.head.refresh(O::HEAD_ACQUIRE, self.tail.published)
+    }
+
+    /// Positions between what was written, published or not, and what the reader is done with.
+    ///
+    /// # Errors
+    /// As [`consumed`](Self::consumed).
+    #[inline]
+    pub fn unconsumed(&mut self) -> Result<u64, RingCorrupt> {
+        Ok(self.tail.at - self.consumed()?)
+    }
+}
+
+/// The reading end of a ring of `C`. It believes nothing that the peer wrote before it was checked (WIRE-1).
+#[derive(Debug)]
+pub struct ReadingEnd<P: Platform, O: Orders, C: Content> {
+    pub(super) tail: PeerCursor<P::Word>,
+    pub(super) head: OwnCursor<P::Word>,
+    pub(super) bytes: P::Bytes,
+    /// In positions.
+    pub(super) capacity: u64,
+    pub(super) reading: C::Reading,
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
+    /// The reading end of a fresh ring: it stores to `head`, and loads the peer's `tail` and `bytes`. Both words
+    /// are zero.
+    ///
+    /// # Errors
+    /// [`BadCapacity`] unless `bytes` is a power of two of a sensible size.
+    pub fn new(tail: P::Word, head: P::Word, bytes: P::Bytes) -> Result<Self, BadCapacity> {
+        BadCapacity::check(bytes.len(), C::MIN_BYTES)?;
+        Ok(ReadingEnd {
+            tail: PeerCursor::new(tail, Cursor::Tail, C::UNIT),
+            head: OwnCursor::new(head),
+            capacity: (bytes.len() / C::POSITION_BYTES) as u64,
+            bytes,
+            reading: C::Reading::default(),
+            orders: PhantomData,
+        })
+    }
+
+    /// Gives the room of everything consumed since the last time back, with one store. Says whether there was any.
+    #[inline]
+    pub fn publish_head(&mut self) -> bool {
+        // HEAD release: pairs with `WritingEnd::consumed`.
+        self.head.publish(O::HEAD_RELEASE)
+    }
+
+    /// Whether something was consumed that the writer does not know of yet.
+    #[cfg(any(test, feature = "inside"))]
+    #[inline]
+    pub fn has_unpublished(&self) -> bool {
+        self.head.at != self.head.published
+    }
+
+    /// The end of what was consumed.
+    #[cfg(any(test, feature = "inside"))]
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.head.at
+    }
+
+    /// Whether there is nothing to read: the second look that a sleeper takes before it sleeps.
+    ///
+    /// # Errors
+    /// [`RingCorrupt`] where the writer's cursor cannot be right.
+    #[inline]
+    pub fn is_empty(&mut self) -> Result<bool, RingCorrupt> {
+        if self.head.at != self.tail.seen {
+            return Ok(false);
+        }
+        // The writer knows only of the published head: it cannot be further than a ring beyond that.
+        let limit = self.head.published.saturating_add(self.capacity);
+        // TAIL acquire: pairs with `WritingEnd::publish`.
+        Ok(self.tail.refresh(O::TAIL_ACQUIRE, limit)? == self.head.at)
+    }
+}

@@ -1,0 +1,104 @@
+//! Messages: values with tensors anywhere inside.
+//!
+//! [`GpuMessage`] is what can be sent; its derive does the work. What a field promises of its tensors is checked before
+//! a message leaves and again where it arrives.
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, GpuMessage)]
+//! #[gpu_message(reply = f32)]
+//! struct Mean {
+//!     #[tensor(dtype = f32, shape = [_])]
+//!     values: Tensor,
+//!     note: Option<String>,
+//! }
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! # let node = Node::builder().start()?;
+//! let integers = node.host()?.from_slice(&[2], &[1_i32, 2])?.freeze();
+//! let refused = Mean { values: integers, note: None }.check().unwrap_err();
+//! assert_eq!((Mean::NAME, refused.field), ("Mean", "values"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! How a value becomes a frame and a value again: encoding runs inside a [`scope`]. A tensor that serde meets there
+//! writes its index and puts its lease into the frame's table. Decoding first adopts all leases of the frame and then
+//! lends them by index; whatever goes wrong afterwards, the leases are values and go back when they drop (LEASE-2).
+//! [`wire`] is the form of a frame, and believes nothing (WIRE-1).
+
+pub mod check;
+pub mod codec;
+pub mod nesting;
+pub(crate) mod parts;
+pub mod scope;
+pub mod wire;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use check::{CheckTensors, TensorCheckError, TensorMismatch, TensorSpec};
+pub use codec::EncodeError;
+
+/// A message that can go to an actor in any process. Derive it.
+///
+/// ```
+/// use std::collections::HashMap;
+///
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// #[gpu_message(reply = Result<Tensor, String>)]
+/// struct Blend {
+///     #[tensor(dtype = f32, shape = [3, _, _])]
+///     layers: Vec<Tensor>,
+///     weights: HashMap<String, f32>,
+/// }
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// let gray = node.host()?.zeros(DType::F32, &[1, 8, 8])?.freeze();
+/// let refused = Blend { layers: vec![gray], weights: HashMap::new() }.check().unwrap_err();
+/// assert_eq!(refused.field, "layers"); // a sender gets this error together with the message
+/// # Ok(())
+/// # }
+/// ```
+pub trait GpuMessage:
+    Serialize + DeserializeOwned + Send + Sized + 'static + actix::Message<Result = <Self as GpuMessage>::Reply>
+{
+    /// What the actor answers, `()` unless `#[gpu_message(reply = …)]` says otherwise. It may hold tensors.
+    type Reply: Serialize + DeserializeOwned + Send + 'static;
+    /// The type's name, for errors and logs.
+    const NAME: &'static str;
+    /// Hash of the definition.
+    const SCHEMA: u64;
+
+    /// Checks the tensors against the `#[tensor(…)]` attributes.
+    ///
+    /// # Errors
+    /// Names the field, what it must be and what it is.
+    fn check(&self) -> Result<(), TensorCheckError>;
+}
+
+/// Bytes that a message keeps in use until it was handled: those of its tensors and those of its body. It is encoded for
+/// that, and not sent.
+///
+/// # Errors
+/// It cannot be encoded, as when it is sent.
+pub fn bytes_of<M: GpuMessage>(message: &M) -> Result<u64, EncodeError> {
+    let encoded = codec::encode(message, Vec::new())?;
+    let bytes = |tensor: &scope::Outline| tensor.layout.len() as u64 * tensor.dtype.size() as u64;
+    Ok(encoded.tensors.iter().map(bytes).sum::<u64>() + encoded.body.len() as u64)
+}
+
+/// Tells one message type from another on the wire: its name, its definition and its type arguments.
+pub fn message_key<M: GpuMessage>() -> u64 {
+    // FNV-1a, 64 bit: <http://www.isthe.com/chongo/tech/comp/fnv/>.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let parts = [M::NAME.as_bytes(), &M::SCHEMA.to_le_bytes(), std::any::type_name::<M>().as_bytes()];
+    for byte in parts.into_iter().flatten() {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash
+}

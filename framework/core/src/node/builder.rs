@@ -1,0 +1,185 @@
+//! Settings of a node, and its start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::handshake::THIS_PROGRAM;
+use super::hang::OnHang;
+use super::host::{Identity, Residence, Resident};
+use super::limits::START_DEADLINE;
+use super::mps;
+use super::mps::{Mps, Sharing};
+use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
+use super::{Node, files, worker};
+use crate::clock::ProcessPages;
+use crate::ids::ProcessId;
+use crate::limits::DEFAULT_HOST_BUDGET;
+use crate::observe::trace::{self, Collector, TraceRing};
+
+/// Makes a [`Node`].
+pub struct NodeBuilder<R: Residence = crate::actor::Program> {
+    pub(crate) residence: R,
+    program: Option<PathBuf>,
+    start_deadline: Duration,
+    worker_log: Option<String>,
+    host_budget: u64,
+    gpu_budget: Option<u64>,
+    sharing: Sharing,
+    hang_limit: Option<(Duration, OnHang)>,
+    trace: Option<PathBuf>,
+    trace_records: usize,
+}
+
+impl<R: Residence> NodeBuilder<R> {
+    inside! {
+        /// Makes the settings of a node whose processes run `residence`.
+        pub fn new(residence: R) -> Self {
+            NodeBuilder {
+                residence,
+                program: None,
+                start_deadline: START_DEADLINE,
+                worker_log: None,
+                host_budget: DEFAULT_HOST_BUDGET,
+                gpu_budget: None,
+                sharing: Sharing::default(),
+                hang_limit: None,
+                trace: None,
+                trace_records: trace::DEFAULT_RECORDS,
+            }
+        }
+    }
+
+    /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node in a
+    /// program that cannot be a worker, such as an interpreter. It must be built from the same sources and call
+    /// [`run_if_worker`](Self::run_if_worker) or [`start`](Self::start) with the same types, or it is refused.
+    pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
+        self.program = Some(path.into());
+        self
+    }
+
+    /// Sets how long a worker may take until it is ready; 30 s unless said otherwise.
+    pub fn start_deadline(mut self, deadline: Duration) -> Self {
+        self.start_deadline = deadline;
+        self
+    }
+
+    /// Which events workers log, in the form of `RUST_LOG`. Unless said otherwise it is what `RUST_LOG` says in the
+    /// node, or `info`. A worker that installs a `tracing` subscriber before it starts the node keeps its own.
+    pub fn worker_log(mut self, filter: impl Into<String>) -> Self {
+        self.worker_log = Some(filter.into());
+        self
+    }
+
+    /// Sets the bytes that the host pool of each process may take.
+    pub fn host_budget(mut self, bytes: u64) -> Self {
+        self.host_budget = bytes;
+        self
+    }
+
+    /// Sets the bytes that each process's pool on each GPU may take; a quarter of the GPU unless said otherwise.
+    pub fn gpu_budget(mut self, bytes: u64) -> Self {
+        self.gpu_budget = Some(bytes);
+        self
+    }
+
+    /// Sets how workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and finishes none, a
+    /// wait for a clock that does not move. A hang that lasts longer than `limit` is in the log and in
+    /// [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
+    /// [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
+    ///
+    /// Without this call nothing is detected. Only `limit` tells a slow handler, or a result that waits for something
+    /// rare, from a hang; so choose it longer than either may last, and at least 10 ms.
+    pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
+        self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
+        self
+    }
+
+    /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome trace event
+    /// format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program says nothing, the environment
+    /// variable [`TENSORPOST_TRACE`](trace::VARIABLE) may name a file. See [`observe::trace`](crate::observe::trace).
+    pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
+        self.trace = Some(path.into());
+        self
+    }
+
+    /// How many records each process keeps for the trace, at 64 bytes each; [`DEFAULT_RECORDS`](trace::DEFAULT_RECORDS)
+    /// unless said otherwise, at least 16. When they are used up, the oldest are written over.
+    pub fn trace_records(mut self, records: usize) -> Self {
+        self.trace_records = records;
+        self
+    }
+
+    /// If this process is a worker, runs it and ends the process with it; otherwise returns. For programs that have
+    /// something to do before they start a node, such as a test harness: call it first in `main`.
+    pub fn run_if_worker(self) -> Self {
+        mps::run_if_keeper();
+        worker::run_if_worker(&self.residence);
+        self
+    }
+
+    /// Starts the node. In a worker this runs the worker and does not return. Either way the process's soft limit of
+    /// open files is raised to the hard one.
+    ///
+    /// # Errors
+    /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
+    pub fn start(self) -> Result<Node<R>, NodeError> {
+        mps::run_if_keeper();
+        worker::run_if_worker(&self.residence);
+        files::raise_limit();
+        #[cfg(feature = "testing")]
+        crate::fault::arm_from_environment("node");
+        let program = Program::new(self.program.as_deref(), self.residence.fingerprint());
+        let program = program.map_err(|source| NodeError::Program {
+            program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
+            source,
+        })?;
+        let shared = Shared::new().map_err(NodeError::System)?;
+        let variable =
+            || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let trace =
+            self.trace.or_else(variable).map(|path| Arc::new(Collector::new(path, self.trace_records)));
+        let identity = Identity {
+            process: ProcessId::NODE,
+            name: "node".to_owned(),
+            host_budget: self.host_budget,
+            gpu_budget: self.gpu_budget,
+            trace: trace.as_ref().map(|trace| trace.records()),
+        };
+        let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
+        let board = Arc::clone(&pages.board);
+        let resident = self.residence.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
+        if let Some(trace) = &trace {
+            resident.trace(TraceRing(trace.own().map_err(NodeError::System)?));
+        }
+        let worker_log =
+            self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
+        let mps = match self.sharing {
+            Sharing::Isolated => None,
+            Sharing::Mps => Some(Mps::start()?),
+        };
+        let settings = Settings {
+            program,
+            start_deadline: self.start_deadline,
+            worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
+            host_budget: self.host_budget,
+            gpu_budget: self.gpu_budget,
+            board,
+            trace: trace.clone(),
+            hang_limit: self.hang_limit,
+            gpus_are_shared: mps.is_some(),
+            environment: mps
+                .as_ref()
+                .map(|mps| mps.environment())
+                .map(|(name, value)| (name, value.to_owned())),
+        };
+        let supervisor = Supervisor::start(settings, shared, resident.clone())?;
+        Ok(Node { residence: self.residence, resident, supervisor: Arc::new(supervisor), trace, _mps: mps })
+    }
+}

@@ -1,0 +1,276 @@
+//! Nodes: the processes that a program starts, supervises and ends.
+//!
+//! [`Node::builder`](crate::Node::builder) makes the running program a node. Each [`spawn`](crate::Node::spawn) starts
+//! a worker process with an actor in it, unless it is told another place. A worker is this program again: it runs
+//! `main` up to the start of the node, which in a worker never returns. Restart policies, groups, watching and limits
+//! for hangs are settings of the spawn and of the builder.
+//!
+//! ```standalone_crate
+//! use std::time::Duration;
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Serialize, Deserialize, GpuMessage)]
+//! #[gpu_message(reply = u32)]
+//! struct WhoAreYou;
+//!
+//! struct Clerk;
+//!
+//! impl Actor for Clerk {
+//!     type Context = Context<Self>;
+//! }
+//!
+//! impl RemoteActor for Clerk {
+//!     type Args = ();
+//!
+//!     fn create((): (), _: &Env) -> anyhow::Result<Self> {
+//!         Ok(Clerk)
+//!     }
+//!
+//!     fn handles(on: &mut Handles<Self>) {
+//!         on.message::<WhoAreYou>();
+//!     }
+//! }
+//!
+//! impl Handler<WhoAreYou> for Clerk {
+//!     type Result = MessageResult<WhoAreYou>;
+//!
+//!     fn handle(&mut self, _: WhoAreYou, _: &mut Context<Self>) -> Self::Result {
+//!         MessageResult(std::process::id())
+//!     }
+//! }
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let node = Node::builder().actor::<Clerk>().start()?; // a worker never returns from here
+//!     let clerk = node.spawn::<Clerk>(()).name("clerk").restart(Restart::on_failure(3)).start()?;
+//!     assert_ne!(node.block_on(clerk.address().ask(WhoAreYou))?, std::process::id());
+//!     assert!(node.shutdown(Duration::from_secs(10))?.is_clean());
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Nothing is in the file system and nothing listens: a worker inherits its socket to the node. On a worker's death the
+//! rest goes on; on the node's death all of it ends.
+//!
+//! Inside, read in this order: [`host`] (what a process runs), `control` and `line` (what travels on a control socket,
+//! and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and `questions` (what the node knows and passes
+//! on; no sockets),
+//! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`.
+
+pub(crate) mod broker;
+mod builder;
+mod burials;
+mod chunks;
+pub(crate) mod control;
+mod deaths;
+mod files;
+mod group;
+mod handshake;
+mod hang;
+pub mod host;
+mod journal;
+mod letters;
+pub mod limits;
+mod line;
+mod mps;
+mod program;
+mod questions;
+mod registry;
+mod report;
+mod restart;
+mod roster;
+pub mod shutdown;
+mod signals;
+mod spawn;
+pub mod supervisor;
+// What tests see through `testing::deaths`.
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(unreachable_pub, reason = "public for the model's test only")
+)]
+pub(crate) mod taint;
+mod wait;
+mod watches;
+mod worker;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::observe::figures::{Figures, export};
+use crate::observe::progress::{Progress, Shown};
+use crate::observe::trace::{Collector, TraceError, TraceSummary};
+
+pub use self::builder::NodeBuilder;
+pub use self::group::{Group, Strategy};
+pub use self::handshake::BuildMismatch;
+pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
+pub use self::host::Residence;
+#[cfg(feature = "inside")]
+pub use self::host::{Activity, Identity, NewActor, Notices, Resident, Stage, StartActor};
+pub use self::mps::{MpsError, Sharing};
+pub use self::registry::NameError;
+pub use self::report::NodeReport;
+pub use self::restart::Restart;
+pub use self::roster::PlaceError;
+pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
+pub use self::signals::RunError;
+pub use self::spawn::{ActorError, Spawn, Spawned};
+pub use self::supervisor::{
+    Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
+};
+
+/// A running node. It starts without workers; each [`spawn`](Node::spawn) adds one. Dropping it shuts it down, with
+/// [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().host_budget(1 << 30).start()?;
+/// let gpu = node.host()?;
+/// let ones = gpu.from_slice(&[2, 2], &[1.0_f32; 4])?.freeze();
+/// assert_eq!(ones.to_vec::<f32>()?, [1.0; 4]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Node<R: Residence = crate::actor::Program> {
+    residence: R,
+    resident: Arc<R::Resident>,
+    supervisor: Arc<Supervisor>,
+    trace: Option<Arc<Collector>>,
+    /// Last: the daemon is stopped after the workers, its clients, have ended.
+    _mps: Option<mps::Mps>,
+}
+
+impl<R: Residence> Node<R> {
+    inside! {
+        /// What its processes are made of.
+        pub fn residence(&self) -> &R {
+            &self.residence
+        }
+    }
+
+    inside! {
+        /// The post office of the node's own process.
+        pub fn resident(&self) -> &Arc<R::Resident> {
+            &self.resident
+        }
+    }
+
+    /// The handle to the thread that keeps the workers, for whoever starts workers and actors.
+    pub fn supervisor(&self) -> &Arc<Supervisor> {
+        &self.supervisor
+    }
+
+    /// All workers, also those that have ended and whose slot is not used again yet.
+    pub fn workers(&self) -> Vec<WorkerStatus> {
+        self.supervisor.workers()
+    }
+
+    /// What all processes and actors have done and have before them. Waits for the answers, at most
+    /// [`DEADLINE`](crate::observe::figures::DEADLINE). What comes is also given to the recorder of the `metrics` crate,
+    /// if the program has installed one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::node::Node::builder().start()?;
+    /// let before = node.figures()?;
+    /// // … the actors work …
+    /// let now = node.figures()?;
+    /// for row in now.rows(&before) {
+    ///     println!("{}: {:.0}/s, {} queued, p99 {:?}", row.name, row.rate, row.queued, row.p99);
+    /// }
+    /// println!("{} bytes in flight", now.bytes_in_flight());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down.
+    pub fn figures(&self) -> Result<Figures, Closed> {
+        let figures = self.supervisor.figures()?;
+        export(&figures);
+        Ok(figures)
+    }
+
+    /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled, how fast, what
+    /// waits for it, and the bytes in flight. See [`observe::progress`](crate::observe::progress).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::node::Node::builder().start()?;
+    /// let progress = node.progress();
+    /// // … the actors work …
+    /// drop(progress); // the last line is written
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn progress(&self) -> Progress {
+        let supervisor = Arc::clone(&self.supervisor);
+        Progress::start(move || {
+            let figures = supervisor.figures().ok()?;
+            export(&figures);
+            Some(Shown::from(&figures))
+        })
+    }
+
+    /// What has gone wrong so far: all workers, how often each was restarted, and why; what
+    /// stood still for too long, where there is a [limit](NodeBuilder::hang_limit).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::node::Node::builder().start()?;
+    /// for worker in node.report()?.restarts {
+    ///     println!("{}: restarted {} times; {:?}", worker.name, worker.restarts, worker.ends);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it then.
+    pub fn report(&self) -> Result<NodeReport, Closed> {
+        let (restarts, hangs) = self.supervisor.report()?;
+        Ok(NodeReport { workers: self.workers(), restarts, hangs })
+    }
+
+    /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is
+    /// written at the end all the same. `None` where this node does not trace.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_trace(&self, path: impl AsRef<Path>) -> Option<Result<TraceSummary, TraceError>> {
+        self.trace.as_ref().map(|trace| trace.write_to(path.as_ref()))
+    }
+
+    /// Lets everything under way finish, stops the actors and then the workers; what is not done after `deadline` is
+    /// killed and named in the report. Waits for the end; a second call returns the same report.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] only if the supervisor's thread was lost.
+    pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
+        self.supervisor.shutdown(deadline)
+    }
+
+    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at once.
+    /// While this runs, and after it, these signals no longer end the process by themselves.
+    ///
+    /// # Errors
+    /// When signals cannot be waited for; the node is shut down all the same, when it is dropped.
+    pub fn run_until_ctrl_c(self, deadline: Duration) -> Result<ShutdownReport, RunError> {
+        signals::run_until_ctrl_c(&self.supervisor, deadline)
+    }
+}
+
+impl<R: Residence> Drop for Node<R> {
+    fn drop(&mut self) {
+        match self.supervisor.shutdown(limits::DROP_DEADLINE) {
+            Ok(report) => {
+                for late in report.workers.iter().filter(|worker| worker.killed.is_some()) {
+                    tracing::debug!(worker = late.name, "killed when the node was dropped");
+                }
+            }
+            Err(error) => tracing::error!(%error, "the node could not be shut down"),
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! The typed side of a node: spawning actors, and talking to them from the program that started it.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use actix::Handler;
+
+use super::group::{Group, Strategy, Supervision};
+use super::host::NewActor;
+use super::restart::Restart;
+use super::supervisor::{SpawnError, StartError, WorkerId};
+use super::{Node, NodeBuilder};
+use crate::actor::{
+    Address, Channel, LookupError, Program, RegisterError, Registry, RemoteActor, Watch, lookup, register,
+    takes,
+};
+use crate::device::Device;
+use crate::ids::{ActorId, DeviceId};
+use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
+use crate::mailbox::port::Place;
+use crate::mailbox::post::{Office, OfficeStats};
+use crate::message::{EncodeError, GpuMessage, codec, message_key};
+use crate::tensor::{Gpu, TensorError};
+
+/// Why an actor could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ActorError {
+    /// The node was not given its type.
+    #[error(
+        "the node does not know the actor type {0}; add it with `Node::builder().actor::<…>()` before `start()`"
+    )]
+    UnknownType(&'static str),
+    /// The mailbox's capacity is out of range.
+    #[error("a mailbox holds 1 to {MAX_MAILBOX} messages per sending process, not {0}")]
+    Mailbox(u32),
+    /// Its arguments cannot be encoded.
+    #[error("the arguments of {actor} cannot be sent to a worker: {source}")]
+    Args {
+        /// The actor type.
+        actor: &'static str,
+        /// What is wrong.
+        source: EncodeError,
+    },
+    /// There is a tensor in its arguments: they are kept beyond this call, and no lease goes with them.
+    #[error("the arguments of {0} hold a tensor; start the actor without it, and send it in a message")]
+    TensorInArgs(&'static str),
+    /// Its worker did not start.
+    #[error(transparent)]
+    Worker(#[from] SpawnError),
+    /// It did not start in its worker.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl Node<Program> {
+    /// Makes the settings of a node; add the program's actor types, then start it.
+    pub fn builder() -> NodeBuilder<Program> {
+        NodeBuilder::new(Program::default())
+    }
+
+    /// Prepares the start of an actor, in a worker process of its own unless said otherwise.
+    pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A> {
+        Spawn {
+            node: self,
+            args,
+            name: None,
+            worker: None,
+            device: DeviceId::HOST,
+            receive_on: None,
+            mailbox: DEFAULT_MAILBOX,
+            own_thread: false,
+            how: Supervision::default(),
+        }
+    }
+
+    /// Starts a worker process without actors, to put several into it.
+    ///
+    /// # Errors
+    /// [`SpawnError`] says what the worker did instead of starting.
+    pub fn worker(&self, name: &str) -> Result<WorkerId, SpawnError> {
+        self.supervisor().spawn_worker(name)
+    }
+
+    /// Makes a mailbox in the node's own process, for this program to read. Its address can be given to actors.
+    ///
+    /// # Errors
+    /// There are too many, or the node is shutting down.
+    pub fn channel<M: GpuMessage>(&self) -> Result<(Address<M>, Channel<M>), StartError> {
+        let (actor, place) = self.supervisor().adopt_actor(None, DEFAULT_MAILBOX)?;
+        let supervisor = Arc::clone(self.supervisor());
+        let ended = Box::new(move || supervisor.actor_ended(actor));
+        let office = self.resident();
+        let (inbox, channel) = Channel::new(actor, place.index, place.capacity, office, ended);
+        // The node hands every place out once, so it is free.
+        if let Err(error) = office.serve_at(place.index, inbox) {
+            tracing::error!(%error, "the node gave a place that the post office does not have");
+        }
+        Ok((Address::new(Arc::clone(office), actor, place, true), channel))
+    }
+
+    /// Makes a group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have the same.
+    ///
+    /// ```no_run
+    /// # use tensorpost::prelude::*;
+    /// # struct Shard;
+    /// # impl Actor for Shard { type Context = Context<Self>; }
+    /// # impl RemoteActor for Shard {
+    /// #     type Args = u32;
+    /// #     fn create(_: u32, _: &Env) -> anyhow::Result<Self> { Ok(Shard) }
+    /// #     fn handles(_: &mut Handles<Self>) {}
+    /// # }
+    /// # fn main() -> anyhow::Result<()> {
+    /// let node = Node::builder().actor::<Shard>().start()?;
+    /// // Shards of one model make no sense without each other: when one fails, all begin again.
+    /// let shards = node.group("shards", Strategy::OneForAll);
+    /// for number in 0..4 {
+    ///     node.spawn::<Shard>(number).group(&shards).restart(Restart::on_failure(3)).start()?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn group(&self, name: &str, strategy: Strategy) -> Group {
+        Group::new(name, strategy)
+    }
+
+    /// Watches the actor behind `address`: tells when a life of it ends, when the next one takes messages, and when its
+    /// supervisor gives up. If it is down at this moment, that is the first event.
+    ///
+    /// ```
+    /// use tensorpost::prelude::*;
+    ///
+    /// #[derive(Serialize, Deserialize, GpuMessage)]
+    /// struct Done;
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// let node = Node::builder().start()?;
+    /// let (address, channel) = node.channel::<Done>()?;
+    /// let mut watch = node.watch(&address);
+    /// drop(channel);
+    /// assert!(matches!(watch.blocking_recv(), Some(Lifecycle::Down { will_restart: false, .. })));
+    /// assert_eq!(watch.blocking_recv(), None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn watch<M: GpuMessage>(&self, address: &Address<M>) -> Watch {
+        Watch::begin(self.resident(), address.actor())
+    }
+
+    /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor answers.
+    ///
+    /// # Errors
+    /// There is none, or the node is shutting down.
+    pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
+        self.block_on(lookup(self.resident(), name))
+    }
+
+    /// Registers an actor under one more name.
+    ///
+    /// # Errors
+    /// The name is taken, or the node is shutting down.
+    pub fn register<M: GpuMessage>(&self, name: &str, address: &Address<M>) -> Result<(), RegisterError> {
+        self.block_on(register(self.resident(), name, address.actor()))
+    }
+
+    /// Finds actors by name from any task or thread of this process.
+    pub fn registry(&self) -> Registry {
+        Registry::new(Arc::clone(self.resident()))
+    }
+
+    /// Opens a stream of this process on the host device, with the process's memory there: to make tensors to send, and
+    /// to read those that come.
+    ///
+    /// # Errors
+    /// The process has no clock left.
+    pub fn host(&self) -> Result<Gpu, TensorError> {
+        self.gpu(&Device::host())
+    }
+
+    /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a context in
+    /// this process, which is no client of [`Sharing::Mps`](super::Sharing::Mps).
+    ///
+    /// # Errors
+    /// The device cannot be opened, or the process has no clock left.
+    pub fn gpu(&self, device: &Device) -> Result<Gpu, TensorError> {
+        let office = self.resident();
+        Gpu::new(office.pool_for(device.id())?, Arc::clone(office.domain()))
+    }
+
+    /// Runs a future on this thread, in a tokio runtime with time: for sends and asks from a program that is not async.
+    ///
+    /// # Panics
+    /// Inside another async runtime.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        match runtime {
+            Ok(runtime) => runtime.block_on(future),
+            // Without I/O a runtime needs nothing of the system, and without one there is nothing to go on with.
+            Err(error) => panic!("no runtime: {error}"),
+        }
+    }
+
+    /// The counts of the transport of the node's own process.
+    pub fn stats(&self) -> OfficeStats {
+        self.resident().stats()
+    }
+}
+
+impl NodeBuilder<Program> {
+    /// Adds an actor type. Every type that is spawned has to be added, before [`start`](Self::start), in the same order
+    /// of the program's run, so that workers know it too.
+    pub fn actor<A: RemoteActor>(mut self) -> Self {
+        self.residence.register::<A>();
+        self
+    }
+}
+
+/// An actor to start; see [`Node::spawn`].
+///
+/// ```no_run
+/// # use tensorpost::prelude::*;
+/// # struct Blur;
+/// # impl Actor for Blur { type Context = Context<Self>; }
+/// # impl RemoteActor for Blur {
+/// #     type Args = u32;
+/// #     fn create(_: u32, _: &Env) -> anyhow::Result<Self> { Ok(Blur) }
+/// #     fn handles(_: &mut Handles<Self>) {}
+/// # }
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().actor::<Blur>().start()?;
+/// let alone = node.spawn::<Blur>(3).name("blur").device(Device::best()).mailbox(16).start()?;
+/// // Two in one worker; each has a thread there.
+/// let worker = node.worker("blurs")?;
+/// let first = node.spawn::<Blur>(5).worker(worker).own_thread().start()?;
+/// let second = node.spawn::<Blur>(7).worker(worker).own_thread().start()?;
+/// assert_eq!(first.worker(), second.worker());
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "nothing is started before `start`"]
+pub struct Spawn<'n, A: RemoteActor> {
+    node: &'n Node<Program>,
+    args: A::Args,
+    name: Option<String>,
+    worker: Option<WorkerId>,
+    device: DeviceId,
+    receive_on: Option<DeviceId>,
+    mailbox: u32,
+    own_thread: bool,
+    how: Supervision,
+}
+
+impl<A: RemoteActor> Spawn<'_, A> {
+    /// Registers it under a name, which is also its worker's if it gets one of its own.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Puts it into a worker that runs already, see [`Node::worker`].
+    pub fn worker(mut self, worker: WorkerId) -> Self {
+        self.worker = Some(worker);
+        self
+    }
+
+    /// The device it works on; the host unless said otherwise. Its worker opens it; this process does not.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = device.id();
+        self
+    }
+
+    /// Copies the tensors of its messages to a device, its own for example, before a handler sees them: by one copy on
+    /// the device if the two devices reach each other, through page-locked host memory if not. Tensors that are there
+    /// already are not copied. Without this, a tensor of another GPU is read where it is.
+    ///
+    /// The copies are this process's own, each in memory of the pool on that device; a message that finds the pool full
+    /// waits, and those behind it. A message from the same process is encoded and decoded for it, as if it came from
+    /// another. Replies to the actor's own asks are not copied.
+    pub fn receive_on(mut self, device: Device) -> Self {
+        self.receive_on = Some(device.id());
+        self
+    }
+
+    /// How many messages each sending process may have unhandled in its mailbox, 128 unless said otherwise.
+    pub fn mailbox(mut self, messages: u32) -> Self {
+        self.mailbox = messages;
+        self
+    }
+
+    /// Gives it a thread of its own in its worker, so that its handlers hold up no other actor there.
+    pub fn own_thread(mut self) -> Self {
+        self.own_thread = true;
+        self
+    }
+
+    /// Sets its restart policy; [`Restart::never`] unless said otherwise. The supervisor starts it anew from the same
+    /// arguments, under the same identity, so its addresses stay valid and its names stay its own (DEATH-2). Its state
+    /// and its mailbox are lost. A first start that fails is not repeated: [`start`](Self::start) reports it.
+    pub fn restart(mut self, policy: Restart) -> Self {
+        self.how.restart = policy;
+        self
+    }
+
+    /// Puts it into a group, which says what the failure of one means for the others.
+    pub fn group(mut self, group: &Group) -> Self {
+        self.how.group = Some(group.clone());
+        self
+    }
+
+    /// Starts it, and its worker unless one was given. Blocks until it takes messages.
+    ///
+    /// # Errors
+    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` returned.
+    pub fn start(self) -> Result<Spawned<A>, ActorError> {
+        let type_name = std::any::type_name::<A>();
+        if !self.node.residence().knows(type_name) {
+            return Err(ActorError::UnknownType(type_name));
+        }
+        if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
+            return Err(ActorError::Mailbox(self.mailbox));
+        }
+        let args = codec::encode(&self.args, Vec::new())
+            .map_err(|source| ActorError::Args { actor: type_name, source })?;
+        if !args.tensors.is_empty() {
+            return Err(ActorError::TensorInArgs(type_name));
+        }
+        let own_worker = self.worker.is_none();
+        let worker = match self.worker {
+            Some(worker) => worker,
+            None => self.node.worker(self.name.as_deref().unwrap_or_else(|| short(type_name)))?,
+        };
+        let new = NewActor {
+            name: self.name,
+            type_name: type_name.to_owned(),
+            args: args.body,
+            device: self.device,
+            receive_on: self.receive_on,
+            own_thread: self.own_thread,
+            capacity: self.mailbox,
+        };
+        let started = self.node.supervisor().start_supervised(worker, new, self.how).inspect_err(|_| {
+            if own_worker {
+                // Nobody else knows of it.
+                self.node.supervisor().retire(worker);
+            }
+        });
+        let (actor, place) = started?;
+        let office = Arc::clone(self.node.resident());
+        Ok(Spawned { office, actor, place, worker, kind: PhantomData })
+    }
+}
+
+/// The last part of a type's path, without its arguments.
+fn short(type_name: &str) -> &str {
+    let end = type_name.find('<').unwrap_or(type_name.len());
+    type_name[..end].rsplit("::").next().unwrap_or(type_name)
+}
+
+/// An actor that was started.
+pub struct Spawned<A> {
+    office: Arc<Office>,
+    actor: ActorId,
+    place: Place,
+    worker: WorkerId,
+    kind: PhantomData<fn(A)>,
+}
+
+impl<A: RemoteActor> Spawned<A> {
+    /// Its address for messages of type `M`. If `A` handles `M` but does not list it in [`RemoteActor::handles`], sends
+    /// give the message back and say so.
+    pub fn address<M: GpuMessage>(&self) -> Address<M>
+    where
+        A: Handler<M>,
+    {
+        Address::new(Arc::clone(&self.office), self.actor, self.place, takes::<A>(message_key::<M>()))
+    }
+
+    /// Its identity in the node.
+    pub fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    /// The worker it runs in.
+    pub fn worker(&self) -> WorkerId {
+        self.worker
+    }
+}
+
+impl<A> fmt::Debug for Spawned<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Spawned({} in {})", self.actor, self.place.process)
+    }
+}

@@ -1,0 +1,357 @@
+//! The node's side: one thread that starts the workers, passes on what they say and watches them end.
+//!
+//! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles what the worker had sent,
+//!   then takes its exit status, forgets its actors and names, tells everybody else that it is gone, and gives an error
+//!   to whoever waits for it. Nothing else stops.
+//! * Death of the node: the kernel kills every worker, because this thread started them and ends with the process.
+//! * Close: [`Supervisor::shutdown`], which dropping the [`Node`](crate::node::Node) does too.
+//!
+//! Nothing that a worker does can make the thread wait. It never waits for a socket; it queues up to a bound what a
+//! socket does not take, and kills a worker that fills its queue, with a clear word in the log.
+//!
+//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. What must be told to many is
+//! first collected as deliveries and sent when the bookkeeping is done, so nobody hears of half a change.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `run` | the loop: commands, sockets, deadlines, the end of a process |
+//! | `record` | what is known of one worker |
+//! | `launch` | starting a process |
+//! | `messages` | what workers say |
+//! | `actors` | starting actors, and their ends |
+//! | `endings` | what an end means: who comes back, and who is told what |
+//! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
+//! | `groups` | workers that end together |
+//! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
+//! | `hangs`, `figures` | questions that all workers answer |
+
+mod actors;
+mod comebacks;
+mod endings;
+mod error;
+mod figures;
+mod groups;
+mod hangs;
+mod launch;
+mod letting_go;
+mod messages;
+mod record;
+mod restarts;
+mod run;
+mod stopping;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::clock::taint::Board;
+use crate::ids::ActorId;
+use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
+use crate::node::group::Supervision;
+use crate::node::hang::{HangReport, OnHang};
+use crate::node::host::{NewActor, Resident};
+use crate::node::journal::Journal;
+use crate::node::shutdown::{RestartReport, ShutdownReport};
+use crate::observe::figures::Figures;
+use crate::observe::trace::Collector;
+use crate::os::EventFd;
+
+pub use self::error::{Closed, NodeError, SpawnError, StartError};
+pub(crate) use self::launch::Program;
+pub use self::record::{WorkerState, WorkerStatus};
+
+/// A worker of this node, in all its lives. Never names another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub(crate) u64);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "worker#{}", self.0)
+    }
+}
+
+/// The settings of a supervisor.
+pub(crate) struct Settings {
+    pub(crate) program: Program,
+    pub(crate) start_deadline: Duration,
+    pub(crate) worker_log: String,
+    pub(crate) host_budget: u64,
+    pub(crate) gpu_budget: Option<u64>,
+    /// The board that the node's own process was opened with.
+    pub(crate) board: Arc<Board>,
+    /// Where the processes' traces come together, if there is one.
+    pub(crate) trace: Option<Arc<Collector>>,
+    /// Whether the workers on one GPU share one fate.
+    pub(crate) gpus_are_shared: bool,
+    /// How long something may stand still, and what happens then.
+    pub(crate) hang_limit: Option<(Duration, OnHang)>,
+    /// One more variable for the workers.
+    pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
+}
+
+/// Where an answer goes. There is room for one, so giving it never waits.
+type Reply<T> = SyncSender<T>;
+
+/// A command to the supervisor's thread.
+enum Command {
+    Local(ToNode, Vec<OwnedFd>),
+    Pong(u64),
+    Spawn(String, Reply<Result<WorkerId, SpawnError>>),
+    Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Place), StartError>>),
+    Adopt(Option<String>, u32, Reply<Result<(ActorId, Place), StartError>>),
+    ActorEnded(ActorId),
+    AwaitEnd(WorkerId, Reply<WorkerState>),
+    Figures(Reply<Figures>),
+    Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
+    KillWorker(WorkerId),
+    Retire(WorkerId),
+    LetGo(WorkerId),
+    #[cfg(feature = "testing")]
+    Arm(WorkerId, crate::fault::Fault),
+    #[cfg(feature = "testing")]
+    ArmStarts(String, crate::fault::Fault),
+    #[cfg(feature = "testing")]
+    DisarmStarts,
+    Shutdown(Instant, Reply<ShutdownReport>),
+    KillAll,
+}
+
+/// The state that every thread shares with the supervisor's.
+pub(crate) struct Shared {
+    commands: Mutex<Commands>,
+    wake: EventFd,
+    status: Mutex<Vec<WorkerStatus>>,
+    report: Mutex<Option<ShutdownReport>>,
+}
+
+#[derive(Default)]
+struct Commands {
+    queue: VecDeque<Command>,
+    closed: bool,
+}
+
+impl Shared {
+    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Shared {
+            commands: Mutex::new(Commands::default()),
+            wake: EventFd::create()?,
+            status: Mutex::default(),
+            report: Mutex::default(),
+        }))
+    }
+
+    fn push(&self, command: Command) -> Result<(), Closed> {
+        let mut commands = self.commands.lock();
+        if commands.closed {
+            return Err(Closed::Ended);
+        }
+        commands.queue.push_back(command);
+        drop(commands);
+        // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
+        let _ = self.wake.ring();
+        Ok(())
+    }
+
+    /// Asks and waits for the answer.
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Closed> {
+        let (reply, answer): (_, Receiver<T>) = sync_channel(1);
+        self.push(command(reply))?;
+        answer.recv().map_err(|_| Closed::Ended)
+    }
+}
+
+/// The port of the node's own process.
+impl Port for Shared {
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
+        self.push(Command::Local(message, descriptors)).map_err(|_| PortClosed)
+    }
+}
+
+/// The handle to the supervisor's thread. Its methods may be called on any thread; those that return what they asked
+/// for wait for it, so call them where waiting is allowed.
+pub struct Supervisor {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Supervisor {
+    /// Starts the thread. `shared` is the port that `resident` was opened with.
+    pub(crate) fn start(
+        settings: Settings,
+        shared: Arc<Shared>,
+        resident: Arc<dyn Resident>,
+    ) -> Result<Self, NodeError> {
+        let journal = Journal::start().map_err(NodeError::System)?;
+        let state = run::State::new(settings, shared.clone(), resident, journal);
+        let thread = std::thread::Builder::new()
+            .name("tensorpost-node".to_owned())
+            .spawn(move || state.run())
+            .map_err(NodeError::System)?;
+        Ok(Supervisor { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Starts a worker and waits until it is ready.
+    ///
+    /// # Errors
+    /// [`SpawnError`]: it says what the worker did instead.
+    pub fn spawn_worker(&self, name: &str) -> Result<WorkerId, SpawnError> {
+        self.shared.ask(|reply| Command::Spawn(name.to_owned(), reply))?
+    }
+
+    /// Starts an actor in a worker and waits until it can take messages.
+    ///
+    /// # Errors
+    /// [`StartError`]: it says what `create` said, or how the worker ended.
+    #[cfg(any(test, feature = "inside"))]
+    #[doc(hidden)]
+    pub fn start_actor(&self, worker: WorkerId, actor: NewActor) -> Result<(ActorId, Place), StartError> {
+        self.start_supervised(worker, actor, crate::node::restart::Restart::never())
+    }
+
+    inside! {
+        /// Starts an actor in a worker and waits until it can take messages. The policy for when it ends holds once the actor has started: a first
+        /// start that fails is an error here and nothing else.
+        ///
+        /// # Errors
+        /// [`StartError`]: it says what `create` said, or how the worker ended.
+        pub fn start_supervised(
+            &self,
+            worker: WorkerId,
+            actor: NewActor,
+            how: impl Into<Supervision>,
+        ) -> Result<(ActorId, Place), StartError> {
+            let how = how.into();
+            self.shared.ask(|reply| Command::Start(worker, actor, how, reply))?
+        }
+    }
+
+    inside! {
+        /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
+        ///
+        /// # Errors
+        /// When its name is taken, or there are too many.
+        pub fn adopt_actor(&self, name: Option<&str>, capacity: u32) -> Result<(ActorId, Place), StartError> {
+            self.shared.ask(|reply| Command::Adopt(name.map(str::to_owned), capacity, reply))?
+        }
+    }
+
+    inside! {
+        /// An actor of the node's own process has ended. For those of workers, the worker says so.
+        pub fn actor_ended(&self, actor: ActorId) {
+            // With the node, its book of actors is gone too.
+            let _ = self.shared.push(Command::ActorEnded(actor));
+        }
+    }
+
+    /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how the last one
+    /// ended. `None` where there is no such worker (any more).
+    pub fn await_end(&self, worker: WorkerId) -> Option<WorkerState> {
+        let ended = |state: &WorkerState| matches!(state, WorkerState::Ended { .. });
+        self.shared
+            .ask(|reply| Command::AwaitEnd(worker, reply))
+            .ok()
+            .or_else(|| self.worker(worker).map(|status| status.state).filter(ended))
+    }
+
+    /// Asks all processes for their figures, and waits for them, for at most [`DEADLINE`](crate::observe::figures::DEADLINE).
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down.
+    pub fn figures(&self) -> Result<Figures, Closed> {
+        self.shared.ask(Command::Figures)
+    }
+
+    /// The ends so far of workers with a restart policy, and the hangs.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down; its report has it then.
+    pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), Closed> {
+        self.shared.ask(Command::Report)
+    }
+
+    /// Kills a worker at once. The rest of the node goes on. For restart policies this is a failure like any other.
+    pub fn kill_worker(&self, worker: WorkerId) {
+        // After the node's end there is nothing left to kill.
+        let _ = self.shared.push(Command::KillWorker(worker));
+    }
+
+    /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started.
+    /// Nothing comes back in it.
+    pub fn retire(&self, worker: WorkerId) {
+        // After the node's end there is nobody left to let go.
+        let _ = self.shared.push(Command::Retire(worker));
+    }
+
+    /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy says. What the
+    /// worker has put on its streams is finished first.
+    pub fn let_go(&self, worker: WorkerId) {
+        // After the node's end there is nobody left to let go.
+        let _ = self.shared.push(Command::LetGo(worker));
+    }
+
+    /// Arms a fault in a worker; see [`fault`](crate::fault). It is heard after what the node has said to the worker
+    /// before, and by a worker that does not read its socket never. In the node itself, call `fault::arm`.
+    #[cfg(feature = "testing")]
+    pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
+        // After the node's end there is nothing left to go wrong.
+        let _ = self.shared.push(Command::Arm(worker, fault));
+    }
+
+    /// Arms a fault in every process that is started from now on for the worker called `name`, its later lives included:
+    /// for what a worker passes before it can be told anything.
+    #[cfg(feature = "testing")]
+    pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
+        // After the node's end there is nothing left to go wrong.
+        let _ = self.shared.push(Command::ArmStarts(name.to_owned(), fault));
+    }
+
+    /// Takes back all that [`arm_starts`](Self::arm_starts) has said.
+    #[cfg(feature = "testing")]
+    pub fn disarm_starts(&self) {
+        let _ = self.shared.push(Command::DisarmStarts);
+    }
+
+    /// All workers, also those that have ended and whose slot is not used again yet.
+    pub fn workers(&self) -> Vec<WorkerStatus> {
+        self.shared.status.lock().clone()
+    }
+
+    /// One worker.
+    pub fn worker(&self, worker: WorkerId) -> Option<WorkerStatus> {
+        self.shared.status.lock().iter().find(|status| status.worker == worker).cloned()
+    }
+
+    /// Lets everything under way finish, stops the actors and then the workers, in that order, and waits for it; what
+    /// is not done after `deadline` is killed. A second call waits for the same end, or returns the same report.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] only if the supervisor's thread was lost.
+    pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
+        let now = Instant::now();
+        // A deadline past the end of time is none; a year will do.
+        let until = now.checked_add(deadline).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
+        let answer = self.shared.ask(|reply| Command::Shutdown(until, reply));
+        self.join();
+        answer.or_else(|closed| self.shared.report.lock().clone().ok_or(closed))
+    }
+
+    /// Kills every worker at once; a shutdown in progress then ends.
+    pub fn kill_all(&self) {
+        // After the node's end there is nothing left to kill.
+        let _ = self.shared.push(Command::KillAll);
+    }
+
+    fn join(&self) {
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the node's supervisor panicked; its workers have ended with it");
+        }
+    }
+}

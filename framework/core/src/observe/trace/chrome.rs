@@ -1,0 +1,304 @@
+//! Events in the Chrome trace event format, in the subset that Perfetto's importer reads as well.
+//!
+//! Sources: "Trace Event Format" (the document of the Catapult project) and the importer's own code,
+//! `src/trace_processor/importers/json/` in the Perfetto repository. What follows from the latter:
+//! * times are in microseconds; a `displayTimeUnit` of `ns` is taken for the unit of all times, so there is none;
+//! * thread ids name threads across processes, and 0 is the idle thread: ids here are dense, from 1, over all processes;
+//! * strings know no escape but that of the quote, and one that ends in a backslash makes the whole file unreadable;
+//!   events hold no lists; keys behind an unknown one are not read, so `traceEvents` is first;
+//! * of what is said of a process or thread only its name is read: what else there is to say is part of the name;
+//! * the details of what lasts are those of its beginning and of its end together, each once;
+//! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
+//!   written before the flow that begins or ends in it.
+
+use std::fmt::{self, Write as _};
+use std::io::{self, Write};
+
+/// An event of the file. Rows are threads in the format's words; times are in nanoseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// What a process or a row is called; with `tid`, a row.
+    Name {
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: Option<u32>,
+        /// What it is called.
+        name: String,
+    },
+    /// Something that took a while on a row.
+    Slice {
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: u32,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// How long it took, in nanoseconds.
+        took: u64,
+        /// Category to filter by.
+        cat: &'static str,
+        /// What it is called.
+        name: String,
+        /// Its details.
+        args: Args,
+    },
+    /// Something that happened at once, on a row or (without `tid`) to a process.
+    Instant {
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: Option<u32>,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// Category to filter by.
+        cat: &'static str,
+        /// What it is called.
+        name: String,
+        /// Its details.
+        args: Args,
+    },
+    /// An arrow between slices.
+    Flow {
+        /// Which part of it this is.
+        step: Step,
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: u32,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// What its parts have in common.
+        id: u64,
+    },
+    /// Something that lasts, independent of rows.
+    Async {
+        /// Which part of it this is.
+        step: Step,
+        /// Number of the process.
+        pid: u32,
+        /// Number of its row, from 1 and different in all processes.
+        tid: u32,
+        /// When it began, in nanoseconds.
+        at: u64,
+        /// Category to filter by.
+        cat: &'static str,
+        /// What it is called.
+        name: String,
+        /// What its parts have in common.
+        id: String,
+        /// Its details.
+        args: Args,
+    },
+}
+
+/// Which part of a flow or an asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The first.
+    Begin,
+    /// One in between.
+    Middle,
+    /// The last.
+    End,
+}
+
+/// The slices of one row lie inside each other or apart: one that reaches beyond the one around it would be left out.
+#[derive(Default)]
+pub struct Row {
+    /// When those that are open end, the inner ones last.
+    around: Vec<u64>,
+}
+
+impl Row {
+    /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which they
+    /// begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
+    pub fn fit(&mut self, at: u64, took: u64) -> u64 {
+        while self.around.last().is_some_and(|end| *end <= at) {
+            self.around.pop();
+        }
+        let end = at.saturating_add(took.max(1));
+        let end = self.around.last().map_or(end, |outer| end.min(*outer));
+        self.around.push(end);
+        end - at
+    }
+}
+
+/// The details of an event, rendered already.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Args(String);
+
+impl Args {
+    /// Adds a number.
+    pub fn number(mut self, name: &str, value: u64) -> Self {
+        self.key(name);
+        let _ = write!(self.0, "{value}");
+        self
+    }
+
+    /// Adds a text.
+    pub fn text(mut self, name: &str, value: impl fmt::Display) -> Self {
+        self.key(name);
+        quote(&mut self.0, &value.to_string());
+        self
+    }
+
+    fn key(&mut self, name: &str) {
+        if !self.0.is_empty() {
+            self.0.push(',');
+        }
+        quote(&mut self.0, name);
+        self.0.push(':');
+    }
+}
+
+/// Writes all events, and `about` the run behind them.
+///
+/// # Errors
+/// What `out` says.
+pub fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
+    out.write_all(b"{\"traceEvents\":[\n")?;
+    let mut line = String::new();
+    for (index, event) in events.iter().enumerate() {
+        line.clear();
+        event.render(&mut line);
+        line.push_str(if index + 1 < events.len() { ",\n" } else { "\n" });
+        out.write_all(line.as_bytes())?;
+    }
+    writeln!(out, "],\n\"otherData\":{{{}}}}}", about.0)?;
+    out.flush()
+}
+
+impl Event {
+    fn render(&self, out: &mut String) {
+        // Formatting into a string does not fail.
+        let _ = match self {
+            Event::Name { pid, tid: None, name } => {
+                write!(
+                    out,
+                    r#"{{"ph":"M","pid":{pid},"name":"process_name","args":{{"name":{}}}}}"#,
+                    Quoted(name)
+                )
+            }
+            Event::Name { pid, tid: Some(tid), name } => write!(
+                out,
+                r#"{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_name","args":{{"name":{}}}}}"#,
+                Quoted(name)
+            ),
+            Event::Slice { pid, tid, at, took, cat, name, args } => write!(
+                out,
+                r#"{{"ph":"X","pid":{pid},"tid":{tid},"ts":{},"dur":{},"cat":"{cat}","name":{},"args":{{{}}}}}"#,
+                Micros(*at),
+                Micros(*took),
+                Quoted(name),
+                args.0
+            ),
+            Event::Instant { pid, tid, at, cat, name, args } => {
+                let (scope, tid) = match tid {
+                    Some(tid) => ("t", format!("\"tid\":{tid},")),
+                    None => ("p", String::new()),
+                };
+                write!(
+                    out,
+                    r#"{{"ph":"i","s":"{scope}","pid":{pid},{tid}"ts":{},"cat":"{cat}","name":{},"args":{{{}}}}}"#,
+                    Micros(*at),
+                    Quoted(name),
+                    args.0
+                )
+            }
+            Event::Flow { step, pid, tid, at, id } => {
+                let (phase, bind) = match step {
+                    Step::Begin => ("s", ""),
+                    Step::Middle => ("t", ""),
+                    Step::End => ("f", r#","bp":"e""#),
+                };
+                write!(
+                    out,
+                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"message","name":"message","id":{id}{bind}}}"#,
+                    Micros(*at)
+                )
+            }
+            Event::Async { step, pid, tid, at, cat, name, id, args } => {
+                let phase = match step {
+                    Step::Begin => "b",
+                    Step::Middle => "n",
+                    Step::End => "e",
+                };
+                write!(
+                    out,
+                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"{cat}","name":{},"id":{},"args":{{{}}}}}"#,
+                    Micros(*at),
+                    Quoted(name),
+                    Quoted(id),
+                    args.0
+                )
+            }
+        };
+    }
+}
+
+/// Nanoseconds as microseconds, to the last digit.
+struct Micros(u64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+    }
+}
+
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::with_capacity(self.0.len() + 2);
+        quote(&mut text, self.0);
+        f.write_str(&text)
+    }
+}
+
+/// `text` as a JSON string. What would need an escape that not every reader knows is replaced: control characters by
+/// spaces, backslashes by slashes.
+fn quote(out: &mut String, text: &str) {
+    out.push('"');
+    for letter in text.chars() {
+        match letter {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push('/'),
+            letter if letter.is_control() => out.push(' '),
+            letter => out.push(letter),
+        }
+    }
+    out.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_looks_as_the_format_says() {
+        let events = [
+            Event::Name { pid: 1, tid: None, name: "a \"b\"\n\\".into() },
+            Event::Slice {
+                pid: 1,
+                tid: 2,
+                at: 1_000_000_000_001,
+                took: 20,
+                cat: "handler",
+                name: "Frame".into(),
+                args: Args::default().number("bytes", 7).text("to", "p1.0"),
+            },
+            Event::Flow { step: Step::End, pid: 1, tid: 2, at: 5_000, id: 3 },
+        ];
+        let mut out = Vec::new();
+        write(&mut out, &events, Args::default().number("dropped", 0)).unwrap();
+        let expected = r#"{"traceEvents":[
+{"ph":"M","pid":1,"name":"process_name","args":{"name":"a \"b\" /"}},
+{"ph":"X","pid":1,"tid":2,"ts":1000000000.001,"dur":0.020,"cat":"handler","name":"Frame","args":{"bytes":7,"to":"p1.0"}},
+{"ph":"f","pid":1,"tid":2,"ts":5.000,"cat":"message","name":"message","id":3,"bp":"e"}
+],
+"otherData":{"dropped":0}}
+"#;
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+}

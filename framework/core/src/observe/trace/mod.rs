@@ -1,0 +1,218 @@
+//! A trace of a run: what every process did when, in one file that trace viewers open.
+//!
+//! Each process notes what happens in a `ring` of its own; the node maps all of them and writes the file
+//! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs.
+//!
+//! In the file is, for each process and each life of a restarted one: every handler call; every frame that was sent and
+//! delivered, with an arrow from the send through the delivery to the handler (messages inside one process have none);
+//! every wait that was put on a stream (a host stream also shows how long it stood in it, a GPU's does not); every
+//! allocation from its beginning until the owner has closed it, with its bytes and who was granted leases; the
+//! process's start and end.
+//!
+//! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped, and what
+//! had begun and not ended lasts until the process's end. **On a crash of the node** there is no file.
+//!
+//! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`). The
+//! flag is in the process's `ClockDomain`, because everything that notes something has that.
+//!
+//! A frame is named by where it ends in its ring, which both sides know, so the arrow from a send to its handler costs
+//! no word on the wire. A handler is noted twice, at its begin and at its end, because the last one of a process that
+//! dies has no end.
+
+pub mod chrome;
+pub(crate) mod collect;
+pub(crate) mod record;
+pub(crate) mod ring;
+pub(crate) mod timeline;
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+pub(crate) use collect::Collector;
+pub use collect::{TraceError, TraceSummary};
+pub(crate) use record::{Form, FrameId, LeaseName, Record, Track, What};
+pub(crate) use ring::{Of, Ring};
+
+use crate::ids::ActorId;
+use crate::os::monotonic_ns;
+
+/// The environment variable that names the file of a node's trace, where the program names none.
+pub const VARIABLE: &str = "TENSORPOST_TRACE";
+
+/// Records that a process keeps, unless the node says otherwise: 64 bytes each, so 8 MiB.
+pub const DEFAULT_RECORDS: usize = 1 << 17;
+
+thread_local! {
+    /// The actor whose handler runs on this thread.
+    static ACTOR: Cell<Option<ActorId>> = const { Cell::new(None) };
+    /// This thread's number, and the rings that know its name.
+    static THREAD: RefCell<(Option<u32>, Vec<u64>)> = const { RefCell::new((None, Vec::new())) };
+}
+
+/// The memory that a process notes its trace in, on its way to its post office.
+#[derive(Debug)]
+pub struct TraceRing(pub(crate) Arc<Ring>);
+
+/// The switch of a process, and where its records go.
+#[derive(Debug, Default)]
+pub(crate) struct Tracer {
+    on: AtomicBool,
+    ring: OnceLock<Arc<Ring>>,
+}
+
+impl Tracer {
+    /// From here on everything is noted in `ring`. Once in the life of a process; there is no way back.
+    pub(crate) fn start(&self, ring: Arc<Ring>) {
+        if self.ring.set(ring).is_ok() {
+            self.on.store(true, Ordering::Release);
+        }
+    }
+
+    /// The ring, where something is traced.
+    #[inline]
+    pub(crate) fn ring(&self) -> Option<&Ring> {
+        // Relaxed: whoever sees it late leaves out the first records, and the cell orders its own content.
+        if self.on.load(Ordering::Relaxed) { self.ring.get().map(Arc::as_ref) } else { None }
+    }
+
+    /// The time, where something is traced: for what will be noted when it is over.
+    #[inline]
+    pub(crate) fn begin(&self) -> Option<u64> {
+        self.ring().map(|_| monotonic_ns())
+    }
+
+    /// Notes what happens now.
+    #[inline]
+    pub(crate) fn note(&self, what: impl FnOnce() -> What) {
+        if let Some(ring) = self.ring() {
+            write(ring, monotonic_ns(), None, what());
+        }
+    }
+
+    /// Notes what began at `since` and ends now; `what` is given how long it took.
+    pub(crate) fn note_since(&self, since: Option<u64>, what: impl FnOnce(u64) -> What) {
+        if let (Some(ring), Some(since)) = (self.ring(), since) {
+            write(ring, since, None, what(monotonic_ns().saturating_sub(since)));
+        }
+    }
+
+    /// Notes what began at `since`, on the row of a host stream.
+    pub(crate) fn note_on_stream(&self, slot: u16, since: u64, what: impl FnOnce() -> What) {
+        if let Some(ring) = self.ring() {
+            write(ring, since, Some(Track::Stream(slot)), what());
+        }
+    }
+
+    /// Says what something is called.
+    pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
+        if let Some(ring) = self.ring() {
+            ring.name(of, id, name);
+        }
+    }
+
+    /// Until this drops, what this thread notes is the actor's: for the futures that its handlers left.
+    #[inline]
+    pub(crate) fn acting(&self, actor: ActorId) -> Option<Acting> {
+        self.ring().map(|_| Acting { before: ACTOR.replace(Some(actor)) })
+    }
+
+    /// A handler of `actor` is about to be called: until this drops, what this thread notes is the actor's.
+    #[inline]
+    pub(crate) fn handler(
+        &self,
+        actor: ActorId,
+        message: impl FnOnce() -> (u64, Option<FrameId>),
+    ) -> Option<Handling<'_>> {
+        let ring = self.ring()?;
+        let (key, frame) = message();
+        let since = monotonic_ns();
+        let acting = Acting { before: ACTOR.replace(Some(actor)) };
+        write(ring, since, None, What::HandlerBegan { key, frame });
+        Some(Handling { ring, since, key, frame, _acting: acting })
+    }
+}
+
+/// See [`Tracer::acting`].
+#[must_use = "it ends when this drops"]
+pub(crate) struct Acting {
+    before: Option<ActorId>,
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        ACTOR.set(self.before);
+    }
+}
+
+/// A handler that runs; see [`Tracer::handler`].
+#[must_use = "the handler ends when this drops"]
+pub(crate) struct Handling<'a> {
+    ring: &'a Ring,
+    since: u64,
+    key: u64,
+    frame: Option<FrameId>,
+    /// Dropped after the end was noted.
+    _acting: Acting,
+}
+
+impl Drop for Handling<'_> {
+    fn drop(&mut self) {
+        let took = monotonic_ns().saturating_sub(self.since);
+        write(self.ring, self.since, None, What::HandlerEnded { key: self.key, frame: self.frame, took });
+    }
+}
+
+fn write(ring: &Ring, at: u64, track: Option<Track>, what: What) {
+    let track = track.unwrap_or_else(|| match ACTOR.get() {
+        Some(actor) => Track::Actor(actor),
+        None => Track::Thread(this_thread(ring)),
+    });
+    ring.write(Record { at, track, what });
+}
+
+fn this_thread(ring: &Ring) -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    THREAD.with_borrow_mut(|(number, known)| {
+        let number = *number.get_or_insert_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
+        if !known.contains(&ring.id()) {
+            known.push(ring.id());
+            if let Some(name) = std::thread::current().name() {
+                ring.name(Of::Thread, u64::from(number), name);
+            }
+        }
+        number
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_ring_nothing_is_made() {
+        let tracer = Tracer::default();
+        tracer.note(|| unreachable!("nothing is traced"));
+        assert!(tracer.begin().is_none());
+        assert!(tracer.handler(ActorId(1), || unreachable!("nothing is traced")).is_none());
+    }
+
+    #[test]
+    fn what_a_handler_does_is_on_its_actors_row_and_the_rest_on_the_threads() {
+        let tracer = Tracer::default();
+        tracer.start(Arc::new(Ring::create(64).unwrap()));
+        let lease = LeaseName { chunk: 0, line: 1, generation: 1 };
+        let handling = tracer.handler(ActorId(4), || (9, None));
+        tracer.note(|| What::LeaseOpened { lease, bytes: 3 });
+        drop(handling);
+        tracer.note(|| What::LeaseClosed { lease });
+        let seen = tracer.ring().unwrap().snapshot();
+        let actor = Track::Actor(ActorId(4));
+        assert_eq!(seen.records[0].what, What::HandlerBegan { key: 9, frame: None });
+        assert!(seen.records[..3].iter().all(|record| record.track == actor));
+        assert!(matches!(seen.records[2].what, What::HandlerEnded { key: 9, .. }));
+        assert_eq!(seen.records[2].at, seen.records[0].at, "the end says when it began");
+        let Track::Thread(number) = seen.records[3].track else { panic!("{:?}", seen.records[3]) };
+        assert!(seen.names[&(Of::Thread, u64::from(number))].contains("what_a_handler_does"));
+    }
+}

@@ -1,0 +1,35 @@
+//! What Tensorpost asks of Linux, and nothing of what it means: sealed memory, mappings, wake-ups, sockets that
+//! carry descriptors, and processes.
+//!
+//! On a crash of another process: a mapping stays valid (the memory lives as long as anyone maps it, and its seals
+//! keep it from shrinking), a socket reads as closed, a pidfd becomes readable, and a futex sleeper is woken by
+//! whoever writes the word next or by its own timeout. Nothing here waits without a way out that its caller chose.
+//!
+//! Descriptors are created close-on-exec, so no child inherits one by accident.
+
+mod aside;
+pub mod bell;
+pub mod event;
+pub mod foreign;
+pub mod futex;
+pub mod mapping;
+pub mod memfd;
+pub mod process;
+mod punctual;
+pub mod seqpacket;
+mod spin;
+pub mod time;
+pub mod vital;
+
+pub use aside::step_aside;
+pub use bell::{Bell, Ear, Ears};
+pub use event::EventFd;
+pub use foreign::Foreign;
+pub use futex::Woken;
+pub use mapping::{Access, Mapping};
+pub use memfd::{BadMemfd, Memfd};
+pub use process::PidFd;
+pub use punctual::Punctual;
+pub use seqpacket::Seqpacket;
+pub use spin::AdaptiveSpin;
+pub use time::monotonic_ns;

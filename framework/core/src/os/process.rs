@@ -1,0 +1,154 @@
+//! Dying with the parent; naming a process so that a later one with the same number is not mistaken for it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+#[cfg(any(test, feature = "inside"))]
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
+};
+
+/// Asks the kernel to kill this process when its parent, whose number is `parent`, ends.
+///
+/// The signal comes when the parent's *thread* that spawned this process ends, so spawn from a thread that lives
+/// as long as the process. Call it first thing in the child: it does not survive `exec` of a set-user-id program,
+/// and a child of this process does not inherit it.
+///
+/// # Errors
+/// `NotFound` where the parent is gone already: end the process then.
+pub fn die_with_parent(parent: u32) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have ended before the line above, and then no signal comes: we have another parent by now.
+    if getppid().map(|pid| pid.as_raw_nonzero().get()) == i32::try_from(parent).ok() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("the parent process {parent} has ended")))
+}
+
+/// A process, by a descriptor that never comes to mean another one. Readable when the process has ended.
+#[derive(Debug)]
+pub struct PidFd {
+    fd: OwnedFd,
+}
+
+impl PidFd {
+    /// Opens the process with the number `pid`, which must be a child that was not waited for yet; otherwise the
+    /// number may be somebody else's by now.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(PidFd { fd: pidfd_open(pid, PidfdFlags::empty())? })
+    }
+
+    /// Sends `SIGKILL`; a process that has ended is none the worse for it.
+    pub fn kill(&self) -> io::Result<()> {
+        match pidfd_send_signal(&self.fd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until the process has ended, for at most `timeout` (`None`: no limit); says whether it has.
+    #[cfg(any(test, feature = "inside"))]
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+        let end = timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
+        loop {
+            let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], left.as_ref()) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Whether the process has ended. Does not wait.
+    #[cfg(any(test, feature = "inside"))]
+    pub fn has_ended(&self) -> io::Result<bool> {
+        self.wait(Some(Duration::ZERO))
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for PidFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Child, Command, Stdio};
+
+    const ROLE: &str = "TENSORPOST_TEST_ROLE";
+
+    #[test]
+    fn a_killed_process_shows_on_its_descriptor() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pidfd = PidFd::open(child.id()).unwrap();
+        assert!(!pidfd.has_ended().unwrap());
+        pidfd.kill().unwrap();
+        assert!(pidfd.wait(Some(Duration::from_secs(20))).unwrap());
+        child.wait().unwrap();
+        pidfd.kill().unwrap();
+        assert!(PidFd::open(u32::MAX).is_err());
+    }
+
+    /// This test, again, in a process of its own and in the given role.
+    fn again(role: &str) -> Child {
+        let name = "os::process::tests::a_child_dies_with_its_parent";
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    fn line_with(child: &mut Child, word: &str) -> String {
+        let out = BufReader::new(child.stdout.take().unwrap());
+        out.lines().map_while(Result::ok).find(|line| line.contains(word)).unwrap()
+    }
+
+    #[test]
+    fn a_child_dies_with_its_parent() {
+        match std::env::var(ROLE).as_deref() {
+            Ok("child") => {
+                let parent = std::os::unix::process::parent_id();
+                assert!(die_with_parent(parent + 1).is_err());
+                die_with_parent(parent).unwrap();
+                println!("\nchild is ready");
+                // The test holds the other end of a pipe that never says anything: only a signal ends this.
+                let (_keep, other) = std::os::unix::net::UnixStream::pair().unwrap();
+                let _ = (&other).read(&mut [0]);
+            }
+            Ok(_) => {
+                let mut child = again("child");
+                line_with(&mut child, "child is ready");
+                println!("\nchild:{}", child.id());
+                let _ = std::io::stdin().read(&mut [0]);
+            }
+            Err(_) => {
+                let mut parent = again("parent");
+                let line = line_with(&mut parent, "child:");
+                let child = PidFd::open(line.rsplit(':').next().unwrap().parse().unwrap()).unwrap();
+                assert!(!child.has_ended().unwrap());
+                PidFd::open(parent.id()).unwrap().kill().unwrap();
+                assert!(child.wait(Some(Duration::from_secs(20))).unwrap());
+                parent.wait().unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What can be wrong with a use of a tensor.
+
+use super::dtype::DType;
+use super::layout::LayoutError;
+use crate::clock::ClockError;
+use crate::clock::taint::Tainted;
+use crate::device::DeviceError;
+use crate::ids::ProcessId;
+use crate::lease::PoolError;
+use crate::limits::MAX_BROADCAST_BYTES;
+
+/// Why a tensor could not be made or used. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum TensorError {
+    /// Another element type was asked for than the tensor has.
+    #[error("the tensor holds {found}, not {asked}; ask for {found}, or convert it first")]
+    DType {
+        /// What the call asked for.
+        asked: DType,
+        /// What the tensor holds.
+        found: DType,
+    },
+    /// The call needs packed elements.
+    #[error(
+        "the tensor of shape {shape:?} has strides {strides:?}, not packed row-major ones; copy it with `gpu.contiguous(&tensor)`"
+    )]
+    NotContiguous {
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Its strides, in elements.
+        strides: Vec<isize>,
+    },
+    /// The data has another length than the shape.
+    #[error("shape {shape:?} has {wanted} elements, but {given} were given")]
+    Length {
+        /// The shape.
+        shape: Vec<usize>,
+        /// Elements that it has.
+        wanted: usize,
+        /// Elements that were given.
+        given: usize,
+    },
+    /// A copy of all elements would take more memory than there is for it.
+    #[error(
+        "a copy of the {bytes} bytes of elements of shape {shape:?} finds no room (its memory has {memory} bytes, and a broadcast is \
+         copied up to {MAX_BROADCAST_BYTES}); read slices of it"
+    )]
+    NoRoomForCopy {
+        /// The shape.
+        shape: Vec<usize>,
+        /// Bytes that all elements take, those counted again that are there once.
+        bytes: u64,
+        /// Bytes that it is a view of.
+        memory: u64,
+    },
+    /// The memory is not on the host.
+    #[error(
+        "the tensor is on {device}, where the host cannot reach it; read it with `gpu.download(&tensor)`"
+    )]
+    NotOnHost {
+        /// Where it is.
+        device: String,
+    },
+    /// The stream's device cannot use the tensor's memory.
+    #[error(
+        "the tensor is on {tensor}, which the stream on {stream} cannot reach; have the actor's messages copied with \
+         `.receive_on(device)`, or copy through the host"
+    )]
+    OtherDevice {
+        /// Where the tensor is.
+        tensor: String,
+        /// Where the stream is.
+        stream: String,
+    },
+    /// Bytes that are neither 0 nor 1 in a tensor of bool.
+    #[error("a tensor of bool holds bytes other than 0 and 1; whoever wrote it made a mistake")]
+    NotBool,
+    /// A shape, slice or view that does not fit.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// There was no memory.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The data depends on work that a process had not done when it died: it will never be there (DEATH-3). Nothing
+    /// was read and nothing enqueued.
+    #[error(
+        "the tensor's data was lost with {by}: it depends on work that {by} had not done when it died; make it again"
+    )]
+    Tainted {
+        /// The process that died.
+        by: ProcessId,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(DeviceError),
+    /// The data will not come.
+    #[error(transparent)]
+    Clock(ClockError),
+    /// The deadline came before the data.
+    #[error("the data was not there by the deadline; wait longer, or look at what its writer does")]
+    TimedOut,
+}
+
+impl TensorError {
+    /// The process with which the data was lost, if that is what the error is about (DEATH-3).
+    pub fn lost_with(&self) -> Option<ProcessId> {
+        match self {
+            TensorError::Tainted { by } => Some(*by),
+            TensorError::Device(error) => error.lost_with(),
+            TensorError::Clock(ClockError::Tainted(tainted)) => Some(tainted.by),
+            _ => None,
+        }
+    }
+}
+
+impl From<Tainted> for TensorError {
+    fn from(Tainted { by, .. }: Tainted) -> Self {
+        TensorError::Tainted { by }
+    }
+}
+
+impl From<ClockError> for TensorError {
+    fn from(error: ClockError) -> Self {
+        match error {
+            ClockError::Tainted(tainted) => tainted.into(),
+            error => TensorError::Clock(error),
+        }
+    }
+}
+
+impl From<DeviceError> for TensorError {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Clock(error @ ClockError::Tainted(_)) => error.into(),
+            error => TensorError::Device(error),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The form in which a layout and its element type travel in a frame's tensor table.
+//!
+//! | bytes | holds |
+//! |---|---|
+//! | 0 | code of the element type |
+//! | 1 | rank |
+//! | 2..8 | zero |
+//! | 8..16 | offset, `u64` |
+//! | 16..80 | extents, one `u64` per axis, zero past the rank |
+//! | 80..144 | strides, one `i64` per axis, zero past the rank |
+//!
+//! Numbers are little-endian, offset and strides in elements. Each layout has exactly one form: what is accepted
+//! encodes to the same bytes again.
+
+use super::{Layout, LayoutError};
+use crate::limits::MAX_RANK;
+use crate::tensor::dtype::DType;
+
+/// Bytes of a number in the form.
+const WORD: usize = size_of::<u64>();
+/// Position of the first extent, in words.
+const SHAPE: usize = 2;
+/// Position of the first stride, in words.
+const STRIDES: usize = SHAPE + MAX_RANK;
+
+/// Bytes of a layout with its element type on the wire, whatever its rank.
+pub const WIRE_BYTES: usize = (STRIDES + MAX_RANK) * WORD;
+
+impl Layout {
+    /// This layout, of elements of type `dtype`, as it travels.
+    pub(crate) fn to_wire(&self, dtype: DType) -> [u8; WIRE_BYTES] {
+        let mut bytes = [0; WIRE_BYTES];
+        let (words, _) = bytes.as_chunks_mut::<WORD>();
+        words[0][0] = dtype.code();
+        words[0][1] = self.rank() as u8;
+        words[1] = (self.offset as u64).to_le_bytes();
+        for (word, &extent) in words[SHAPE..].iter_mut().zip(self.shape.iter()) {
+            *word = (extent as u64).to_le_bytes();
+        }
+        for (word, &stride) in words[STRIDES..].iter_mut().zip(self.strides.iter()) {
+            *word = (stride as i64).to_le_bytes();
+        }
+        bytes
+    }
+
+    /// Reads what [`to_wire`](Self::to_wire) wrote, believing none of it (WIRE-1).
+    ///
+    /// Accepted geometry is sound in itself: its elements, their bytes and the bytes of a packed copy are all
+    /// representable. Whether it lies inside the memory that it came with is for [`fits`](Self::fits) to say, and
+    /// whether a copy of it is affordable for [`packed_bytes`](Self::packed_bytes).
+    ///
+    /// # Errors
+    /// The `Wire…` variants of [`LayoutError`] for a form that no version writes, those of
+    /// [`from_parts`](Self::from_parts), and [`LayoutError::TooManyBytes`].
+    pub(crate) fn from_wire(bytes: &[u8]) -> Result<(DType, Self), LayoutError> {
+        let Ok(form) = <&[u8; WIRE_BYTES]>::try_from(bytes) else {
+            return Err(LayoutError::WireLength { bytes: bytes.len() });
+        };
+        let (words, _) = form.as_chunks::<WORD>();
+        let [code, rank, padding @ ..] = words[0];
+        let dtype = DType::from_code(code).ok_or(LayoutError::WireDType { code })?;
+        let rank = usize::from(rank);
+        if rank > MAX_RANK {
+            return Err(LayoutError::TooManyAxes { rank });
+        }
+        let unused = [
+            (2, &padding[..]),
+            ((SHAPE + rank) * WORD, words[SHAPE + rank..STRIDES].as_flattened()),
+            ((STRIDES + rank) * WORD, words[STRIDES + rank..].as_flattened()),
+        ];
+        for (start, zeros) in unused {
+            if let Some(at) = zeros.iter().position(|&byte| byte != 0) {
+                return Err(LayoutError::WirePadding { at: start + at });
+            }
+        }
+        let too_large = |word: usize| LayoutError::WireNumber { at: word * WORD };
+        let unsigned =
+            |word: usize| usize::try_from(u64::from_le_bytes(words[word])).map_err(|_| too_large(word));
+        let signed =
+            |word: usize| isize::try_from(i64::from_le_bytes(words[word])).map_err(|_| too_large(word));
+        let (mut shape, mut strides) = ([0; MAX_RANK], [0; MAX_RANK]);
+        for axis in 0..rank {
+            shape[axis] = unsigned(SHAPE + axis)?;
+            strides[axis] = signed(STRIDES + axis)?;
+        }
+        let layout = Self::from_parts(&shape[..rank], &strides[..rank], unsigned(1)?)?;
+        layout.packed_bytes(dtype)?;
+        layout.bytes_span(dtype)?;
+        Ok((dtype, layout))
+    }
+}

@@ -1,0 +1,299 @@
+//! Tensors: a piece of device memory with a dtype, a shape and strides.
+//!
+//! **On drop** the handle lets its lease go; when it was the last in the process, the lease goes back to its owner,
+//! ordered behind everything that this process's streams still do with the memory. Dropping never blocks.
+//!
+//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only, cheap to
+//! clone, and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write at the same time. A
+//! `Tensor` of which no clone is left in any process becomes a `TensorMut` again by [`Tensor::into_mut`], so that one
+//! buffer can pass through a whole pipeline in place (ONE-WRITER: the holder of the `TensorMut` is the writer).
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! # let node = Node::builder().start()?;
+//! let gpu = node.host()?; // in an actor: `env.gpu()`, a stream of the actor's device
+//! let mut squares = gpu.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?;
+//! gpu.run((squares.of_mut::<f32>(),), |(x,)| x.iter_mut().for_each(|x| *x *= *x))?; // work on the stream
+//! let squares = squares.freeze(); // now it can be cloned and sent; nobody writes it
+//! let tail = squares.slice(0, 2..4)?; // shares the memory and the lease
+//! assert_eq!(tail.to_vec::<f32>()?, [9.0, 16.0]); // waits until the data is there
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Work on a tensor goes through a stream ([`Gpu`]). Every way to use one on a stream first makes the stream wait for
+//! the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it (CLOCK-2). The
+//! handler's stream has waited before the handler begins; asking twice costs nothing.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod dtype;
+pub mod error;
+pub mod gpu;
+pub mod host;
+pub mod kernel;
+pub mod layout;
+mod mutable;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+pub mod part;
+mod transfer;
+
+use std::fmt;
+use std::ops::RangeBounds;
+
+pub use dtype::{DType, Element};
+pub use error::TensorError;
+pub use gpu::Gpu;
+pub use layout::{Layout, LayoutError};
+pub use mutable::{NotSole, NotSoleReason, TensorMut};
+pub use part::{JoinError, SplitError, TensorPart};
+
+use crate::clock::Ticket;
+use crate::clock::stream::Stream;
+use crate::clock::taint::{Standing, Tainted};
+use crate::ids::{DeviceId, ProcessId};
+use crate::lease::Lease;
+
+/// Whether a tensor's data is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorStatus {
+    /// The data is there.
+    Ready,
+    /// The data is on its way.
+    Pending,
+    /// The data depends on work that a process had not done when it died. Every use is an error.
+    Tainted {
+        /// The process that died.
+        by: ProcessId,
+    },
+}
+
+/// A read-only tensor. Clones, slices and views share one lease on the memory.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// let gpu = node.host()?; // in an actor: `env.gpu()`
+/// let matrix = gpu.from_slice(&[2, 3], &[1_i32, 2, 3, 4, 5, 6])?.freeze();
+/// let columns = matrix.permute(&[1, 0])?; // no copy: the same memory with other strides
+/// assert_eq!((columns.shape(), columns.strides()), (&[3, 2][..], &[1, 3][..]));
+/// assert_eq!(columns.index(0, 1)?.to_vec::<i32>()?, [2, 5]);
+///
+/// // While `columns` is there, nobody can write; after that the one handle left becomes writable again.
+/// let refused = matrix.into_mut(&gpu).unwrap_err();
+/// drop(columns);
+/// let mut writable = refused.tensor.into_mut(&gpu)?;
+/// writable.as_mut_slice::<i32>()?[0] = 10;
+/// assert_eq!(writable.freeze().to_vec::<i32>()?, [10, 2, 3, 4, 5, 6]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Tensor {
+    lease: Lease,
+    dtype: DType,
+    layout: Layout,
+    /// When the data is there; `None` once that is known to be the past.
+    ready: Option<Ticket>,
+    /// The address of the first element in this process.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
+    first_element: u64,
+}
+
+impl Tensor {
+    /// A tensor over a lease. The caller has checked that the layout lies in the allocation.
+    pub(crate) fn from_parts(lease: Lease, dtype: DType, layout: Layout, ready: Option<Ticket>) -> Self {
+        lease.add_handle();
+        let first_element = lease.address() + layout.offset() as u64 * dtype.size() as u64;
+        Tensor { lease, dtype, layout, ready, first_element }
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements along each axis.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// Distance in elements between neighbours along each axis.
+    pub fn strides(&self) -> &[isize] {
+        self.layout.strides()
+    }
+
+    /// Number of axes.
+    pub fn rank(&self) -> usize {
+        self.layout.rank()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.layout.len()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of its elements, were they packed.
+    pub fn bytes(&self) -> u64 {
+        self.len() as u64 * self.dtype.size() as u64
+    }
+
+    /// Shape, strides and offset together.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Whether the elements are packed in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// The device that the memory is on.
+    pub fn device(&self) -> DeviceId {
+        self.lease.device()
+    }
+
+    /// The lease that the tensor stands on.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    inside! {
+        /// When the data is there, or `None` if it is known to be.
+        pub fn ready(&self) -> Option<Ticket> {
+            self.ready
+        }
+    }
+
+    /// Address of the first element; a kernel takes it as an argument by reference.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn first_element(&self) -> &u64 {
+        &self.first_element
+    }
+
+    pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
+        Tensor::from_parts(self.lease.clone(), self.dtype, layout, self.ready)
+    }
+
+    /// The elements in `range` along `axis`, over the same memory.
+    ///
+    /// # Errors
+    /// There is no such axis, or the range leaves it.
+    pub fn slice(&self, axis: usize, range: impl RangeBounds<usize>) -> Result<Tensor, TensorError> {
+        Ok(self.with_layout(self.layout.slice(axis, range)?))
+    }
+
+    /// The element `index` along `axis`, without that axis.
+    ///
+    /// # Errors
+    /// There is no such axis, or no such element.
+    pub fn index(&self, axis: usize, index: usize) -> Result<Tensor, TensorError> {
+        Ok(self.with_layout(self.layout.index(axis, index)?))
+    }
+
+    /// The same elements in another shape, without a copy.
+    ///
+    /// # Errors
+    /// The number of elements differs, or the strides do not allow it.
+    pub fn view(&self, shape: &[usize]) -> Result<Tensor, TensorError> {
+        Ok(self.with_layout(self.layout.view(shape)?))
+    }
+
+    /// The axes in another order, over the same memory.
+    ///
+    /// # Errors
+    /// `axes` is not a permutation of the axes.
+    pub fn permute(&self, axes: &[usize]) -> Result<Tensor, TensorError> {
+        Ok(self.with_layout(self.layout.permute(axes)?))
+    }
+
+    /// The same elements, repeated along axes of one element, over the same memory.
+    ///
+    /// # Errors
+    /// The shapes do not agree.
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor, TensorError> {
+        Ok(self.with_layout(self.layout.broadcast_to(shape)?))
+    }
+
+    /// Whether this handle is the last on its memory, in this process and all others: then
+    /// [`into_mut`](Self::into_mut) succeeds.
+    pub fn is_sole(&self) -> bool {
+        self.lease.handles() == 1 && self.lease.is_sole()
+    }
+
+    /// The writable form, if no other handle on the memory is left in any process; no bytes are copied. Later work on
+    /// `gpu`'s stream waits for the uses that others made of it.
+    ///
+    /// # Errors
+    /// [`NotSole`] gives the tensor back and says what is in the way.
+    #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
+    pub fn into_mut(self, gpu: &Gpu) -> Result<TensorMut, NotSole> {
+        TensorMut::from_tensor(self, gpu)
+    }
+
+    /// Whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready` nor `Tainted`
+    /// changes any more, except that a process which was stopped while another died is believed again when it goes on.
+    pub fn status(&self) -> TensorStatus {
+        if let Some(Tainted { by, .. }) = self.taint() {
+            return TensorStatus::Tainted { by };
+        }
+        match self.ready.map(|ticket| self.lease.domain().standing(&ticket)) {
+            None | Some(Ok(Standing::Ready)) => TensorStatus::Ready,
+            Some(Ok(Standing::Tainted(by))) => TensorStatus::Tainted { by },
+            // Nothing will come of an unknown clock; a use reports that.
+            Some(Ok(Standing::Pending) | Err(_)) => TensorStatus::Pending,
+        }
+    }
+
+    /// Why the data will never be there, if that is known.
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        self.lease.taint_at(self.ready)
+    }
+
+    inside! {
+        /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for that work.
+        /// Returns the address of the first element of the *allocation*; the layout's offset is not added.
+        ///
+        /// Enqueue the work before anything else is done with the stream.
+        ///
+        /// # Errors
+        /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), an unknown clock of its writer, a refusal
+        /// of the device.
+        pub fn read_on(&self, stream: &Stream) -> Result<u64, TensorError> {
+            if let Some(tainted) = self.lease.taint() {
+                return Err(tainted.into());
+            }
+            // CLOCK-1.
+            stream.wait(self.ready)?;
+            self.lease.used_on(stream);
+            Ok(self.lease.address())
+        }
+    }
+}
+
+impl Clone for Tensor {
+    fn clone(&self) -> Self {
+        self.with_layout(self.layout)
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        self.lease.remove_handle();
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} {:?} on {})", self.dtype, self.shape(), self.device())
+    }
+}

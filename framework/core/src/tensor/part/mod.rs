@@ -1,0 +1,397 @@
+//! Parts of one tensor that several processes write at the same time.
+//!
+//! [`TensorMut::split`] takes a writable tensor apart into disjoint parts: columns, rows, tiles. Each [`TensorPart`] is
+//! the only handle on its elements, can be written, and travels in messages like a tensor. Whoever has all of them makes
+//! the tensor whole again with [`TensorMut::join`]: no byte is copied, and the new writer's stream is put behind everything
+//! that was done with each part (CLOCK-1, CLOCK-2).
+//!
+//! **ONE-WRITER.** The unit that has one writer is an element, and no element is in two parts: a part is a box of
+//! indices of a layout that does not overlap itself, and the boxes of a split do not meet. A part cannot be cloned, and
+//! leaves its process when it is sent; [`Writers`] refuses it where it would come to one twice. Nothing is
+//! atomic, and nothing has to be: parts may share a page and a cache line, but a store changes the bytes that it names
+//! and no others, on a CPU as on a GPU (where caches merge lines under byte masks), so writers of neighbouring bytes do
+//! not disturb each other. They may cost each other time, for the line.
+//! A *stray* write is another matter. A page is mapped writable as a whole, and a process that has a part maps its
+//! chunk so: what it writes out of bounds can reach everything in that chunk. Safe code cannot; a kernel of the
+//! user's can.
+//!
+//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of the whole
+//! anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a tensor that is handed
+//! over. A second part over the same elements is refused where the first one is (no two writers in one process), and a
+//! part that is not of the split is found when it is joined: each carries a token that only its holders know, and all
+//! together have to give the seal that each one names. So no process has to ask the owner, and parts travel as fast as
+//! tensors. The price: a process that lies can make a second writer in another process. It could write there itself.
+//!
+//! A part has its own list of streams, so a slow kernel on one part delays nobody who has another.
+//!
+//! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its parts are gone
+//! in the same way (LEASE-4): the join says which are missing, and the memory comes back when the others drop.
+//!
+//! ```
+//! use tensorpost::prelude::*;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! # let node = Node::builder().start()?;
+//! # let gpu = node.host()?;
+//! let matrix = gpu.zeros(DType::F32, &[2, 4])?;
+//! let mut parts = matrix.split(1, &[1, 3])?; // the first column, and the other three
+//! // Each could be in a process of its own now.
+//! for (number, part) in parts.iter_mut().enumerate() {
+//!     gpu.run((part.of_mut::<f32>(),), move |(mut part,)| part.fill(number as f32))?;
+//! }
+//! let matrix = TensorMut::join(parts, &gpu)?.freeze();
+//! assert_eq!(matrix.to_vec::<f32>()?, [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod join;
+mod seal;
+mod split;
+pub mod view;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+pub use join::{JoinError, JoinReason};
+pub use split::{SplitError, SplitReason};
+
+use super::{DType, Gpu, Layout, Tensor, TensorError, TensorMut, TensorStatus};
+use crate::clock::Ticket;
+use crate::clock::stream::Stream;
+use crate::clock::taint::{Standing, Tainted};
+use crate::device::DeviceError;
+use crate::ids::DeviceId;
+use crate::lease::Lease;
+use crate::lease::book::Uses;
+use crate::lease::writers::{Area, Clash, Piece};
+use crate::limits::MAX_PARTS;
+
+#[cfg(doc)]
+use crate::lease::Writers;
+
+/// A piece of a tensor that this process, and no other, may write. It can be sent, but not cloned. See the
+/// [module](self).
+#[must_use = "a part that is dropped is missing when the tensor is joined"]
+pub struct TensorPart(Arc<Inner>);
+
+/// The state that an encoded message shares with its part until it is written. Nothing else has it.
+pub(crate) struct Inner {
+    lease: Lease,
+    dtype: DType,
+    /// The tensor that was split.
+    whole: Layout,
+    /// This part of it.
+    layout: Layout,
+    piece: Piece,
+    count: u32,
+    /// Known to those who hold this part, or held it.
+    token: u64,
+    /// When what others did with it is done.
+    ready: Option<Ticket>,
+    /// Streams of this process that used this part; those that used others of the lease do not matter to it.
+    users: Mutex<SmallVec<[Stream; 1]>>,
+    /// The value that stands for the last of that at the earliest, see `Lease::taint`.
+    written: Mutex<Option<Ticket>>,
+    /// The address of the allocation, in its writable mapping.
+    address: u64,
+    /// The address of the first element, to write.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
+    first_element: u64,
+}
+
+/// The description of a part in a message; the whole's layout and dtype are in the frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) piece: Piece,
+    pub(crate) count: u32,
+    pub(crate) token: u64,
+}
+
+/// Why something that came as a part is none (WIRE-1).
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BadPart {
+    #[error("its sender kept a handle on it, or did not give it away at all; move the part into the message")]
+    NotGiven,
+    #[error("it says that it is part {index} of {count}")]
+    Number { index: u32, count: u32 },
+    #[error("its indices are not in the tensor of shape {shape:?}")]
+    OutOfBounds { shape: Vec<usize> },
+    #[error("the tensor it is of has elements that overlap")]
+    Overlaps,
+    #[error(transparent)]
+    Clash(#[from] Clash),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl TensorPart {
+    /// A part that came in a message, on a lease of its own: `whole` is what the frame says of the tensor.
+    pub(crate) fn arrived(whole: &Tensor, claim: Claim) -> Result<Self, BadPart> {
+        let lease = whole.lease();
+        if !lease.is_in_parts() {
+            return Err(BadPart::NotGiven);
+        }
+        if claim.piece.index >= claim.count || claim.count as usize > MAX_PARTS {
+            return Err(BadPart::Number { index: claim.piece.index, count: claim.count });
+        }
+        if whole.layout().overlaps_itself() {
+            return Err(BadPart::Overlaps);
+        }
+        let out = || BadPart::OutOfBounds { shape: whole.shape().to_vec() };
+        let layout = cut(whole.layout(), &claim.piece.area).ok_or_else(out)?;
+        let (address, _) = lease.writable()?;
+        lease.writers().enter(lease.id(), [claim.piece.clone()])?;
+        Ok(Self::entered(
+            lease.clone(),
+            address,
+            whole.dtype(),
+            *whole.layout(),
+            layout,
+            claim,
+            whole.ready(),
+        ))
+    }
+
+    /// A part whose piece is in the list of writers.
+    fn entered(
+        lease: Lease,
+        address: u64,
+        dtype: DType,
+        whole: Layout,
+        layout: Layout,
+        claim: Claim,
+        ready: Option<Ticket>,
+    ) -> Self {
+        lease.add_handle();
+        let first_element = address + layout.offset() as u64 * dtype.size() as u64;
+        let Claim { piece, count, token } = claim;
+        let users = Mutex::default();
+        TensorPart(Arc::new(Inner {
+            lease,
+            dtype,
+            whole,
+            layout,
+            piece,
+            count,
+            token,
+            ready,
+            users,
+            written: Mutex::default(),
+            address,
+            first_element,
+        }))
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// Elements along each axis.
+    pub fn shape(&self) -> &[usize] {
+        self.0.layout.shape()
+    }
+
+    /// Distance in elements between neighbours along each axis: that of the whole tensor.
+    pub fn strides(&self) -> &[isize] {
+        self.0.layout.strides()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.0.layout.len()
+    }
+
+    /// Whether there is no element, which is never.
+    pub fn is_empty(&self) -> bool {
+        self.0.layout.is_empty()
+    }
+
+    /// Shape, strides and offset together.
+    pub fn layout(&self) -> &Layout {
+        &self.0.layout
+    }
+
+    /// Which part it is, counted from zero in the order in which the split gave them.
+    pub fn index(&self) -> usize {
+        self.0.piece.index as usize
+    }
+
+    /// Into how many parts the tensor was split.
+    pub fn count(&self) -> usize {
+        self.0.count as usize
+    }
+
+    /// The index of its first element in the whole tensor, one number per axis.
+    pub fn start(&self) -> Vec<usize> {
+        self.0.piece.area.ranges().iter().map(|range| range.start).collect()
+    }
+
+    /// The shape of the whole tensor.
+    pub fn whole_shape(&self) -> &[usize] {
+        self.0.whole.shape()
+    }
+
+    /// The device that the memory is on.
+    pub fn device(&self) -> DeviceId {
+        self.0.lease.device()
+    }
+
+    /// The lease that the part stands on. Parts of one tensor in one process may share it.
+    pub fn lease(&self) -> &Lease {
+        &self.0.lease
+    }
+
+    /// Address of the first element; a kernel takes it as an argument by reference.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn first_element(&self) -> &u64 {
+        &self.0.first_element
+    }
+
+    inside! {
+        /// Makes work on `stream` from here on wait for all earlier uses of this part, in other processes and on other
+        /// streams, and later ones wait for that work. Returns the writable address of the first element of the
+        /// *allocation*; the layout's offset is not added. Elements between those of the part are others'.
+        ///
+        /// # Errors
+        /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of the device, an
+        /// unknown clock of the process that had the part before.
+        pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
+            if let Some(tainted) = self.0.taint() {
+                return Err(tainted.into());
+            }
+            let domain = self.0.lease.domain();
+            let others = self.0.users.lock().clone();
+            // CLOCK-1 for what came with the part, CLOCK-2 for this process's other streams.
+            let others = others.iter().filter(|other| *other != stream).filter_map(Stream::ticket);
+            stream.wait(others.chain(self.0.ready))?;
+            let mut users = self.0.users.lock();
+            if !users.contains(stream) {
+                users.push(stream.clone());
+            }
+            let mut written = self.0.written.lock();
+            // The news may have come since the look above: what is tainted stays it (DEATH-3).
+            if let Some((ticket, by)) = written.and_then(|ticket| Some((ticket, domain.tainted_by(&ticket)?))) {
+                return Err(Tainted { ticket, by }.into());
+            }
+            *written = Some(stream.next_ticket());
+            // The lease too: the memory's reuse waits for that work.
+            self.0.lease.used_on(stream);
+            Ok(self.0.address)
+        }
+    }
+
+    /// Whether what was done with it is done, on its way, or lost with a process. Never blocks.
+    pub fn status(&self) -> TensorStatus {
+        let domain = self.0.lease.domain();
+        // The look at what is lost comes last in there; of what it finds, the ticket says it again.
+        let uses = self.0.last_uses();
+        match uses.iter().find_map(|ticket| domain.tainted_by(ticket)) {
+            Some(by) => TensorStatus::Tainted { by },
+            None if uses.iter().all(|ticket| matches!(domain.standing(ticket), Ok(Standing::Ready))) => {
+                TensorStatus::Ready
+            }
+            None => TensorStatus::Pending,
+        }
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Inner {
+    /// Tickets for everything that was done with this part so far.
+    pub(crate) fn last_uses(&self) -> Uses {
+        let users = self.users.lock().clone();
+        // A stream that used the part has waited for `ready` before it did.
+        let uses: Uses = if users.is_empty() {
+            self.ready.into_iter().collect()
+        } else {
+            users.iter().filter_map(Stream::ticket).collect()
+        };
+        // After the tickets: a stream that was marked may have gone on behind what is lost.
+        match self.taint() {
+            Some(tainted) => std::iter::once(tainted.ticket).collect(),
+            None => uses,
+        }
+    }
+
+    /// Why what was done with it is worth nothing, if that is known (DEATH-3).
+    pub(crate) fn taint(&self) -> Option<Tainted> {
+        let domain = self.lease.domain();
+        if !domain.has_taint() {
+            return None;
+        }
+        let written = *self.written.lock();
+        let tainted = |ticket| domain.tainted_by(&ticket).map(|by| Tainted { ticket, by });
+        self.ready.into_iter().chain(written).find_map(tainted)
+    }
+
+    /// Whether the message that it is in was the only one to have it: its value has been dropped, and nobody kept it.
+    pub(crate) fn is_last(self: &Arc<Self>) -> bool {
+        let last = Arc::strong_count(self) == 1;
+        // As in `Arc::get_mut`: what the dropper did comes before what follows.
+        fence(Ordering::Acquire);
+        last
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn whole(&self) -> &Layout {
+        &self.whole
+    }
+
+    pub(crate) fn claim(&self) -> Claim {
+        Claim { piece: self.piece.clone(), count: self.count, token: self.token }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.lease.writers().leave(self.lease.id(), self.piece.seal, self.piece.index);
+        self.lease.remove_handle();
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "part {} of {}", self.piece.index, self.count)
+    }
+}
+
+impl fmt::Debug for TensorPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { piece, count, dtype, layout, .. } = &*self.0;
+        let (shape, device) = (layout.shape(), self.device());
+        write!(
+            f,
+            "TensorPart({} of {count}: {dtype} {shape:?} at {:?} on {device})",
+            piece.index,
+            self.start()
+        )
+    }
+}
+
+/// The elements of `whole` whose indices are in `area`; `None` where some are not there.
+fn cut(whole: &Layout, area: &Area) -> Option<Layout> {
+    if area.ranges().len() != whole.rank() {
+        return None;
+    }
+    let mut part = *whole;
+    for (axis, range) in area.ranges().iter().enumerate() {
+        part = part.slice(axis, range.clone()).ok()?;
+    }
+    Some(part)
+}

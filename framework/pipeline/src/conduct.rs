@@ -1,0 +1,461 @@
+//! Follows a running pipeline, from the start of its sources to its report, on a thread of its own.
+//!
+//! The conductor asks every actor to run. Each answers with its counts when it is done, so the last answer is the end.
+//! An ask that fails is a death: the conductor stops the sources and tells those behind the dead that nothing more
+//! comes from it, so that everything else is finished and counted.
+//!
+//! The conductor never waits for one thing alone: it drives what it sends beside the answers that it waits for. A send
+//! may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::error::PipelineError;
+use super::launch::Member;
+use super::plan::Plan;
+use super::progress::{Progress, Teller};
+use super::report::{Death, Report};
+use super::stillness::Stillness;
+use super::trace::Trace;
+use super::worker::args::{Control, Event, Run};
+use super::worker::meter::{Counts, Failure};
+use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Send, SendError, SendFailure};
+use tensorpost_core::api::node::{ProcessId, Restart};
+
+/// When nothing has moved for so long, members are told again what one that has begun anew may not know.
+const REMIND: Duration = Duration::from_secs(2);
+
+/// How long members that are done may take to hear that all is over.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// What the program says to a running pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    /// Stop the sources, finish what is under way.
+    Cancel,
+    /// Do not wait any longer.
+    Kill,
+}
+
+/// How a pipeline is followed.
+pub(super) struct Follow {
+    pub(super) progress: Progress,
+    pub(super) every: Duration,
+    pub(super) trace: Option<PathBuf>,
+    /// Whether what is lost or left over is an error, whatever explains it.
+    pub(super) complete: bool,
+    /// A run in which nothing has moved for so long is reported.
+    pub(super) hang_limit: Duration,
+    /// How often actors tell how far they are.
+    pub(super) told_every: Duration,
+    /// Whether Ctrl-C and `SIGTERM` cancel it.
+    pub(super) signals: bool,
+}
+
+/// A pipeline that is followed.
+struct Conductor {
+    plan: Plan,
+    members: Vec<Member>,
+    counts: Vec<Option<Counts>>,
+    latest: HashMap<(u16, u16), Counts>,
+    /// What earlier lives told of themselves.
+    past: Vec<Counts>,
+    deaths: Vec<Death>,
+    /// Members that have died and do not come back, each with its process, where that is known.
+    gone: HashMap<usize, Option<ProcessId>>,
+    /// The first death that nobody makes up for.
+    fatal_death: Option<Death>,
+    failure: Option<Failure>,
+    cancelled: bool,
+    /// Whether the sources were told to stop.
+    stopping: bool,
+    killed: bool,
+    began: Instant,
+    trace: Option<Trace>,
+    stillness: Stillness,
+    /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox may wait behind
+    /// a [`Run`], which takes its own only when it is polled.
+    sends: FuturesUnordered<Send<Control>>,
+}
+
+/// Follows a pipeline to its end.
+pub(super) async fn conduct(
+    plan: Plan,
+    settings: Follow,
+    members: Vec<Member>,
+    mut events: Channel<Event>,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+) -> Result<Report, PipelineError> {
+    let mut teller = Teller::new(settings.progress.clone());
+    let mut conductor = Conductor {
+        counts: vec![None; members.len()],
+        latest: HashMap::new(),
+        past: Vec::new(),
+        deaths: Vec::new(),
+        gone: HashMap::new(),
+        fatal_death: None,
+        failure: None,
+        cancelled: false,
+        stopping: false,
+        killed: false,
+        began: Instant::now(),
+        trace: settings.trace.is_some().then(Trace::default),
+        stillness: Stillness::new(settings.hang_limit, settings.told_every),
+        sends: FuturesUnordered::new(),
+        plan,
+        members,
+    };
+    // Sources last: by then every stage is asked, and an end cannot come before its receiver follows the run.
+    let mut runs = FuturesUnordered::new();
+    let sources_last = [false, true];
+    for sources in sources_last {
+        for (index, member) in
+            conductor.members.iter().enumerate().filter(|(_, member)| member.source == sources)
+        {
+            runs.push(run(index, Vec::new(), member.run.ask(Run)));
+        }
+    }
+    let mut ticks = tokio::time::interval(settings.every.max(Duration::from_millis(10)));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    ticks.reset();
+    let mut looks = tokio::time::interval(settings.told_every.max(Duration::from_millis(10)));
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut signals = if settings.signals { Some(Signals::new()?) } else { None };
+    while !runs.is_empty() && !conductor.killed {
+        tokio::select! {
+            Some((index, answer)) = runs.next() => match answer {
+                Ok(counts) => {
+                    conductor.finished(index, counts);
+                    conductor.stillness.move_on();
+                }
+                Err(error) => {
+                    conductor.stillness.move_on();
+                    if conductor.died(index, &error) {
+                        let before = conductor.brief(index);
+                        runs.push(run(index, before, conductor.members[index].run.ask(Run)));
+                    }
+                }
+            },
+            // Polled and nothing more: a member that does not come back, or has ended, need not hear it.
+            Some(_) = conductor.sends.next() => {}
+            Ok(event) = events.recv() => conductor.event(event),
+            Some(command) = commands.recv() => conductor.command(command),
+            Some(()) = Signals::next(&mut signals) => {
+                let command = if conductor.cancelled { Command::Kill } else { Command::Cancel };
+                conductor.command(command);
+            }
+            _ = looks.tick() => conductor.look_for_stillness(),
+            _ = ticks.tick(), if !settings.progress.is_off() => {
+                teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
+            }
+        }
+    }
+    drop(runs);
+    conductor.count_again(&mut commands).await;
+    // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
+    while let Some(event) = events.try_recv() {
+        conductor.event(event);
+    }
+    teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
+    conductor.close().await;
+    if let (Some(trace), Some(path)) = (&conductor.trace, &settings.trace) {
+        trace.write(path, &conductor.plan)?;
+    }
+    conductor.outcome(settings.complete)
+}
+
+/// Asks a member to run, after it was told `before`. Resolves to the member and its answer.
+async fn run(
+    index: usize,
+    before: Vec<Send<Control>>,
+    ask: Ask<Run>,
+) -> (usize, Result<Counts, AskError<Run>>) {
+    for send in before {
+        // One that does not come back does not answer either.
+        let _ = send.await;
+    }
+    (index, ask.await)
+}
+
+/// The process that a member has died with.
+fn process_of(error: &AskError<Run>) -> Option<ProcessId> {
+    match error {
+        AskError::NoReply(AskFailure::Gone(departed)) => Some(departed.process),
+        AskError::NotSent(SendError { reason: SendFailure::Gone(departed), .. }) => Some(departed.process),
+        _ => None,
+    }
+}
+
+/// Ctrl-C and `SIGTERM`.
+struct Signals(Signal, Signal);
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Signals(signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
+    }
+
+    /// The next one, if they are waited for.
+    async fn next(signals: &mut Option<Self>) -> Option<()> {
+        let Signals(interrupt, terminate) = signals.as_mut()?;
+        tokio::select! {
+            signal = interrupt.recv() => signal,
+            signal = terminate.recv() => signal,
+        }
+    }
+}
+
+impl Conductor {
+    /// The last counts of each actor, or the latest that are known.
+    fn all_counts(&self) -> Vec<Counts> {
+        let last = self.members.iter().zip(&self.counts).filter_map(|(member, counts)| {
+            let latest = || self.latest.get(&(member.stage as u16, member.replica)).cloned();
+            counts.clone().or_else(latest)
+        });
+        last.chain(self.past.iter().cloned()).collect()
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Progress(counts, waits) => {
+                self.stillness.told(&counts, waits);
+                self.latest.insert((counts.stage, counts.replica), *counts);
+            }
+            Event::Failed(failure) => {
+                self.failure.get_or_insert(failure);
+                self.stop_sources();
+            }
+            Event::Spans { stage, replica, pid, spans } => {
+                if let Some(trace) = &mut self.trace {
+                    trace.add(stage, replica, pid, spans);
+                }
+            }
+        }
+    }
+
+    /// The members that have not ended.
+    fn unfinished(&self) -> Vec<(u16, u16)> {
+        let members = self.members.iter().enumerate();
+        let unfinished = |index: usize| self.counts[index].is_none() && !self.gone.contains_key(&index);
+        let members = members.filter(|(index, _)| unfinished(*index));
+        members.map(|(_, member)| (member.stage as u16, member.replica)).collect()
+    }
+
+    fn look_for_stillness(&mut self) {
+        let now = Instant::now();
+        if self.stillness.still_for(&self.unfinished(), now) >= REMIND {
+            self.remind();
+        }
+        let Some(waiting) = self.stillness.report(&self.plan, &self.unfinished(), now) else { return };
+        let (pipeline, seconds) = (&self.plan.name, self.stillness.said(now).as_secs());
+        for waiting in waiting {
+            let waiting = waiting.to_string();
+            tracing::warn!(target: "tensorpost::pipeline", pipeline, seconds, waiting, "nothing moves");
+        }
+    }
+
+    /// Nothing moves. Tells members again what a new life may not know. A member that had ended may have died since and
+    /// come back, which no answer says; it then waits for ends that nobody sends. Or a restorer waits for items that
+    /// went with a life.
+    fn remind(&self) {
+        for (index, member) in self.members.iter().enumerate() {
+            for gone in self.over_before(index) {
+                // One that has no room now is told the next time.
+                let _ = member.control.try_send(gone);
+            }
+            let _ = member.control.try_send(Control::GoOn { after_a_death: !self.deaths.is_empty() });
+        }
+    }
+
+    /// For each member before this one that has ended, or does not come back: the word that nothing more comes from it.
+    fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+        let is_over = |other: &usize| self.gone.contains_key(other) || self.counts[*other].is_some();
+        let over = (0..self.members.len()).filter(is_over);
+        over.filter(move |other| self.sends_to(*other, index)).map(|other| self.gone(other))
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Cancel => {
+                self.cancelled = true;
+                self.stop_sources();
+            }
+            Command::Kill => self.killed = true,
+        }
+    }
+
+    fn stop_sources(&mut self) {
+        self.stopping = true;
+        let sources = self.members.iter().filter(|member| member.source);
+        self.sends.extend(sources.map(|member| member.control.send(Control::Stop)));
+    }
+
+    /// Notes a death; true if the actor comes back.
+    fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
+        let member = &self.members[index];
+        let stage = self.plan.stages[member.stage].name.clone();
+        let why = match error {
+            AskError::NotSent(error) => error.reason.to_string(),
+            AskError::NoReply(failure) => failure.to_string(),
+            AskError::TimedOut => "it did not answer".to_owned(),
+        };
+        tracing::warn!(target: "tensorpost::pipeline", stage, replica = member.replica, why, "a stage died");
+        let (of, replica) = (member.stage, member.replica);
+        let dead = |replica: u16| {
+            self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
+        };
+        let mut others = self.members.iter().filter(|other| other.stage == of && other.replica != replica);
+        // Those who sent to it send again, to another; a source has nobody who would.
+        let replaced =
+            self.plan.at_least_once.is_some() && !member.source && others.any(|other| !dead(other.replica));
+        // Where nobody knows yet, the next ask is not sent if there is no next life.
+        let comes_back = match error {
+            AskError::NoReply(AskFailure::Gone(departed)) => departed.restarts,
+            AskError::NoReply(_) => true,
+            AskError::NotSent(_) | AskError::TimedOut => false,
+        };
+        let restarts = comes_back && self.plan.restart(of) != Restart::never();
+        let death = Death { stage, replica, why, restarted: restarts };
+        if restarts {
+            self.past.extend(self.latest.remove(&(of as u16, replica)));
+            self.deaths.push(death);
+            return true;
+        }
+        self.deaths.push(death.clone());
+        self.gone.insert(index, process_of(error));
+        if !replaced {
+            self.fatal_death.get_or_insert(death);
+            self.stop_sources();
+        }
+        for (other, member) in self.members.iter().enumerate() {
+            let waits = self.counts[other].is_none() && !self.gone.contains_key(&other);
+            if waits && self.sends_to(index, other) {
+                // One that has died too is noticed by itself; its next life is told when it begins.
+                self.sends.push(member.control.send(self.gone(index)));
+            }
+        }
+        false
+    }
+
+    /// A member is done: all its items and ends were answered.
+    fn finished(&mut self, index: usize, counts: Counts) {
+        self.counts[index] = Some(counts);
+        // An end was answered by a life that may have died since; the next one would wait for it.
+        for (other, member) in self.members.iter().enumerate() {
+            let stage = &self.plan.stages[member.stage].name;
+            let died =
+                || self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica);
+            if self.counts[other].is_none() && self.sends_to(index, other) && died() {
+                self.sends.push(member.control.send(self.gone(index)));
+            }
+        }
+    }
+
+    /// The word that nothing more comes from a member.
+    fn gone(&self, index: usize) -> Control {
+        let member = &self.members[index];
+        let dead = self.gone.get(&index);
+        let (dead_source, with) = (dead.is_some() && member.source, dead.copied().flatten());
+        Control::Gone { lanes: member.lanes.clone(), dead_source, with }
+    }
+
+    /// Whether items go from one member to another.
+    fn sends_to(&self, from: usize, to: usize) -> bool {
+        let [from, to] = [from, to].map(|member| self.members[member].stage);
+        self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == to)
+    }
+
+    /// What a member's new life must be told before it runs: its earlier life knew it, or had it in its mailbox.
+    fn brief(&self, index: usize) -> Vec<Send<Control>> {
+        let member = &self.members[index];
+        // A source that is to make nothing more must not begin anew.
+        let stop = (self.stopping && member.source).then_some(Control::Stop);
+        // From these no end comes, which it would wait for.
+        stop.into_iter().chain(self.over_before(index)).map(|control| member.control.send(control)).collect()
+    }
+
+    /// After a death, asks those who are done for their counts again: what was sent again came after their answers.
+    async fn count_again(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
+        if self.deaths.is_empty() || self.killed {
+            return;
+        }
+        // One that has died since it was done begins anew, and is told that all others are done too.
+        let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
+        let mut asks: FuturesUnordered<_> =
+            asks.map(|(index, member)| run(index, self.brief(index), member.run.ask(Run))).collect();
+        while !asks.is_empty() && !self.killed {
+            tokio::select! {
+                Some((index, answer)) = asks.next() => {
+                    if let Ok(counts) = answer
+                        && let Some(before) = self.counts[index].replace(counts)
+                        && before.life != self.counts[index].as_ref().map_or(0, |counts| counts.life)
+                    {
+                        self.past.push(before);
+                    }
+                }
+                Some(_) = self.sends.next() => {}
+                Some(command) = commands.recv() => self.command(command),
+            }
+        }
+    }
+
+    /// Ends the members that are done. Those that were killed need no word.
+    async fn close(&mut self) {
+        let done = self.members.iter().zip(&self.counts).filter(|(_, counts)| counts.is_some());
+        self.sends.extend(done.map(|(member, _)| member.control.send(Control::Close)));
+        if !self.killed {
+            let all = async { while self.sends.next().await.is_some() {} };
+            if tokio::time::timeout(CLOSING, all).await.is_err() {
+                tracing::debug!(
+                    "a stage was not told that its pipeline is over; its worker ends all the same"
+                );
+            }
+        }
+    }
+
+    /// `complete`: whether what is lost or left over is an error, whatever explains it.
+    fn outcome(self, complete: bool) -> Result<Report, PipelineError> {
+        let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
+        report.cancelled = self.cancelled;
+        if self.killed {
+            report.waiting = self.stillness.waiting(&self.plan, &self.unfinished(), Instant::now());
+        }
+        if let Some(what) = report.incomplete() {
+            tracing::warn!(target: "tensorpost::pipeline", pipeline = report.pipeline, what, "a run is incomplete");
+        }
+        let fatal = self.counts.iter().flatten().find_map(|counts| counts.fatal.clone());
+        let report = Box::new(report);
+        if self.killed {
+            return Err(PipelineError::Killed { report });
+        }
+        // A death first: what fails after it, fails because of it.
+        if let Some(Death { stage, replica, why, .. }) = self.fatal_death {
+            return Err(PipelineError::Died { stage, replica, why, report });
+        }
+        match self.failure.or(fatal) {
+            Some(failure) => Err(PipelineError::Failed { failure, report }),
+            // A loss that nothing explains is a defect, of a message type or of this library, and no success.
+            None if report.lost_unexplained > 0 || (complete && !report.is_complete()) => {
+                Err(PipelineError::Incomplete { report })
+            }
+            None => Ok(*report),
+        }
+    }
+}
+
+/// How the program speaks to the conductor.
+#[derive(Clone, Debug)]
+pub(super) struct Baton(pub(super) Arc<mpsc::UnboundedSender<Command>>);
+
+impl Baton {
+    pub(super) fn give(&self, command: Command) {
+        // A pipeline that has ended needs no command.
+        let _ = self.0.send(command);
+    }
+}

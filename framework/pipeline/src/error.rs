@@ -1,0 +1,216 @@
+//! The errors of pipelines.
+
+use tensorpost_core::api::device::DeviceError;
+use tensorpost_core::api::node::{ActorError, NodeError, SpawnError};
+
+use super::report::Report;
+use super::worker::meter::Failure;
+
+/// A mistake in a pipeline as it was written down. It is found before a process starts.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Mistake {
+    /// Nothing begins it.
+    #[error("it has no source; begin it with `.source::<…>(…)`")]
+    NoSource,
+    /// Something is made that nobody takes.
+    #[error("nothing takes {what} of stage `{stage}`; end the flow with `.sink::<…>(…)`, or take it out")]
+    Unconnected {
+        /// The stage.
+        stage: String,
+        /// What it makes.
+        what: String,
+    },
+    /// Two stages have the same name.
+    #[error("two stages are called `{stage}`; give one of them another name with `.named(…)`")]
+    DuplicateName {
+        /// The name.
+        stage: String,
+    },
+    /// There is no such device.
+    #[error("stage `{stage}` cannot run on `{device}`: {source}")]
+    Device {
+        /// The stage.
+        stage: String,
+        /// The device as it was written.
+        device: String,
+        /// What is wrong with it.
+        source: DeviceError,
+    },
+    /// A number is out of range.
+    #[error("stage `{stage}` has {what} = {value}; it can be {least} to {most}")]
+    OutOfRange {
+        /// The stage.
+        stage: String,
+        /// Which number.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// The least that it may be.
+        least: u64,
+        /// The most that it may be.
+        most: u64,
+    },
+    /// Batches and windows that may together keep all that at-least-once delivery lets a source have under way.
+    #[error(
+        "{}`{stage}` may keep {kept} items of a source until more come, and at most {most} may be unacknowledged, so it may \
+         wait for ever; let at least {} be (`at_least_once({})`), or give batches a time with `within`",
+        if *.stages > 1 { "the batches and windows up to " } else { "stage " }, .kept + 1, .kept + 1
+    )]
+    Kept {
+        /// The last of them.
+        stage: String,
+        /// Items of one source that they may keep together.
+        kept: u64,
+        /// Items of it that may be unacknowledged.
+        most: u64,
+        /// How many they are.
+        stages: usize,
+    },
+    /// Things that do not go together.
+    #[error("stage `{stage}`: {why}")]
+    Conflict {
+        /// The stage.
+        stage: String,
+        /// What does not go together, and what to do.
+        why: &'static str,
+    },
+}
+
+/// Why a pipeline did not run to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// It was not written down right; no process was started.
+    #[error("pipeline `{pipeline}` cannot run: {}", list(.mistakes))]
+    Graph {
+        /// Its name.
+        pipeline: String,
+        /// Everything that is wrong.
+        mistakes: Vec<Mistake>,
+    },
+    /// The node did not start.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A stage's worker did not start.
+    #[error("no worker for stage `{stage}`: {source}")]
+    Worker {
+        /// The stage.
+        stage: String,
+        /// What the worker did instead.
+        source: SpawnError,
+    },
+    /// The node was built without a stage's type.
+    #[error(
+        "the node does not know stage `{stage}` (`{label}`); build it with `Node::builder().pipeline(&pipeline)`, or with \
+         `.source`, `.stage` and `.sink` for each type"
+    )]
+    UnknownStage {
+        /// The stage.
+        stage: String,
+        /// Its type.
+        label: String,
+    },
+    /// A stage could not be made.
+    #[error("stage `{stage}` did not start: {source}")]
+    Start {
+        /// The stage.
+        stage: String,
+        /// What is wrong.
+        source: ActorError,
+    },
+    /// The system refused the thread that follows the pipeline, or something that it needs.
+    #[error("the pipeline cannot be followed: {0}")]
+    System(#[from] std::io::Error),
+    /// A stage failed on an item, and its errors fail the pipeline. What was under way in other stages was finished.
+    #[error("stage `{}` failed on {}: {}{}", .failure.stage, item(.failure), .failure.why, lost(.report))]
+    Failed {
+        /// The stage, the item and the error.
+        failure: Failure,
+        /// What was done until then.
+        report: Box<Report>,
+    },
+    /// A stage's process, or its actor, ended. What was under way in other stages was finished.
+    #[error("{}`{stage}` (replica {replica}) died: {why}{}{}", what_died(.report, .stage), hint(.report, .stage), lost(.report))]
+    Died {
+        /// The stage.
+        stage: String,
+        /// Which of its replicas.
+        replica: u16,
+        /// What is known.
+        why: String,
+        /// What was done until then; it names the items that were lost.
+        report: Box<Report>,
+    },
+    /// It ran to its end and not everything came there: items were lost though no death explains that, or
+    /// [`require_complete`](super::Pipeline::require_complete) was asked for and the report
+    /// [is not complete](Report::is_complete).
+    #[error("pipeline `{}` is not complete: {}", .report.pipeline, .report.incomplete().unwrap_or_default())]
+    Incomplete {
+        /// What was done, and which items did not come to their end.
+        report: Box<Report>,
+    },
+    /// It was told to end at once.
+    #[error("the pipeline was killed{}", waiting(.report))]
+    Killed {
+        /// What was done until then, as far as it is known.
+        report: Box<Report>,
+    },
+}
+
+impl PipelineError {
+    /// The report of a pipeline that ran and did not finish.
+    pub fn report(&self) -> Option<&Report> {
+        match self {
+            PipelineError::Failed { report, .. }
+            | PipelineError::Died { report, .. }
+            | PipelineError::Incomplete { report }
+            | PipelineError::Killed { report } => Some(report),
+            _ => None,
+        }
+    }
+}
+
+fn list(mistakes: &[Mistake]) -> String {
+    let texts: Vec<_> = mistakes.iter().map(Mistake::to_string).collect();
+    texts.join("; ")
+}
+
+fn is_source(report: &Report, stage: &str) -> bool {
+    report.stage(stage).is_some_and(|stage| stage.is_source)
+}
+
+fn what_died(report: &Report, stage: &str) -> &'static str {
+    if is_source(report, stage) { "source " } else { "stage " }
+}
+
+/// The remedy for a death that nobody makes up for.
+fn hint(report: &Report, stage: &str) -> &'static str {
+    let restarted = report.deaths.iter().any(|death| death.stage == stage && death.restarted);
+    match (restarted, is_source(report, stage)) {
+        (true, _) => "; its restarts are used up",
+        (false, true) => "; with `.restart(..)` it would begin anew",
+        (false, false) => "; with `.restart(..)` it would go on with the next items",
+    }
+}
+
+fn item(failure: &Failure) -> String {
+    failure.id.map_or_else(|| "no item".to_owned(), |id| format!("item {id}"))
+}
+
+fn waiting(report: &Report) -> String {
+    let texts: Vec<_> = report.waiting.iter().take(8).map(ToString::to_string).collect();
+    let more = if report.waiting.len() > texts.len() { "; …" } else { "" };
+    if texts.is_empty() { String::new() } else { format!("; {}{more}", texts.join("; ")) }
+}
+
+fn lost(report: &Report) -> String {
+    match report.lost_count {
+        0 => String::new(),
+        count => {
+            let named: Vec<_> = report.lost.iter().take(8).map(|lost| lost.id.to_string()).collect();
+            let more = if count > named.len() as u64 { ", …" } else { "" };
+            format!("; lost {count}: {}{more}", named.join(", "))
+        }
+    }
+}

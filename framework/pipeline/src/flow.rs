@@ -1,0 +1,537 @@
+//! Writing a pipeline down: typed flows over the untyped plan.
+
+use std::cell::RefCell;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::marker::PhantomData;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::closures;
+use super::dead::Dead;
+use super::item::Item;
+use super::on_error::OnError;
+use super::place::On;
+use super::plan::{DEAD, Kind, Plan, StagePlan, Tap};
+use super::settings::Settings;
+use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated};
+use super::traits::{Sink, Source, Stage};
+use super::work::{SourceWork, StageWork, Work};
+use super::worker::args::Select;
+use super::worker::pick::NumberOf;
+use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::node::Restart;
+
+/// The pipeline as far as it is written down. The pipeline and all its flows share it.
+pub(super) struct Draft {
+    pub(super) plan: Plan,
+    /// The typed part of each stage.
+    pub(super) works: Vec<Rc<dyn Work>>,
+    pub(super) settings: Settings,
+    closures: u32,
+}
+
+/// A pipeline: what runs where, and what flows between. Write it down with [`source`](Self::source) and the methods of
+/// [`Flow`], then [`run`](Self::run) it. See the [module](super).
+#[derive(Clone)]
+pub struct Pipeline {
+    pub(super) draft: Rc<RefCell<Draft>>,
+}
+
+/// Items of type `T`, on their way from the stages that make them to the one that is written down next. `At` says which
+/// stage the methods that tune one are about: [`AfterSource`], [`After`], or none. A flow that nobody takes is a mistake that
+/// keeps the pipeline from running.
+pub struct Flow<T, At = Plain> {
+    draft: Rc<RefCell<Draft>>,
+    taps: Vec<Tap>,
+    /// The stage that the flow comes from.
+    stage: usize,
+    types: PhantomData<fn() -> (T, At)>,
+}
+
+/// A flow that comes from several stages, or is one of several of a stage.
+pub enum Plain {}
+/// A flow behind the source that makes it, which can be tuned.
+pub enum AfterSource {}
+/// A flow behind the stage that makes it, which takes items of type `I` and can be tuned.
+pub struct After<I>(PhantomData<I>);
+/// The output of a sink: nothing.
+pub enum Done {}
+
+/// The end of a flow: a sink that takes items of type `I` and can be tuned, or the pipeline, to be run.
+pub type Ending<I> = Flow<Done, After<I>>;
+
+/// A flow behind one stage that can be tuned: [`AfterSource`] and [`After`].
+pub trait Tuned: sealed::Sealed {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::AfterSource {}
+    impl<I> Sealed for super::After<I> {}
+}
+
+impl Tuned for AfterSource {}
+impl<I> Tuned for After<I> {}
+
+impl Pipeline {
+    /// An empty one. Its name tells its closures from those of other pipelines of the program.
+    pub fn new(name: impl Into<String>) -> Self {
+        let draft = Draft {
+            plan: Plan::new(name.into()),
+            works: Vec::new(),
+            settings: Settings::default(),
+            closures: 0,
+        };
+        Pipeline { draft: Rc::new(RefCell::new(draft)) }
+    }
+
+    /// Adds a source, in a worker of its own. There may be several.
+    pub fn source<S: Source>(&self, args: S::Args) -> Flow<S::Out, AfterSource> {
+        self.begin(short::<S>(), Rc::new(SourceWork::<S>(args)))
+    }
+
+    /// Adds a source from an iterator, which `make` makes in the source's worker.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u32);
+    /// let pipeline = Pipeline::new("numbers");
+    /// let numbers = pipeline.items("count", |_| (0..100).map(Number));
+    /// # numbers.for_each("drop", |_| Ok(()));
+    /// ```
+    pub fn items<T, I>(
+        &self,
+        name: &str,
+        make: impl Fn(&Env) -> I + Send + Sync + 'static,
+    ) -> Flow<T, AfterSource>
+    where
+        T: Item,
+        I: IntoIterator<Item = T>,
+        I::IntoIter: 'static,
+    {
+        let key = closure_name(&self.draft);
+        let make = move |env: &Env| Box::new(make(env).into_iter().map(Ok)) as Iterated<T>;
+        closures::keep::<super::stages::MakeIterated<T>>(&key, Arc::new(make));
+        self.begin(name, Rc::new(SourceWork::<Items<T>>(key)))
+    }
+
+    fn begin<T>(&self, name: &str, work: Rc<dyn Work>) -> Flow<T, AfterSource> {
+        let stage = self.draft.borrow_mut().add(StagePlan::new(Kind::Source, name), work, &[]);
+        Flow::of(&self.draft, stage)
+    }
+
+    pub(super) fn tune(self, tune: impl FnOnce(&mut Draft)) -> Self {
+        tune(&mut self.draft.borrow_mut());
+        self
+    }
+}
+
+impl Draft {
+    fn add(&mut self, stage: StagePlan, work: Rc<dyn Work>, taps: &[Tap]) -> usize {
+        self.works.push(work);
+        self.plan.add(stage, taps)
+    }
+
+    /// The typed part of a stage of the completed plan.
+    pub(super) fn work(works: &[Rc<dyn Work>], plan: &Plan, stage: usize) -> Rc<dyn Work> {
+        match plan.stages[stage].relays {
+            Some(relayed) => works[relayed].relay(),
+            None => Rc::clone(&works[stage]),
+        }
+    }
+}
+
+/// A name for a closure, the same in every process that writes the pipeline down.
+pub(super) fn closure_name(draft: &RefCell<Draft>) -> String {
+    let mut draft = draft.borrow_mut();
+    draft.closures += 1;
+    format!("{}#{}", draft.plan.name, draft.closures)
+}
+
+impl<T, At> Flow<T, At> {
+    fn of(draft: &Rc<RefCell<Draft>>, stage: usize) -> Self {
+        let taps = vec![Tap { stage, output: 0, branch: 0 }];
+        Flow { draft: Rc::clone(draft), taps, stage, types: PhantomData }
+    }
+
+    fn at(&self, taps: Vec<Tap>) -> Flow<T> {
+        Flow { draft: Rc::clone(&self.draft), taps, stage: self.stage, types: PhantomData }
+    }
+
+    /// The pipeline that this is a part of.
+    pub fn pipeline(&self) -> Pipeline {
+        Pipeline { draft: Rc::clone(&self.draft) }
+    }
+}
+
+impl<T: Item, At> Flow<T, At> {
+    /// Sends the items to a stage, in a worker of its own.
+    pub fn stage<S: Stage<In = T>>(self, args: S::Args) -> Flow<S::Out, After<T>> {
+        self.then(short::<S>(), Rc::new(StageWork::<S>(args)), Kind::Stage)
+    }
+
+    /// Ends the flow in a sink, in a worker of its own.
+    pub fn sink<S: Sink<In = T>>(self, args: S::Args) -> Ending<T> {
+        self.then(short::<S>(), Rc::new(StageWork::<AsSink<S>>(args)), Kind::Sink)
+    }
+
+    /// Turns each item into another.
+    pub fn map<O: Item>(
+        self,
+        name: &str,
+        mut map: impl FnMut(T) -> anyhow::Result<O> + Clone + Send + Sync + 'static,
+    ) -> Flow<O, After<T>> {
+        self.apply(name, move |item, out, _| map(item).map(|item| out.emit(item)))
+    }
+
+    /// Drops the items for which `keep` is false.
+    pub fn filter(
+        self,
+        name: &str,
+        mut keep: impl FnMut(&T) -> bool + Clone + Send + Sync + 'static,
+    ) -> Flow<T, After<T>> {
+        self.apply(name, move |item, out, _| {
+            if keep(&item) {
+                out.emit(item);
+            }
+            Ok(())
+        })
+    }
+
+    /// Turns each item into any number of others.
+    pub fn flat_map<O: Item, I: IntoIterator<Item = O>>(
+        self,
+        name: &str,
+        mut map: impl FnMut(T) -> anyhow::Result<I> + Clone + Send + Sync + 'static,
+    ) -> Flow<O, After<T>> {
+        self.apply(name, move |item, out, _| {
+            map(item)?.into_iter().for_each(|item| out.emit(item));
+            Ok(())
+        })
+    }
+
+    /// Host code for each item, with the stage's device (`env.gpu()`), in a worker of its own. Every replica has a clone
+    /// of the closure as it was when the pipeline was written down in its process.
+    pub fn apply<O: Item>(
+        self,
+        name: &str,
+        apply: impl FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + Clone + Send + Sync + 'static,
+    ) -> Flow<O, After<T>> {
+        let key = self.keep_closure(apply);
+        self.then(name, Rc::new(StageWork::<Apply<T, O>>(key)), Kind::Stage)
+    }
+
+    /// Ends the flow in host code, in a worker of its own.
+    pub fn for_each(
+        self,
+        name: &str,
+        mut consume: impl FnMut(T) -> anyhow::Result<()> + Clone + Send + Sync + 'static,
+    ) -> Ending<T> {
+        let key = self.keep_closure::<super::stages::Nothing>(move |item, _, _| consume(item));
+        self.then(name, Rc::new(StageWork::<Apply<T, super::stages::Nothing>>(key)), Kind::Sink)
+    }
+
+    fn keep_closure<O: Item>(
+        &self,
+        apply: impl FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + Clone + Send + Sync + 'static,
+    ) -> String {
+        let key = closure_name(&self.draft);
+        let make = move || Box::new(apply.clone()) as Applied<T, O>;
+        closures::keep::<super::stages::MakeApplied<T, O>>(&key, Arc::new(make));
+        key
+    }
+
+    fn then<O, B>(self, name: &str, work: Rc<dyn Work>, kind: Kind) -> Flow<O, B> {
+        let stage = self.draft.borrow_mut().add(StagePlan::new(kind, name), work, &self.taps);
+        Flow::of(&self.draft, stage)
+    }
+
+    /// A stage of the pipeline's own, in the worker of the stage before where that is one.
+    pub(super) fn helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
+        let before = self.taps[0].stage;
+        let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
+        {
+            let plan = &mut flow.draft.borrow_mut().plan;
+            plan.stages[flow.stage].helper = true;
+            // Not behind a loop: what has left it is not to be answered for by a stage in it.
+            let together = plan.stages[before].replicas == 1 && plan.stages[before].depth <= plan.loops;
+            plan.stages[flow.stage].beside = together.then_some(before);
+        }
+        flow
+    }
+
+    /// A stage of the pipeline's own, in a worker of its own.
+    pub(super) fn own_helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
+        let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
+        flow.draft.borrow_mut().plan.stages[flow.stage].helper = true;
+        flow
+    }
+
+    /// The stage that the flow comes from, in the plan.
+    pub(super) fn index(&self) -> usize {
+        self.stage
+    }
+
+    pub(super) fn draft(&self) -> &RefCell<Draft> {
+        &self.draft
+    }
+
+    /// Merges two flows: the items of both, as they come.
+    pub fn merge<B>(self, other: Flow<T, B>) -> Flow<T> {
+        let taps = self.taps.iter().chain(&other.taps).copied().collect();
+        self.at(taps)
+    }
+
+    /// Sends every item to all `N` flows. Each gets a clone; the tensors in it are not copied.
+    pub fn broadcast<const N: usize>(self) -> [Flow<T>; N] {
+        self.fork(Select::All)
+    }
+
+    /// Sends items to the `N` flows in turn.
+    pub fn round_robin<const N: usize>(self) -> [Flow<T>; N] {
+        self.fork(Select::RoundRobin)
+    }
+
+    /// Sends each item to the flow with the fewest items that are not done with.
+    pub fn least_loaded<const N: usize>(self) -> [Flow<T>; N] {
+        self.fork(Select::LeastLoaded)
+    }
+
+    /// Sends items with the same key to the same flow.
+    pub fn spread_by_key<K: Hash, const N: usize>(
+        self,
+        key: impl Fn(&T) -> K + Send + Sync + 'static,
+    ) -> [Flow<T>; N] {
+        let name = self.keep_number(move |item| hash(&key(item)));
+        self.fork(Select::By(name))
+    }
+
+    /// Sends items for which `first` is true to the first flow, the others to the second.
+    pub fn split(self, first: impl Fn(&T) -> bool + Send + Sync + 'static) -> (Flow<T>, Flow<T>) {
+        let name = self.keep_number(move |item| u64::from(!first(item)));
+        let [first, second] = self.fork(Select::By(name));
+        (first, second)
+    }
+
+    fn keep_number(&self, number: impl Fn(&T) -> u64 + Send + Sync + 'static) -> String {
+        let name = closure_name(&self.draft);
+        closures::keep::<NumberOf<T>>(&name, Arc::new(number));
+        name
+    }
+
+    fn fork<const N: usize>(self, select: Select) -> [Flow<T>; N] {
+        let flow = self.single();
+        let taps = flow.draft.borrow_mut().plan.fork(flow.taps[0], N as u16, select);
+        std::array::from_fn(|index| flow.at(vec![taps[index]]))
+    }
+
+    /// The flow as the whole output of one stage.
+    fn single(self) -> Flow<T> {
+        let whole = |tap: &Tap| {
+            let plan = &self.draft.borrow().plan;
+            plan.stages[tap.stage].outputs[usize::from(tap.output)].branches == 1
+        };
+        if let [tap] = &self.taps[..]
+            && whole(tap)
+        {
+            let taps = self.taps.clone();
+            return self.at(taps);
+        }
+        let relay = self.helper::<Identity<T>>("relay", PhantomData);
+        relay.at(relay.taps.clone())
+    }
+
+    /// A loop: items go through the stages that `body` adds, and again for as long as `again` is true of the result.
+    /// Items for which `again` is false leave the loop.
+    ///
+    /// At most `bound` items are in the loop at a time; others wait in front of it. An item that a stage of the loop drops
+    /// has left it.
+    pub fn iterate<B>(
+        self,
+        bound: u32,
+        body: impl FnOnce(Flow<T>) -> Flow<T, B>,
+        again: impl Fn(&T) -> bool + Send + Sync + 'static,
+    ) -> Flow<T> {
+        let admission = self.helper::<Identity<T>>("loop", PhantomData);
+        let draft = Rc::clone(&admission.draft);
+        let outside = admission.stage;
+        draft.borrow_mut().plan.loops += 1;
+        let entry = admission.helper::<Identity<T>>("round", PhantomData);
+        let inside = entry.stage;
+        {
+            let plan = &mut draft.borrow_mut().plan;
+            plan.stages[inside].window = Some(bound);
+            plan.stages[inside].beside = None;
+            plan.stages[outside].beside = Some(inside);
+        }
+        let (back, done) = body(entry.at(entry.taps.clone())).split(again);
+        let plan = &mut draft.borrow_mut().plan;
+        for tap in &back.taps {
+            plan.connect(*tap, inside, true);
+        }
+        plan.loops -= 1;
+        done
+    }
+}
+
+pub(super) fn hash(key: &impl Hash) -> u64 {
+    // SipHash with fixed keys: the same in every process.
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl<T, I> Flow<T, After<I>> {
+    /// Notes that the stage keeps so many items before it makes one, of all of them if it `packs`.
+    pub(super) fn batch_bound(self, batch: super::many::Batch, packs: bool) -> Self {
+        {
+            let stage = &mut self.draft.borrow_mut().plan.stages[self.stage];
+            (stage.keeps, stage.times_out) = (Some(batch.count), batch.within.is_some());
+            stage.packs = packs;
+        }
+        self
+    }
+
+    /// Notes that the stage takes apart what others have put together.
+    pub(super) fn taking_apart(self) -> Self {
+        self.draft.borrow_mut().plan.stages[self.stage].takes_apart = true;
+        self
+    }
+}
+
+impl<T, At: Tuned> Flow<T, At> {
+    fn tune(self, tune: impl FnOnce(&mut StagePlan)) -> Self {
+        tune(&mut self.draft.borrow_mut().plan.stages[self.stage]);
+        self
+    }
+
+    /// Names the stage, in reports and diagrams and as its worker's name. Without this it has the name of its type.
+    pub fn named(self, name: impl Into<String>) -> Self {
+        self.tune(|stage| stage.name = name.into())
+    }
+
+    /// Runs `count` replicas of the stage, each in a worker of its own. Each replica of a source makes all items.
+    pub fn replicas(self, count: u32) -> Self {
+        self.tune(|stage| stage.replicas = count)
+    }
+
+    /// The device that the stage works on; the host unless said otherwise. See [`On`].
+    pub fn on(self, device: impl Into<On>) -> Self {
+        self.tune(|stage| stage.on = device.into())
+    }
+
+    /// Puts the stage into the worker of the stage before, which must have one replica. Items go to it as values, without
+    /// being encoded, and the two take turns on one thread.
+    pub fn beside(self) -> Self {
+        let before = {
+            let plan = &self.draft.borrow().plan;
+            plan.edges_to(self.stage).next().map(|(_, edge)| edge.from.stage)
+        };
+        self.tune(|stage| stage.beside = before)
+    }
+
+    /// Gives the stage a thread of its own in its worker, which reads messages on another meanwhile. For calls that take
+    /// long, next to other stages in one worker.
+    pub fn own_thread(self) -> Self {
+        self.tune(|stage| stage.own_thread = true)
+    }
+
+    /// What happens when the stage fails on an item; unless said otherwise the pipeline fails.
+    pub fn on_error(self, on_error: OnError) -> Self {
+        self.tune(|stage| stage.on_error = on_error)
+    }
+}
+
+impl<T> Flow<T, AfterSource> {
+    /// What happens when the source's process ends: with a policy the source is made again from its arguments, and begins
+    /// anew, with item 0. So what it makes comes again, from its beginning; only what it had not sent yet is lost, if it
+    /// does not make that again. Without a policy the pipeline fails.
+    ///
+    /// A source that is to go on where it was has to remember that where its process's end does not take it: in a file, or
+    /// in an actor.
+    pub fn restart(self, policy: Restart) -> Self {
+        self.tune(|stage| stage.restart = Some(policy))
+    }
+}
+
+impl<T, I: Item> Flow<T, After<I>> {
+    /// How many items wait in front of the stage, per sending process;
+    /// [`DEFAULT_MAILBOX`](super::limits::DEFAULT_MAILBOX) unless said otherwise.
+    pub fn mailbox(self, items: u32) -> Self {
+        self.tune(|stage| stage.mailbox = Some(items))
+    }
+
+    /// How many bytes of tensors and message bodies each sender may have on the way to the stage that it is not done
+    /// with. An item that is larger goes alone.
+    pub fn max_bytes_in_flight(self, bytes: u64) -> Self {
+        self.tune(|stage| stage.max_bytes = Some(bytes))
+    }
+
+    /// Restores, behind the stage's replicas, the order in which items came to them, per sender.
+    pub fn ordered(self) -> Self {
+        self.tune(|stage| stage.ordered = true)
+    }
+
+    /// Sends each item to the replica with the fewest unfinished items. Without this, replicas take turns.
+    pub fn to_least_loaded(self) -> Self {
+        self.tune(|stage| stage.select = Select::LeastLoaded)
+    }
+
+    /// Sends items with the same key to the same replica, so they keep their order.
+    pub fn by_key<K: Hash>(self, key: impl Fn(&I) -> K + Send + Sync + 'static) -> Self {
+        let name = closure_name(&self.draft);
+        closures::keep::<NumberOf<I>>(&name, Arc::new(move |item| hash(&key(item))));
+        self.tune(|stage| stage.select = Select::By(name))
+    }
+
+    /// What happens when a replica's process ends: with a policy it is started again, from its arguments, and goes on with
+    /// what comes then. Items that it had are lost, and named in the report, unless delivery is
+    /// [at least once](super::Pipeline::at_least_once); what the stage remembered is gone. Without a policy the pipeline
+    /// fails. Stages in the same worker come back together; a source among them only if it has a policy itself.
+    pub fn restart(self, policy: Restart) -> Self {
+        self.tune(|stage| stage.restart = Some(policy))
+    }
+
+    /// Sends every item to every replica.
+    pub fn to_all(self) -> Self {
+        self.tune(|stage| stage.select = Select::All)
+    }
+
+    /// Gives the items on which the stage fails as a flow of their own.
+    pub fn dead_letters(self) -> (Self, Flow<Dead<I>>) {
+        let tap = Tap { stage: self.stage, output: DEAD, branch: 0 };
+        {
+            let plan = &mut self.draft.borrow_mut().plan;
+            let stage = &mut plan.stages[self.stage];
+            stage.outputs[1].branches = 1;
+            if !stage.on_error.keeps() {
+                stage.on_error = match stage.on_error.retries() {
+                    0 => OnError::DeadLetter,
+                    times => OnError::RetryThenDeadLetter(times),
+                };
+            }
+            plan.open.push(tap);
+        }
+        let dead =
+            Flow { draft: Rc::clone(&self.draft), taps: vec![tap], stage: self.stage, types: PhantomData };
+        (self, dead)
+    }
+}
+
+/// The last part of a type's path, without its arguments.
+fn short<S>() -> &'static str {
+    let name = std::any::type_name::<S>();
+    let end = name.find('<').unwrap_or(name.len());
+    name[..end].rsplit("::").next().unwrap_or(name)
+}
+
+impl std::fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pipeline({})", self.draft.borrow().plan.name)
+    }
+}
+
+impl<T, At> std::fmt::Debug for Flow<T, At> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Flow({:?})", self.taps)
+    }
+}

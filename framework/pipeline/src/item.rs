@@ -1,0 +1,182 @@
+//! What flows through a pipeline, and how the pipeline tells one item from another.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use tensorpost_core::api::message::GpuMessage;
+
+/// What can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor clones a handle,
+/// not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@tensorpost_derive::GpuMessage) and `Clone` does.
+///
+/// Items are cloned only where the pipeline has to keep one: for several receivers, for another attempt, or until it is
+/// acknowledged. Elsewhere they are moved, and a stage can write into the memory that it was handed
+/// ([`Tensor::into_mut`](tensorpost_core::api::tensor::Tensor::into_mut)).
+pub trait Item: GpuMessage<Reply = ()> + Clone {}
+
+impl<T: GpuMessage<Reply = ()> + Clone> Item for T {}
+
+/// The item of a source that something came from. Reports name items so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ItemId {
+    /// The source, counted from 0 in the order in which the pipeline was written down.
+    pub source: u16,
+    /// The item, counted from 0 in the order in which the source made them.
+    pub number: u64,
+}
+
+impl fmt::Display for ItemId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.source == 0 {
+            write!(f, "#{}", self.number)
+        } else {
+            write!(f, "#{}/{}", self.source, self.number)
+        }
+    }
+}
+
+/// The place of an item in an order that replicas lose and their receiver restores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Order {
+    /// The sender that numbered it.
+    pub(super) lane: u32,
+    /// The life of that sender: each life begins with number 0.
+    pub(super) life: u32,
+    /// Its number.
+    pub(super) number: u64,
+    /// Whether nothing more comes with this number.
+    pub(super) last: bool,
+}
+
+/// The data about an item that travels with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tag {
+    pub(super) id: ItemId,
+    /// The other items that are in it, where several became one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) also: Vec<ItemId>,
+    /// How the items that became this one share those ids, in order. Empty where each has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) parts: Vec<Shape>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) order: Option<Order>,
+    /// The loops that it is in, from the outermost on: the name that the stage at the loop's beginning gave it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) rounds: Vec<u64>,
+    /// Where items are sent again: edge and replica of the sender.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) lane: Option<u32>,
+    /// 0 unless it was sent again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) attempt: u32,
+}
+
+/// What an item was made of, in numbers of ids: a pair has two, a batch of pairs has parts of two each.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Shape {
+    pub(super) ids: u32,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) parts: Vec<Shape>,
+}
+
+fn is_zero(attempt: &u32) -> bool {
+    *attempt == 0
+}
+
+impl Tag {
+    pub(super) fn of(id: ItemId) -> Self {
+        Tag {
+            id,
+            also: Vec::new(),
+            parts: Vec::new(),
+            order: None,
+            rounds: Vec::new(),
+            lane: None,
+            attempt: 0,
+        }
+    }
+
+    /// All items that are in it.
+    pub(super) fn ids(&self) -> impl Iterator<Item = ItemId> + '_ {
+        std::iter::once(self.id).chain(self.also.iter().copied())
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        Shape { ids: 1 + self.also.len() as u32, parts: self.parts.clone() }
+    }
+
+    /// The tags of what this was made of, if it is `count` items and says how they share its ids.
+    pub(super) fn taken_apart(&self, count: usize) -> Option<Vec<Tag>> {
+        let single = Shape { ids: 1, parts: Vec::new() };
+        let all = vec![single; if self.parts.is_empty() { count } else { 0 }];
+        let shapes = if self.parts.is_empty() { &all } else { &self.parts };
+        let total: usize = shapes.iter().map(|shape| shape.ids as usize).sum();
+        if shapes.len() != count || total != 1 + self.also.len() {
+            return None;
+        }
+        let mut ids = self.ids();
+        let tags = shapes.iter().map(|shape| {
+            let mut own = ids.by_ref().take(shape.ids as usize);
+            let id = own.next()?;
+            let (also, parts) = (own.collect(), shape.parts.clone());
+            let (order, rounds, lane, attempt) = (self.order, self.rounds.clone(), self.lane, self.attempt);
+            Some(Tag { id, also, parts, order, rounds, lane, attempt })
+        });
+        tags.collect()
+    }
+}
+
+/// A message from one actor of a pipeline to the next.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(super) enum Parcel<T: Item> {
+    /// An item.
+    Item(Tag, T),
+    /// Nothing came of the item with this place in the order: nobody need wait for it.
+    Gap(Order),
+    /// Nothing more comes from this sender on this edge.
+    End {
+        /// Edge and replica of the sender.
+        lane: u32,
+    },
+}
+
+/// Makes a generic container of items an item; the derive would not check the tensors of what is inside. It is told from
+/// others on the wire by its full type, so the name and the definition can be those that people know.
+macro_rules! message {
+    ($container:ident<$($item:ident),+>, |$this:ident| $check:expr) => {
+        impl<$($item: $crate::Item),+> ::actix::Message for $container<$($item),+> {
+            type Result = ();
+        }
+
+        impl<$($item: $crate::Item),+> tensorpost_core::api::message::GpuMessage for $container<$($item),+> {
+            type Reply = ();
+            const NAME: &'static str = $crate::item::first([$($item::NAME),+]);
+            const SCHEMA: u64 = $crate::item::mixed(&[$($item::SCHEMA),+]);
+
+            fn check(&self) -> Result<(), tensorpost_core::api::message::TensorCheckError> {
+                let $this = self;
+                $check
+            }
+        }
+    };
+}
+pub(super) use message;
+
+pub(super) const fn first<const N: usize>(names: [&'static str; N]) -> &'static str {
+    names[0]
+}
+
+pub(super) const fn mixed(schemas: &[u64]) -> u64 {
+    let (mut mixed, mut index) = (0_u64, 0);
+    while index < schemas.len() {
+        mixed = mixed.rotate_left(7) ^ schemas[index];
+        index += 1;
+    }
+    mixed
+}
+
+message!(Parcel<T>, |parcel| match parcel {
+    Parcel::Item(_, item) => item.check(),
+    Parcel::Gap(_) | Parcel::End { .. } => Ok(()),
+});

@@ -1,0 +1,119 @@
+//! Pipelines: sources, stages and sinks in processes of their own, and what flows between them.
+//!
+//! A pipeline is written down with types, so that an edge between things that do not fit does not compile; everything
+//! else that can be wrong with it is found before a process starts. It is bounded everywhere: a sink that is slow slows
+//! its source down. It ends when its sources end, or are stopped, and everything that they made is done with.
+//!
+//! ```standalone_crate
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+//! struct Frame {
+//!     #[tensor(dtype = f32)]
+//!     pixels: Tensor,
+//! }
+//!
+//! struct Invert(Gpu);
+//!
+//! impl Stage for Invert {
+//!     type Args = ();
+//!     type In = Frame;
+//!     type Out = Frame;
+//!
+//!     fn create((): (), env: &Env) -> anyhow::Result<Self> {
+//!         Ok(Invert(env.gpu())) // in its worker process
+//!     }
+//!
+//!     fn process(&mut self, frame: Frame, out: &mut Out<Frame>) -> anyhow::Result<()> {
+//!         let mut pixels = frame.pixels.into_mut(&self.0)?; // the memory that the source wrote
+//!         self.0.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = 1.0 - *p))?;
+//!         out.emit(Frame { pixels: pixels.freeze() });
+//!         Ok(())
+//!     }
+//! }
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let report = Pipeline::new("inverted")
+//!         .items("frames", |env| {
+//!             let gpu = env.gpu();
+//!             (0..100).filter_map(move |_| gpu.zeros(DType::F32, &[64, 64]).ok()).map(|p| Frame { pixels: p.freeze() })
+//!         })
+//!         .stage::<Invert>(())
+//!         .for_each("check", |frame: Frame| Ok(anyhow::ensure!(frame.pixels.to_vec::<f32>()? == [1.0; 4096])))
+//!         .run()?; // starts three worker processes, which are this program again; they never return from here
+//!     print!("{report}");
+//!     assert_eq!(report.stage("check").map(|stage| stage.items_in), Some(100));
+//!     Ok(())
+//! }
+//! ```
+//!
+//! What does not fit does not compile:
+//!
+//! ```compile_fail,E0271
+//! # use tensorpost::prelude::*;
+//! # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Frame(u64);
+//! # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Sound(u64);
+//! # struct Listen;
+//! # impl Sink for Listen {
+//! #     type Args = ();
+//! #     type In = Sound;
+//! #     fn create((): (), _: &Env) -> anyhow::Result<Self> { Ok(Listen) }
+//! #     fn consume(&mut self, _: Sound) -> anyhow::Result<()> { Ok(()) }
+//! # }
+//! let frames = Pipeline::new("wrong").items("frames", |_| (0..3).map(Frame));
+//! frames.sink::<Listen>(()); // `Listen` takes `Sound`s
+//! ```
+//!
+//! # Where to read on
+//! [`Source`], [`Stage`] and [`Sink`] are what you write; [`Flow`] has all that can be done with items on the way:
+//! replicas and their order, closures, forks and joins, batches and windows, loops, errors and restarts. [`Pipeline`] runs:
+//! on a node of its own ([`run`](Pipeline::run)), or on one that is there
+//! ([`Node::run_pipeline`](RunPipeline::run_pipeline)). A pipeline can be [described](Pipeline::describe) as text and
+//! as diagrams, tells [how far it is](Pipeline::progress), and returns a [`Report`]. What is promised about order, ends,
+//! errors and deaths is in `PIPELINES.md`.
+//!
+//! **In a worker** the program runs up to the start of the node, so it writes the same pipelines down; the worker has their
+//! closures by then. A pipeline whose closures are made later, on a node that runs, cannot work, and its start says so.
+
+mod circles;
+mod closures;
+mod conduct;
+mod dead;
+mod describe;
+mod error;
+mod flow;
+mod item;
+mod joins;
+mod launch;
+pub mod limits;
+mod many;
+mod on_error;
+mod out;
+mod pairs;
+mod place;
+mod plan;
+mod progress;
+mod report;
+mod run;
+mod settings;
+mod stages;
+mod stillness;
+mod trace;
+mod traits;
+mod work;
+mod worker;
+
+pub use dead::Dead;
+pub use describe::Description;
+pub use error::{Mistake, PipelineError};
+pub use flow::{After, AfterSource, Done, Ending, Flow, Pipeline, Plain, Tuned};
+pub use item::{Item, ItemId};
+pub use many::{Batch, Either, Gather, GatherError, Many, Pair, gather_tensors};
+pub use on_error::OnError;
+pub use out::{Held, Out};
+pub use place::On;
+pub use progress::{Progress, Snapshot, StageSnapshot};
+pub use report::{Death, Report, StageReport, Waiting};
+pub use run::{AddPipeline, Canceller, RunPipeline, Running};
+pub use traits::{Sink, Source, Stage};
+pub use worker::meter::{Failure, Lost};

@@ -1,0 +1,35 @@
+//! The bounds of a pipeline (MBX-2).
+
+use tensorpost_core::api::actor::MAX_MAILBOX;
+
+/// Items that wait in front of a stage, per sending process, unless the stage says otherwise: one that is ready and some
+/// against jitter. More would only keep more memory in use.
+pub const DEFAULT_MAILBOX: u32 = 8;
+
+/// How far replicas whose order is restored may get ahead of the oldest item, at most: so many wait for it.
+pub const ORDER_WINDOW: u32 = 256;
+
+/// Items of one source replica that may be unacknowledged under at-least-once delivery, unless the pipeline says
+/// otherwise.
+pub const DEFAULT_UNACKNOWLEDGED: u32 = 256;
+
+/// Failures, and lost items, that one actor of a pipeline remembers by id; further ones are counted.
+pub const MAX_NAMED: usize = 1024;
+
+/// Most replicas of one stage: each is a process, unless several share one.
+pub const MAX_REPLICAS: u32 = 128;
+
+/// Most items in a batch or a window: they keep their places in the mailbox in front of it. (A message holds at most
+/// [`MAX_TENSORS`](tensorpost_core::api::message::MAX_TENSORS) tensors.)
+pub const MAX_BATCH: u32 = 32_768;
+
+/// Most items that wait for their partners in a join. Past that it fails: one flow drops what the other waits for.
+pub const MAX_WAITING: usize = 65_536;
+
+/// Events that one actor of a pipeline remembers for a trace; later ones are left out.
+pub const MAX_TRACED: usize = 200_000;
+
+// A sender that waits for an older number never waits for credit that newer ones hold.
+const _: () = assert!(
+    ORDER_WINDOW < MAX_MAILBOX && DEFAULT_UNACKNOWLEDGED < MAX_MAILBOX && 2 * MAX_BATCH <= MAX_MAILBOX
+);

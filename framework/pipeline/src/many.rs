@@ -1,0 +1,144 @@
+//! Several items as one.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::item::Item;
+use tensorpost_core::api::tensor::{Gpu, Tensor, TensorError};
+
+/// How items become a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    pub(super) count: u32,
+    pub(super) within: Option<Duration>,
+}
+
+impl Batch {
+    /// A batch of `count` items.
+    pub fn of(count: u32) -> Self {
+        Batch { count, within: None }
+    }
+
+    /// Sends a batch on after this time since its first item, even if it is not full.
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = Some(time);
+        self
+    }
+}
+
+/// Several items in one: a batch, or a window.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Many<T: Item> {
+    /// The items, in the order in which they came.
+    pub items: Vec<T>,
+}
+
+super::item::message!(Many<T>, |many| many.items.iter().try_for_each(T::check));
+
+/// One of two: the item of a stage with two inputs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub enum Either<A: Item, B: Item> {
+    /// From the first flow.
+    Left(A),
+    /// From the second.
+    Right(B),
+}
+
+super::item::message!(Either<A, B>, |either| match either {
+    Either::Left(item) => item.check(),
+    Either::Right(item) => item.check(),
+});
+
+/// Two items that belong together.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Pair<A: Item, B: Item> {
+    /// From the first flow.
+    pub left: A,
+    /// From the second.
+    pub right: B,
+}
+
+super::item::message!(Pair<A, B>, |pair| pair.left.check().and_then(|()| pair.right.check()));
+
+/// Items whose tensors can be gathered into one: `n` tensors of a shape into one of `[n, shape…]`.
+///
+/// ```
+/// use tensorpost::pipeline::{Gather, gather_tensors};
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// struct Frame {
+///     id: u64,
+///     pixels: Tensor,
+/// }
+///
+/// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// struct Frames {
+///     ids: Vec<u64>,
+///     pixels: Tensor, // one more axis, in front
+/// }
+///
+/// impl Gather for Frame {
+///     type Gathered = Frames;
+///
+///     fn gather(frames: Vec<Frame>, gpu: &Gpu) -> anyhow::Result<Frames> {
+///         let pixels = gather_tensors(gpu, frames.iter().map(|frame| &frame.pixels))?;
+///         Ok(Frames { ids: frames.iter().map(|frame| frame.id).collect(), pixels })
+///     }
+/// }
+/// ```
+pub trait Gather: Item {
+    /// The gathered item.
+    type Gathered: Item;
+
+    /// Gathers at least one item, on the device of `gpu`.
+    ///
+    /// # Errors
+    /// Tensors that do not fit together, or no memory. All items of the batch have failed then.
+    fn gather(items: Vec<Self>, gpu: &Gpu) -> anyhow::Result<Self::Gathered>;
+}
+
+/// Tensors of one dtype and shape as one tensor with an axis more in front: one copy for each, on the stream of `gpu`.
+///
+/// # Errors
+/// [`GatherError`]; there is none, they differ, or there is no memory.
+pub fn gather_tensors<'t>(
+    gpu: &Gpu,
+    tensors: impl IntoIterator<Item = &'t Tensor>,
+) -> Result<Tensor, GatherError> {
+    let tensors: Vec<_> = tensors.into_iter().collect();
+    let first = *tensors.first().ok_or(GatherError::Empty)?;
+    if let Some((index, other)) = (tensors.iter().enumerate())
+        .find(|(_, other)| (other.dtype(), other.shape()) != (first.dtype(), first.shape()))
+    {
+        return Err(GatherError::Differ { index, first: format!("{first:?}"), other: format!("{other:?}") });
+    }
+    Ok(gpu.stack(&tensors)?.freeze())
+}
+
+/// Why tensors could not be gathered.
+#[derive(Debug, thiserror::Error)]
+pub enum GatherError {
+    /// There are no tensors.
+    #[error("there is no tensor to gather")]
+    Empty,
+    /// They differ in dtype or shape.
+    #[error(
+        "tensors of one dtype and shape can be gathered; number {index} is {other}, and the first {first}"
+    )]
+    Differ {
+        /// Which one differs.
+        index: usize,
+        /// The first.
+        first: String,
+        /// The one that differs.
+        other: String,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+}

@@ -1,0 +1,463 @@
+//! A pipeline as it was written down: stages, and what flows between them. No types, no processes.
+
+use std::collections::HashSet;
+
+use super::error::{Mistake, PipelineError};
+use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
+use super::on_error::OnError;
+use super::pairs::Pairs;
+use super::place::On;
+use super::worker::args::Select;
+use tensorpost_core::api::actor::MAX_MAILBOX;
+use tensorpost_core::api::node::Restart;
+
+/// A pipeline.
+#[derive(Clone)]
+pub(super) struct Plan {
+    pub(super) name: String,
+    pub(super) stages: Vec<StagePlan>,
+    pub(super) edges: Vec<Edge>,
+    /// What nobody takes yet.
+    pub(super) open: Vec<Tap>,
+    /// Items of each source that may be unacknowledged, under at-least-once delivery.
+    pub(super) at_least_once: Option<u32>,
+    /// In how many loops a stage is that is written down now.
+    pub(super) loops: usize,
+}
+
+/// What a stage is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Source,
+    Stage,
+    Sink,
+}
+
+/// A stage.
+#[derive(Clone)]
+pub(super) struct StagePlan {
+    pub(super) name: String,
+    /// Its type, for people.
+    pub(super) label: String,
+    pub(super) kind: Kind,
+    pub(super) replicas: u32,
+    pub(super) on: On,
+    /// In the worker of another stage.
+    pub(super) beside: Option<usize>,
+    pub(super) own_thread: bool,
+    pub(super) mailbox: Option<u32>,
+    /// Which of its replicas takes an item.
+    pub(super) select: Select,
+    pub(super) ordered: bool,
+    pub(super) max_bytes: Option<u64>,
+    /// Items on their way from one sender that it is not done with.
+    pub(super) window: Option<u32>,
+    pub(super) restart: Option<Restart>,
+    /// Items that it keeps before it makes one of them.
+    pub(super) keeps: Option<u32>,
+    /// Whether it makes one of fewer when it has waited long enough.
+    pub(super) times_out: bool,
+    /// Whether all that it keeps goes into the one that it makes of it, and whether it takes such apart.
+    pub(super) packs: bool,
+    pub(super) takes_apart: bool,
+    pub(super) on_error: OnError,
+    /// Whether it is there for the pipeline's own needs.
+    pub(super) helper: bool,
+    /// In how many loops it is.
+    pub(super) depth: usize,
+    pub(super) outputs: [Output; 2],
+    /// For one that pairs: what.
+    pub(super) pairs: Option<Pairs>,
+    /// The stage whose results it passes on, for one that was put in by [`Plan::complete`].
+    pub(super) relays: Option<usize>,
+}
+
+/// One of the two ways out of a stage: results, and dead letters.
+#[derive(Clone, Debug)]
+pub(super) struct Output {
+    pub(super) select: Select,
+    /// How many take it; 0 for dead letters that nobody takes.
+    pub(super) branches: u16,
+}
+
+/// Something that a stage makes and the next takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tap {
+    pub(super) stage: usize,
+    pub(super) output: u8,
+    pub(super) branch: u16,
+}
+
+/// What flows from a stage to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Edge {
+    pub(super) from: Tap,
+    pub(super) to: usize,
+    /// Back into a loop.
+    pub(super) feedback: bool,
+}
+
+pub(super) const RESULTS: u8 = 0;
+pub(super) const DEAD: u8 = 1;
+
+impl StagePlan {
+    pub(super) fn new(kind: Kind, label: &str) -> Self {
+        let results = Output { select: Select::All, branches: u16::from(kind != Kind::Sink) };
+        StagePlan {
+            name: label.to_owned(),
+            label: label.to_owned(),
+            kind,
+            replicas: 1,
+            on: On::default(),
+            beside: None,
+            own_thread: false,
+            mailbox: None,
+            select: Select::RoundRobin,
+            ordered: false,
+            max_bytes: None,
+            window: None,
+            restart: None,
+            keeps: None,
+            times_out: false,
+            packs: false,
+            takes_apart: false,
+            on_error: OnError::Fail,
+            helper: false,
+            depth: 0,
+            outputs: [results, Output { select: Select::All, branches: 0 }],
+            pairs: None,
+            relays: None,
+        }
+    }
+}
+
+impl Plan {
+    pub(super) fn new(name: String) -> Self {
+        Plan { name, stages: Vec::new(), edges: Vec::new(), open: Vec::new(), at_least_once: None, loops: 0 }
+    }
+
+    /// Adds a stage that takes what is at `taps`. Its name gets a number if it is not the first of that name.
+    pub(super) fn add(&mut self, mut stage: StagePlan, taps: &[Tap]) -> usize {
+        let index = self.stages.len();
+        let taken: HashSet<&str> = self.stages.iter().map(|stage| stage.name.as_str()).collect();
+        if let Some(name) =
+            (1..).map(|count| numbered(&stage.name, count)).find(|name| !taken.contains(&**name))
+        {
+            stage.name = name;
+        }
+        stage.depth = self.loops;
+        if stage.outputs[0].branches > 0 {
+            self.open.push(Tap { stage: index, output: RESULTS, branch: 0 });
+        }
+        self.stages.push(stage);
+        for tap in taps {
+            self.connect(*tap, index, false);
+        }
+        index
+    }
+
+    pub(super) fn connect(&mut self, from: Tap, to: usize, feedback: bool) {
+        self.open.retain(|tap| *tap != from);
+        self.edges.push(Edge { from, to, feedback });
+    }
+
+    /// Has an output go to `count` receivers.
+    pub(super) fn fork(&mut self, tap: Tap, count: u16, select: Select) -> Vec<Tap> {
+        self.open.retain(|open| *open != tap);
+        self.stages[tap.stage].outputs[usize::from(tap.output)] = Output { select, branches: count };
+        let taps: Vec<_> = (0..count).map(|branch| Tap { branch, ..tap }).collect();
+        self.open.extend(&taps);
+        taps
+    }
+
+    /// The edges out of one output, by branch.
+    pub(super) fn edges_from(&self, stage: usize, output: u8) -> Vec<(usize, Edge)> {
+        let edges = self.edges.iter().copied().enumerate();
+        let mut edges: Vec<_> =
+            edges.filter(|(_, edge)| edge.from.stage == stage && edge.from.output == output).collect();
+        edges.sort_by_key(|(_, edge)| edge.from.branch);
+        edges
+    }
+
+    pub(super) fn edges_to(&self, stage: usize) -> impl Iterator<Item = (usize, Edge)> + '_ {
+        self.edges.iter().copied().enumerate().filter(move |(_, edge)| edge.to == stage)
+    }
+
+    /// Whether the stage's replicas lose the order of what they take, and it is to be restored after them.
+    pub(super) fn loses_order(&self, stage: usize) -> bool {
+        let plan = &self.stages[stage];
+        plan.ordered && plan.replicas > 1 && plan.kind != Kind::Sink
+    }
+
+    /// Whether the stage restores the order of what it takes.
+    pub(super) fn restores_order(&self, stage: usize) -> bool {
+        self.edges_to(stage).any(|(_, edge)| edge.from.output == RESULTS && self.loses_order(edge.from.stage))
+    }
+
+    /// The stages whose replicas lose an order that this stage restores, with the number of actors that send to each.
+    fn numberers(&self, stage: usize) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let from = self.edges_to(stage).filter(|(_, edge)| edge.from.output == RESULTS);
+        let from = from.map(|(_, edge)| edge.from.stage).filter(|from| self.loses_order(*from));
+        from.map(|from| {
+            (from, self.edges_to(from).map(|(_, edge)| self.stages[edge.from.stage].replicas).sum())
+        })
+    }
+
+    /// How far ahead of its oldest item that is not answered a sender to an ordered stage may be: enough to keep all
+    /// replicas at work.
+    pub(super) fn ahead(&self, stage: usize) -> u32 {
+        let busy = (self.mailbox(stage).saturating_add(2)).saturating_mul(self.stages[stage].replicas);
+        busy.min(ORDER_WINDOW)
+    }
+
+    /// Puts a stage that restores the order behind replicas, wherever no single stage does. To be called once, before
+    /// the plan is used.
+    pub(super) fn complete(mut self) -> Self {
+        for stage in 0..self.stages.len() {
+            if !self.loses_order(stage) {
+                continue;
+            }
+            let edges = self.edges_from(stage, RESULTS);
+            if let [(_, edge)] = edges[..]
+                && self.stages[edge.to].replicas == 1
+            {
+                continue;
+            }
+            let name = format!("{} order", self.stages[stage].name);
+            let mut relay = StagePlan::new(Kind::Stage, &name);
+            relay.relays = Some(stage);
+            relay.helper = true;
+            relay.depth = self.stages[stage].depth;
+            let index = self.stages.len();
+            let output = Output { select: Select::All, branches: 1 };
+            let branches = std::mem::replace(&mut self.stages[stage].outputs[0], output);
+            relay.outputs[0] = branches;
+            for (at, _) in edges {
+                self.edges[at].from.stage = index;
+            }
+            for open in self.open.iter_mut().filter(|open| open.stage == stage && open.output == RESULTS) {
+                open.stage = index;
+            }
+            self.stages.push(relay);
+            self.connect(Tap { stage, output: RESULTS, branch: 0 }, index, false);
+        }
+        self
+    }
+
+    /// The stage in whose workers a stage runs.
+    pub(super) fn home(&self, stage: usize) -> usize {
+        let mut home = stage;
+        // A stage is beside an earlier one or, at a loop, beside the next; the bound is for the sake of certainty.
+        for _ in 0..self.stages.len() {
+            match self.stages[home].beside {
+                Some(beside) => home = beside,
+                None => break,
+            }
+        }
+        home
+    }
+
+    /// What becomes of the stage when its process ends: those in one worker come back together. A source, which begins anew
+    /// then, only does if that was asked for.
+    pub(super) fn restart(&self, stage: usize) -> Restart {
+        let home = self.home(stage);
+        let mut together = (0..self.stages.len()).filter(|other| self.home(*other) == home);
+        let policy = together.find_map(|other| self.stages[other].restart);
+        let here = &self.stages[stage];
+        policy.filter(|_| here.kind != Kind::Source || here.restart.is_some()).unwrap_or_default()
+    }
+
+    /// Whether an item that the stage keeps is answered only when it is done with, so that its sender can name it if it is
+    /// lost. An item that waits for its partner is answered at once: halves without one would fill the mailbox.
+    pub(super) fn holds(&self, stage: usize) -> bool {
+        self.keeps(stage) > 0 && self.stages[stage].pairs.is_none()
+    }
+
+    /// The most actors in one process that send to the stage. The end of each keeps its place in the stage's mailbox until
+    /// the stage has all ends.
+    fn lanes_of_a_process(&self, stage: usize) -> u32 {
+        let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
+        let lanes = homes.map(|home| {
+            let edges = self.edges_to(stage).filter(|(_, edge)| self.home(edge.from.stage) == home);
+            let actors = edges.map(|(_, edge)| match self.stages[edge.from.stage].beside {
+                Some(_) => self.stages[edge.from.stage].replicas,
+                None => 1,
+            });
+            actors.sum()
+        });
+        lanes.max().unwrap_or(0)
+    }
+
+    /// Items that the stage may keep, with those that it is answered for by stages in its worker.
+    pub(super) fn keeps(&self, stage: usize) -> u32 {
+        let here = self.stages[stage].keeps.unwrap_or(0);
+        let from = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
+        // Of what is kept behind a batch, each is as many as the batch has.
+        let each = if self.stages[stage].packs { here.max(1) } else { 1 };
+        from.fold(here, |sum, edge| {
+            let inside = self.stages[edge.to].window.unwrap_or(0);
+            sum.saturating_add(self.keeps(edge.to).saturating_mul(each)).saturating_add(inside)
+        })
+    }
+
+    /// Whether both ends of an edge are in one worker. An item is not done with then before the second has passed it on:
+    /// when the worker ends, only who sent to the first can name what was lost.
+    pub(super) fn shares_fate(&self, edge: &Edge) -> bool {
+        !edge.feedback && self.home(edge.from.stage) == self.home(edge.to)
+    }
+
+    /// Whether the end goes along an edge after all answers. It cannot where the receiver answers only after the end, and
+    /// must where the answers mean that nothing is left in a loop.
+    pub(super) fn settles_first(&self, stage: usize, edge: &Edge) -> bool {
+        let into_loop = self.stages[edge.to].window.is_some() && !edge.feedback;
+        let in_loop = self.stages[stage].depth > 0 && self.stages[edge.to].depth > 0;
+        let chain = in_loop || self.at_least_once.is_some();
+        into_loop || !(chain || self.keeps(edge.to) > 0)
+    }
+
+    /// Items of all sources that may be unacknowledged behind them and in front of the stage, under at-least-once delivery.
+    fn unacknowledged(&self, stage: usize) -> u32 {
+        let most = self.at_least_once.unwrap_or(0);
+        let sources = self.sources().filter(|source| *source == stage || self.reaches(*source, stage));
+        sources.fold(0_u32, |sum, source| {
+            let here = &self.stages[source];
+            // A fork at a source has so many for each branch.
+            let forks = here.outputs[0].select != Select::All;
+            let branches = if forks { u32::from(here.outputs[0].branches.max(1)) } else { 1 };
+            sum.saturating_add(most.saturating_mul(here.replicas).saturating_mul(branches))
+        })
+    }
+
+    /// How many processes send to the stage.
+    pub(super) fn processes_before(&self, stage: usize) -> u32 {
+        let homes = (0..self.stages.len()).filter(|home| self.home(*home) == *home);
+        let homes =
+            homes.filter(|home| self.edges_to(stage).any(|(_, edge)| self.home(edge.from.stage) == *home));
+        homes.map(|home| self.stages[home].replicas).sum()
+    }
+
+    /// Items that one sending process may have waiting for a stage.
+    pub(super) fn mailbox(&self, stage: usize) -> u32 {
+        self.places_needed(stage).min(MAX_MAILBOX)
+    }
+
+    /// Places that a mailbox in front of the stage needs for one sending process, so that nothing waits for a place that
+    /// only what comes behind it could free. A plan in which it cannot have them is refused.
+    fn places_needed(&self, stage: usize) -> u32 {
+        let plan = &self.stages[stage];
+        let mut mailbox = plan.mailbox.unwrap_or(DEFAULT_MAILBOX);
+        // One for the question that is answered at the end, and one for what else the program says.
+        mailbox = mailbox.max(self.lanes_of_a_process(stage)).max(2);
+        // Those that are kept have no place for others.
+        mailbox = mailbox.saturating_add(self.keeps(stage));
+        if self.at_least_once.is_some() {
+            // An item keeps its place until it is acknowledged, so there has to be one for each.
+            let unanswered = self.unacknowledged(stage);
+            mailbox = mailbox.max(unanswered.saturating_add(2));
+            if plan.pairs.is_some() {
+                // Both sides may come from one process, and what is told of partners is not to wait for them.
+                mailbox = mailbox.max(unanswered.saturating_mul(2).saturating_add(8));
+            }
+        }
+        if plan.depth > 0 || self.at_least_once.is_some() {
+            let windows = self.stages.iter().filter_map(|stage| stage.window);
+            mailbox = mailbox.max(windows.max().unwrap_or(0).saturating_mul(2).saturating_add(2));
+        }
+        // What comes too early keeps its place until its turn has come; what is late must never wait for such a place.
+        let early: u32 =
+            self.numberers(stage).map(|(stage, lanes)| self.ahead(stage).saturating_mul(lanes)).sum();
+        mailbox.max(early.saturating_add(u32::from(early > 0) * 2))
+    }
+
+    /// Everything that is wrong with it.
+    pub(super) fn mistakes(&self) -> Vec<Mistake> {
+        let mut mistakes = Vec::new();
+        if !self.stages.iter().any(|stage| stage.kind == Kind::Source) {
+            mistakes.push(Mistake::NoSource);
+        }
+        let mut names = HashSet::new();
+        for (index, stage) in self.stages.iter().enumerate() {
+            let name = || stage.name.clone();
+            if !names.insert(&stage.name) {
+                mistakes.push(Mistake::DuplicateName { stage: name() });
+            }
+            if let Err(source) = stage.on.find() {
+                mistakes.push(Mistake::Device { stage: name(), device: stage.on.to_string(), source });
+            }
+            let numbers = [
+                ("replicas", u64::from(stage.replicas), u64::from(MAX_REPLICAS)),
+                ("mailbox", stage.mailbox.map_or(1, u64::from), u64::from(MAX_MAILBOX)),
+                ("bound", stage.window.map_or(1, u64::from), u64::from(MAX_MAILBOX / 2 - 2)),
+                ("count", stage.keeps.map_or(1, u64::from), u64::from(MAX_BATCH)),
+                (
+                    "mailbox with all that it keeps or that may be unacknowledged",
+                    u64::from(self.places_needed(index)),
+                    u64::from(MAX_MAILBOX),
+                ),
+                ("max_bytes_in_flight", stage.max_bytes.unwrap_or(1), u64::MAX),
+            ];
+            for (what, value, most) in numbers {
+                if !(1..=most).contains(&value) {
+                    mistakes.push(Mistake::OutOfRange { stage: name(), what, value, least: 1, most });
+                }
+            }
+            if stage.ordered && stage.select == Select::All && stage.replicas > 1 {
+                let why =
+                    "every replica takes every item, so there is no order to restore; leave `ordered` out";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
+            if stage.ordered && stage.depth > 0 {
+                let why = "items in a loop have no order to restore; leave `ordered` out";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
+            if stage.beside.is_some_and(|beside| self.stages[beside].replicas > 1) {
+                let why = "a stage with several replicas is in several workers, so nothing can be beside it";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
+        }
+        mistakes.extend(self.circles());
+        for tap in &self.open {
+            let what = if tap.output == DEAD { "the dead letters".to_owned() } else { self.what(*tap) };
+            mistakes.push(Mistake::Unconnected { stage: self.stages[tap.stage].name.clone(), what });
+        }
+        mistakes
+    }
+
+    fn what(&self, tap: Tap) -> String {
+        let branches = self.stages[tap.stage].outputs[usize::from(tap.output)].branches;
+        if branches > 1 { format!("branch {} of the results", tap.branch) } else { "the results".to_owned() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), PipelineError> {
+        let mistakes = self.mistakes();
+        if mistakes.is_empty() {
+            return Ok(());
+        }
+        Err(PipelineError::Graph { pipeline: self.name.clone(), mistakes })
+    }
+
+    /// Stages in an order in which each comes after those that it sends to, except back into a loop.
+    pub(super) fn sinks_first(&self) -> Vec<usize> {
+        let mut left: Vec<usize> = (0..self.stages.len()).collect();
+        let mut sorted = Vec::new();
+        while !left.is_empty() {
+            let free = |stage: &usize| {
+                let mut edges = self.edges.iter().filter(|edge| edge.from.stage == *stage && !edge.feedback);
+                edges.all(|edge| sorted.contains(&edge.to))
+            };
+            // Without feedback edges a plan is written down from its sources on, so some stage is always free.
+            let (now, later): (Vec<_>, Vec<_>) = left.iter().partition(|stage| free(stage));
+            if now.is_empty() {
+                sorted.extend(later);
+                break;
+            }
+            sorted.extend(now.into_iter().rev());
+            left = later;
+        }
+        sorted
+    }
+}
+
+fn numbered(name: &str, count: u32) -> String {
+    if count == 1 { name.to_owned() } else { format!("{name} {count}") }
+}

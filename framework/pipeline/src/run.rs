@@ -1,0 +1,305 @@
+//! Runs a pipeline, on a node of its own or on one that is there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::conduct::{Baton, Command, Follow, conduct};
+use super::error::PipelineError;
+use super::flow::{Ending, Pipeline};
+use super::item::Item;
+use super::launch::{Launched, launch};
+use super::progress::Progress;
+use super::report::Report;
+use super::stages::AsSink;
+use super::traits::{Sink, Source, Stage};
+use super::work::{register_source, register_stage};
+use tensorpost_core::api::node::{Node, NodeBuilder};
+
+/// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its own is then
+/// shut down.
+#[must_use = "dropping it cancels the pipeline"]
+pub struct Running {
+    baton: Baton,
+    thread: Option<JoinHandle<Result<Report, PipelineError>>>,
+    deadline: Duration,
+    /// Last: its actors are told to end before.
+    node: Option<Node>,
+}
+
+/// Cancels a pipeline, from anywhere.
+#[derive(Clone, Debug)]
+pub struct Canceller(Baton);
+
+impl Pipeline {
+    /// Runs the pipeline on a node of its own, to its end. A worker process never returns from here.
+    ///
+    /// Ctrl-C and `SIGTERM` cancel it: the sources stop, and what is under way is finished. A second one kills it. From
+    /// then on these signals no longer end the program by themselves.
+    ///
+    /// # Errors
+    /// [`PipelineError`]: what is wrong with the pipeline or kept it from starting, or what made it fail, with the report.
+    pub fn run(&self) -> Result<Report, PipelineError> {
+        self.start_with(true)?.wait()
+    }
+
+    /// Starts the pipeline on a node of its own. A worker process never returns from here.
+    ///
+    /// # Errors
+    /// [`PipelineError`], if it does not start.
+    pub fn start(&self) -> Result<Running, PipelineError> {
+        self.start_with(false)
+    }
+
+    fn start_with(&self, signals: bool) -> Result<Running, PipelineError> {
+        let adjust = self.draft.borrow().settings.node.clone();
+        let builder = Node::builder().pipeline(self);
+        let builder = if let Some(adjust) = adjust { adjust(builder) } else { builder };
+        // A worker goes on inside; what is wrong with the pipeline is said by the program that starts it.
+        let builder = builder.run_if_worker();
+        self.check()?;
+        let node = builder.start()?;
+        let mut running = begin(&node, self, signals, true)?;
+        running.node = Some(node);
+        Ok(running)
+    }
+
+    /// Checks whether it can run, as [`run`](Self::run) does before it starts a process.
+    ///
+    /// # Errors
+    /// [`PipelineError::Graph`] with everything that is wrong.
+    pub fn check(&self) -> Result<(), PipelineError> {
+        self.draft.borrow().plan.clone().complete().check()
+    }
+
+    /// Every item is delivered at least once: a sender keeps a clone until the item was acknowledged, which is when all
+    /// that came of it was handled down to the sinks, and sends it again when a replica dies while others of it are left.
+    /// At most `unacknowledged` items of each replica of a source are under way;
+    /// [`DEFAULT_UNACKNOWLEDGED`](super::limits::DEFAULT_UNACKNOWLEDGED) is a good number.
+    ///
+    /// Without this, an item is delivered at most once.
+    pub fn at_least_once(self, unacknowledged: u32) -> Self {
+        self.tune(|draft| draft.plan.at_least_once = Some(unacknowledged.max(1)))
+    }
+
+    /// Makes it an error if an item was lost or left over, also where a death under a restart policy explains it: the report
+    /// of such a run comes in [`PipelineError::Incomplete`]. Without this such a run is `Ok`, and says so in the log, on the
+    /// display of the report and by [`Report::is_complete`].
+    pub fn require_complete(self) -> Self {
+        self.tune(|draft| draft.settings.complete = true)
+    }
+
+    /// After how long without any movement, and with no stage in a call, the log says what each stage waits for; 30 s unless
+    /// said otherwise. Nothing is ended by that: [`Running::kill`] does, and its report says the same.
+    pub fn hang_limit(self, limit: Duration) -> Self {
+        self.tune(|draft| draft.settings.hang_limit = limit)
+    }
+
+    /// Tells how far it is while it runs.
+    pub fn progress(self, progress: Progress) -> Self {
+        self.tune(|draft| draft.settings.progress = progress)
+    }
+
+    /// How often it tells; twice a second unless said otherwise.
+    pub fn progress_every(self, every: Duration) -> Self {
+        self.tune(|draft| draft.settings.every = every)
+    }
+
+    /// Writes a trace of the run, for <https://ui.perfetto.dev>. Of long runs it has the beginning of each actor
+    /// ([`MAX_TRACED`](super::limits::MAX_TRACED)).
+    pub fn trace(self, path: impl Into<PathBuf>) -> Self {
+        self.tune(|draft| draft.settings.trace = Some(path.into()))
+    }
+
+    /// How long the shutdown of a node of its own may take.
+    pub fn shutdown_deadline(self, deadline: Duration) -> Self {
+        self.tune(|draft| draft.settings.deadline = deadline)
+    }
+
+    /// Changes the settings of a node of its own: sharing, budgets, other actors.
+    pub fn node(self, adjust: impl Fn(NodeBuilder) -> NodeBuilder + 'static) -> Self {
+        self.tune(|draft| draft.settings.node = Some(Arc::new(adjust)))
+    }
+}
+
+impl<I: Item> Ending<I> {
+    /// [`Pipeline::run`].
+    ///
+    /// # Errors
+    /// As for [`Pipeline::run`].
+    pub fn run(&self) -> Result<Report, PipelineError> {
+        self.pipeline().run()
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Node {}
+    impl Sealed for super::NodeBuilder {}
+}
+
+/// What a [`NodeBuilder`] takes of pipelines.
+pub trait AddPipeline: sealed::Sealed {
+    /// Adds all types of a pipeline, so that it can run on this node.
+    fn pipeline(self, pipeline: &Pipeline) -> Self;
+
+    /// Adds a source, for pipelines that are written down after the node started.
+    fn source<S: Source>(self) -> Self;
+
+    /// Adds a stage, for pipelines that are written down after the node started.
+    fn stage<S: Stage>(self) -> Self;
+
+    /// Adds a sink, for pipelines that are written down after the node started.
+    fn sink<S: Sink>(self) -> Self;
+}
+
+impl AddPipeline for NodeBuilder {
+    fn pipeline(self, pipeline: &Pipeline) -> Self {
+        let works = pipeline.draft.borrow().works.clone();
+        works.into_iter().fold(self, |builder, work| work.register(builder))
+    }
+
+    fn source<S: Source>(self) -> Self {
+        register_source::<S>(self)
+    }
+
+    fn stage<S: Stage>(self) -> Self {
+        register_stage::<S>(self)
+    }
+
+    fn sink<S: Sink>(self) -> Self {
+        register_stage::<AsSink<S>>(self)
+    }
+}
+
+/// Pipelines on a [`Node`] that is there.
+pub trait RunPipeline: sealed::Sealed {
+    /// Starts a pipeline on this node, whose builder was given its types
+    /// ([`AddPipeline::pipeline`], or `source`, `stage` and `sink`). The pipeline's workers end when it has: they finish what
+    /// they have put on their streams, and tensors that came out of it stay valid. The node goes on.
+    ///
+    /// # Errors
+    /// [`PipelineError`], if it does not start.
+    fn run_pipeline(&self, pipeline: &Pipeline) -> Result<Running, PipelineError>;
+}
+
+impl RunPipeline for Node {
+    fn run_pipeline(&self, pipeline: &Pipeline) -> Result<Running, PipelineError> {
+        begin(self, pipeline, false, false)
+    }
+}
+
+/// `alone`: the node ends with the pipeline, and its workers with it.
+fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result<Running, PipelineError> {
+    let (plan, works, settings) = {
+        let draft = pipeline.draft.borrow();
+        (draft.plan.clone().complete(), draft.works.clone(), draft.settings.clone())
+    };
+    plan.check()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let Launched { members, news, workers } = launch(node, &plan, &works, &settings)?;
+    let (sender, commands) = mpsc::unbounded_channel();
+    let supervisor = Arc::clone(node.supervisor());
+    let follow = Follow {
+        told_every: settings.told_every(),
+        hang_limit: settings.hang_limit,
+        complete: settings.complete,
+        progress: settings.progress,
+        every: settings.every,
+        trace: settings.trace,
+        signals,
+    };
+    let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
+        let result = runtime.block_on(conduct(plan, follow, members, news, commands));
+        let killed = matches!(result, Err(PipelineError::Killed { .. }));
+        for worker in workers.into_iter().filter(|_| !alone) {
+            supervisor.let_go(worker);
+            if killed {
+                // After that, so that nothing comes back.
+                supervisor.kill_worker(worker);
+            }
+        }
+        result
+    })?;
+    Ok(Running {
+        baton: Baton(Arc::new(sender)),
+        thread: Some(thread),
+        deadline: settings.deadline,
+        node: None,
+    })
+}
+
+impl Running {
+    /// Stops the sources; what is under way is finished, and the report comes as usual.
+    pub fn cancel(&self) {
+        self.baton.give(Command::Cancel);
+    }
+
+    /// A handle that cancels it, for other threads.
+    pub fn canceller(&self) -> Canceller {
+        Canceller(self.baton.clone())
+    }
+
+    /// Kills its workers at once, and a node of its own with them. Nothing is finished.
+    pub fn kill(&self) {
+        self.baton.give(Command::Kill);
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// The cause, with the report.
+    pub fn wait(mut self) -> Result<Report, PipelineError> {
+        self.end()
+    }
+
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// The node that it runs on, if that is its own.
+    pub fn node(&self) -> Option<&Node> {
+        self.node.as_ref()
+    }
+
+    fn end(&mut self) -> Result<Report, PipelineError> {
+        let Some(thread) = self.thread.take() else { return Ok(Report::default()) };
+        let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if let Some(node) = self.node.take() {
+            let killed = matches!(result, Err(PipelineError::Killed { .. }));
+            // Whatever is not done by then is killed, and was not a part of the pipeline.
+            let _ = node.shutdown(if killed { Duration::ZERO } else { self.deadline });
+        }
+        result
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.cancel();
+            if let Some(thread) = self.thread.take()
+                && let Ok(Err(error)) = thread.join()
+            {
+                tracing::warn!(target: "tensorpost::pipeline", %error, "a pipeline that was dropped had failed");
+            }
+        }
+    }
+}
+
+impl Canceller {
+    /// Stops the sources; what is under way is finished.
+    pub fn cancel(&self) {
+        self.0.give(Command::Cancel);
+    }
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running").field("finished", &self.is_finished()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,24 @@
+//! A stage that passes items on: where several flows become one, or an order is restored.
+
+use std::marker::PhantomData;
+
+use crate::{Item, Out, Stage};
+use tensorpost_core::api::actor::Env;
+
+/// See the module.
+pub(crate) struct Identity<T>(PhantomData<T>);
+
+impl<T: Item> Stage for Identity<T> {
+    type Args = PhantomData<T>;
+    type In = T;
+    type Out = T;
+
+    fn create(_: PhantomData<T>, _: &Env) -> anyhow::Result<Self> {
+        Ok(Identity(PhantomData))
+    }
+
+    fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
+        out.emit(item);
+        Ok(())
+    }
+}

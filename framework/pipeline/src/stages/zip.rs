@@ -1,0 +1,384 @@
+//! Two flows that become one, item by item.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::marker::PhantomData;
+
+use anyhow::Context as _;
+
+use crate::closures;
+use crate::limits::MAX_WAITING;
+use crate::pairs::{News, Partners};
+use crate::worker::args::Pairing;
+use crate::{Either, Held, Item, ItemId, Out, Pair, Stage};
+use tensorpost_core::api::actor::Env;
+
+/// Says from which flow an item is.
+pub(crate) struct Lift<A, B, const LEFT: bool>(PhantomData<(A, B)>);
+
+impl<A: Item, B: Item> Stage for Lift<A, B, true> {
+    type Args = PhantomData<(A, B)>;
+    type In = A;
+    type Out = Either<A, B>;
+
+    fn create(_: PhantomData<(A, B)>, _: &Env) -> anyhow::Result<Self> {
+        Ok(Lift(PhantomData))
+    }
+
+    fn process(&mut self, item: A, out: &mut Out<Either<A, B>>) -> anyhow::Result<()> {
+        out.emit(Either::Left(item));
+        Ok(())
+    }
+}
+
+impl<A: Item, B: Item> Stage for Lift<A, B, false> {
+    type Args = PhantomData<(A, B)>;
+    type In = B;
+    type Out = Either<A, B>;
+
+    fn create(_: PhantomData<(A, B)>, _: &Env) -> anyhow::Result<Self> {
+        Ok(Lift(PhantomData))
+    }
+
+    fn process(&mut self, item: B, out: &mut Out<Either<A, B>>) -> anyhow::Result<()> {
+        out.emit(Either::Right(item));
+        Ok(())
+    }
+}
+
+/// What two items have in common that belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Bond {
+    Id(ItemId),
+    Key(u64),
+}
+
+/// The key of an item of either flow.
+pub(crate) type KeyOf<A, B> = dyn Fn(&Either<A, B>) -> u64 + Send + Sync;
+
+/// Puts those together that have the same bond.
+pub(crate) struct Zip<A: Item, B: Item> {
+    key: Option<std::sync::Arc<KeyOf<A, B>>>,
+    waiting: Waiting<(A, Held), (B, Held)>,
+    /// Under at-least-once delivery: who waits for what waits here.
+    pairing: Option<Pairing>,
+    /// Of each source that makes nothing more before something is acknowledged: all that it has under way.
+    still: HashMap<u16, Vec<ItemId>>,
+    /// Where items are paired by key, left and right: those of which a fork says that nothing more comes there.
+    settled: [Recent; 2],
+    /// Those that were let go at a standstill. Their source may hear of it late: in a batch, they are done with when others are.
+    let_go: Recent,
+    /// Left and right: whether nothing more comes.
+    ended: [bool; 2],
+}
+
+/// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is noticed when
+/// the whole pipeline stands still.
+#[derive(Default)]
+struct Recent {
+    ids: HashSet<ItemId>,
+    in_order: VecDeque<ItemId>,
+}
+
+impl Recent {
+    fn extend(&mut self, ids: impl IntoIterator<Item = ItemId>) {
+        for id in ids {
+            if self.ids.insert(id) {
+                self.in_order.push_back(id);
+            }
+            if self.in_order.len() > MAX_WAITING
+                && let Some(oldest) = self.in_order.pop_front()
+            {
+                self.ids.remove(&oldest);
+            }
+        }
+    }
+
+    fn contains(&self, id: &ItemId) -> bool {
+        self.ids.contains(id)
+    }
+
+    fn retain(&mut self, keep: impl Fn(&ItemId) -> bool) {
+        self.in_order.retain(&keep);
+        self.ids.retain(keep);
+    }
+}
+
+/// Items that wait for their partners, in the order in which they came. Pure bookkeeping.
+struct Waiting<A, B> {
+    left: HashMap<Bond, VecDeque<A>>,
+    right: HashMap<Bond, VecDeque<B>>,
+    count: usize,
+}
+
+impl<A, B> Waiting<A, B> {
+    /// A new left item: its partner, if that waits.
+    fn left(&mut self, bond: Bond, item: A) -> Option<(A, B)> {
+        match take_first(&mut self.right, bond) {
+            Some(partner) => self.paired((item, partner)),
+            None => {
+                self.count += 1;
+                self.left.entry(bond).or_default().push_back(item);
+                None
+            }
+        }
+    }
+
+    fn right(&mut self, bond: Bond, item: B) -> Option<(A, B)> {
+        match take_first(&mut self.left, bond) {
+            Some(partner) => self.paired((partner, item)),
+            None => {
+                self.count += 1;
+                self.right.entry(bond).or_default().push_back(item);
+                None
+            }
+        }
+    }
+
+    fn paired<P>(&mut self, pair: P) -> Option<P> {
+        self.count -= 1;
+        Some(pair)
+    }
+}
+
+impl<A, B> Waiting<(A, Held), (B, Held)> {
+    /// Those that wait on one side.
+    fn held(&self, left: bool) -> Box<dyn Iterator<Item = &Held> + '_> {
+        if left {
+            Box::new(self.left.values().flatten().map(|(_, held)| held))
+        } else {
+            Box::new(self.right.values().flatten().map(|(_, held)| held))
+        }
+    }
+
+    /// Takes out those of one side that are of a kind.
+    fn remove(&mut self, left: bool, bond: Option<Bond>, which: impl Fn(&Held) -> bool) -> Vec<Held> {
+        let removed = if left {
+            remove_from(&mut self.left, bond, which)
+        } else {
+            remove_from(&mut self.right, bond, which)
+        };
+        self.count -= removed.len();
+        removed
+    }
+
+    /// All that still wait.
+    fn drain(&mut self) -> Vec<Held> {
+        self.count = 0;
+        let left = self.left.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
+        let right = self.right.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
+        left.chain(right).collect()
+    }
+}
+
+fn take_first<K: Hash + Eq, T>(waiting: &mut HashMap<K, VecDeque<T>>, key: K) -> Option<T> {
+    let items = waiting.get_mut(&key)?;
+    let first = items.pop_front();
+    if items.is_empty() {
+        waiting.remove(&key);
+    }
+    first
+}
+
+/// Takes out those of a kind, of one bond where that is known.
+fn remove_from<T>(
+    waiting: &mut HashMap<Bond, VecDeque<(T, Held)>>,
+    bond: Option<Bond>,
+    which: impl Fn(&Held) -> bool,
+) -> Vec<Held> {
+    let mut removed = Vec::new();
+    let mut take = |items: &mut VecDeque<(T, Held)>| {
+        for (item, held) in std::mem::take(items) {
+            if which(&held) { removed.push(held) } else { items.push_back((item, held)) }
+        }
+        !items.is_empty()
+    };
+    match bond {
+        Some(bond) => {
+            if waiting.get_mut(&bond).is_some_and(|items| !take(items)) {
+                waiting.remove(&bond);
+            }
+        }
+        None => waiting.retain(|_, items| take(items)),
+    }
+    removed
+}
+
+impl<A: Item, B: Item> Zip<A, B> {
+    /// Whether nothing comes on one side any more, as things are: each of its sources waits until something is acknowledged
+    /// of which all waits here.
+    fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
+        let side = usize::from(!left);
+        let is_full = self.waiting.held(left).count() >= pairing.sides[side].room as usize;
+        if self.ended[side] || is_full {
+            return true;
+        }
+        let here = |id: &ItemId| {
+            if self.let_go.contains(id) && waiting.iter().all(|waiting| !waiting.contains(id)) {
+                return true;
+            }
+            let is_here = waiting[side].contains(id) || self.settled[side].contains(id);
+            is_here && waiting.iter().any(|waiting| waiting.contains(id))
+        };
+        let mut sources = pairing.sides[side].sources.iter();
+        sources.all(|source| self.still.get(source).is_some_and(|ids| ids.iter().all(here)))
+    }
+
+    /// Where neither side can go on, because each waits for partners that only the other could bring, the oldest half goes.
+    fn end_standstill(&mut self, out: &mut Out<Pair<A, B>>) {
+        let Some(pairing) = &self.pairing else { return };
+        if self.waiting.count == 0 {
+            return;
+        }
+        let waiting = [true, false].map(|left| self.waiting.held(left).flat_map(Held::ids).collect());
+        if !(self.stands(true, pairing, &waiting) && self.stands(false, pairing, &waiting)) {
+            return;
+        }
+        self.let_go_oldest(1, out);
+    }
+
+    /// Lets so many halves go, those that have waited longest, of a side that has not ended where any waits there: its
+    /// sender may go on then.
+    fn let_go_oldest(&mut self, count: usize, out: &mut Out<Pair<A, B>>) {
+        let goes_on =
+            |left: &bool| !self.ended[usize::from(!*left)] && self.waiting.held(*left).next().is_some();
+        let any_goes_on = [true, false].iter().any(goes_on);
+        let sides = [true, false].into_iter().filter(|left| !any_goes_on || goes_on(left));
+        let mut oldest: Vec<_> =
+            sides.flat_map(|left| self.waiting.held(left).map(move |held| (held.age(), left))).collect();
+        oldest.sort_unstable();
+        for (age, left) in oldest.into_iter().take(count) {
+            for held in self.waiting.remove(left, None, |held| held.age() == age) {
+                self.let_go.extend(held.ids());
+                out.leave_over(held, "no partner came for it before both sides stood still");
+            }
+        }
+    }
+}
+
+impl<A: Item, B: Item> Stage for Zip<A, B> {
+    /// The name of the closure that tells an item's key; without one, items belong together that have the same id.
+    type Args = Option<String>;
+    type In = Either<A, B>;
+    type Out = Pair<A, B>;
+
+    fn create(key: Option<String>, _: &Env) -> anyhow::Result<Self> {
+        let key = key.map(|name| closures::find::<KeyOf<A, B>>(&name)).transpose()?;
+        let waiting = Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 };
+        Ok(Zip {
+            key,
+            waiting,
+            pairing: None,
+            still: HashMap::new(),
+            settled: Default::default(),
+            let_go: Recent::default(),
+            ended: [false; 2],
+        })
+    }
+
+    fn process(&mut self, item: Either<A, B>, out: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
+        let bond = match &self.key {
+            Some(key) => Bond::Key(key(&item)),
+            None => Bond::Id(out.id().context("an item without an id cannot be joined")?),
+        };
+        anyhow::ensure!(
+            self.waiting.count < MAX_WAITING,
+            "{MAX_WAITING} items wait for partners that do not come; one of the flows drops them"
+        );
+        let held = out.hold();
+        let pair = match item {
+            Either::Left(item) => self.waiting.left(bond, (item, held)),
+            Either::Right(item) => self.waiting.right(bond, (item, held)),
+        };
+        if let Some(((left, left_held), (right, right_held))) = pair {
+            // Of one id the pair has it once.
+            if left_held.id() == right_held.id() {
+                out.emit_for(Pair { left, right }, [left_held.with(right_held)]);
+            } else {
+                out.emit_for(Pair { left, right }, [left_held, right_held]);
+            }
+        } else if let Some(pairing) = &self.pairing
+            && pairing.sides.iter().any(|side| self.waiting.count >= side.room as usize)
+        {
+            self.end_standstill(out);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, out: &mut Out<Pair<A, B>>) -> anyhow::Result<()> {
+        for held in self.waiting.drain() {
+            out.leave_over(held, "no partner came for it");
+        }
+        Ok(())
+    }
+
+    fn partners(&mut self, News(news): News<'_>, out: &mut Out<Pair<A, B>>) {
+        match news {
+            Partners::Begin(pairing) => self.pairing = Some(pairing),
+            // By key, another item may be the partner.
+            Partners::Alone { left, ids, again } if self.key.is_some() => {
+                if !again {
+                    self.settled[usize::from(!left)].extend(ids.iter().copied());
+                    self.end_standstill(out);
+                }
+            }
+            Partners::Still { source, ids } => {
+                self.still.insert(source, ids.to_vec());
+                let under_way: HashSet<_> = self.still.values().flatten().copied().collect();
+                for settled in self.settled.iter_mut().chain([&mut self.let_go]) {
+                    settled.retain(|id| !self.still.contains_key(&id.source) || under_way.contains(id));
+                }
+                self.end_standstill(out);
+            }
+            // At most once nobody waits for a half. One in eight, so that what can go on by itself keeps its partners.
+            Partners::Standstill if self.pairing.is_some() => {
+                self.let_go_oldest(self.waiting.count.div_ceil(8), out);
+            }
+            Partners::Standstill => {}
+            Partners::Alone { left, ids, again } => {
+                for id in ids {
+                    for held in self.waiting.remove(!left, Some(Bond::Id(*id)), |held| held.id() == *id) {
+                        // What is sent again, whoever was told so sends with its partner.
+                        if again { drop(held) } else { out.leave_over(held, "no partner came for it") }
+                    }
+                }
+            }
+            Partners::Ended { left } => {
+                self.ended[usize::from(!left)] = true;
+                self.end_standstill(out);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_the_newest() {
+        let id = |number| ItemId { source: 0, number };
+        let mut recent = Recent::default();
+        recent.extend((0..3 * MAX_WAITING as u64).map(id));
+        recent.extend([id(3 * MAX_WAITING as u64 - 1)]);
+        assert_eq!((recent.ids.len(), recent.in_order.len()), (MAX_WAITING, MAX_WAITING));
+        assert!(
+            !recent.contains(&id(2 * MAX_WAITING as u64 - 1)) && recent.contains(&id(2 * MAX_WAITING as u64))
+        );
+        recent.retain(|id| id.number % 2 == 0);
+        assert_eq!((recent.ids.len(), recent.in_order.len()), (MAX_WAITING / 2, MAX_WAITING / 2));
+    }
+
+    #[test]
+    fn partners_find_each_other_in_any_order_and_in_turn() {
+        let mut waiting = Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 };
+        assert_eq!(waiting.left(Bond::Key(1), 'a'), None);
+        assert_eq!(waiting.left(Bond::Key(1), 'b'), None);
+        assert_eq!(waiting.right(Bond::Key(2), 'x'), None);
+        assert_eq!(waiting.right(Bond::Key(1), 'y'), Some(('a', 'y')));
+        assert_eq!(waiting.right(Bond::Key(1), 'z'), Some(('b', 'z')));
+        assert_eq!(waiting.count, 1);
+        assert_eq!(waiting.left(Bond::Key(2), 'c'), Some(('c', 'x')));
+        assert_eq!(waiting.count, 0);
+    }
+}

@@ -1,0 +1,200 @@
+//! Detects that a running pipeline no longer moves, and says what its stages wait for.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::plan::Plan;
+use super::report::Waiting;
+use super::worker::meter::Counts;
+use super::worker::waits::Wait;
+
+/// The last reports of the actors, by stage and replica.
+pub(super) struct Stillness {
+    limit: Duration,
+    /// How often actors report. One that has been silent for longer is in a call, or its process is stopped.
+    every: Duration,
+    told: HashMap<(u16, u16), Told>,
+    /// When anything last moved.
+    moved: Instant,
+    /// When the log is to say so; never, where the limit is that long.
+    due: Option<Instant>,
+}
+
+struct Told {
+    at: Instant,
+    waits: Vec<Wait>,
+    moves: Moves,
+}
+
+/// The counts that change when an actor does something.
+type Moves = [u64; 6];
+
+fn moves(counts: &Counts) -> Moves {
+    [counts.items_in, counts.items_out, counts.errors, counts.retries, counts.lost, counts.in_flight]
+}
+
+impl Stillness {
+    pub(super) fn new(limit: Duration, every: Duration) -> Self {
+        let now = Instant::now();
+        Stillness { limit, every, told: HashMap::new(), moved: now, due: now.checked_add(limit) }
+    }
+
+    /// Notes the report of an actor.
+    pub(super) fn told(&mut self, counts: &Counts, waits: Vec<Wait>) {
+        let (at, moves) = (Instant::now(), moves(counts));
+        let told = Told { at, waits, moves };
+        let before = self.told.insert((counts.stage, counts.replica), told);
+        if before.is_none_or(|before| before.moves != moves) {
+            self.move_on();
+        }
+    }
+
+    /// Notes that something moved.
+    pub(super) fn move_on(&mut self) {
+        self.moved = Instant::now();
+        self.due = self.moved.checked_add(self.limit);
+    }
+
+    /// What each of `members`, which have not ended, waits for, if it is time to say so: nothing has moved for the limit,
+    /// and none of them is in a call.
+    pub(super) fn report(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<Vec<Waiting>> {
+        let in_a_call = || members.iter().any(|member| self.is_silent(*member, now));
+        let due = self.due.is_some_and(|due| now >= due) && !members.is_empty() && !in_a_call();
+        due.then(|| self.waiting(plan, members, now))
+    }
+
+    /// For how long nothing has moved, where none of `members`, which have not ended, is in a call.
+    pub(super) fn still_for(&self, members: &[(u16, u16)], now: Instant) -> Duration {
+        let in_a_call = members.iter().any(|member| self.is_silent(*member, now));
+        if in_a_call { Duration::ZERO } else { now.saturating_duration_since(self.moved) }
+    }
+
+    /// Notes that the log has said so. It says so again only after twice the time.
+    pub(super) fn said(&mut self, now: Instant) -> Duration {
+        let still = now.saturating_duration_since(self.moved);
+        self.due = now.checked_add(still);
+        still
+    }
+
+    fn is_silent(&self, member: (u16, u16), now: Instant) -> bool {
+        let told = self.told.get(&member);
+        told.is_none_or(|told| {
+            now.saturating_duration_since(told.at) > 3 * self.every + Duration::from_millis(200)
+        })
+    }
+
+    /// What each of `members` waits for, as far as it has reported.
+    pub(super) fn waiting(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Vec<Waiting> {
+        let waiting = members.iter().map(|member| {
+            let told = self.told.get(member);
+            let what = match told {
+                _ if self.is_silent(*member, now) => {
+                    "a call of its own to return (it has told nothing for a while)".to_owned()
+                }
+                Some(told) if !told.waits.is_empty() => {
+                    let texts: Vec<_> = told.waits.iter().map(|wait| in_words(plan, wait)).collect();
+                    texts.join(", and for ")
+                }
+                _ => "its next item".to_owned(),
+            };
+            Waiting { stage: name(plan, usize::from(member.0)), replica: member.1, what }
+        });
+        waiting.collect()
+    }
+}
+
+/// What an actor tells names stages of the plan that it was started by; what else it may tell is none.
+fn name(plan: &Plan, stage: usize) -> String {
+    plan.stages.get(stage).map_or("?", |stage| stage.name.as_str()).to_owned()
+}
+
+fn in_words(plan: &Plan, wait: &Wait) -> String {
+    match wait {
+        Wait::Senders(lanes) => {
+            let senders: Vec<_> = lanes
+                .iter()
+                .map(|lane| {
+                    let from = plan.edges.get((lane >> 16) as usize).map(|edge| edge.from.stage);
+                    let stage = from.map_or_else(|| "?".to_owned(), |from| name(plan, from));
+                    let replicas =
+                        from.and_then(|from| plan.stages.get(from)).map_or(1, |stage| stage.replicas);
+                    if replicas > 1 { format!("`{stage}`.{}", lane & 0xffff) } else { format!("`{stage}`") }
+                })
+                .collect();
+            format!("items or the end of {}", senders.join(", "))
+        }
+        Wait::Room { stage, id } => format!("room at `{}` for item {id}", name(plan, usize::from(*stage))),
+        Wait::Answers { stage, count } => {
+            format!("answers of `{}` for {count}", name(plan, usize::from(*stage)))
+        }
+        Wait::Kept(count) => format!("more items or partners for {count} that it keeps"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{Kind, RESULTS, StagePlan, Tap};
+    use super::*;
+
+    const EVERY: Duration = Duration::from_secs(1);
+
+    /// `camera` to `blur`, which has two replicas, to `save`.
+    fn plan() -> Plan {
+        let mut plan = Plan::new("pictures".to_owned());
+        let mut tap = None;
+        for (name, kind) in [("camera", Kind::Source), ("blur", Kind::Stage), ("save", Kind::Sink)] {
+            let stage = plan.add(StagePlan::new(kind, name), tap.as_slice());
+            tap = Some(Tap { stage, output: RESULTS, branch: 0 });
+        }
+        plan.stages[1].replicas = 2;
+        plan
+    }
+
+    fn counts(stage: u16, replica: u16, items_in: u64) -> Counts {
+        Counts { stage, replica, items_in, ..Counts::default() }
+    }
+
+    #[test]
+    fn who_waits_for_whom_is_said_in_names_when_nothing_has_moved_for_the_limit() {
+        let (plan, limit) = (plan(), Duration::from_secs(10));
+        let mut stillness = Stillness::new(limit, EVERY);
+        let begin = Instant::now();
+        let members = [(1, 0), (2, 0)];
+        let ends = Wait::Senders(vec![1 << 16, 1 << 16 | 1]);
+        stillness.told(
+            &counts(1, 0, 5),
+            vec![Wait::Room { stage: 2, id: crate::ItemId { source: 0, number: 4 } }],
+        );
+        stillness.told(&counts(2, 0, 3), vec![Wait::Kept(2), ends.clone()]);
+        assert_eq!(stillness.report(&plan, &members, begin + limit / 2), None, "it is not time");
+        // Both go on telling, and have done nothing.
+        let late = Instant::now() + limit;
+        for told in stillness.told.values_mut() {
+            told.at = late;
+        }
+        let waiting = stillness.report(&plan, &members, late).expect("it is time");
+        let texts: Vec<_> = waiting.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "`blur` waits for room at `save` for item #4",
+                "`save` waits for more items or partners for 2 that it keeps, and for items or the end of `blur`.0, `blur`.1",
+            ]
+        );
+        stillness.said(late);
+        assert_eq!(stillness.report(&plan, &members, late + limit / 2), None, "it was said");
+        stillness.told(&counts(2, 0, 4), vec![ends]);
+        assert_eq!(stillness.report(&plan, &members, Instant::now()), None, "something has moved");
+    }
+
+    #[test]
+    fn a_stage_in_a_call_of_its_own_is_no_hang_of_the_pipeline() {
+        let (plan, limit) = (plan(), Duration::from_secs(10));
+        let mut stillness = Stillness::new(limit, EVERY);
+        stillness.told(&counts(1, 0, 5), Vec::new());
+        let late = Instant::now() + limit;
+        assert_eq!(stillness.report(&plan, &[(1, 0)], late), None);
+        let waiting = stillness.waiting(&plan, &[(1, 0), (0, 0)], late);
+        assert!(waiting.iter().all(|waiting| waiting.what.contains("a call of its own")), "{waiting:?}");
+    }
+}

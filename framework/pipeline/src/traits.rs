@@ -1,0 +1,210 @@
+//! What a user of pipelines writes: sources, stages and sinks.
+//!
+//! `create` makes each in its worker process. Its other methods run there, on the thread of that process's actors, one
+//! call at a time. They are plain code: nothing is awaited. While a call runs, the process reads no messages; what it
+//! put on a stream goes on by itself.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::item::Item;
+use super::out::Out;
+use super::pairs::News;
+use tensorpost_core::api::actor::Env;
+
+/// Where items come from.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// struct Sample {
+///     values: Tensor,
+/// }
+///
+/// struct Samples {
+///     gpu: Gpu,
+///     left: u32,
+/// }
+///
+/// impl Source for Samples {
+///     type Args = u32;
+///     type Out = Sample;
+///
+///     fn create(count: u32, env: &Env) -> anyhow::Result<Self> {
+///         Ok(Samples { gpu: env.gpu(), left: count })
+///     }
+///
+///     fn next(&mut self) -> anyhow::Result<Option<Sample>> {
+///         if self.left == 0 {
+///             return Ok(None);
+///         }
+///         self.left -= 1;
+///         Ok(Some(Sample { values: self.gpu.zeros(DType::F32, &[16])?.freeze() }))
+///     }
+/// }
+/// ```
+pub trait Source: Sized + 'static {
+    /// What `create` needs; every replica gets a clone.
+    type Args: Serialize + DeserializeOwned + Clone + 'static;
+    /// What it makes.
+    type Out: Item;
+
+    /// Makes the source, in its process.
+    ///
+    /// # Errors
+    /// Whatever keeps it from working; starting the pipeline reports it.
+    fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// The next item, or `None` at the end. Called when the pipeline has taken the one before, and not any more once the
+    /// pipeline was cancelled.
+    ///
+    /// # Errors
+    /// What the stage's [`OnError`](super::OnError) decides about; after `Skip` this is called again.
+    fn next(&mut self) -> anyhow::Result<Option<Self::Out>>;
+}
+
+/// What becomes of items: any number of results for each.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// # #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// # struct Sample { values: Tensor }
+///
+/// struct Square {
+///     gpu: Gpu,
+/// }
+///
+/// impl Stage for Square {
+///     type Args = ();
+///     type In = Sample;
+///     type Out = Sample;
+///
+///     fn create((): (), env: &Env) -> anyhow::Result<Self> {
+///         Ok(Square { gpu: env.gpu() })
+///     }
+///
+///     fn process(&mut self, sample: Sample, out: &mut Out<Sample>) -> anyhow::Result<()> {
+///         // In place where nobody else holds the values, in a copy otherwise.
+///         let values = sample.values.into_mut(&self.gpu);
+///         let mut values = values.or_else(|shared| self.gpu.copy(&shared.tensor))?;
+///         self.gpu.run((values.of_mut::<f32>(),), |(values,)| {
+///             for value in values {
+///                 *value *= *value;
+///             }
+///         })?;
+///         out.emit(Sample { values: values.freeze() });
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait Stage: Sized + 'static {
+    /// What `create` needs; every replica gets a clone.
+    type Args: Serialize + DeserializeOwned + Clone + 'static;
+    /// What it takes.
+    type In: Item;
+    /// What it makes.
+    type Out: Item;
+
+    /// Makes the stage, in its process.
+    ///
+    /// # Errors
+    /// Whatever keeps it from working; starting the pipeline reports it.
+    fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Takes an item. What it gives to `out` is sent when it returns without an error, in the same order.
+    ///
+    /// # Errors
+    /// What the stage's [`OnError`](super::OnError) decides about. What it had given to `out` is dropped.
+    fn process(&mut self, item: Self::In, out: &mut Out<Self::Out>) -> anyhow::Result<()>;
+
+    /// When [`wake`](Self::wake) should be called; asked after every call. For stages that do not wait for items for
+    /// ever, such as a batch that is sent on although it is not full.
+    fn wake_at(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The moment named by [`wake_at`](Self::wake_at) has passed.
+    ///
+    /// # Errors
+    /// Fails the pipeline, unless errors of the stage are skipped.
+    fn wake(&mut self, out: &mut Out<Self::Out>) -> anyhow::Result<()> {
+        let _ = out;
+        Ok(())
+    }
+
+    /// All items have come; what it still has can go to `out`.
+    ///
+    /// # Errors
+    /// Fails the pipeline, unless errors of the stage are skipped.
+    fn finish(&mut self, out: &mut Out<Self::Out>) -> anyhow::Result<()> {
+        let _ = out;
+        Ok(())
+    }
+
+    /// For the pipeline's own stages.
+    #[doc(hidden)]
+    fn partners(&mut self, news: News<'_>, out: &mut Out<Self::Out>) {
+        let _ = (news, out);
+    }
+}
+
+/// Where items end.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// # #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// # struct Sample { values: Tensor }
+///
+/// struct Print {
+///     count: u64,
+/// }
+///
+/// impl Sink for Print {
+///     type Args = ();
+///     type In = Sample;
+///
+///     fn create((): (), _: &Env) -> anyhow::Result<Self> {
+///         Ok(Print { count: 0 })
+///     }
+///
+///     fn consume(&mut self, sample: Sample) -> anyhow::Result<()> {
+///         self.count += 1;
+///         println!("{:?}", sample.values.to_vec::<f32>()?);
+///         Ok(())
+///     }
+///
+///     fn finish(&mut self) -> anyhow::Result<()> {
+///         println!("{} samples", self.count);
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait Sink: Sized + 'static {
+    /// What `create` needs; every replica gets a clone.
+    type Args: Serialize + DeserializeOwned + Clone + 'static;
+    /// What it takes.
+    type In: Item;
+
+    /// Makes the sink, in its process.
+    ///
+    /// # Errors
+    /// Whatever keeps it from working; starting the pipeline reports it.
+    fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Takes an item.
+    ///
+    /// # Errors
+    /// What the stage's [`OnError`](super::OnError) decides about.
+    fn consume(&mut self, item: Self::In) -> anyhow::Result<()>;
+
+    /// All items have come.
+    ///
+    /// # Errors
+    /// Fails the pipeline, unless errors of the stage are skipped.
+    fn finish(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

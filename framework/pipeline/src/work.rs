@@ -1,0 +1,179 @@
+//! The typed part of a stage: registers its actor and starts it with the addresses of those it sends to.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use super::item::{Item, Parcel};
+use super::stages::Identity;
+use super::traits::{Source, Stage};
+use super::worker::args::{
+    BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
+};
+use super::worker::{SourceActor, StageActor};
+use tensorpost_core::api::actor::{Address, RemoteActor};
+use tensorpost_core::api::device::Device;
+use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawned, WorkerId};
+
+/// The typed work for a stage, behind an interface without types.
+pub(super) trait Work {
+    /// Adds its actors to a program.
+    fn register(&self, builder: NodeBuilder) -> NodeBuilder;
+
+    /// Starts one replica.
+    fn start(&self, site: Site<'_>) -> Result<Started, ActorError>;
+
+    /// A stage that passes on what this one makes.
+    fn relay(&self) -> Rc<dyn Work>;
+}
+
+/// Where and how a replica is started.
+pub(super) struct Site<'s> {
+    pub(super) node: &'s Node,
+    pub(super) worker: WorkerId,
+    pub(super) device: Device,
+    pub(super) mailbox: u32,
+    pub(super) own_thread: bool,
+    pub(super) restart: Restart,
+    /// The name under which others find it.
+    pub(super) name: Option<String>,
+    pub(super) config: Config,
+    pub(super) results: Way<'s>,
+    pub(super) dead: Way<'s>,
+}
+
+/// The way out of a replica.
+pub(super) struct Way<'s> {
+    pub(super) select: Select,
+    pub(super) branches: Vec<WayTo<'s>>,
+    pub(super) tell: Vec<PartnerArgs>,
+    pub(super) tell_still: Vec<Address<Control>>,
+    pub(super) source: u16,
+}
+
+/// The way to another stage.
+pub(super) struct WayTo<'s> {
+    pub(super) stage: String,
+    pub(super) index: u16,
+    pub(super) lane: u32,
+    pub(super) select: Select,
+    pub(super) number: Option<u32>,
+    pub(super) window: Option<u32>,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) depth: usize,
+    pub(super) restarts: bool,
+    pub(super) settle_first: bool,
+    pub(super) shares_fate: bool,
+    pub(super) feedback: bool,
+    pub(super) to: Vec<Door<'s>>,
+}
+
+/// The way to a replica.
+pub(super) enum Door<'s> {
+    /// An `Address<Parcel<T>>`.
+    At(&'s dyn Any),
+    Named(String),
+}
+
+/// A replica that runs.
+pub(super) struct Started {
+    pub(super) run: Address<Run>,
+    pub(super) control: Address<Control>,
+    /// An `Address<Parcel<In>>`; none for sources.
+    pub(super) inlet: Option<Box<dyn Any>>,
+}
+
+/// A source.
+pub(super) struct SourceWork<S: Source>(pub(super) S::Args);
+
+/// A stage.
+pub(super) struct StageWork<S: Stage>(pub(super) S::Args);
+
+/// Adds the actors of a source to a program.
+pub(super) fn register_source<S: Source>(builder: NodeBuilder) -> NodeBuilder {
+    builder.actor::<SourceActor<S>>().actor::<StageActor<Identity<S::Out>>>()
+}
+
+/// Adds the actors of a stage to a program.
+pub(super) fn register_stage<S: Stage>(builder: NodeBuilder) -> NodeBuilder {
+    builder.actor::<StageActor<S>>().actor::<StageActor<Identity<S::Out>>>()
+}
+
+impl<S: Source> Work for SourceWork<S> {
+    fn register(&self, builder: NodeBuilder) -> NodeBuilder {
+        register_source::<S>(builder)
+    }
+
+    fn start(&self, site: Site<'_>) -> Result<Started, ActorError> {
+        let results = outlet(&site.results);
+        let args = SourceArgs { user: self.0.clone(), config: site.config.clone(), results };
+        let started = spawn::<SourceActor<S>>(&site, args)?;
+        Ok(Started { run: started.address(), control: started.address(), inlet: None })
+    }
+
+    fn relay(&self) -> Rc<dyn Work> {
+        Rc::new(StageWork::<Identity<S::Out>>(PhantomData))
+    }
+}
+
+impl<S: Stage> Work for StageWork<S> {
+    fn register(&self, builder: NodeBuilder) -> NodeBuilder {
+        register_stage::<S>(builder)
+    }
+
+    fn start(&self, site: Site<'_>) -> Result<Started, ActorError> {
+        let (results, dead) = (outlet(&site.results), outlet(&site.dead));
+        let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
+        let started = spawn::<StageActor<S>>(&site, args)?;
+        let inlet: Address<Parcel<S::In>> = started.address();
+        Ok(Started { run: started.address(), control: started.address(), inlet: Some(Box::new(inlet)) })
+    }
+
+    fn relay(&self) -> Rc<dyn Work> {
+        Rc::new(StageWork::<Identity<S::Out>>(PhantomData))
+    }
+}
+
+fn spawn<A: RemoteActor>(site: &Site<'_>, args: A::Args) -> Result<Spawned<A>, ActorError> {
+    let mut spawn =
+        site.node.spawn::<A>(args).worker(site.worker).device(site.device.clone()).mailbox(site.mailbox);
+    if let Some(name) = &site.name {
+        spawn = spawn.name(name);
+    }
+    spawn = spawn.restart(site.restart);
+    if site.own_thread {
+        spawn = spawn.own_thread();
+    }
+    spawn.start()
+}
+
+fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
+    let receiver = |door: &Door<'_>| match door {
+        Door::Named(name) => Some(Receiver::Named(name.clone())),
+        // Flows are typed, so the address is of this type.
+        Door::At(address) => address.downcast_ref::<Address<Parcel<T>>>().cloned().map(Receiver::At),
+    };
+    let branch = |to: &WayTo<'_>| BranchArgs {
+        stage: to.stage.clone(),
+        index: to.index,
+        lane: to.lane,
+        to: to.to.iter().filter_map(receiver).collect(),
+        select: to.select.clone(),
+        number: to.number,
+        window: to.window,
+        max_bytes: to.max_bytes,
+        depth: to.depth,
+        feedback: to.feedback,
+        restarts: to.restarts,
+        settle_first: to.settle_first,
+        shares_fate: to.shares_fate,
+    };
+    let branches = way.branches.iter().map(branch).collect();
+    OutletArgs {
+        select: way.select.clone(),
+        branches,
+        tell: way.tell.clone(),
+        tell_still: way.tell_still.clone(),
+        source: way.source,
+    }
+}

@@ -1,0 +1,58 @@
+//! Classifies the errors of an ask: the item was not accepted, or not answered.
+
+use super::meter::Cause;
+use crate::item::{Item, Parcel};
+use tensorpost_core::api::actor::{AskError, AskFailure, Refusal, SendFailure};
+
+/// Why an item was not answered.
+pub(super) enum Unanswered {
+    /// Its data was lost with a process (DEATH-3). The receiver goes on.
+    Tainted,
+    /// The receiver could not read it, and goes on.
+    Refused,
+    /// The item, or something that came of it, was lost in a receiver that may go on.
+    Lost,
+    /// The receiver has ended.
+    Gone,
+}
+
+impl Unanswered {
+    pub(super) fn of<T: Item>(error: &AskError<Parcel<T>>) -> Self {
+        match error {
+            AskError::NoReply(AskFailure::Refused(Refusal::Tainted(_))) => Unanswered::Tainted,
+            AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(_))) => Unanswered::Refused,
+            AskError::NoReply(AskFailure::Refused(Refusal::NoReply)) => Unanswered::Lost,
+            _ => Unanswered::Gone,
+        }
+    }
+}
+
+impl Unanswered {
+    /// The cause under which the item counts as lost.
+    pub(super) fn cause(&self) -> Cause {
+        match self {
+            Unanswered::Tainted => Cause::Tainted,
+            Unanswered::Refused => Cause::Unread,
+            Unanswered::Lost | Unanswered::Gone => Cause::Ended,
+        }
+    }
+}
+
+/// Whether the receiver will take nothing any more.
+pub(super) fn is_gone(reason: &SendFailure) -> bool {
+    matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor | SendFailure::GaveUp(_))
+}
+
+/// Whether no later life of the receiver takes it either.
+pub(super) fn is_final<T: Item>(error: &AskError<Parcel<T>>) -> bool {
+    matches!(error, AskError::NotSent(error) if is_gone(&error.reason))
+}
+
+/// Why an item was not answered, without the type that it had on the way.
+pub(super) fn why<T: Item>(error: &AskError<Parcel<T>>) -> String {
+    match error {
+        AskError::NotSent(error) => error.reason.to_string(),
+        AskError::NoReply(failure) => failure.to_string(),
+        AskError::TimedOut => "it was not answered in time".to_owned(),
+    }
+}

@@ -1,0 +1,213 @@
+//! The messages between the conductor, in the node, and the actors of a pipeline.
+
+use serde::{Deserialize, Serialize};
+use tensorpost_derive::GpuMessage;
+
+use super::meter::{Counts, Failure, Span};
+use super::waits::Wait;
+use crate::dead::Dead;
+use crate::item::{Item, ItemId, Parcel};
+use crate::on_error::OnError;
+use crate::traits::{Source, Stage};
+use tensorpost_core::api::actor::Address;
+use tensorpost_core::api::node::ProcessId;
+
+/// The configuration of an actor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Config {
+    /// The stage's name.
+    pub(crate) stage: String,
+    pub(crate) index: u16,
+    pub(crate) replica: u16,
+    /// For a source: the first part of its items' ids.
+    pub(crate) source: u16,
+    pub(crate) on_error: OnError,
+    /// Its senders: edge and replica of each.
+    pub(crate) lanes: Vec<u32>,
+    /// Whether it restores the order of what comes.
+    pub(crate) restore: bool,
+    /// Whether an item is answered only when everything that came of it was.
+    pub(crate) chain: bool,
+    /// Whether items that the stage holds are not answered, although it is in no chain.
+    pub(crate) holds: bool,
+    /// At the beginning of a loop: how many loops are around it.
+    pub(crate) round: Option<usize>,
+    /// Whether what was lost is sent again, to a replica that is left.
+    pub(crate) resend: bool,
+    pub(crate) trace: bool,
+    /// For a `zip` or `join`: the senders of its halves.
+    pub(crate) pairing: Option<Pairing>,
+    /// Milliseconds between two reports of progress.
+    pub(crate) every: u64,
+    pub(crate) events: Address<Event>,
+}
+
+/// A way out of an actor.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(crate) struct OutletArgs<T: Item> {
+    pub(crate) select: Select,
+    pub(crate) branches: Vec<BranchArgs<T>>,
+    /// The stages to tell of items that are settled on some of the branches.
+    pub(crate) tell: Vec<PartnerArgs>,
+    /// Of a source: the stages to tell when it makes nothing more before something is acknowledged.
+    pub(crate) tell_still: Vec<Address<Control>>,
+    /// The first part of its items' ids.
+    pub(crate) source: u16,
+}
+
+/// A `zip` or `join` behind a fork's branches.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PartnerArgs {
+    /// Its replicas.
+    pub(crate) to: Vec<Address<Control>>,
+    /// Which side the branches lead to.
+    pub(crate) left: bool,
+    /// The branches without which no item reaches that side.
+    pub(crate) branches: Vec<u16>,
+}
+
+/// The two sides of a `zip` or `join`, under at-least-once delivery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pairing {
+    /// Left and right.
+    pub(crate) sides: [Side; 2],
+}
+
+/// One of the two flows that become one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Side {
+    /// Its senders.
+    pub(crate) lanes: Vec<u32>,
+    /// Items that can wait on this side: then the stage before it takes no more before one is acknowledged.
+    pub(crate) room: u32,
+    /// The first parts of the ids of the items in it.
+    pub(crate) sources: Vec<u16>,
+}
+
+/// How the receiver of an item is chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Select {
+    /// All of them, each a clone.
+    All,
+    /// One after the other.
+    RoundRobin,
+    /// The one with the fewest unfinished items.
+    LeastLoaded,
+    /// The one whose turn it is by the value of a closure, modulo their number.
+    By(String),
+}
+
+/// One of the stages that an outlet leads to.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(crate) struct BranchArgs<T: Item> {
+    /// The receiving stage.
+    pub(crate) stage: String,
+    pub(crate) index: u16,
+    pub(crate) lane: u32,
+    pub(crate) to: Vec<Receiver<T>>,
+    pub(crate) select: Select,
+    /// Items get numbers, so that the order can be restored, and none is so far ahead of the oldest that is unanswered.
+    pub(crate) number: Option<u32>,
+    /// Items that may be unanswered.
+    pub(crate) window: Option<u32>,
+    /// Bytes that may be unanswered.
+    pub(crate) max_bytes: Option<u64>,
+    /// In how many loops the receiver is.
+    pub(crate) depth: usize,
+    /// Whether replicas that died are started again.
+    pub(crate) restarts: bool,
+    /// Whether the end waits until everything was answered.
+    pub(crate) settle_first: bool,
+    /// Whether the receiver ends when this actor does, so that an item is done with here when it is done with there.
+    pub(crate) shares_fate: bool,
+    /// Whether it leads back to the beginning of a loop.
+    pub(crate) feedback: bool,
+}
+
+/// A replica.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(crate) enum Receiver<T: Item> {
+    At(Address<Parcel<T>>),
+    /// A receiver that is started later. It is looked up when it is needed.
+    Named(String),
+}
+
+/// To start a source.
+#[derive(Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(crate) struct SourceArgs<S: Source> {
+    pub(crate) user: S::Args,
+    pub(crate) config: Config,
+    pub(crate) results: OutletArgs<S::Out>,
+}
+
+/// To start a stage.
+#[derive(Serialize, Deserialize)]
+#[serde(bound = "")]
+pub(crate) struct StageArgs<S: Stage> {
+    pub(crate) user: S::Args,
+    pub(crate) config: Config,
+    pub(crate) results: OutletArgs<S::Out>,
+    pub(crate) dead: OutletArgs<Dead<S::In>>,
+}
+
+/// "Begin, and answer when you are done."
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Counts, crate = tensorpost_core)]
+pub(crate) struct Run;
+
+/// An order of the conductor.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core)]
+pub(crate) enum Control {
+    /// A source makes no more items.
+    Stop,
+    /// Nothing more comes from these senders: they have died, or their ends were heard by an earlier life.
+    Gone {
+        /// Edge and replica of each.
+        lanes: Vec<u32>,
+        /// They are a source that does not come back: nobody else knows what it had sent.
+        dead_source: bool,
+        /// The process that they died with: what it had sent before is heard first.
+        with: Option<ProcessId>,
+    },
+    /// To a stage that pairs: nothing more comes of these items on one of its sides.
+    Alone {
+        /// Which side.
+        left: bool,
+        /// The items.
+        ids: Vec<ItemId>,
+        /// Whether they are on their way again, on both sides.
+        again: bool,
+    },
+    /// To a stage that pairs: a source makes nothing more before one of these is acknowledged, all that it has under way.
+    Still {
+        /// Which source.
+        source: u16,
+        /// Its items.
+        ids: Vec<ItemId>,
+    },
+    /// Nothing moves in the whole pipeline. Whoever keeps halves lets some go; after a death, whoever waits for what is missing
+    /// in an order goes on without it.
+    GoOn {
+        /// Whether somebody has died.
+        after_a_death: bool,
+    },
+    /// The pipeline is over; the actor ends.
+    Close,
+}
+
+/// A report of an actor.
+#[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core)]
+pub(crate) enum Event {
+    /// Its counts, and what it waits for.
+    Progress(Box<Counts>, Vec<Wait>),
+    /// An error that fails the pipeline.
+    Failed(Failure),
+    /// Spans for the trace.
+    Spans { stage: u16, replica: u16, pid: u32, spans: Vec<Span> },
+}

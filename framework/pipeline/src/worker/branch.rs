@@ -1,0 +1,634 @@
+//! The way to one stage: chooses the replica that an item goes to, keeps the actor from running too far ahead, and
+//! follows everything that was sent until it is answered.
+//!
+//! An item passes three steps. *Room*: the window has room for it and its bytes. *Accepted*: the receiver's mailbox has
+//! taken it; the caller is free. *Answered*: a task follows the ask and settles the item, or finds out that it was
+//! lost. The counts go up when an item is accepted and down when it is answered, and a resent item is counted again
+//! before its first sending is taken out: `idle` waits for zero, and must not see zero while an item is still to come.
+//!
+//! On a death of the receiver every ask that it had accepted fails here. The item is sent again where a copy was kept,
+//! and named as lost otherwise; whoever restores an order is told in both cases that it need not wait.
+
+use std::cell::{Cell, RefCell};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use futures_util::future::{FutureExt, LocalBoxFuture};
+use tokio::sync::Notify;
+
+use super::answers::{Unanswered, is_final, is_gone, why};
+use super::args::{BranchArgs, Receiver};
+use super::cargo::{Cargo, Cargos};
+use super::meter::{Cause, Meter, Spanned};
+use super::pick::{Choice, Load, Pick};
+use super::waits::Wait;
+use super::window::Window;
+use crate::closures::UnknownClosure;
+use crate::item::{Item, ItemId, Order, Parcel, Tag};
+use crate::out::Emitted;
+use tensorpost_core::api::actor::{Address, Ask, AskError, Env, SendFailure};
+use tensorpost_core::api::message;
+
+/// The way to one stage: its replicas, and what was sent to them.
+pub(super) struct Branch<T: Item> {
+    stage: String,
+    index: u16,
+    lane: u32,
+    pick: Pick<T>,
+    to: Vec<To<T>>,
+    number: Option<u32>,
+    max_items: Option<u32>,
+    max_bytes: Option<u64>,
+    /// In how many loops the receiver is.
+    depth: usize,
+    pub(super) feedback: bool,
+    restarts: bool,
+    pub(super) settle_first: bool,
+    shares_fate: bool,
+    modes: Modes,
+    window: RefCell<Window>,
+    /// Set when the actor was stopped: items wait for no room any more.
+    hurried: Cell<bool>,
+    /// The item that waits to be accepted.
+    held_up: Cell<Option<ItemId>>,
+    /// Whoever waits for room is told here; one at a time does, the actor.
+    changed: Notify,
+    /// Whoever waits until everything was answered. Not the same: a stage that ends still takes items.
+    emptied: Notify,
+    meter: Meter,
+    env: Env,
+}
+
+/// What the actor does about items that it has sent; see [`Config`](super::args::Config).
+#[derive(Clone, Copy)]
+pub(super) struct Modes {
+    pub(super) chain: bool,
+    pub(super) resend: bool,
+    /// Whether it makes the items itself: nobody before it could send anything again.
+    pub(super) origin: bool,
+}
+
+/// The way to one replica.
+struct To<T: Item> {
+    receiver: Receiver<T>,
+    found: RefCell<Option<Address<Parcel<T>>>>,
+    unanswered: Cell<u32>,
+    gone: Cell<bool>,
+}
+
+/// An item that was sent and is not answered.
+struct Underway<T> {
+    to: usize,
+    tag: Tag,
+    bytes: u64,
+    /// To send it again.
+    copy: Option<T>,
+    /// When it was accepted, for the trace.
+    since: Option<Instant>,
+    /// What is done with when it is answered.
+    cargo: Cargos,
+}
+
+/// An item that could not be sent at once.
+pub(super) enum NotYet<T: Item> {
+    /// It is not even known where to.
+    Untouched(Box<Emitted<T>>),
+    /// This branch has no room, or has to be looked for.
+    On(Rc<Branch<T>>, Box<Emitted<T>>),
+    /// The receiver has no room, or has refused it.
+    Asked(Rc<Branch<T>>, Box<Asked<T>>),
+}
+
+/// An item that was offered to a receiver.
+pub(super) struct Asked<T: Item> {
+    ask: Ask<Parcel<T>>,
+    accepted: Option<Result<(), AskError<Parcel<T>>>>,
+    underway: Underway<T>,
+    /// When it was to be sent.
+    from: Instant,
+}
+
+/// An item that cannot be sent to anybody.
+pub(super) struct Unsendable {
+    pub(super) tag: Tag,
+    pub(super) why: String,
+}
+
+impl<T: Item> Branch<T> {
+    pub(super) fn new(
+        args: BranchArgs<T>,
+        modes: Modes,
+        meter: &Meter,
+        env: &Env,
+    ) -> Result<Self, UnknownClosure> {
+        let to = args.to.into_iter().map(|receiver| To {
+            receiver,
+            found: RefCell::new(None),
+            unanswered: Cell::new(0),
+            gone: Cell::new(false),
+        });
+        Ok(Branch {
+            stage: args.stage,
+            index: args.index,
+            lane: args.lane,
+            pick: Pick::among_replicas(&args.select)?,
+            to: to.collect(),
+            number: args.number,
+            max_items: args.window,
+            max_bytes: args.max_bytes,
+            depth: args.depth,
+            feedback: args.feedback,
+            restarts: args.restarts,
+            settle_first: args.settle_first,
+            shares_fate: args.shares_fate,
+            modes,
+            window: RefCell::default(),
+            hurried: Cell::new(false),
+            held_up: Cell::new(None),
+            changed: Notify::new(),
+            emptied: Notify::new(),
+            meter: meter.clone(),
+            env: env.clone(),
+        })
+    }
+
+    pub(super) fn load(&self) -> Load {
+        Load {
+            unanswered: self.to.iter().map(|to| to.unanswered.get()).sum(),
+            gone: self.to.iter().all(|to| to.gone.get()),
+        }
+    }
+
+    /// What the actor waits for here, for the report of a pipeline that does not move.
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
+        let stage = self.index;
+        let room = self.held_up.get().map(|id| Wait::Room { stage, id });
+        let count = self.window.borrow().items;
+        room.into_iter().chain((count > 0).then_some(Wait::Answers { stage, count }))
+    }
+
+    fn replica(&self, at: usize) -> Load {
+        Load { unanswered: self.to[at].unanswered.get(), gone: self.to[at].gone.get() }
+    }
+
+    pub(super) async fn send(
+        self: &Rc<Self>,
+        mut tag: Tag,
+        item: T,
+        cargo: Cargos,
+    ) -> Result<(), Unsendable> {
+        // Encoding an item to count its bytes is dear, so only where a bound asks for it.
+        let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
+        let from = Instant::now();
+        let id = tag.id;
+        self.held_up.set(Some(id));
+        // The number only when there is room: who waits for room and is dropped must leave no gap in the order.
+        self.room(bytes).await;
+        self.put_number(&mut tag);
+        // Chosen after the wait, by the loads of now. Whoever is gone was found out meanwhile.
+        let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
+            Choice::One(at) => self.deliver(at, tag, item, bytes, cargo).await,
+            Choice::None => {
+                self.lost(&tag, Cause::Ended, "nobody is left to send it to").await;
+                Ok(())
+            }
+            Choice::All => {
+                let last = self.to.len() - 1;
+                for at in 0..last {
+                    let sent = self.deliver(at, tag.clone(), item.clone(), bytes, cargo.clone()).await;
+                    if sent.is_err() {
+                        self.held_up.set(None);
+                        return sent;
+                    }
+                }
+                self.deliver(last, tag, item, bytes, cargo).await
+            }
+        };
+        self.held_up.set(None);
+        self.meter.waited(self.index, id, from);
+        sent
+    }
+
+    /// Puts on an item what the receiver needs: the loops that it is in, whom to ask for it again, its place in the
+    /// order.
+    fn put_number(&self, tag: &mut Tag) {
+        // What leaves a loop is not in it any more.
+        tag.rounds.truncate(self.depth);
+        tag.lane = self.modes.resend.then_some(self.lane);
+        if self.number.is_some() {
+            let number = self.window.borrow_mut().number();
+            tag.order = Some(Order { lane: self.lane, life: self.env.incarnation(), number, last: true });
+        }
+    }
+
+    /// Whether one more item, with so many bytes, may go.
+    fn has_room(&self, bytes: u64) -> bool {
+        self.hurried.get()
+            || self.window.borrow().has_room(bytes, self.max_items, self.max_bytes, self.number)
+    }
+
+    /// Waits until one more item, with so many bytes, may go.
+    async fn room(&self, bytes: u64) {
+        while !self.has_room(bytes) {
+            self.changed.notified().await;
+        }
+    }
+
+    /// From now on nothing waits for room.
+    pub(super) fn hurry(&self) {
+        self.hurried.set(true);
+        self.changed.notify_one();
+    }
+
+    /// Tells all replicas that nothing more comes: each has to hear it from each of its senders.
+    pub(super) async fn end(self: &Rc<Self>) {
+        for at in 0..self.to.len() {
+            self.tell_one(at, Parcel::End { lane: self.lane }).await;
+        }
+    }
+
+    /// Waits until everything was answered.
+    pub(super) async fn idle(&self) {
+        while self.window.borrow().items > 0 {
+            self.emptied.notified().await;
+        }
+    }
+
+    /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future is made
+    /// for it.
+    pub(super) fn send_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
+        let bytes = if self.max_bytes.is_some() { bytes_of(&emitted.item) } else { 0 };
+        let to = || match self.pick.choose(&emitted.item, self.to.len(), |at| self.replica(at)) {
+            Choice::One(at) => Some((at, self.known_address(at)?)),
+            Choice::All | Choice::None => None,
+        };
+        let Some((to, address)) = self.has_room(bytes).then(to).flatten() else {
+            return Err(NotYet::On(Rc::clone(self), Box::new(emitted)));
+        };
+        // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time is for
+        // the trace.
+        let since = self.meter.traces().then(Instant::now);
+        let Emitted { mut tag, item, cargo } = emitted;
+        self.put_number(&mut tag);
+        // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so only
+        // where it may be sent again.
+        let copy = self.modes.resend.then(|| item.clone());
+        let mut ask = address.ask(Parcel::Item(tag.clone(), item));
+        let accepted = ask.try_accepted();
+        let underway = Underway { to, tag, bytes, copy, since, cargo };
+        if let Some(Ok(())) = accepted {
+            if let Some(since) = since {
+                self.meter.waited(self.index, underway.tag.id, since);
+            }
+            self.follow(ask, underway);
+            return Ok(());
+        }
+        let from = since.unwrap_or_else(Instant::now);
+        Err(NotYet::Asked(Rc::clone(self), Box::new(Asked { ask, accepted, underway, from })))
+    }
+
+    /// Goes on with an item that was offered and not accepted at once.
+    pub(super) async fn go_on(self: &Rc<Self>, asked: Asked<T>) -> Result<(), Unsendable> {
+        let Asked { mut ask, accepted, underway, from } = asked;
+        let id = underway.tag.id;
+        self.held_up.set(Some(id));
+        let accepted = match accepted {
+            Some(accepted) => accepted,
+            None => ask.accepted().await,
+        };
+        let sent = match accepted {
+            Ok(()) => {
+                self.follow(ask, underway);
+                Ok(())
+            }
+            Err(error) => {
+                let Underway { to, mut tag, bytes, cargo, .. } = underway;
+                match self.turned_away(error, to, &mut tag, &cargo).await {
+                    Turned::To(other, item) => self.deliver(other, tag, item, bytes, cargo).await,
+                    Turned::Away(end) => end,
+                }
+            }
+        };
+        self.held_up.set(None);
+        self.meter.waited(self.index, id, from);
+        sent
+    }
+
+    async fn deliver(
+        self: &Rc<Self>,
+        mut at: usize,
+        mut tag: Tag,
+        mut item: T,
+        bytes: u64,
+        cargo: Cargos,
+    ) -> Result<(), Unsendable> {
+        loop {
+            let copy = self.modes.resend.then(|| item.clone());
+            let address = match self.address(at).await {
+                Ok(address) => address,
+                // Nobody has the name any more. Lost, and named; that is no error of this stage.
+                Err(why) => {
+                    self.lost(&tag, Cause::Ended, &why).await;
+                    return Ok(());
+                }
+            };
+            let mut ask = address.ask(Parcel::Item(tag.clone(), item));
+            match ask.accepted().await {
+                Ok(()) => {
+                    self.follow(ask, Underway { to: at, tag, bytes, copy, since: None, cargo });
+                    return Ok(());
+                }
+                Err(error) => match self.turned_away(error, at, &mut tag, &cargo).boxed_local().await {
+                    Turned::To(other, back) => (at, item) = (other, back),
+                    Turned::Away(end) => return end,
+                },
+            }
+        }
+    }
+
+    /// The receiver `at` has not accepted an item: finds out why, and who takes it instead.
+    async fn turned_away(
+        self: &Rc<Self>,
+        error: AskError<Parcel<T>>,
+        at: usize,
+        tag: &mut Tag,
+        cargo: &Cargos,
+    ) -> Turned<T> {
+        // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to another.
+        let why = why(&error);
+        let AskError::NotSent(error) = error else {
+            self.lost(tag, Unanswered::of(&error).cause(), &why).await;
+            return Turned::Away(Ok(()));
+        };
+        let Parcel::Item(_, back) = error.message else { return Turned::Away(Ok(())) };
+        if let SendFailure::Tainted(_) = error.reason {
+            // Lost with a process (DEATH-3), and nobody's error.
+            drop(back);
+            self.lost_here(tag, &why, cargo).await;
+            return Turned::Away(Ok(()));
+        }
+        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would
+        // wait for it.
+        if !is_gone(&error.reason) {
+            self.settle(tag);
+            return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));
+        }
+        // Marked before the choice, which must not fall on it again. With nobody left the item is lost.
+        self.to[at].gone.set(true);
+        if let Choice::One(other) = self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
+            tag.attempt += 1;
+            return Turned::To(other, back);
+        }
+        self.lost(tag, Cause::Ended, &why).await;
+        Turned::Away(Ok(()))
+    }
+
+    /// An item was accepted: follows it until it is answered.
+    fn follow(self: &Rc<Self>, ask: Ask<Parcel<T>>, mut underway: Underway<T>) {
+        // Counted before the task runs: `idle` and the window must see the item from the moment it was accepted.
+        self.begin(underway.to, underway.bytes);
+        // In a chain the items that it came from are not done with before it is. One that leaves the last loop around it
+        // has left when it is accepted: what the next stages keep of it must not keep others out of the loop.
+        let chain = self.modes.resend || (self.modes.chain && self.depth > 0);
+        if !(chain || self.shares_fate) {
+            underway.cargo = Cargos::new();
+        }
+        underway.since = self.meter.traces().then(Instant::now);
+        let branch = Rc::clone(self);
+        actix::spawn(Watch { branch, ask, underway: Some(underway), rest: None });
+    }
+
+    /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and names it
+    /// as lost otherwise. It is counted as answered last of all, so that nobody believes meanwhile that nothing is
+    /// under way.
+    async fn unanswered(self: &Rc<Self>, error: &AskError<Parcel<T>>, underway: Underway<T>) {
+        let Underway { to, tag, bytes, copy, since: _, cargo } = underway;
+        let why = why(error);
+        match Unanswered::of(error) {
+            Unanswered::Tainted => {
+                // The receiver has named it, unless somebody can send again what it was made of. A copy is as tainted.
+                if self.modes.resend {
+                    self.lost_here(&tag, &why, &cargo).await;
+                } else {
+                    self.settle(&tag);
+                }
+                self.answered(to, bytes);
+                return;
+            }
+            Unanswered::Refused => {
+                self.lost(&tag, Cause::Unread, &why).await;
+                self.answered(to, bytes);
+                return;
+            }
+            // This item is lost to it; whether the receiver has ended, the next item finds out.
+            Unanswered::Lost => {}
+            // One with a restart policy is not gone: its address waits for the next life, which takes the item.
+            Unanswered::Gone => self.to[to].gone.set(!self.restarts),
+        }
+        let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
+        if let (Some(Choice::One(other)), Some(copy)) = (other, copy) {
+            self.meter.note(|counts| counts.resent += 1);
+            let again = Tag { attempt: tag.attempt + 1, ..tag.clone() };
+            // Counted before the first is taken out, so that nobody believes for a moment that all is answered.
+            if self.deliver_again(other, again, copy, bytes, cargo).await {
+                self.answered(to, bytes);
+                return;
+            }
+        }
+        self.lost(&tag, Cause::Ended, &why).await;
+        self.answered(to, bytes);
+    }
+
+    /// [`deliver`](Self::deliver), boxed because a delivery is watched, and watching may deliver.
+    fn deliver_again(
+        self: &Rc<Self>,
+        at: usize,
+        tag: Tag,
+        item: T,
+        bytes: u64,
+        cargo: Cargos,
+    ) -> LocalBoxFuture<'static, bool> {
+        let branch = Rc::clone(self);
+        Box::pin(async move { branch.deliver(at, tag, item, bytes, cargo).await.is_ok() })
+    }
+
+    /// Names an item that the receiver, or the way to it, has lost.
+    ///
+    /// Boxed, as what follows: rare, and otherwise part of the future of every item.
+    fn lost<'a>(self: &'a Rc<Self>, tag: &'a Tag, cause: Cause, why: &str) -> LocalBoxFuture<'a, ()> {
+        self.meter.lost(&self.stage, tag.ids(), cause, why);
+        self.leave_gap(tag).boxed_local()
+    }
+
+    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what it was
+    /// made of, its cargo says so; otherwise it is lost for good, and named.
+    fn lost_here<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str, cargo: &[Cargo]) -> LocalBoxFuture<'a, ()> {
+        if self.modes.resend && !self.modes.origin {
+            cargo.iter().for_each(Cargo::lose);
+        } else {
+            self.meter.lost(&self.stage, tag.ids(), Cause::Tainted, why);
+        }
+        self.leave_gap(tag).boxed_local()
+    }
+
+    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica can pass
+    /// that on.
+    async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
+        self.settle(tag);
+        if let Some(order) = tag.order.filter(|order| order.last) {
+            self.tell(Parcel::Gap(order)).await;
+        }
+    }
+
+    pub(super) async fn tell(self: &Rc<Self>, parcel: Parcel<T>) {
+        if let Some(at) = (0..self.to.len()).find(|at| !self.to[*at].gone.get()) {
+            self.tell_one(at, parcel).await;
+        }
+    }
+
+    /// Sends something that is no item. A receiver that is gone need not know it.
+    async fn tell_one(self: &Rc<Self>, at: usize, parcel: Parcel<T>) {
+        let Ok(address) = self.address(at).await else { return };
+        // An end is said again to the receiver's next life, which has to hear it too. A gap is of no use there: a later
+        // life does not restore the order.
+        let again = match parcel {
+            Parcel::End { lane } if self.restarts => Some(lane),
+            _ => None,
+        };
+        let mut ask = address.ask(parcel);
+        let refused = ask.accepted().await.err();
+        if refused.is_some() && again.is_none() {
+            self.to[at].gone.set(true);
+            return;
+        }
+        // Counted like an item, so that `idle` waits for its answer: an end is answered when the receiver is done.
+        self.begin(at, 0);
+        let branch = Rc::clone(self);
+        actix::spawn(async move {
+            let mut answer = match refused {
+                Some(error) => Err(error),
+                None => ask.await,
+            };
+            while let (Err(error), Some(lane)) = (&answer, again)
+                && !is_final(error)
+            {
+                answer = address.ask(Parcel::End { lane }).await;
+            }
+            if answer.is_err() && !branch.restarts {
+                branch.to[at].gone.set(true);
+            }
+            branch.answered(at, 0);
+        });
+    }
+
+    /// Counts an item as under way.
+    fn begin(&self, at: usize, bytes: u64) {
+        self.window.borrow_mut().sent(bytes);
+        self.to[at].unanswered.update(|unanswered| unanswered + 1);
+        self.meter.note(|counts| {
+            counts.in_flight += 1;
+            counts.bytes_in_flight += bytes;
+        });
+    }
+
+    /// Takes an item's number out of the window, if it has one from here, so that later ones may go.
+    fn settle(&self, tag: &Tag) {
+        if self.number.is_some()
+            && let Some(order) = tag.order
+        {
+            self.window.borrow_mut().settle(order.number);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Takes an item out of the counts and wakes whoever waits for room, or for all answers.
+    fn answered(&self, at: usize, bytes: u64) {
+        self.window.borrow_mut().answered(bytes);
+        self.to[at].unanswered.update(|unanswered| unanswered.saturating_sub(1));
+        self.meter.note(|counts| {
+            counts.in_flight = counts.in_flight.saturating_sub(1);
+            counts.bytes_in_flight = counts.bytes_in_flight.saturating_sub(bytes);
+        });
+        self.changed.notify_one();
+        if self.window.borrow().items == 0 {
+            self.emptied.notify_one();
+        }
+    }
+
+    fn known_address(&self, at: usize) -> Option<Address<Parcel<T>>> {
+        match &self.to[at].receiver {
+            Receiver::At(address) => Some(address.clone()),
+            Receiver::Named(_) => self.to[at].found.borrow().clone(),
+        }
+    }
+
+    async fn address(&self, at: usize) -> Result<Address<Parcel<T>>, String> {
+        if let Some(address) = self.known_address(at) {
+            return Ok(address);
+        }
+        let to = &self.to[at];
+        match &to.receiver {
+            Receiver::At(address) => Ok(address.clone()),
+            Receiver::Named(name) => {
+                let found = self.env.lookup(name).boxed_local().await.map_err(|error| error.to_string())?;
+                *to.found.borrow_mut() = Some(found.clone());
+                Ok(found)
+            }
+        }
+    }
+}
+
+/// What becomes of an item that a receiver has not accepted.
+enum Turned<T> {
+    /// It goes to another receiver.
+    To(usize, T),
+    /// Nobody takes it.
+    Away(Result<(), Unsendable>),
+}
+
+/// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is rare is boxed.
+struct Watch<T: Item> {
+    branch: Rc<Branch<T>>,
+    ask: Ask<Parcel<T>>,
+    /// Until it is answered.
+    underway: Option<Underway<T>>,
+    /// The rest of the work if there is no answer. Rare, so boxed.
+    rest: Option<LocalBoxFuture<'static, ()>>,
+}
+
+impl<T: Item> Unpin for Watch<T> {}
+
+impl<T: Item> Future for Watch<T> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if this.rest.is_none() {
+            let answer = ready!(Pin::new(&mut this.ask).poll(cx));
+            let Some(underway) = this.underway.take() else { return Poll::Ready(()) };
+            let branch = &this.branch;
+            if let Some(since) = underway.since {
+                let of = Spanned::Lease(branch.index);
+                branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
+            }
+            let Err(error) = answer else {
+                // First its number, then the counts, which wake the sender. The cargo drops last, with `underway`: that
+                // may answer the sender before this one.
+                branch.settle(&underway.tag);
+                branch.answered(underway.to, underway.bytes);
+                return Poll::Ready(());
+            };
+            let branch = Rc::clone(branch);
+            this.rest = Some(async move { branch.unanswered(&error, underway).await }.boxed_local());
+        }
+        this.rest.as_mut().map_or(Poll::Ready(()), |rest| rest.as_mut().poll(cx))
+    }
+}
+
+/// Bytes that an item keeps in use: its tensors', and those of its body.
+fn bytes_of<T: Item>(item: &T) -> u64 {
+    // What cannot be encoded is not sent either; the send says why.
+    message::bytes_of(item).unwrap_or(0)
+}

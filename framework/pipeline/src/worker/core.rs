@@ -1,0 +1,130 @@
+//! What the actors around sources and stages share: their configuration, their counts, and their end.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::args::{Config, Event};
+use super::meter::{Counts, Failure, Meter};
+use super::waits::Wait;
+use crate::item::ItemId;
+use tensorpost_core::api::actor::Env;
+
+/// Spans in one message.
+const SPANS: usize = 2048;
+
+/// An actor's part in the run of its pipeline.
+pub(super) struct Part {
+    pub(super) config: Config,
+    pub(super) meter: Meter,
+    pub(super) env: Env,
+    finished: Cell<bool>,
+    changed: Notify,
+    reporting: Cell<bool>,
+    waits: RefCell<Box<Waits>>,
+}
+
+/// Lists what the actor waits for.
+type Waits = dyn Fn() -> Vec<Wait>;
+
+impl Part {
+    pub(super) fn new(config: Config, env: &Env) -> Rc<Self> {
+        let meter = Meter::new(config.index, config.replica, config.trace);
+        Rc::new(Part {
+            config,
+            meter,
+            env: env.clone(),
+            finished: Cell::new(false),
+            changed: Notify::new(),
+            reporting: Cell::new(false),
+            waits: RefCell::new(Box::new(Vec::new)),
+        })
+    }
+
+    /// Notes that the stage failed, and fails the pipeline if `fatal`.
+    pub(super) fn failed(&self, id: Option<ItemId>, why: String, attempts: u32, fatal: bool) {
+        let failure = Failure { stage: self.config.stage.clone(), id, why, attempts };
+        if fatal && !self.has_failed() {
+            let events = self.config.events.clone();
+            let event = Event::Failed(failure.clone());
+            actix::spawn(async move {
+                // A conductor that has gone needs no news.
+                let _ = events.send(event).await;
+            });
+        }
+        self.meter.failed(failure, fatal);
+    }
+
+    /// Whether an error has failed the pipeline here.
+    pub(super) fn has_failed(&self) -> bool {
+        self.meter.fatal()
+    }
+
+    /// All is done and told.
+    pub(super) async fn finish(&self) {
+        while self.meter.traces() && self.tell_spans().await {}
+        self.finished.set(true);
+        self.changed.notify_waiters();
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.finished.get()
+    }
+
+    /// Resolves to the counts, when all is done.
+    pub(super) async fn finished(self: Rc<Self>) -> Counts {
+        loop {
+            let changed = self.changed.notified();
+            if self.is_finished() {
+                return self.counts();
+            }
+            changed.await;
+        }
+    }
+
+    /// How to find out what the actor waits for.
+    pub(super) fn waits_as(&self, waits: impl Fn() -> Vec<Wait> + 'static) {
+        *self.waits.borrow_mut() = Box::new(waits);
+    }
+
+    /// Begins to tell how far it is. On a task of its own: the actor takes no message while it waits for room.
+    pub(super) fn report(self: &Rc<Self>) {
+        if self.reporting.replace(true) {
+            return;
+        }
+        let every = self.config.every;
+        let part = Rc::clone(self);
+        actix::spawn(async move {
+            let mut ticks = tokio::time::interval(Duration::from_millis(every.max(1)));
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                // After its answer nobody reads reports.
+                if part.is_finished() {
+                    return;
+                }
+                // Progress that nobody has room for is old when there is room.
+                let waits = (part.waits.borrow())();
+                let _ = part.config.events.try_send(Event::Progress(Box::new(part.counts()), waits));
+            }
+        });
+    }
+
+    fn counts(&self) -> Counts {
+        let mut counts = self.meter.counts();
+        counts.life = self.env.incarnation();
+        counts.bytes_not_copied = self.env.stats().bytes_not_copied;
+        (counts.stream_waits, counts.stream_waited) = self.env.gpu().waits();
+        counts
+    }
+
+    async fn tell_spans(&self) -> bool {
+        let spans = self.meter.take_spans(SPANS);
+        let (stage, replica) = (self.config.index, self.config.replica);
+        let more = spans.len() == SPANS;
+        let event = Event::Spans { stage, replica, pid: std::process::id(), spans };
+        self.config.events.send(event).await.is_ok() && more
+    }
+}

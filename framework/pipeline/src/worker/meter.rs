@@ -1,0 +1,235 @@
+//! The counters of one actor of a pipeline.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::histogram::Histogram;
+use crate::item::ItemId;
+use crate::limits::{MAX_NAMED, MAX_TRACED};
+
+/// An item on which a stage failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The stage.
+    pub stage: String,
+    /// The item; `None` where the stage failed without one.
+    pub id: Option<ItemId>,
+    /// The error of the stage, with its causes.
+    pub why: String,
+    /// How often it was tried.
+    pub attempts: u32,
+}
+
+/// An item that is gone: a stage had accepted it, or it could not be sent to it, when a process ended that it needed; or it
+/// was left over, because what it waited for did not come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The stage at which it was lost.
+    pub stage: String,
+    /// The item.
+    pub id: ItemId,
+    /// What the sender was told, or the stage says.
+    pub why: String,
+}
+
+/// The cause of a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Its receiver ended, or dropped it: a death or a panic that the conductor sees too, or else nothing explains it.
+    Ended,
+    /// Its data was lost with a process, of this pipeline or not (DEATH-3).
+    Tainted,
+    /// Its receiver goes on and could not read it. No death explains that.
+    Unread,
+}
+
+/// Counts of one actor, as they travel.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counts {
+    pub(crate) stage: u16,
+    pub(crate) replica: u16,
+    /// Which life of the actor counted.
+    pub(crate) life: u32,
+    pub(crate) items_in: u64,
+    pub(crate) items_out: u64,
+    pub(crate) errors: u64,
+    pub(crate) retries: u64,
+    pub(crate) skipped: u64,
+    pub(crate) dead_letters: u64,
+    /// Items lost, and of those, the ones whose data was lost with a process and the ones that a receiver could not read.
+    pub(crate) lost: u64,
+    pub(crate) lost_tainted: u64,
+    pub(crate) lost_unread: u64,
+    pub(crate) resent: u64,
+    pub(crate) busy: Duration,
+    pub(crate) waiting: Duration,
+    /// From the first item to the last.
+    pub(crate) active: Duration,
+    pub(crate) calls: Histogram,
+    pub(crate) bytes_not_copied: u64,
+    /// Waits on the actor's stream, and the time in them where the device tells.
+    pub(crate) stream_waits: u64,
+    pub(crate) stream_waited: Option<Duration>,
+    pub(crate) in_flight: u64,
+    pub(crate) bytes_in_flight: u64,
+    pub(crate) failures: Vec<Failure>,
+    pub(crate) lost_items: Vec<Lost>,
+    pub(crate) left_over: u64,
+    pub(crate) left_over_items: Vec<Lost>,
+    /// The error that fails the pipeline.
+    pub(crate) fatal: Option<Failure>,
+}
+
+/// Something that took time, for a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Span {
+    pub(crate) what: Spanned,
+    pub(crate) id: Option<ItemId>,
+    /// Nanoseconds since 1970.
+    pub(crate) from: u64,
+    /// Nanoseconds.
+    pub(crate) took: u64,
+}
+
+/// The kind of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Spanned {
+    /// A call of the stage.
+    Call,
+    /// Waiting until that stage had room.
+    Send(u16),
+    /// From acceptance by that stage until it was done with the item: the item's tensors were leased to it.
+    Lease(u16),
+}
+
+/// Counts while they change. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Meter(Rc<Inner>);
+
+struct Inner {
+    counts: RefCell<Counts>,
+    began: RefCell<Option<Instant>>,
+    spans: Option<RefCell<VecDeque<Span>>>,
+    epoch: (Instant, u64),
+}
+
+impl Meter {
+    pub(crate) fn new(stage: u16, replica: u16, trace: bool) -> Self {
+        // Every process has the same clock of the day; a step of it during the start shifts one process's spans.
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Meter(Rc::new(Inner {
+            counts: RefCell::new(Counts { stage, replica, ..Counts::default() }),
+            began: RefCell::new(None),
+            spans: trace.then(RefCell::default),
+            epoch: (Instant::now(), since_1970.as_nanos() as u64),
+        }))
+    }
+
+    pub(crate) fn note(&self, change: impl FnOnce(&mut Counts)) {
+        change(&mut self.0.counts.borrow_mut());
+    }
+
+    /// Whether an error has failed the pipeline.
+    pub(crate) fn fatal(&self) -> bool {
+        self.0.counts.borrow().fatal.is_some()
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.0.counts.borrow().clone()
+    }
+
+    /// A call of the stage, that began at `from` and ended now.
+    pub(crate) fn called(&self, from: Instant, id: Option<ItemId>) {
+        let now = Instant::now();
+        let took = now - from;
+        let began = *self.0.began.borrow_mut().get_or_insert(from);
+        let mut counts = self.0.counts.borrow_mut();
+        counts.busy += took;
+        counts.active = now - began;
+        counts.calls.add(took);
+        drop(counts);
+        self.span(Spanned::Call, id, from, now);
+    }
+
+    /// Time until `stage` had accepted something.
+    pub(crate) fn waited(&self, stage: u16, id: ItemId, from: Instant) {
+        let now = Instant::now();
+        self.0.counts.borrow_mut().waiting += now - from;
+        self.span(Spanned::Send(stage), Some(id), from, now);
+    }
+
+    pub(crate) fn span(&self, what: Spanned, id: Option<ItemId>, from: Instant, to: Instant) {
+        if let Some(spans) = &self.0.spans {
+            let mut spans = spans.borrow_mut();
+            if spans.len() < MAX_TRACED {
+                let since = from.saturating_duration_since(self.0.epoch.0).as_nanos() as u64;
+                spans.push_back(Span {
+                    what,
+                    id,
+                    from: self.0.epoch.1 + since,
+                    took: (to - from).as_nanos() as u64,
+                });
+            }
+        }
+    }
+
+    pub(crate) fn traces(&self) -> bool {
+        self.0.spans.is_some()
+    }
+
+    /// The oldest spans, at most `count`.
+    pub(crate) fn take_spans(&self, count: usize) -> Vec<Span> {
+        let Some(spans) = &self.0.spans else { return Vec::new() };
+        let mut spans = spans.borrow_mut();
+        let count = count.min(spans.len());
+        spans.drain(..count).collect()
+    }
+
+    pub(crate) fn failed(&self, failure: Failure, fatal: bool) {
+        let mut counts = self.0.counts.borrow_mut();
+        counts.errors += 1;
+        if fatal && counts.fatal.is_none() {
+            counts.fatal = Some(failure.clone());
+        }
+        if counts.failures.len() < MAX_NAMED {
+            counts.failures.push(failure);
+        }
+    }
+
+    /// An item that goes down with the one on which a call failed.
+    pub(crate) fn failed_too(&self, failure: Failure) {
+        let mut counts = self.0.counts.borrow_mut();
+        if counts.failures.len() < MAX_NAMED {
+            counts.failures.push(failure);
+        }
+    }
+
+    pub(crate) fn left_over(&self, stage: &str, ids: impl Iterator<Item = ItemId>, why: &str) {
+        let mut counts = self.0.counts.borrow_mut();
+        for id in ids {
+            counts.left_over += 1;
+            if counts.left_over_items.len() < MAX_NAMED {
+                counts.left_over_items.push(Lost { stage: stage.to_owned(), id, why: why.to_owned() });
+            }
+        }
+    }
+
+    pub(crate) fn lost(&self, stage: &str, ids: impl Iterator<Item = ItemId>, cause: Cause, why: &str) {
+        let mut counts = self.0.counts.borrow_mut();
+        for id in ids {
+            counts.lost += 1;
+            match cause {
+                Cause::Ended => {}
+                Cause::Tainted => counts.lost_tainted += 1,
+                Cause::Unread => counts.lost_unread += 1,
+            }
+            if counts.lost_items.len() < MAX_NAMED {
+                counts.lost_items.push(Lost { stage: stage.to_owned(), id, why: why.to_owned() });
+            }
+        }
+    }
+}

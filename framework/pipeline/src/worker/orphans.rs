@@ -1,0 +1,81 @@
+//! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their sender: the
+//! answer tells it, and it sends them again. A source that has died for good does not, and nobody else knows what it
+//! had sent; so what it leaves is named here.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use super::core::Part;
+use super::meter::Cause;
+use crate::item::Tag;
+use crate::limits::MAX_NAMED;
+
+/// Why an item is named that nobody sends again.
+const WHY: &str = "its source died before its data was written";
+
+/// See the module. Clones share it.
+#[derive(Clone)]
+pub(super) struct Orphans(Rc<Inner>);
+
+struct Inner {
+    part: Rc<Part>,
+    /// By lane. A source has no more of its items under way than are named.
+    left: RefCell<HashMap<u32, Vec<Tag>>>,
+    /// Lanes of sources that have died, and do not come back.
+    gone: RefCell<HashSet<u32>>,
+}
+
+/// An item that its sender may have to send again.
+pub(super) struct Orphan {
+    of: Orphans,
+    tag: Tag,
+}
+
+impl Orphans {
+    pub(super) fn new(part: &Rc<Part>) -> Self {
+        Orphans(Rc::new(Inner { part: Rc::clone(part), left: RefCell::default(), gone: RefCell::default() }))
+    }
+
+    /// An item came, perhaps for the second time.
+    pub(super) fn came(&self, tag: &Tag) -> Orphan {
+        let mut left = self.0.left.borrow_mut();
+        if let Some(left) = tag.lane.filter(|_| !left.is_empty()).and_then(|lane| left.get_mut(&lane)) {
+            left.retain(|other| other.id != tag.id);
+        }
+        Orphan { of: self.clone(), tag: tag.clone() }
+    }
+
+    /// An item was lost here.
+    pub(super) fn left(&self, tag: &Tag) {
+        let Some(lane) = tag.lane else { return };
+        if self.0.gone.borrow().contains(&lane) {
+            return self.name(tag);
+        }
+        let mut left = self.0.left.borrow_mut();
+        let left = left.entry(lane).or_default();
+        if left.len() < MAX_NAMED && left.iter().all(|other| other.id != tag.id) {
+            left.push(tag.clone());
+        }
+    }
+
+    /// The sources behind these lanes have died, and do not come back.
+    pub(super) fn gone(&self, lanes: &[u32]) {
+        self.0.gone.borrow_mut().extend(lanes);
+        for lane in lanes {
+            let left = self.0.left.borrow_mut().remove(lane);
+            left.iter().flatten().for_each(|tag| self.name(tag));
+        }
+    }
+
+    fn name(&self, tag: &Tag) {
+        self.0.part.meter.lost(&self.0.part.config.stage, tag.ids(), Cause::Tainted, WHY);
+    }
+}
+
+impl Orphan {
+    /// Something that came of it was lost.
+    pub(super) fn leave(self) {
+        self.of.left(&self.tag);
+    }
+}

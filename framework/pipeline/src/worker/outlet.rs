@@ -1,0 +1,160 @@
+//! The way out of an actor: chooses the stages that an item goes to.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use super::args::{BranchArgs, OutletArgs};
+use super::branch::{Branch, Modes, NotYet, Unsendable};
+use super::cargo::Cargo;
+use super::meter::Meter;
+use super::pick::{Choice, Pick};
+use super::siblings::Siblings;
+use super::waits::Wait;
+use crate::closures::UnknownClosure;
+use crate::item::{Item, ItemId, Order, Parcel, Tag};
+use crate::out::Emitted;
+use tensorpost_core::api::actor::Env;
+
+/// A way out: one or several branches.
+pub(super) struct Outlet<T: Item> {
+    pick: Pick<T>,
+    branches: Vec<Rc<Branch<T>>>,
+    /// Which branches still have something of an item, where anybody wants to know.
+    siblings: Option<Rc<Siblings>>,
+}
+
+impl<T: Item> Outlet<T> {
+    pub(super) fn new(
+        args: OutletArgs<T>,
+        modes: Modes,
+        meter: &Meter,
+        env: &Env,
+    ) -> Result<Self, UnknownClosure> {
+        let pick = Pick::among_branches(&args.select)?;
+        let branch = |args: BranchArgs<T>| Branch::new(args, modes, meter, env).map(Rc::new);
+        let siblings = Siblings::new(args.tell, args.tell_still, args.source, args.branches.len());
+        let branches = args.branches.into_iter().map(branch).collect::<Result<_, _>>()?;
+        Ok(Outlet { pick, branches, siblings })
+    }
+
+    /// Sends an item to whom it is for, and returns when they have accepted it. A receiver that has died has lost it;
+    /// that is noted, and no error.
+    pub(super) async fn send(&self, emitted: Emitted<T>) -> Result<(), Unsendable> {
+        let Emitted { tag, item, cargo } = emitted;
+        match self.pick.choose(&item, self.branches.len(), |at| self.branches[at].load()) {
+            Choice::One(at) => {
+                let mark = self.mark(&tag, at..at + 1).pop().flatten();
+                self.branches[at].send(tag, item, cargo.into_iter().chain(mark).collect()).await
+            }
+            Choice::All => {
+                let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
+                // All cargo is made before the first is sent: the first may be settled before the next is sent.
+                let mut marks = self.mark(&tag, 0..self.branches.len());
+                let of_last = marks.pop().flatten();
+                for (branch, mark) in others.iter().zip(marks) {
+                    let cargo = cargo.iter().cloned().chain(mark).collect();
+                    branch.send(tag.clone(), item.clone(), cargo).await?;
+                }
+                last.send(tag, item, cargo.into_iter().chain(of_last).collect()).await
+            }
+            // Every branch is gone: the first one names the loss.
+            Choice::None => match self.branches.first() {
+                Some(branch) => branch.send(tag, item, cargo).await,
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// As [`send`](Self::send), if nobody need wait for that. Nearly every item goes this way: a future would have room for
+    /// all that can happen to one, and be moved about with each.
+    pub(super) fn send_now(&self, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
+        if self.siblings.is_some() {
+            return Err(NotYet::Untouched(Box::new(emitted)));
+        }
+        match self.pick.choose(&emitted.item, self.branches.len(), |at| self.branches[at].load()) {
+            Choice::One(at) => self.branches[at].send_now(emitted),
+            Choice::All | Choice::None => Err(NotYet::Untouched(Box::new(emitted))),
+        }
+    }
+
+    /// Sends an item that could not go at once.
+    pub(super) async fn send_later(&self, item: NotYet<T>) -> Result<(), Unsendable> {
+        match item {
+            NotYet::Untouched(emitted) => self.send(*emitted).await,
+            NotYet::On(branch, emitted) => {
+                let Emitted { tag, item, cargo } = *emitted;
+                branch.send(tag, item, cargo).await
+            }
+            NotYet::Asked(branch, asked) => branch.go_on(*asked).await,
+        }
+    }
+
+    /// The cargo that goes with an item on each of these branches.
+    fn mark(&self, tag: &Tag, branches: Range<usize>) -> SmallVec<[Option<Cargo>; 4]> {
+        match &self.siblings {
+            Some(siblings) => siblings.mark(tag, branches).into_iter().map(Some).collect(),
+            None => branches.map(|_| None).collect(),
+        }
+    }
+
+    /// From now on nothing waits for room: one more item comes at most, and then the end.
+    pub(super) fn hurry(&self) {
+        for branch in &self.branches {
+            branch.hurry();
+        }
+    }
+
+    /// What the actor waits for at the receivers.
+    pub(super) fn waits(&self) -> impl Iterator<Item = Wait> + '_ {
+        self.branches.iter().flat_map(|branch| branch.waits())
+    }
+
+    /// The actor makes nothing more before something is acknowledged; `next` waits for that. Of a source, those who pair its
+    /// items want to know.
+    pub(super) fn stand(&self, next: Option<ItemId>) {
+        if let Some(siblings) = &self.siblings {
+            siblings.stand(next);
+        }
+    }
+
+    pub(super) fn go_on(&self) {
+        if let Some(siblings) = &self.siblings {
+            siblings.go_on();
+        }
+    }
+
+    /// Tells whoever restores the order that nothing comes with this place.
+    pub(super) async fn gap(&self, order: Order) {
+        for branch in &self.branches {
+            branch.tell(Parcel::Gap(order)).await;
+        }
+    }
+
+    /// Says that nothing more comes, and waits until everything was answered and the receivers are done.
+    pub(super) async fn end(&self) {
+        self.say_end().await;
+        self.ended().await;
+    }
+
+    /// Says that nothing more comes.
+    ///
+    /// The end comes after all answers where it can: then nothing is lost after it.
+    pub(super) async fn say_end(&self) {
+        for branch in self.branches.iter().filter(|branch| branch.settle_first) {
+            branch.idle().await;
+        }
+        // The beginning of a loop ends before the rest of it.
+        for branch in self.branches.iter().filter(|branch| !branch.feedback) {
+            branch.end().await;
+        }
+    }
+
+    /// Waits until everything was answered, and the receivers are done.
+    pub(super) async fn ended(&self) {
+        for branch in &self.branches {
+            branch.idle().await;
+        }
+    }
+}

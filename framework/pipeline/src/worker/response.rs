@@ -1,0 +1,48 @@
+//! The result of a handler that may have to wait for room at the next stage.
+
+use actix::dev::{MessageResponse, OneshotSender};
+use actix::fut::{ActorFutureExt, wrap_future};
+use actix::{Actor, AsyncContext, Context, Message};
+use futures_util::future::{FutureExt, LocalBoxFuture};
+
+use super::cargo::Cargo;
+
+/// An actor that looks at its clock when it is done with a message.
+pub(crate) trait Settle: Actor<Context = Context<Self>> {
+    /// A message is done with.
+    fn settle(&mut self, ctx: &mut Context<Self>);
+}
+
+/// Work on a message: done, or going on, with the actor's mailbox closed meanwhile. The message is answered when the last
+/// of its cargo is gone.
+pub(crate) struct Handled {
+    work: Option<LocalBoxFuture<'static, ()>>,
+    cargo: Cargo,
+}
+
+impl Handled {
+    /// The work is done but for `rest`, which begins now.
+    pub(crate) fn begin<A: Settle>(
+        actor: &mut A,
+        ctx: &mut Context<A>,
+        cargo: Cargo,
+        rest: Option<LocalBoxFuture<'static, ()>>,
+    ) -> Self {
+        // Where it need not wait, the context need not know of it.
+        let work = rest.and_then(|mut rest| (&mut rest).now_or_never().is_none().then_some(rest));
+        if work.is_none() {
+            actor.settle(ctx);
+        }
+        Handled { work, cargo }
+    }
+}
+
+impl<A: Settle, M: Message<Result = ()>> MessageResponse<A, M> for Handled {
+    fn handle(self, ctx: &mut Context<A>, answer: Option<OneshotSender<()>>) {
+        self.cargo.answer_to(answer);
+        drop(self.cargo);
+        if let Some(work) = self.work {
+            ctx.wait(wrap_future::<_, A>(work).map(|(), actor, ctx| actor.settle(ctx)));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The actor around a source.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Instant;
+
+use actix::fut::wrap_future;
+use actix::{ActorContext, AsyncContext};
+use futures_util::future::FutureExt;
+use smallvec::smallvec;
+
+use super::args::{Control, Run, SourceArgs};
+use super::branch::Modes;
+use super::cargo::Cargo;
+use super::core::Part;
+use super::meter::Counts;
+use super::outlet::Outlet;
+use crate::item::{ItemId, Tag};
+use crate::out::Emitted;
+use crate::traits::Source;
+use tensorpost_core::api::actor::{Env, Handles, RemoteActor, step_aside};
+
+/// The actor.
+pub(crate) struct SourceActor<S: Source> {
+    core: Rc<Core<S>>,
+    running: bool,
+}
+
+struct Core<S: Source> {
+    part: Rc<Part>,
+    source: RefCell<S>,
+    results: Outlet<S::Out>,
+    stopped: Cell<bool>,
+}
+
+impl<S: Source> actix::Actor for SourceActor<S> {
+    type Context = actix::Context<Self>;
+}
+
+impl<S: Source> RemoteActor for SourceActor<S> {
+    type Args = SourceArgs<S>;
+
+    fn create(args: SourceArgs<S>, env: &Env) -> anyhow::Result<Self> {
+        let source = S::create(args.user, env)?;
+        let part = Part::new(args.config, env);
+        let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: true };
+        let core = Core {
+            results: Outlet::new(args.results, modes, &part.meter, env)?,
+            part,
+            source: RefCell::new(source),
+            stopped: Cell::new(false),
+        };
+        let core = Rc::new(core);
+        let weak = Rc::downgrade(&core);
+        core.part
+            .waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.results.waits().collect()));
+        Ok(SourceActor { core, running: false })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Run>().message::<Control>();
+    }
+}
+
+impl<S: Source> actix::Handler<Run> for SourceActor<S> {
+    type Result = actix::ResponseFuture<Counts>;
+
+    fn handle(&mut self, _: Run, ctx: &mut actix::Context<Self>) -> Self::Result {
+        self.core.part.report();
+        if !std::mem::replace(&mut self.running, true) {
+            // In the actor's context, so that a panic of the source ends the actor, which is noticed.
+            let core = Rc::clone(&self.core);
+            ctx.spawn(wrap_future(async move { core.run().await }));
+            let core = Rc::clone(&self.core);
+            ctx.spawn(wrap_future(async move {
+                core.part.env.stopping().await;
+                core.stop();
+            }));
+        }
+        Rc::clone(&self.core.part).finished().boxed_local()
+    }
+}
+
+impl<S: Source> actix::Handler<Control> for SourceActor<S> {
+    type Result = ();
+
+    fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) {
+        match control {
+            Control::Stop => self.core.stop(),
+            Control::Close => ctx.stop(),
+            Control::Gone { .. } | Control::GoOn { .. } | Control::Alone { .. } | Control::Still { .. } => {}
+        }
+    }
+}
+
+impl<S: Source> Core<S> {
+    async fn run(&self) {
+        let part = &self.part;
+        let mut number = 0;
+        while !self.stopped.get() && !part.has_failed() {
+            let from = Instant::now();
+            let next = self.source.borrow_mut().next();
+            let id = ItemId { source: part.config.source, number };
+            match next {
+                Ok(None) => break,
+                Ok(Some(item)) => {
+                    part.meter.called(from, Some(id));
+                    self.send(id, item).await;
+                    number += 1;
+                }
+                Err(error) => {
+                    part.meter.called(from, None);
+                    part.meter.note(|counts| counts.skipped += 1);
+                    part.failed(None, format!("{error:#}"), 1, part.config.on_error.fails());
+                }
+            }
+            // The process has other things to read: answers, and the order to stop.
+            step_aside().await;
+        }
+        self.results.stand(None);
+        self.results.end().await;
+        self.results.go_on();
+        part.finish().await;
+    }
+
+    /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind it: that is what
+    /// ends the waiting of halves for their partners.
+    fn stop(&self) {
+        self.stopped.set(true);
+        if self.part.config.resend {
+            self.results.hurry();
+        }
+    }
+
+    async fn send(&self, id: ItemId, item: S::Out) {
+        let cargo = smallvec![Cargo::default()];
+        let sent = match self.results.send_now(Emitted { tag: Tag::of(id), item, cargo }) {
+            Ok(()) => Ok(()),
+            Err(not_yet) => {
+                self.results.stand(Some(id));
+                let sent = self.results.send_later(not_yet).boxed_local().await;
+                self.results.go_on();
+                sent
+            }
+        };
+        match sent {
+            Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
+            Err(unsent) => {
+                let fatal = self.part.config.on_error.fails();
+                self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);
+            }
+        }
+    }
+}

@@ -1,0 +1,678 @@
+//! The actor around a stage. A sink is a stage without results.
+//!
+//! An item passes: `handle`, `take_now` (nearly every item ends there, without a future) or `take`; its place in the
+//! order, if this actor restores one; `process` with its attempts; `send` with its results. The cargo of an item is
+//! held by everything that is still to be done for it, and answers the sender when the last of it drops. So a step that
+//! drops cargo early answers too early, and one that keeps it keeps the sender waiting.
+//!
+//! No borrow of a `RefCell` is held over an `await`: the task that reports progress borrows meanwhile.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::time::Instant;
+
+use actix::{ActorContext, AsyncContext, SpawnHandle};
+use futures_util::future::{FutureExt, LocalBoxFuture};
+use smallvec::smallvec;
+
+use super::args::{Control, Pairing, Run, StageArgs};
+use super::branch::{Modes, Unsendable};
+use super::cargo::Cargo;
+use super::core::Part;
+use super::kept::{Keeping, Kept};
+use super::loss;
+use super::meter::{Cause, Counts, Failure};
+use super::order::Reorder;
+use super::orphans::Orphans;
+use super::outlet::Outlet;
+use super::response::{Handled, Settle};
+use super::rounds::Rounds;
+use super::waits::Wait;
+use crate::dead::Dead;
+use crate::item::{ItemId, Order, Parcel, Tag};
+use crate::out::{Current, Emitted, Out};
+use crate::pairs::{News, Partners};
+use crate::traits::Stage;
+use tensorpost_core::api::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
+use tensorpost_core::api::node::ProcessId;
+
+/// The actor.
+pub(crate) struct StageActor<S: Stage> {
+    core: Rc<Core<S>>,
+    /// When the stage is to be called although nothing came.
+    timer: Option<(Instant, SpawnHandle)>,
+}
+
+struct Core<S: Stage> {
+    part: Rc<Part>,
+    stage: RefCell<S>,
+    results: Outlet<S::Out>,
+    dead: Outlet<Dead<S::In>>,
+    order: RefCell<Reorder<Came<S::In>>>,
+    ends: RefCell<Ends>,
+    /// What the stage keeps beyond its calls.
+    kept: Kept,
+    /// The dead with whom a call has lost something.
+    mourned: RefCell<HashSet<ProcessId>>,
+    /// What came to nothing and is left to its sender.
+    orphans: Orphans,
+    /// Where a loop begins.
+    rounds: Option<RefCell<Rounds>>,
+}
+
+/// Something in its place in the order.
+enum Came<T> {
+    Item(Tag, T, Cargo),
+    Gap(Order),
+}
+
+#[derive(Default)]
+struct Ends {
+    lanes: HashSet<u32>,
+    /// Answered when this stage is done too.
+    cargo: Vec<Cargo>,
+    begun: bool,
+}
+
+impl<S: Stage> actix::Actor for StageActor<S> {
+    type Context = actix::Context<Self>;
+}
+
+impl<S: Stage> RemoteActor for StageActor<S> {
+    type Args = StageArgs<S>;
+
+    fn create(args: StageArgs<S>, env: &Env) -> anyhow::Result<Self> {
+        let mut stage = S::create(args.user, env)?;
+        if let Some(pairing) = args.config.pairing.clone() {
+            stage.partners(News(Partners::Begin(pairing)), &mut Out::new());
+        }
+        let part = Part::new(args.config, env);
+        let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: false };
+        let core = Rc::new(Core {
+            results: Outlet::new(args.results, modes, &part.meter, env)?,
+            dead: Outlet::new(args.dead, modes, &part.meter, env)?,
+            rounds: part.config.round.map(|depth| RefCell::new(Rounds::new(depth))),
+            orphans: Orphans::new(&part),
+            part,
+            stage: RefCell::new(stage),
+            order: RefCell::new(Reorder::new()),
+            ends: RefCell::default(),
+            kept: Kept::default(),
+            mourned: RefCell::default(),
+        });
+        let weak = Rc::downgrade(&core);
+        core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
+        Ok(StageActor { core, timer: None })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.acknowledged::<Parcel<S::In>>().message::<Run>().message::<Control>();
+    }
+
+    /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.
+    fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut actix::Context<Self>) {
+        let why = letter.reason().to_string();
+        // Nothing else that comes has tensors.
+        let Ok(Parcel::Item(tag, _)) = letter.into_message::<Parcel<S::In>>() else { return };
+        let core = Rc::clone(&self.core);
+        let mut work = async move { core.tainted(tag, &why).await }.boxed_local();
+        match (&mut work).now_or_never() {
+            Some(()) => self.settle(ctx),
+            None => ctx.wait(wrap(work)),
+        }
+    }
+}
+
+impl<S: Stage> actix::Handler<Parcel<S::In>> for StageActor<S> {
+    type Result = Handled;
+
+    fn handle(&mut self, parcel: Parcel<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
+        // First, so that what came of earlier items of this turn does not wait for this one, which may take long.
+        self.core.part.env.publish();
+        // Where items are sent again: an earlier sending of this one is no orphan any more, and this one becomes one if
+        // its cargo is lost.
+        let cargo = Cargo::default();
+        if self.core.part.config.resend
+            && let Parcel::Item(tag, _) = &parcel
+        {
+            cargo.left_by(self.core.orphans.came(tag));
+        }
+        let rest = self.core.take_now(parcel, cargo.clone());
+        Handled::begin(self, ctx, cargo, rest)
+    }
+}
+
+impl<S: Stage> actix::Handler<Run> for StageActor<S> {
+    type Result = actix::ResponseFuture<Counts>;
+
+    fn handle(&mut self, _: Run, _: &mut actix::Context<Self>) -> Self::Result {
+        self.core.part.report();
+        Rc::clone(&self.core.part).finished().boxed_local()
+    }
+}
+
+impl<S: Stage> actix::Handler<Control> for StageActor<S> {
+    type Result = Handled;
+
+    fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
+        let core = Rc::clone(&self.core);
+        let work: Option<LocalBoxFuture<'static, ()>> = match control {
+            // Who says so is heard over another link than the last messages of the dead. It is said again, behind these.
+            Control::Gone { lanes, dead_source, with: Some(process) } => {
+                let env = core.part.env.clone();
+                actix::spawn(async move {
+                    env.until_read(process).await;
+                    let again = Control::Gone { lanes, dead_source, with: None };
+                    // An actor that has ended need not hear it.
+                    let _ = env.address().send(again).await;
+                });
+                None
+            }
+            Control::Gone { lanes, dead_source, with: None } => {
+                if dead_source {
+                    core.orphans.gone(&lanes);
+                }
+                Some(async move { core.ended(lanes, None).await }.boxed_local())
+            }
+            Control::GoOn { after_a_death } => {
+                Some(async move { core.go_on(after_a_death).await }.boxed_local())
+            }
+            Control::Close => {
+                ctx.stop();
+                None
+            }
+            Control::Alone { left, ids, again } => Some(
+                async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
+            ),
+            Control::Still { source, ids } => {
+                Some(async move { core.partners(Partners::Still { source, ids: &ids }).await }.boxed_local())
+            }
+            Control::Stop => None,
+        };
+        Handled::begin(self, ctx, Cargo::default(), work)
+    }
+}
+
+impl<S: Stage> Settle for StageActor<S> {
+    fn settle(&mut self, ctx: &mut actix::Context<Self>) {
+        let wanted = self.core.stage.borrow().wake_at();
+        let wanted = wanted.filter(|_| !self.core.ends.borrow().begun);
+        if self.timer.as_ref().map(|(at, _)| *at) == wanted {
+            return;
+        }
+        if let Some((_, timer)) = self.timer.take() {
+            ctx.cancel_future(timer);
+        }
+        self.timer = wanted.map(|at| {
+            let after = at.saturating_duration_since(Instant::now());
+            let timer = ctx.run_later(after, |actor, ctx| {
+                actor.timer = None;
+                let core = Rc::clone(&actor.core);
+                let work = wrap(async move { core.wake().await });
+                ctx.wait(work);
+            });
+            (at, timer)
+        });
+    }
+}
+
+/// Work in an actor's context that looks at the clock again when it is done.
+fn wrap<S: Stage>(
+    work: impl Future<Output = ()> + 'static,
+) -> impl actix::ActorFuture<StageActor<S>, Output = ()> + 'static {
+    use actix::fut::{ActorFutureExt, wrap_future};
+    wrap_future::<_, StageActor<S>>(work).map(|(), actor, ctx| actor.settle(ctx))
+}
+
+impl<S: Stage> Core<S> {
+    /// What the actor waits for, for the report of a pipeline that does not move.
+    fn waits(&self) -> Vec<Wait> {
+        let mut waits: Vec<_> = self.results.waits().chain(self.dead.waits()).collect();
+        let kept = self.kept.len();
+        waits.extend((kept > 0).then_some(Wait::Kept(kept)));
+        let ends = self.ends.borrow();
+        if !ends.begun {
+            let missing = self.part.config.lanes.iter().filter(|lane| !ends.lanes.contains(lane));
+            waits.push(Wait::Senders(missing.copied().collect()));
+        }
+        waits
+    }
+
+    /// Does all of the work on a parcel that waits for nobody. Returns what is left to do.
+    ///
+    /// Nearly every item needs no more than this: a future would have room for all that can happen to one, and be moved
+    /// about with each.
+    fn take_now(self: &Rc<Self>, parcel: Parcel<S::In>, cargo: Cargo) -> Option<LocalBoxFuture<'static, ()>> {
+        let config = &self.part.config;
+        let is_plain = !config.restore && self.rounds.is_none() && config.on_error.retries() == 0;
+        match parcel {
+            Parcel::Item(tag, item) if is_plain && !self.part.has_failed() && !self.ends.borrow().begun => {
+                self.process_now(tag, item, cargo)
+            }
+            other => Some(Rc::clone(self).take(other, cargo).boxed_local()),
+        }
+    }
+
+    /// As [`process`](Self::process), where there is one attempt.
+    fn process_now(
+        self: &Rc<Self>,
+        mut tag: Tag,
+        item: S::In,
+        cargo: Cargo,
+    ) -> Option<LocalBoxFuture<'static, ()>> {
+        self.part.meter.note(|counts| counts.items_in += 1);
+        let copy = self.part.config.on_error.keeps().then(|| item.clone());
+        let (result, out) = self.attempt(&tag, &cargo, item);
+        match result {
+            Ok(()) => self.send_now(out, cargo),
+            Err(error) => {
+                let core = Rc::clone(self);
+                let failed = async move { drop(core.failed(error, out, &mut tag, copy, &cargo, 0).await) };
+                Some(failed.boxed_local())
+            }
+        }
+    }
+
+    async fn take(self: Rc<Self>, parcel: Parcel<S::In>, cargo: Cargo) {
+        let (order, came) = match parcel {
+            Parcel::Item(tag, item) => (tag.order, Came::Item(tag, item, cargo)),
+            Parcel::Gap(order) => (Some(order), Came::Gap(order)),
+            // Boxed, as all that is rare: it would be part of the future of every item.
+            Parcel::End { lane } => return self.ended(vec![lane], Some(cargo)).boxed_local().await,
+        };
+        if !self.restores() {
+            self.one(came).await;
+            if self.ends.borrow().begun {
+                // Sent again after the end, because the one that had it died; what it left is wanted now.
+                self.call(None, S::finish).boxed_local().await;
+            }
+            return;
+        }
+        let item = match came {
+            Came::Item(tag, item, cargo) => Some(Came::Item(Tag { order: None, ..tag }, item, cargo)),
+            Came::Gap(_) => None,
+        };
+        self.order.borrow_mut().put(order, item);
+        self.in_order().boxed_local().await;
+    }
+
+    /// Takes everything whose turn in the order has come.
+    async fn in_order(&self) {
+        loop {
+            let next = self.order.borrow_mut().take();
+            match next {
+                Some(next) => self.one(next).await,
+                None => return,
+            }
+        }
+    }
+
+    /// Nothing moves. Lets halves go whose partners do not come; after a death, skips what is missing in the order,
+    /// because whoever had it has died.
+    async fn go_on(&self, after_a_death: bool) {
+        if after_a_death {
+            self.order.borrow_mut().skip();
+            self.in_order().await;
+        }
+        self.partners(Partners::Standstill).await;
+    }
+
+    async fn one(&self, came: Came<S::In>) {
+        match came {
+            Came::Gap(order) => self.results.gap(order).await,
+            Came::Item(tag, item, cargo) => self.process(tag, item, cargo).await,
+        }
+    }
+
+    /// An item came to nothing on its way here.
+    async fn tainted(&self, tag: Tag, why: &str) {
+        // Where it can be sent again, its sender sees to that.
+        if self.part.config.resend {
+            self.orphans.left(&tag);
+        } else {
+            self.part.meter.lost(&self.part.config.stage, tag.ids(), Cause::Tainted, why);
+        }
+        // Its place in the order is filled in both cases, here or behind this stage: nobody waits for it.
+        let Some(order) = tag.order else { return };
+        if self.restores() {
+            self.order.borrow_mut().put(Some(order), None);
+            self.in_order().await;
+        } else {
+            self.nothing_of(Some(order)).await;
+        }
+    }
+
+    /// Whether this actor waits for what is missing in an order. A later life does not know which numbers the earlier
+    /// ones have passed on, so it passes on what comes.
+    fn restores(&self) -> bool {
+        self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
+    }
+
+    async fn process(&self, mut tag: Tag, item: S::In, cargo: Cargo) {
+        let part = &self.part;
+        part.meter.note(|counts| counts.items_in += 1);
+        if part.has_failed() {
+            // What an instance makes after the error that fails the pipeline is nothing to rely on.
+            part.meter.note(|counts| counts.skipped += 1);
+            return self.nothing_of(tag.order).await;
+        }
+        if self.part.config.restore
+            && let Some(by) = self.tainted_since(&item)
+        {
+            let why = DeadReason::Tainted { by }.to_string();
+            self.lose(
+                Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo] }),
+                Out::during(None, &self.kept),
+                &why,
+            );
+            return self.nothing_of(tag.order).await;
+        }
+        // In a loop the item's answer is shared by its rounds from here on.
+        let cargo = match &self.rounds {
+            Some(rounds) => rounds.borrow_mut().begin(&mut tag, cargo),
+            None => cargo,
+        };
+        let on_error = part.config.on_error;
+        let mut item = Some(item);
+        let mut attempt = 0;
+        while let Some(given) = item.take() {
+            // Cloned only if there may be a use for it: a clone keeps the stage from writing the tensor in place.
+            let last = attempt == on_error.retries();
+            let copy = if last && !on_error.keeps() { None } else { Some(given.clone()) };
+            let (result, out) = self.attempt(&tag, &cargo, given);
+            match result {
+                Ok(()) => return self.send(out).await,
+                Err(error) => {
+                    item = self.failed(error, out, &mut tag, copy, &cargo, attempt).boxed_local().await;
+                }
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Calls the stage with an item.
+    fn attempt(&self, tag: &Tag, cargo: &Cargo, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
+        let config = &self.part.config;
+        let current = Current { tag: tag.clone(), cargo: cargo.clone(), holds: config.chain || config.holds };
+        let mut out = Out::during(Some(current), &self.kept);
+        let from = Instant::now();
+        let result = self.stage.borrow_mut().process(item, &mut out);
+        self.part.meter.called(from, Some(tag.id));
+        (result, out)
+    }
+
+    /// An attempt has failed, the one after so many others; `copy` is what was kept of its item. Gives back what is to be
+    /// tried again.
+    async fn failed(
+        &self,
+        error: anyhow::Error,
+        out: Out<S::Out>,
+        tag: &mut Tag,
+        copy: Option<S::In>,
+        cargo: &Cargo,
+        before: u32,
+    ) -> Option<S::In> {
+        let part = &self.part;
+        let on_error = part.config.on_error;
+        let (id, order) = (tag.id, tag.order);
+        let why = format!("{error:#}");
+        // First, because `OnError` is not asked about a loss, and a retry would only find it again.
+        if self.is_loss(&error) {
+            self.lose(Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo.clone()] }), out, &why);
+            self.nothing_of(order).await;
+            return None;
+        }
+        // On every attempt: what the call had emitted or dropped of what it kept does not come back with a retry.
+        let attempts = before + 1;
+        self.fail_too(Some(id), out, &why, attempts);
+        tag.attempt += 1;
+        if before < on_error.retries() {
+            part.meter.note(|counts| counts.retries += 1);
+            return copy;
+        }
+        // Final. The conductor hears of it before anything of the item is passed on, so that the sources stop soon.
+        part.failed(Some(id), why.clone(), attempts, on_error.fails());
+        match copy.filter(|_| on_error.keeps()) {
+            Some(item) => {
+                part.meter.note(|counts| counts.dead_letters += 1);
+                let dead = Dead { item, stage: part.config.stage.clone(), why, attempts };
+                let tag = Tag { order: None, ..tag.clone() };
+                let dead = Emitted { tag, item: dead, cargo: smallvec![cargo.clone()] };
+                if let Err(unsent) = self.dead.send(dead).boxed_local().await {
+                    part.failed(Some(unsent.tag.id), unsent.why, 1, false);
+                }
+            }
+            None => {
+                part.meter.note(|counts| counts.skipped += 1);
+                // Of a batch, all that is in it.
+                for other in tag.also.drain(..) {
+                    let (stage, why) = (part.config.stage.clone(), why.clone());
+                    part.meter.failed_too(Failure { stage, id: Some(other), why, attempts });
+                }
+            }
+        }
+        // Last its place in the order, when all that is known of the item was told.
+        self.give_up();
+        self.nothing_of(order).await;
+        None
+    }
+
+    /// The process that an item was lost with while it waited here for its turn.
+    fn tainted_since(&self, item: &S::In) -> Option<ProcessId> {
+        self.part.env.lost_with(item)
+    }
+
+    /// Whether the error of a call says that its item was lost with a process (DEATH-3).
+    ///
+    /// No item is given to the stage that is known to be lost; it can only turn out to be while the stage works on it. So
+    /// the first such error is about the item. What comes after it is about what the stage remembers, and a failure.
+    fn is_loss(&self, error: &anyhow::Error) -> bool {
+        loss::lost_with(error).is_some_and(|by| self.mourned.borrow_mut().insert(by))
+    }
+
+    /// Everything that a failed call had in its hands was lost with a process.
+    fn lose(&self, item: Option<Keeping>, mut out: Out<S::Out>, why: &str) {
+        let mut lost: Vec<_> = item.into_iter().chain(out.withdraw()).chain(self.kept.dropped()).collect();
+        if self.part.config.resend {
+            // Whoever still has them sends them again.
+            lost.iter().flat_map(|item| &item.cargo).for_each(Cargo::lose);
+            return;
+        }
+        let mut seen = HashSet::new();
+        lost.retain(|item| seen.insert(item.tag.id));
+        let ids = lost.iter().flat_map(|item| item.tag.ids());
+        self.part.meter.lost(&self.part.config.stage, ids, Cause::Tainted, why);
+    }
+
+    /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in that call.
+    fn fail_too(&self, failed: Option<ItemId>, mut out: Out<S::Out>, why: &str, attempts: u32) {
+        let gone: Vec<_> = out.withdraw().chain(self.kept.dropped()).collect();
+        let mut seen: HashSet<_> = failed.into_iter().collect();
+        for id in gone.iter().flat_map(|item| item.tag.ids()).filter(|id| seen.insert(*id)) {
+            let (stage, why) = (self.part.config.stage.clone(), why.to_owned());
+            self.part.meter.note(|counts| counts.skipped += 1);
+            self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts });
+        }
+    }
+
+    /// A stage that has failed for good passes nothing on. What it keeps is named, and its senders do not wait for it.
+    fn give_up(&self) {
+        if !self.part.has_failed() {
+            return;
+        }
+        for id in self.kept.give_up().iter().flat_map(|item| item.tag.ids()) {
+            self.part.meter.note(|counts| counts.skipped += 1);
+            let (stage, why) =
+                (self.part.config.stage.clone(), "the stage kept it when it failed".to_owned());
+            self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts: 0 });
+        }
+    }
+
+    /// Sends what a call has made.
+    async fn send(&self, out: Out<S::Out>) {
+        let (emitted, gap) = self.results_of(out);
+        for emitted in emitted {
+            let last = emitted.tag.order.filter(|order| order.last);
+            let sent = self.results.send(emitted).await;
+            self.sent(sent, last).await;
+        }
+        // Behind the results: a gap that came first would close the item's place in the order before they are in it.
+        self.nothing_of(gap).await;
+    }
+
+    /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `cargo` is not done with before.
+    fn send_now(self: &Rc<Self>, out: Out<S::Out>, cargo: Cargo) -> Option<LocalBoxFuture<'static, ()>> {
+        let (emitted, gap) = self.results_of(out);
+        let mut emitted = emitted.into_iter();
+        while let Some(next) = emitted.next() {
+            let last = next.tag.order.filter(|order| order.last);
+            let Err(not_yet) = self.results.send_now(next) else {
+                self.part.meter.note(|counts| counts.items_out += 1);
+                continue;
+            };
+            let core = Rc::clone(self);
+            let rest = async move {
+                let sent = core.results.send_later(not_yet).await;
+                core.sent(sent, last).await;
+                for emitted in emitted {
+                    let last = emitted.tag.order.filter(|order| order.last);
+                    let sent = core.results.send(emitted).await;
+                    core.sent(sent, last).await;
+                }
+                core.nothing_of(gap).await;
+                drop(cargo);
+            };
+            return Some(rest.boxed_local());
+        }
+        let gap = gap.filter(|order| order.last)?;
+        let core = Rc::clone(self);
+        let rest = async move {
+            core.nothing_of(Some(gap)).await;
+            drop(cargo);
+        };
+        Some(rest.boxed_local())
+    }
+
+    /// What a call that has succeeded has made, and the place in the order of an item of which nothing came.
+    fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Option<Order>) {
+        // Nothing comes of what a call that succeeds has dropped, and nothing should.
+        drop(self.kept.dropped());
+        for (tag, why) in out.take_left_over() {
+            self.part.meter.left_over(&self.part.config.stage, tag.ids(), &why);
+        }
+        out.finish()
+    }
+
+    /// A result was accepted, or cannot be; `last` is its place in an order where nothing more has that.
+    async fn sent(&self, sent: Result<(), Unsendable>, last: Option<Order>) {
+        match sent {
+            Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
+            Err(unsent) => {
+                let fatal = self.part.config.on_error.fails();
+                self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);
+                self.nothing_of(last).await;
+            }
+        }
+    }
+
+    async fn nothing_of(&self, order: Option<Order>) {
+        if let Some(order) = order.filter(|order| order.last) {
+            self.results.gap(order).boxed_local().await;
+        }
+    }
+
+    /// Tells a stage that pairs of partners that do not come.
+    async fn partners(&self, news: Partners<'_>) {
+        if self.part.has_failed() {
+            return;
+        }
+        let mut out = Out::during(None, &self.kept);
+        self.stage.borrow_mut().partners(News(news), &mut out);
+        self.send(out).await;
+    }
+
+    /// Some senders have ended, and others have not: of a stage that pairs, it may be one side.
+    async fn side_ended(&self) {
+        let Some(Pairing { sides, .. }) = &self.part.config.pairing else { return };
+        for (side, left) in sides.iter().zip([true, false]) {
+            let ended = side.lanes.iter().all(|lane| self.ends.borrow().lanes.contains(lane));
+            if ended {
+                self.partners(Partners::Ended { left }).await;
+            }
+        }
+    }
+
+    async fn wake(&self) {
+        if !self.ends.borrow().begun {
+            self.call(None, S::wake).await;
+        }
+    }
+
+    /// A call without an item.
+    async fn call(
+        &self,
+        id: Option<ItemId>,
+        call: impl FnOnce(&mut S, &mut Out<S::Out>) -> anyhow::Result<()>,
+    ) {
+        if self.part.has_failed() {
+            return;
+        }
+        let mut out = Out::during(None, &self.kept);
+        let from = Instant::now();
+        let result = call(&mut self.stage.borrow_mut(), &mut out);
+        self.part.meter.called(from, id);
+        match result {
+            Ok(()) => self.send(out).await,
+            Err(error) => {
+                let why = format!("{error:#}");
+                if self.is_loss(&error) {
+                    return self.lose(None, out, &why);
+                }
+                self.fail_too(id, out, &why, 1);
+                self.part.failed(id, why, 1, self.part.config.on_error.fails());
+                self.give_up();
+            }
+        }
+    }
+
+    /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed
+    /// on.
+    async fn ended(self: &Rc<Self>, lanes: Vec<u32>, cargo: Option<Cargo>) {
+        {
+            let expected = &self.part.config.lanes;
+            let mut ends = self.ends.borrow_mut();
+            if ends.begun {
+                return;
+            }
+            ends.lanes.extend(lanes);
+            ends.cargo.extend(cargo);
+            ends.begun = expected.iter().all(|lane| ends.lanes.contains(lane));
+        }
+        if !self.ends.borrow().begun {
+            return self.side_ended().await;
+        }
+        // What still waits in the order goes first, without what is missing: nobody is left to send that. Only then the
+        // stage has seen everything and may finish.
+        self.order.borrow_mut().close();
+        self.in_order().await;
+        self.call(None, S::finish).await;
+        // Beside the mailbox, which stays open: after a death items may still go round a loop, or be sent again, and those
+        // behind this stage answer its end only when they could pass them on to it.
+        let core = Rc::clone(self);
+        actix::spawn(async move { core.end().await });
+    }
+
+    /// Says that nothing more comes from here, and is done when all was answered.
+    async fn end(&self) {
+        // Both before either is waited for: where they come together again, the receiver is done when it has both.
+        self.results.say_end().await;
+        self.dead.say_end().await;
+        self.results.ended().await;
+        self.dead.ended().await;
+        // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
+        self.part.finish().await;
+        let answered = std::mem::take(&mut self.ends.borrow_mut().cargo);
+        drop(answered);
+    }
+}

@@ -1,0 +1,19 @@
+//! What an actor of a pipeline waits for. It is sent with the progress, and shows where a pipeline that does not end is
+//! stuck.
+
+use serde::{Deserialize, Serialize};
+
+use crate::item::ItemId;
+
+/// Something that an actor cannot go on without. Stages are named by their index in the plan, senders by their lane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Wait {
+    /// Items, or the end, of these senders.
+    Senders(Vec<u32>),
+    /// Room at a stage for an item.
+    Room { stage: u16, id: ItemId },
+    /// Answers of a stage, for so many items.
+    Answers { stage: u16, count: u32 },
+    /// More items, or partners, for the items that it keeps.
+    Kept(usize),
+}
