@@ -21,6 +21,8 @@ pub mod device {
 
 /// Messages: values with tensors anywhere inside.
 pub mod message {
+    pub use tensorpost_derive::GpuMessage;
+
     pub use crate::limits::{MAX_BODY, MAX_NESTING, MAX_TENSORS};
     pub use crate::message::nesting::NestingError;
     pub use crate::message::{

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Send};
+use tensorpost_core::api::node::Restart;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -23,8 +25,6 @@ use super::stillness::Stillness;
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
-use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Send};
-use tensorpost_core::api::node::Restart;
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);

@@ -92,7 +92,7 @@ impl<R: Residence> NodeBuilder<R> {
     /// Looks for what stands still: a worker whose process does not answer, an actor that has accepted messages and is done
     /// with none, a wait for a clock that does not move. What has lasted for longer than `limit` is in the log and in
     /// [`Node::report`], with who waits for what and who should have moved; with [`OnHang::Restart`] the worker that should
-    /// have is killed, with [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
+    /// have is killed, with [`EndReason::Hung`](crate::mailbox::lives::EndReason::Hung), and its policy decides.
     ///
     /// Nothing is looked for unless this is said. A handler that takes its time is told from one that hangs by `limit`
     /// alone, and so is one whose result waits for something rare, so let it be longer than either may last; at least 10 ms.

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::time::Instant;
 
-use crate::{Batch, Gather, Held, Item, Many, Out, Stage};
 use tensorpost_core::api::actor::Env;
 use tensorpost_core::api::tensor::Gpu;
+
+use crate::{Batch, Gather, Held, Item, Many, Out, Stage};
 
 /// What becomes of the items of a batch.
 pub(crate) trait Packing<T: Item>: 'static {

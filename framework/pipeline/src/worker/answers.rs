@@ -1,8 +1,9 @@
 //! What it means that an item was not accepted, or not answered.
 
+use tensorpost_core::api::actor::{AskError, AskFailure, Refusal, SendFailure};
+
 use super::meter::Cause;
 use crate::item::{Item, Parcel};
-use tensorpost_core::api::actor::{AskError, AskFailure, Refusal, SendFailure};
 
 /// What it means that an item was not answered.
 pub(super) enum Unanswered {

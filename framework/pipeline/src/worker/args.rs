@@ -1,7 +1,8 @@
 //! What travels between the conductor, in the node, and the actors of a pipeline.
 
 use serde::{Deserialize, Serialize};
-use tensorpost_derive::GpuMessage;
+use tensorpost_core::api::actor::Address;
+use tensorpost_core::api::message::GpuMessage;
 
 use super::meter::{Counts, Failure, Span};
 use super::waits::Wait;
@@ -9,7 +10,6 @@ use crate::dead::Dead;
 use crate::item::{Item, ItemId, Parcel};
 use crate::on_error::OnError;
 use crate::traits::{Source, Stage};
-use tensorpost_core::api::actor::Address;
 
 /// What every actor of a pipeline is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
