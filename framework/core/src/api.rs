@@ -8,7 +8,7 @@ pub mod actor {
         Watch, step_aside,
     };
     pub use crate::ids::ActorId;
-    pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX};
+    pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX, WATCH_EVENTS};
     pub use crate::mailbox::post::inbox::Refusal;
     pub use crate::mailbox::post::{AskFailure, OfficeStats};
 }

@@ -103,13 +103,13 @@ impl<R: Residence> NodeBuilder<R> {
 
     /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome trace event
     /// format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program says nothing, the environment
-    /// variable [`TENSORPOST_TRACE`](trace::VARIABLE) may name a file. See [`observe::trace`](crate::observe::trace).
+    /// variable `TENSORPOST_TRACE` may name a file.
     pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
         self.trace = Some(path.into());
         self
     }
 
-    /// How many records each process keeps for the trace, at 64 bytes each; [`DEFAULT_RECORDS`](trace::DEFAULT_RECORDS)
+    /// How many records each process keeps for the trace, at 64 bytes each; 131,072
     /// unless said otherwise, at least 16. When they are used up, the oldest are written over.
     pub fn trace_records(mut self, records: usize) -> Self {
         self.trace_records = records;
