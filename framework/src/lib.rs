@@ -118,14 +118,14 @@
 //! ```
 //!
 //! # Where to read on
-//! The [derive](derive@prelude::GpuMessage) says what a message may hold. [`tensor`] has tensors and what computes on
-//! them, [`actor`] addresses, [`node`] processes, [`limits`] every bound. `SEMANTICS.md` in the repository says in plain
-//! sentences what is promised, `PIPELINES.md` what pipelines add, `ARCHITECTURE.md` how it is done.
+//! The [derive](derive@message::GpuMessage) says what a message may hold. [`tensor`] has tensors and what computes on
+//! them, [`actor`] addresses, [`node`] processes, [`pipeline`] and [`published`] what stands on them. Bounds are constants in
+//! the module that they are about. `SEMANTICS.md` in the repository says in
+//! plain sentences what is promised, `PIPELINES.md` what pipelines add, `ARCHITECTURE.md` how it is done.
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `testing`: faults at named points, leak checks, and what tests of devices and of the framework are
-//! made with; see [`testing`].
+//! `ndarray` views. `testing`: faults at named points and leak checks, for tests of programs.
 
 #[cfg(feature = "testing")]
 #[doc(inline)]
@@ -151,30 +151,57 @@ mod doctests {
     struct Readme;
 }
 
-/// SAFE-1: what would let safe code read or write memory that it does not hold cannot be named.
+/// SAFE-1: what would let safe code read or write memory that it does not hold cannot be named, not even with the feature
+/// `testing`.
 ///
 /// A lease made by hand, with any offset:
 /// ```compile_fail,E0624
-/// let _ = tensorpost::lease::Lease::held;
+/// let _ = tensorpost::tensor::Lease::held;
 /// ```
 /// A second tensor on the lease of a writable one:
 /// ```compile_fail,E0603
-/// let _ = tensorpost::message::codec::tensors;
+/// let _ = tensorpost_core::message::codec::tensors;
 /// ```
 /// Clocks that say that everything is done, and pages of clocks that say what one likes:
-/// ```compile_fail,E0624
-/// let _ = tensorpost::clock::ClockPage::release_all;
+/// ```compile_fail
+/// let _ = tensorpost_core::clock::ClockPage::release_all;
 /// ```
-/// ```compile_fail,E0624
-/// let _ = tensorpost::clock::ClockDomain::add_peer;
+/// ```compile_fail
+/// let _ = tensorpost_core::clock::ClockDomain::add_peer;
 /// ```
-/// The mapping below a chunk:
-/// ```compile_fail,E0599
-/// let _ = tensorpost::device::ChunkMapping::holder;
+/// The mapping below a chunk, and words of a mapping:
+/// ```compile_fail
+/// let _ = tensorpost_core::device::ChunkMapping::holder;
+/// ```
+/// ```compile_fail
+/// let _ = tensorpost_core::os::Mapping::word64;
 /// ```
 /// A stream of one's own making, on whose word memory is read:
 /// ```compile_fail,E0603
-/// use tensorpost::device::sealed::Sealed;
+/// use tensorpost_core::device::sealed::Sealed;
 /// ```
 #[cfg(doctest)]
 struct NotToBeNamed;
+
+/// SAFE-1 without the feature `testing`: the inside cannot be named, and no public method hands out a part of it.
+///
+/// ```compile_fail,E0603
+/// use tensorpost_core::clock::stream::Stream;
+/// ```
+/// ```compile_fail,E0624
+/// fn clocks_that_say_what_one_likes(gpu: &tensorpost::tensor::Gpu) {
+///     gpu.stream();
+/// }
+/// ```
+/// ```compile_fail,E0624
+/// fn memory_by_its_address(lease: &tensorpost::tensor::Lease) {
+///     lease.mapping();
+/// }
+/// ```
+/// ```compile_fail,E0624
+/// fn chunks_of_ones_own(device: &tensorpost::device::Device) {
+///     device.backend();
+/// }
+/// ```
+#[cfg(all(doctest, not(feature = "testing")))]
+struct NotToBeReached;

@@ -50,7 +50,7 @@ executable() {
     echo "$path"
 }
 cp "$(executable -p tensorpost-tests --test gpu_suite)" "$folder/tests/gpu_suite"
-cp "$(executable -p tensorpost --lib --features testing)" "$folder/tests/framework"
+cp "$(executable -p tensorpost-core --lib --features testing,cuda,ndarray)" "$folder/tests/framework"
 
 find "$folder" -type f -perm -u+x -exec strip {} +
 cp benches/peers/*.py scripts/gpu/run.sh "$folder/"

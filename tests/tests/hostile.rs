@@ -1,5 +1,5 @@
 //! Workers that do what they must not, with real processes: what they can reach they may spoil, and it costs themselves
-//! (ONE-WRITER, WIRE-1). What forged frames, notices and letters lead to is tested step by step in `framework/tests`.
+//! (ONE-WRITER, WIRE-1). What forged frames, notices and letters lead to is tested step by step in `framework/core/tests`.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

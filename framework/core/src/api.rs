@@ -8,7 +8,7 @@ pub mod actor {
         Watch, step_aside,
     };
     pub use crate::ids::ActorId;
-    pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX};
+    pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX, WATCH_EVENTS};
     pub use crate::mailbox::post::inbox::Refusal;
     pub use crate::mailbox::post::{AskFailure, OfficeStats};
 }
@@ -21,6 +21,8 @@ pub mod device {
 
 /// Messages: values with tensors anywhere inside.
 pub mod message {
+    pub use tensorpost_derive::GpuMessage;
+
     pub use crate::limits::{MAX_BODY, MAX_NESTING, MAX_TENSORS};
     pub use crate::message::nesting::NestingError;
     pub use crate::message::{

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::limits::MAX_PROCESSES;
 
@@ -10,8 +10,8 @@ use crate::limits::MAX_PROCESSES;
 ///
 /// Slot 0 is the node itself. A restarted worker keeps its slot and gets the next incarnation, so that nothing
 /// meant for one life reaches another.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(into = "u64", try_from = "u64")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(into = "u64")]
 pub struct ProcessId {
     slot: u16,
     incarnation: u32,
@@ -54,11 +54,11 @@ impl From<ProcessId> for u64 {
     }
 }
 
-impl TryFrom<u64> for ProcessId {
-    type Error = String;
-
-    fn try_from(bits: u64) -> Result<Self, String> {
-        Self::from_bits(bits).ok_or_else(|| format!("{bits:#x} names no process"))
+impl<'de> Deserialize<'de> for ProcessId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bits = u64::deserialize(deserializer)?;
+        // WIRE-1: a peer may have written it.
+        Self::from_bits(bits).ok_or_else(|| de::Error::custom(format_args!("{bits:#x} names no process")))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What [`tensorpost`](https://docs.rs/tensorpost) is made of: memory, clocks, leases, messages, actors and nodes. A program
+//! What `tensorpost` is made of: memory, clocks, leases, messages, actors and nodes. A program
 //! depends on `tensorpost`, which re-exports what is meant for it: [`api`].
 //!
 //! All other modules are private. The features `inside` and `testing` make them public for this framework's own tests and

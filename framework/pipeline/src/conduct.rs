@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Send, SendError, SendFailure};
+use tensorpost_core::api::node::{ProcessId, Restart};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -26,8 +28,6 @@ use super::stillness::Stillness;
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
-use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Send, SendError, SendFailure};
-use tensorpost_core::api::node::{ProcessId, Restart};
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);

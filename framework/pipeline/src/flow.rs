@@ -6,6 +6,9 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::node::Restart;
+
 use super::closures;
 use super::dead::Dead;
 use super::item::Item;
@@ -18,8 +21,6 @@ use super::traits::{Sink, Source, Stage};
 use super::work::{SourceWork, StageWork, Work};
 use super::worker::args::Select;
 use super::worker::pick::NumberOf;
-use tensorpost_core::api::actor::Env;
-use tensorpost_core::api::node::Restart;
 
 /// The pipeline as far as it is written down. The pipeline and all its flows share it.
 pub(super) struct Draft {

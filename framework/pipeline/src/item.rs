@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::api::message::GpuMessage;
 
 /// What can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor clones a handle,
-/// not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@tensorpost_derive::GpuMessage) and `Clone` does.
+/// not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@GpuMessage) and `Clone` does.
 ///
 /// Items are cloned only where the pipeline has to keep one: for several receivers, for another attempt, or until it is
 /// acknowledged. Elsewhere they are moved, and a stage can write into the memory that it was handed

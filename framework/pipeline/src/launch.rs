@@ -7,6 +7,9 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use tensorpost_core::api::actor::{Address, Channel};
+use tensorpost_core::api::node::{ActorError, Node, Restart, StartError, WorkerId};
+
 use super::error::PipelineError;
 use super::flow::Draft;
 use super::pairs::Partner;
@@ -14,8 +17,6 @@ use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
 use super::work::{Door, Site, Started, Way, WayTo, Work};
 use super::worker::args::{Config, Control, Event, Pairing, PartnerArgs, Run, Side};
-use tensorpost_core::api::actor::{Address, Channel};
-use tensorpost_core::api::node::{ActorError, Node, Restart, StartError, WorkerId};
 
 /// A replica that runs.
 pub(super) struct Member {

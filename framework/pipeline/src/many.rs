@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::tensor::{Gpu, Tensor, TensorError};
 
 use super::item::Item;
-use tensorpost_core::api::tensor::{Gpu, Tensor, TensorError};
 
 /// How items become a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,14 +2,15 @@
 
 use std::collections::HashSet;
 
+use tensorpost_core::api::actor::MAX_MAILBOX;
+use tensorpost_core::api::node::Restart;
+
 use super::error::{Mistake, PipelineError};
 use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
 use super::on_error::OnError;
 use super::pairs::Pairs;
 use super::place::On;
 use super::worker::args::Select;
-use tensorpost_core::api::actor::MAX_MAILBOX;
-use tensorpost_core::api::node::Restart;
 
 /// A pipeline.
 #[derive(Clone)]

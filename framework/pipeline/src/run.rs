@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tensorpost_core::api::node::{Node, NodeBuilder};
 use tokio::sync::mpsc;
 
 use super::conduct::{Baton, Command, Follow, conduct};
@@ -17,7 +18,6 @@ use super::report::Report;
 use super::stages::AsSink;
 use super::traits::{Sink, Source, Stage};
 use super::work::{register_source, register_stage};
-use tensorpost_core::api::node::{Node, NodeBuilder};
 
 /// A pipeline that runs. Dropping it cancels the pipeline and waits for its end; a node that it has of its own is then
 /// shut down.

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::progress::Progress;
 use tensorpost_core::api::node::NodeBuilder;
+
+use super::progress::Progress;
 
 /// Changes a node's settings.
 pub(super) type Adjust = dyn Fn(NodeBuilder) -> NodeBuilder;

@@ -8,10 +8,11 @@ use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::Path;
 
+use tensorpost_core::api::observe::chrome::{self, Args, Event, Row, Step};
+
 use super::item::ItemId;
 use super::plan::Plan;
 use super::worker::meter::{Span, Spanned};
-use tensorpost_core::api::observe::chrome::{self, Args, Event, Row, Step};
 
 /// The spans of a run so far.
 #[derive(Default)]

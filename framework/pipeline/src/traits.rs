@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tensorpost_core::api::actor::Env;
 
 use super::item::Item;
 use super::out::Out;
 use super::pairs::News;
-use tensorpost_core::api::actor::Env;
 
 /// Where items come from.
 ///

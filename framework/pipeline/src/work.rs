@@ -4,6 +4,10 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
+use tensorpost_core::api::actor::{Address, RemoteActor};
+use tensorpost_core::api::device::Device;
+use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawned, WorkerId};
+
 use super::item::{Item, Parcel};
 use super::stages::Identity;
 use super::traits::{Source, Stage};
@@ -11,9 +15,6 @@ use super::worker::args::{
     BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
 };
 use super::worker::{SourceActor, StageActor};
-use tensorpost_core::api::actor::{Address, RemoteActor};
-use tensorpost_core::api::device::Device;
-use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawned, WorkerId};
 
 /// The typed work for a stage, behind an interface without types.
 pub(super) trait Work {

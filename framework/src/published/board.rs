@@ -6,11 +6,11 @@ use std::marker::PhantomData;
 
 use actix::{Actor, Context, Handler, MessageResult, ResponseFuture};
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::actor::{Env, Handles, RemoteActor};
+use tensorpost_core::api::message::{GpuMessage, TensorCheckError};
 use tokio::sync::watch;
 
 use super::{Publishable, Version};
-use tensorpost_core::api::actor::{Env, Handles, RemoteActor};
-use tensorpost_core::api::message::{GpuMessage, TensorCheckError};
 
 /// Keeps the newest version of a value of type `M`, and gives it to who asks for something newer than it has. Start it
 /// under the name that the value is to have. See the [module](super).

@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tensorpost_core::api::actor::{Address, AskError, Env, LookupError, Registry};
+use tensorpost_core::api::node::Node;
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 
 use super::{Newer, Newest, Publishable, Version};
-use tensorpost_core::api::actor::{Address, AskError, Env, LookupError, Registry};
-use tensorpost_core::api::node::Node;
 
 /// How long a reader waits before it looks again for a board that was not there; doubled up to [`LONGEST_PAUSE`]. The
 /// registry has no event for a new name.

@@ -5,9 +5,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::actor::{Address, Ask, AskError, LookupError};
 
 use super::{Follower, Publish, Publishable};
-use tensorpost_core::api::actor::{Address, Ask, AskError, LookupError};
 
 /// Replaces the value on a [`Board`](super::Board). It can be cloned, and sent in messages and arguments; who publishes
 /// through several at once gets the order in which the board takes them.

@@ -226,8 +226,8 @@ pub struct Env {
 
 impl Env {
     /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this stream. It
-    /// is the actor's own, unless its process has so many actors on one GPU that they share
-    /// ([`cuda_streams`](crate::limits::cuda_streams)).
+    /// is the actor's own, unless its process has so many actors on one GPU that they share:
+    /// six have one each, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
     pub fn gpu(&self) -> Gpu {
         self.gpu.clone()
     }

@@ -476,7 +476,7 @@ impl<M: GpuMessage> Send<M> {
     }
 
     /// Gives the message back if there is no room within `timeout`, counted from the first poll. Needs a tokio runtime
-    /// with time, which workers and [`Node::block_on`](crate::Node::block_on) have.
+    /// with time, which workers and [`Node::block_on`](crate::node::Node::block_on) have.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -3,7 +3,7 @@
 //! ```
 //! # #[cfg(feature = "testing")] {
 //! # use std::sync::Arc;
-//! use tensorpost::device::{Backend, conformance, host::HostBackend};
+//! use tensorpost_core::device::{Backend, conformance, host::HostBackend};
 //! conformance::run_all(&|| HostBackend::new() as Arc<dyn Backend>);
 //! # }
 //! ```

@@ -11,7 +11,7 @@ use super::{Backend, DeviceError, DeviceKind};
 use crate::ids::DeviceId;
 
 /// A device by name: what a worker is told to use. Making one costs no context and no device memory, and
-/// [`host`](Self::host) does not even look for a driver; [`backend`](Self::backend) opens the device.
+/// [`host`](Self::host) does not even look for a driver; the device is opened when it is used.
 ///
 /// It means the same device in every process of the machine. In text it is `host`, `cuda:0`, `cuda` (the first) or the
 /// UUID that `nvidia-smi -L` prints.

@@ -32,7 +32,7 @@ pub enum PoolError {
         in_use: u64,
         /// Budget in bytes.
         budget: u64,
-        /// Chunks that it has; at most [`MAX_POOL_CHUNKS`].
+        /// Chunks that it has; at most 64.
         chunks: usize,
         /// The largest holders, by process, and for how long.
         holders: String,

@@ -92,7 +92,7 @@ impl<R: Residence> NodeBuilder<R> {
     /// Detects hangs: a worker whose process does not answer, an actor that has accepted messages and finishes none, a
     /// wait for a clock that does not move. A hang that lasts longer than `limit` is in the log and in
     /// [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
-    /// [`EndReason::Hung`](super::EndReason::Hung), and its policy decides.
+    /// [`EndReason::Hung`](crate::mailbox::lives::EndReason::Hung), and its policy decides.
     ///
     /// Without this call nothing is detected. Only `limit` tells a slow handler, or a result that waits for something
     /// rare, from a hang; so choose it longer than either may last, and at least 10 ms.
@@ -103,13 +103,13 @@ impl<R: Residence> NodeBuilder<R> {
 
     /// Writes a trace of the run to `path` when the node ends: what every process did when, in the Chrome trace event
     /// format, which <https://ui.perfetto.dev> and `chrome://tracing` open. Where the program says nothing, the environment
-    /// variable [`TENSORPOST_TRACE`](trace::VARIABLE) may name a file. See [`observe::trace`](crate::observe::trace).
+    /// variable `TENSORPOST_TRACE` may name a file.
     pub fn trace(mut self, path: impl Into<PathBuf>) -> Self {
         self.trace = Some(path.into());
         self
     }
 
-    /// How many records each process keeps for the trace, at 64 bytes each; [`DEFAULT_RECORDS`](trace::DEFAULT_RECORDS)
+    /// How many records each process keeps for the trace, at 64 bytes each; 131,072
     /// unless said otherwise, at least 16. When they are used up, the oldest are written over.
     pub fn trace_records(mut self, records: usize) -> Self {
         self.trace_records = records;

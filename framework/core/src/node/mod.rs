@@ -194,7 +194,7 @@ impl<R: Residence> Node<R> {
     }
 
     /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled, how fast, what
-    /// waits for it, and the bytes in flight. See [`observe::progress`](crate::observe::progress).
+    /// waits for it, and the bytes in flight. See [`Progress`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

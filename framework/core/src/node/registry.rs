@@ -17,13 +17,13 @@ pub enum NameError {
         /// The actor that has it.
         holder: ActorId,
     },
-    /// A name has 1 to [`MAX_NAME`] bytes.
+    /// A name has 1 to 255 bytes.
     #[error("a name has 1 to {MAX_NAME} bytes, and this one has {0}")]
     Length(usize),
-    /// A process has registered [`MAX_NAMES_EACH`] names.
+    /// A process has registered as many names as one may.
     #[error("this process has registered {MAX_NAMES_EACH} names, which is the limit")]
     TooMany,
-    /// There are [`MAX_NAMES`] names already.
+    /// There are as many names as there may be.
     #[error("the registry holds {MAX_NAMES} names already")]
     Full,
 }

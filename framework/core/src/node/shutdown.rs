@@ -152,7 +152,7 @@ pub struct RestartReport {
     pub name: String,
     /// How often.
     pub restarts: u32,
-    /// Why each of its lives ended, the last [`MAX_ENDS`](crate::node::limits::MAX_ENDS) of them. One more than
+    /// Why each of its lives ended, the last 32 of them. One more than
     /// `restarts` where the last end was final.
     pub ends: Vec<EndReason>,
 }

@@ -52,7 +52,7 @@ pub struct Stage {
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
-/// use tensorpost::observe::progress::{Progress, Shown, Stage};
+/// use tensorpost::observe::{Progress, Shown, Stage};
 ///
 /// let frames = Arc::new(AtomicU64::new(0));
 /// let counted = frames.clone();

@@ -4,7 +4,7 @@
 //! does. Access is by atomic words, or by copies made of relaxed atomic words, so that a peer that breaks the
 //! protocol can change what is read and can never make reading it undefined.
 //!
-//! The word functions come in two kinds. [`word64`](Mapping::word64) gives the atomic itself and only exists on a
+//! The word functions come in two kinds. `word64` gives the atomic itself and only exists on a
 //! writable mapping; [`watch64`](Mapping::watch64) can only load, with a relaxed load and a fence, which is the one
 //! form of atomic access that Rust defines on read-only pages. Do not use 32-bit and 64-bit access on the same
 //! bytes at the same time, except to sleep on half a word.

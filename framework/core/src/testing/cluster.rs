@@ -8,7 +8,7 @@
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use tensorpost::tensor::Tensor;
-//! use tensorpost::testing::Cluster;
+//! use tensorpost_core::testing::Cluster;
 //!
 //! let cluster = Cluster::new(2);
 //! let (to, inbox) = cluster.inbox::<Tensor>(1, 8);

@@ -2,9 +2,10 @@
 
 use std::marker::PhantomData;
 
+use tensorpost_core::api::actor::Env;
+
 use crate::closures;
 use crate::{Item, Out, Stage};
-use tensorpost_core::api::actor::Env;
 
 /// The shape of a closure over items.
 pub(crate) type Applied<I, O> = Box<dyn FnMut(I, &mut Out<O>, &Env) -> anyhow::Result<()>>;

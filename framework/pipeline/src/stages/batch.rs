@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::time::Instant;
 
-use crate::{Batch, Gather, Held, Item, Many, Out, Stage};
 use tensorpost_core::api::actor::Env;
 use tensorpost_core::api::tensor::Gpu;
+
+use crate::{Batch, Gather, Held, Item, Many, Out, Stage};
 
 /// How the items of a batch are combined.
 pub(crate) trait Packing<T: Item>: 'static {

@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 
-use crate::{Item, Out, Stage};
 use tensorpost_core::api::actor::Env;
+
+use crate::{Item, Out, Stage};
 
 /// See the module.
 pub(crate) struct Identity<T>(PhantomData<T>);

@@ -1,8 +1,9 @@
 //! An iterator as a source.
 
+use tensorpost_core::api::actor::Env;
+
 use crate::closures;
 use crate::{Item, Source};
-use tensorpost_core::api::actor::Env;
 
 /// The iterator.
 pub(crate) type Iterated<T> = Box<dyn Iterator<Item = anyhow::Result<T>>>;

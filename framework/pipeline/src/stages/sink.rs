@@ -1,10 +1,10 @@
 //! A sink as a stage without results.
 
 use serde::{Deserialize, Serialize};
-use tensorpost_derive::GpuMessage;
+use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::message::GpuMessage;
 
 use crate::{Out, Sink, Stage};
-use tensorpost_core::api::actor::Env;
 
 /// The output of a sink. It has no value.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, GpuMessage)]

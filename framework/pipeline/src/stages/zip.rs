@@ -5,13 +5,13 @@ use std::hash::Hash;
 use std::marker::PhantomData;
 
 use anyhow::Context as _;
+use tensorpost_core::api::actor::Env;
 
 use crate::closures;
 use crate::limits::MAX_WAITING;
 use crate::pairs::{News, Partners};
 use crate::worker::args::Pairing;
 use crate::{Either, Held, Item, ItemId, Out, Pair, Stage};
-use tensorpost_core::api::actor::Env;
 
 /// Says from which flow an item is.
 pub(crate) struct Lift<A, B, const LEFT: bool>(PhantomData<(A, B)>);

@@ -1,8 +1,9 @@
 //! Classifies the errors of an ask: the item was not accepted, or not answered.
 
+use tensorpost_core::api::actor::{AskError, AskFailure, Refusal, SendFailure};
+
 use super::meter::Cause;
 use crate::item::{Item, Parcel};
-use tensorpost_core::api::actor::{AskError, AskFailure, Refusal, SendFailure};
 
 /// Why an item was not answered.
 pub(super) enum Unanswered {

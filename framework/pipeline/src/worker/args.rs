@@ -1,7 +1,9 @@
 //! The messages between the conductor, in the node, and the actors of a pipeline.
 
 use serde::{Deserialize, Serialize};
-use tensorpost_derive::GpuMessage;
+use tensorpost_core::api::actor::Address;
+use tensorpost_core::api::message::GpuMessage;
+use tensorpost_core::api::node::ProcessId;
 
 use super::meter::{Counts, Failure, Span};
 use super::waits::Wait;
@@ -9,8 +11,6 @@ use crate::dead::Dead;
 use crate::item::{Item, ItemId, Parcel};
 use crate::on_error::OnError;
 use crate::traits::{Source, Stage};
-use tensorpost_core::api::actor::Address;
-use tensorpost_core::api::node::ProcessId;
 
 /// The configuration of an actor.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -16,6 +16,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
+use tensorpost_core::api::actor::{Address, Ask, AskError, Env, SendFailure};
+use tensorpost_core::api::message;
 use tokio::sync::Notify;
 
 use super::answers::{Unanswered, is_final, is_gone, why};
@@ -28,8 +30,6 @@ use super::window::Window;
 use crate::closures::UnknownClosure;
 use crate::item::{Item, ItemId, Order, Parcel, Tag};
 use crate::out::Emitted;
-use tensorpost_core::api::actor::{Address, Ask, AskError, Env, SendFailure};
-use tensorpost_core::api::message;
 
 /// The way to one stage: its replicas, and what was sent to them.
 pub(super) struct Branch<T: Item> {

@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use tensorpost_core::api::actor::Env;
 use tokio::sync::Notify;
 
 use super::args::{Config, Event};
 use super::meter::{Counts, Failure, Meter};
 use super::waits::Wait;
 use crate::item::ItemId;
-use tensorpost_core::api::actor::Env;
 
 /// Spans in one message.
 const SPANS: usize = 2048;

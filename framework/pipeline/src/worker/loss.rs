@@ -1,9 +1,10 @@
 //! Tells errors that mean "lost with a process" (DEATH-3) from all others.
 
-use crate::many::GatherError;
 use tensorpost_core::api::device::DeviceError;
 use tensorpost_core::api::node::ProcessId;
 use tensorpost_core::api::tensor::{NotSole, NotSoleReason, TensorError};
+
+use crate::many::GatherError;
 
 /// The process with which the data was lost that an error is about, if that is what it is about (DEATH-3).
 pub(super) fn lost_with(error: &anyhow::Error) -> Option<ProcessId> {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use smallvec::SmallVec;
+use tensorpost_core::api::actor::Env;
 
 use super::args::{BranchArgs, OutletArgs};
 use super::branch::{Branch, Modes, NotYet, Unsendable};
@@ -15,7 +16,6 @@ use super::waits::Wait;
 use crate::closures::UnknownClosure;
 use crate::item::{Item, ItemId, Order, Parcel, Tag};
 use crate::out::Emitted;
-use tensorpost_core::api::actor::Env;
 
 /// A way out: one or several branches.
 pub(super) struct Outlet<T: Item> {

@@ -18,11 +18,11 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use tensorpost_core::api::actor::Address;
 
 use super::args::{Control, PartnerArgs};
 use super::cargo::Cargo;
 use crate::item::{ItemId, Tag};
-use tensorpost_core::api::actor::Address;
 
 /// Between two rounds of news. The halves of nearly all items are settled together, well within it, and then nothing is
 /// told; a half that waits for no partner waits about so long.

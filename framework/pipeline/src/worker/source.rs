@@ -8,6 +8,7 @@ use actix::fut::wrap_future;
 use actix::{ActorContext, AsyncContext};
 use futures_util::future::FutureExt;
 use smallvec::smallvec;
+use tensorpost_core::api::actor::{Env, Handles, RemoteActor, step_aside};
 
 use super::args::{Control, Run, SourceArgs};
 use super::branch::Modes;
@@ -18,7 +19,6 @@ use super::outlet::Outlet;
 use crate::item::{ItemId, Tag};
 use crate::out::Emitted;
 use crate::traits::Source;
-use tensorpost_core::api::actor::{Env, Handles, RemoteActor, step_aside};
 
 /// The actor.
 pub(crate) struct SourceActor<S: Source> {

@@ -15,6 +15,8 @@ use std::time::Instant;
 use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::smallvec;
+use tensorpost_core::api::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
+use tensorpost_core::api::node::ProcessId;
 
 use super::args::{Control, Pairing, Run, StageArgs};
 use super::branch::{Modes, Unsendable};
@@ -34,8 +36,6 @@ use crate::item::{ItemId, Order, Parcel, Tag};
 use crate::out::{Current, Emitted, Out};
 use crate::pairs::{News, Partners};
 use crate::traits::Stage;
-use tensorpost_core::api::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
-use tensorpost_core::api::node::ProcessId;
 
 /// The actor.
 pub(crate) struct StageActor<S: Stage> {

@@ -67,7 +67,7 @@ struct Given<'p> {
 impl TensorMut {
     /// Makes the tensor whole again of all its parts, in any order, in whichever process has them. No byte is copied;
     /// later work on `gpu`'s stream comes after everything that was done with the parts, wherever that was (CLOCK-1,
-    /// CLOCK-2). An example is in the [module](super).
+    /// CLOCK-2). An example is at [`TensorPart`].
     ///
     /// # Errors
     /// [`JoinError`] gives the parts back and says which are missing, foreign or there twice.

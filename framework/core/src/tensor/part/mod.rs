@@ -26,24 +26,6 @@
 //!
 //! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its parts are gone
 //! in the same way (LEASE-4): the join says which are missing, and the memory comes back when the others drop.
-//!
-//! ```
-//! use tensorpost::prelude::*;
-//!
-//! # fn main() -> anyhow::Result<()> {
-//! # let node = Node::builder().start()?;
-//! # let gpu = node.host()?;
-//! let matrix = gpu.zeros(DType::F32, &[2, 4])?;
-//! let mut parts = matrix.split(1, &[1, 3])?; // the first column, and the other three
-//! // Each could be in a process of its own now.
-//! for (number, part) in parts.iter_mut().enumerate() {
-//!     gpu.run((part.of_mut::<f32>(),), move |(mut part,)| part.fill(number as f32))?;
-//! }
-//! let matrix = TensorMut::join(parts, &gpu)?.freeze();
-//! assert_eq!(matrix.to_vec::<f32>()?, [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]);
-//! # Ok(())
-//! # }
-//! ```
 
 mod join;
 mod seal;
@@ -74,8 +56,25 @@ use crate::limits::MAX_PARTS;
 #[cfg(doc)]
 use crate::lease::Writers;
 
-/// A piece of a tensor that this process, and no other, may write. It can be sent, but not cloned. See the
-/// [module](self).
+/// A piece of a tensor that this process, and no other, may write. It can be sent, but not cloned.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// # let gpu = node.host()?;
+/// let matrix = gpu.zeros(DType::F32, &[2, 4])?;
+/// let mut parts = matrix.split(1, &[1, 3])?; // the first column, and the other three
+/// // Each could be in a process of its own now.
+/// for (number, part) in parts.iter_mut().enumerate() {
+///     gpu.run((part.of_mut::<f32>(),), move |(mut part,)| part.fill(number as f32))?;
+/// }
+/// let matrix = TensorMut::join(parts, &gpu)?.freeze();
+/// assert_eq!(matrix.to_vec::<f32>()?, [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "a part that is dropped is missing when the tensor is joined"]
 pub struct TensorPart(Arc<Inner>);
 

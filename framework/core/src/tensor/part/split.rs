@@ -67,7 +67,7 @@ pub enum SplitReason {
 
 impl TensorMut {
     /// Splits along `axis` into consecutive parts of `sizes` elements: `split(1, &[10, 20])` of a matrix of thirty
-    /// columns is its first ten columns and the other twenty. No byte is copied; see [`part`](super).
+    /// columns is its first ten columns and the other twenty. No byte is copied; see [`TensorPart`].
     ///
     /// # Errors
     /// [`SplitError`] gives the tensor back: there is no such axis, the sizes do not add up to it, one is zero, or there

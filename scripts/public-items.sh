@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# What `tensorpost` shows: every public item of the front door as rustdoc lists it, one a line, and the names in the prelude.
+#
+#   scripts/public-items.sh            writes framework/public-items.txt
+#   scripts/public-items.sh --check    fails, with the difference, where the file says something else
+#
+# The list is of the default features. rustdoc writes it from scratch into a folder of its own, so that an older run or another
+# set of features cannot show through.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly LIST=framework/public-items.txt
+readonly MOST=200
+
+case "${1:-}" in
+    "" | --check) ;;
+    *)
+        echo "usage: $0 [--check]" >&2
+        exit 2
+        ;;
+esac
+
+target="${CARGO_TARGET_DIR:-target}"
+rm -rf "$target/doc/tensorpost"
+cargo doc --quiet -p tensorpost --no-deps
+pages="$target/doc/tensorpost"
+
+# A page of an item is `module/kind.Name.html`; all.html has a link to each.
+items="$(grep -oE 'href="[a-zA-Z0-9_/]+\.[A-Za-z0-9_]+\.html"' "$pages/all.html" |
+    sed -E 's|^href="(.*)\.html"$|\1|; s|^([a-z_/]*/)?([a-z]+)\.(.*)$|\1\3 (\2)|; s|/|::|g' |
+    LC_ALL=C sort -u)"
+# The prelude shows again what stands elsewhere, and so has no pages of its own.
+prelude="$(grep -oE 'id="reexport\.[A-Za-z0-9_]+"' "$pages/prelude/index.html" |
+    sed -E 's|^id="reexport\.(.*)"$|prelude::\1|' |
+    LC_ALL=C sort -u)"
+number="$(wc -l <<<"$items")"
+[[ -n "$items" && -n "$prelude" ]] || {
+    echo "$0: rustdoc's pages look different than expected: nothing was found in $pages" >&2
+    exit 1
+}
+
+list="$(
+    echo "# Written by scripts/public-items.sh: the $number public items of tensorpost, and what the prelude brings into scope."
+    echo "$items"
+    echo
+    echo "$prelude"
+)"
+if [[ "${1:-}" == --check ]]; then
+    diff -u "$LIST" - <<<"$list" || {
+        echo "$LIST is not what tensorpost shows. If that is meant, run scripts/public-items.sh" >&2
+        exit 1
+    }
+else
+    echo "$list" >"$LIST"
+fi
+if ((number > MOST)); then
+    echo "tensorpost shows $number items; a user has to take them in, and $MOST are the most" >&2
+    exit 1
+fi
