@@ -4,7 +4,7 @@
 //! the place in the queue is given up and nothing was sent.
 //!
 //! Read in this order: `pages` and `entry` (the forms), `link` (one peer), `connect` (how a link is made),
-//! `outgoing` (frames out), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
+//! `outgoing` (frames out), `publish` (both become visible), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
 //! loop), `waiting` (queues of senders), `watching`, [`inbox`] (what it delivers to).
 
 pub mod asks;
@@ -20,6 +20,7 @@ mod links;
 mod news;
 mod outgoing;
 mod pages;
+mod publish;
 mod reader;
 mod returns;
 mod traced;
@@ -48,7 +49,6 @@ pub(crate) use waiting::{PlaceInQueue, Queue};
 pub(crate) use watching::{Tell, Watcher};
 
 use super::port::Port;
-use crate::clock::turn::TurnEnd;
 use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{ChunkId, DeviceId, ProcessId};
@@ -481,12 +481,5 @@ impl Office {
 
     fn open_links(&self) -> Vec<Arc<Link>> {
         self.links.all().iter().filter(|link| link.is_open()).map(Arc::clone).collect()
-    }
-}
-
-impl TurnEnd for Office {
-    /// Publishes what the turn has gathered: one tail per link.
-    fn turn_ended(&self) {
-        self.publish_all(&self.links.all());
     }
 }

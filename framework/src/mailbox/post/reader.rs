@@ -17,9 +17,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::link::Link;
-use super::{Office, entry, news};
+use super::{Office, news};
 use crate::clock::turn::Turn;
-use crate::lease::{LeaseId, Pool};
+use crate::lease::Pool;
 use crate::mailbox::doorbell::Sleeper;
 use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
@@ -244,10 +244,5 @@ impl Office {
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.wake_reader();
-    }
-
-    /// Posts the hold on a third process's memory, visible at once.
-    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId) {
-        self.post_notice_now(owners, entry::hold(id));
     }
 }

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 use super::Office;
 use super::entry::{self, Notice};
 use super::link::{InFlight, Link};
 use super::news;
+use crate::clock::Ticket;
 use crate::clock::turn::Turn;
-use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
@@ -124,6 +122,12 @@ impl Office {
         if let Some(ring) = link.returns_out.lock().as_mut() {
             ring.publish();
         }
+    }
+
+    /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame that brought the
+    /// lease, and its forwarder lets go (LEASE-3).
+    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId) {
+        self.post_notice_now(owners, entry::hold(id));
     }
 
     /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases
@@ -262,73 +266,4 @@ impl Office {
         let pool = self.pools.read().iter().find(|pool| pool.has_chunk(id.chunk)).map(Arc::clone);
         pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
     }
-
-    /// Publishes at the end of the turn, or now where no turn is open. `due` is what for, see [`news`].
-    pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
-        link.due.fetch_or(due, Ordering::AcqRel);
-        if !turn::at_end(self, || self.arc()) {
-            self.publish_if_due(link);
-        }
-    }
-
-    /// Publishes if that was put off.
-    pub(super) fn publish_if_due(&self, link: &Arc<Link>) {
-        self.publish_all(std::slice::from_ref(link));
-    }
-
-    /// Publishes what was put off on any of `links`: makes everything committed there visible to the peers, and wakes those
-    /// that have to be.
-    ///
-    /// All returns are to be seen before any frame: a message that says that its sender has dropped something, or that a
-    /// third process is told of by its receiver, does not overtake the drop. (The other way round nothing needs an order: a
-    /// lease that a frame takes along is kept until the peer has passed the frame.)
-    pub(super) fn publish_all(&self, links: &[Arc<Link>]) {
-        // More than that are in few turns.
-        let mut due: SmallVec<[(&Link, u8); 16]> = SmallVec::new();
-        for link in links {
-            // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself. What was
-            // committed before the swap is published behind it, by whichever thread.
-            if link.due.load(Ordering::Acquire) == 0 {
-                continue;
-            }
-            let what = link.due.swap(0, Ordering::AcqRel);
-            if what != 0 {
-                due.push((link, what));
-            }
-        }
-        #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
-            return;
-        }
-        for (link, _) in &due {
-            if let Some(ring) = link.returns_out.lock().as_mut() {
-                ring.publish();
-            }
-        }
-        for (link, _) in &due {
-            if let Some(out) = link.out.lock().as_mut() {
-                out.ring.publish();
-            }
-        }
-        for (link, what) in due {
-            self.tell(link, what);
-        }
-    }
-
-    /// Wakes the peer for what was published, if it has to be.
-    fn tell(&self, link: &Link, due: u8) {
-        fault::point("post.send.published");
-        let (ring, quiet) = news::split(due);
-        if quiet != 0 {
-            link.keep_quiet(quiet);
-            self.keep_quiet();
-        }
-        if ring != 0 {
-            // Though nothing may be new to see: what was published early has not rung yet.
-            link.ring(ring);
-        }
-    }
 }
-
-#[cfg(all(test, feature = "testing"))]
-mod tests;
