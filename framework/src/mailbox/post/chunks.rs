@@ -268,7 +268,7 @@ impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         self.0.mapping.fetch_sub(1, Ordering::AcqRel);
         if self.0.loosen.load(Ordering::Acquire) {
-            self.0.wake_reader();
+            self.0.wakeups.wake_reader();
         }
     }
 }

@@ -74,7 +74,7 @@ impl Office {
     }
 
     fn new_link(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        let link = match Link::new(peer, &self.ears) {
+        let link = match Link::new(peer, self.wakeups.ears()) {
             Ok(link) => Arc::new(link),
             Err(error) => {
                 tracing::error!(%peer, %error, "no memory for a link");
@@ -93,7 +93,7 @@ impl Office {
         fault::point("post.link.begin");
         let descriptors = vec![
             self.domain.own_page().export_fd()?,
-            self.mail.export()?,
+            self.wakeups.export()?,
             link.export()?,
             link.take_bell().ok_or(std::io::ErrorKind::AlreadyExists)?,
         ];
@@ -149,7 +149,7 @@ impl Office {
             }
             FromNode::Buried { process } => self.bury(process),
         }
-        self.wake_reader();
+        self.wakeups.wake_reader();
     }
 
     fn half_came(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
@@ -253,12 +253,5 @@ impl Office {
     /// Whether a process has ended.
     pub(super) fn has_gone(&self, process: ProcessId) -> bool {
         self.gone.contains(process)
-    }
-
-    /// Makes the reader look again.
-    pub(crate) fn wake_reader(&self) {
-        if let Err(error) = self.ears.wake() {
-            tracing::warn!(%error, "the reader could not be woken");
-        }
     }
 }

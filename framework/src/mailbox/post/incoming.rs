@@ -156,7 +156,7 @@ impl Office {
                 // Whoever wrote that clock has nothing true to say about any tensor.
                 if let Some(liar) = self.link(ready.process) {
                     liar.break_off();
-                    self.wake_reader();
+                    self.wakeups.wake_reader();
                 }
                 let clock = ready.slot;
                 return Look::Never(format!(

@@ -27,6 +27,7 @@ mod traced;
 #[cfg(any(test, feature = "testing"))]
 mod usage;
 mod waiting;
+mod wakeups;
 mod watching;
 
 use std::io;
@@ -35,7 +36,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use dashmap::DashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 pub use asks::AskFailure;
 pub(crate) use directory::{Settled, Way};
@@ -56,7 +57,6 @@ use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
 use crate::observe::sight::Sight;
-use crate::os::Ears;
 use crate::tensor::Gpu;
 use inbox::Inbox;
 
@@ -65,8 +65,7 @@ pub struct Office {
     me: ProcessId,
     this: Weak<Office>,
     domain: Arc<ClockDomain>,
-    mail: pages::MailPage,
-    ears: Ears,
+    wakeups: wakeups::Wakeups,
     port: Arc<dyn Port>,
     links: links::Links,
     /// Processes that ended; their slots may come back in another life.
@@ -95,12 +94,6 @@ pub struct Office {
     open: AtomicUsize,
     /// See [`Office::leaves_unread`].
     leaves_unread: AtomicBool,
-    /// Something was published that nobody was rung for (see [`news`]).
-    quiet: AtomicBool,
-    /// The reader waits for its doorbell, or is about to.
-    parked: AtomicBool,
-    /// Ends that wait.
-    quiet_came: Notify,
     /// Whether a shutdown of the node has begun.
     stopping: watch::Sender<bool>,
     stopped: AtomicBool,
@@ -207,14 +200,12 @@ impl Office {
     pub fn open(me: ProcessId, port: Arc<dyn Port>, pages: ProcessPages) -> Result<Arc<Self>, OfficeError> {
         let ProcessPages { clocks, board } = pages;
         let domain = ClockDomain::with_board(me, clocks, Some(board));
-        let mail = pages::MailPage::create()?;
-        let ears = Ears::create()?;
+        let wakeups = wakeups::Wakeups::open()?;
         let office = Arc::new_cyclic(|this| Office {
             me,
             this: Weak::clone(this),
             domain,
-            mail,
-            ears,
+            wakeups,
             port,
             links: links::Links::new(),
             gone: ended::Ended::new(),
@@ -235,9 +226,6 @@ impl Office {
             counters: Counters::default(),
             open: AtomicUsize::new(0),
             leaves_unread: AtomicBool::new(false),
-            quiet: AtomicBool::new(false),
-            parked: AtomicBool::new(false),
-            quiet_came: Notify::new(),
             stopping: watch::Sender::new(false),
             stopped: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
@@ -391,6 +379,11 @@ impl Office {
             // An error is an office that closed, and with it the process.
             let _ = stopping.wait_for(|stopping| *stopping).await;
         }
+    }
+
+    /// Makes the reader look again.
+    pub(crate) fn wake_reader(&self) {
+        self.wakeups.wake_reader();
     }
 
     /// Gives an actor a place in this process; `make` gets its index.

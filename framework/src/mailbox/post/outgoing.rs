@@ -215,7 +215,7 @@ impl Office {
                 claim.done = true;
                 if waits {
                     // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
-                    self.want_progress();
+                    self.wakeups.want_progress();
                     out.forwards += 1;
                     link.forwards.store(true, Ordering::Release);
                 }
@@ -416,7 +416,7 @@ impl Office {
                     self.counters.rejected.fetch_add(1, Ordering::Relaxed);
                     link.break_off();
                 }
-                self.wake_reader();
+                self.wakeups.wake_reader();
             }
             Err(PostError::Gone(_)) => {} // Nobody is left to read it.
             Err(error) => {
@@ -482,7 +482,7 @@ impl Office {
         self.counters.rejected.fetch_add(1, Ordering::Relaxed);
         link.break_off();
         // The rest is for the reader: a lock is held here.
-        self.wake_reader();
+        self.wakeups.wake_reader();
         PostError::Gone(link.peer)
     }
 }

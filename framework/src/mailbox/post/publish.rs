@@ -98,7 +98,7 @@ impl Office {
         // What is put off is noted before the bell is rung for the rest: that ring ends the quiet.
         if quiet != 0 {
             link.keep_quiet(quiet);
-            self.keep_quiet();
+            self.wakeups.keep_quiet();
         }
         if ring != 0 {
             // Though nothing may be new to see: what was published early has not rung yet.

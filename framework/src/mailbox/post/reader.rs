@@ -10,7 +10,7 @@ use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 use tokio::io::Interest;
@@ -25,12 +25,12 @@ use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
 use crate::os::step_aside;
 
-/// The ears of an office that is there for as long.
+/// The doorbells of an office that is there for as long.
 struct Listening(Arc<Office>);
 
 impl AsRawFd for Listening {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.ears.as_raw_fd()
+        self.0.wakeups.as_raw_fd()
     }
 }
 
@@ -74,7 +74,7 @@ impl Office {
         }
         self.loosen_if_due();
         if !any {
-            self.end_quiet();
+            self.wakeups.end_quiet(&self.links);
         }
         any
     }
@@ -129,46 +129,11 @@ impl Office {
         bit(credit, news::CREDIT) | bit(room, news::ROOM)
     }
 
-    /// Something was published that nobody was rung for. The reader rings when it finds nothing to do: soon, if it is not
-    /// parked. It says that it is before it looks for this for the last time.
-    pub(super) fn keep_quiet(&self) {
-        self.quiet.swap(true, Ordering::AcqRel);
-        // QUIET: pairs with the fence in `park`: one of the two sees what the other has written.
-        fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) {
-            self.quiet_came.notify_one();
-        }
-    }
-
-    /// The reader is about to sleep. What is published quietly from now on wakes it; what was before is seen by its next
-    /// look.
-    fn park(&self) {
-        self.parked.store(true, Ordering::Relaxed);
-        // QUIET: pairs with the fence in `keep_quiet`.
-        fence(Ordering::SeqCst);
-    }
-
-    /// Rings for everything that was published quietly.
-    fn end_quiet(&self) {
-        if self.quiet.load(Ordering::Relaxed) && self.quiet.swap(false, Ordering::AcqRel) {
-            self.links.all().iter().for_each(|link| link.end_quiet());
-        }
-    }
-
     /// Whether there are twice as many of `cores`, and of those that this thread may use, as processes that it knows of: one
     /// that looks for long then takes none away from another.
     fn has_cores_to_spare(&self, cores: usize) -> bool {
         let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize);
         cores.min(allowed) >= 2 * (self.links.all().len() + 1)
-    }
-
-    /// From now on peers' progress wakes this process. Called before what the progress is waited for is published.
-    pub(super) fn want_progress(&self) {
-        let wants = self.mail.wants();
-        if wants.load(Ordering::Relaxed) & u64::from(news::ROOM) == 0 {
-            // All of it: the reader may be writing what it wants just now.
-            wants.store(news::ALL, Ordering::Relaxed);
-        }
     }
 
     /// Reads until [`stop`](Self::stop). One task or thread of the process runs it.
@@ -183,8 +148,8 @@ impl Office {
         // `AsyncFd` is there; it always names the same epoll instance.
         let ears =
             unsafe { AsyncFd::register_with_interest(Listening(Arc::clone(&self)), Interest::READABLE) }?;
-        let wants = self.mail.wants();
-        let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.mail.sleep());
+        let wants = self.wakeups.wants_word();
+        let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.wakeups.sleep_word());
         let mut spin: Spin = Spin::new();
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut buffer, mut steps) = (Vec::new(), 0);
@@ -201,7 +166,7 @@ impl Office {
                     // WANTS: written before the fence in `prepare`.
                     let wanted = self.wanted_news();
                     wants.store(wanted, Ordering::Relaxed);
-                    self.park();
+                    self.wakeups.park();
                     sleeper.prepare();
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
@@ -210,29 +175,29 @@ impl Office {
                         tokio::select! {
                             rung = ears.readable() => rung?.clear_ready(),
                             // Another task of this thread, or another thread, goes on while the reader sleeps.
-                            () = self.quiet_came.notified() => {}
+                            () = self.wakeups.quiet_came() => {}
                         }
                     }
-                    self.parked.store(false, Ordering::Relaxed);
+                    self.wakeups.unpark();
                     sleeper.awake();
                     spin.set_patient(self.has_cores_to_spare(cores));
                 }
             }
         }
-        self.end_quiet();
+        self.wakeups.end_quiet(&self.links);
         Ok(())
     }
 
     /// What the mail page says.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn says_it_sleeps(&self) -> bool {
-        self.mail.sleep().load(Ordering::Relaxed) & 1 == 1
+        self.wakeups.says_it_sleeps()
     }
 
     /// Whether something was published that nobody was rung for.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet.load(Ordering::Relaxed)
+        self.wakeups.is_quiet()
     }
 
     /// Whether [`stop`](Self::stop) was called.
@@ -243,6 +208,6 @@ impl Office {
     /// Ends [`run`](Self::run).
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        self.wake_reader();
+        self.wakeups.wake_reader();
     }
 }

@@ -67,7 +67,7 @@ impl Surroundings for Office {
     }
 
     fn wanted(&self) {
-        self.wake_reader();
+        self.wakeups.wake_reader();
     }
 }
 
