@@ -37,7 +37,10 @@ impl Office {
         if let Some(link) = self.links.to(peer) {
             return (!link.is_broken()).then_some(link);
         }
-        if self.gone.contains(peer) || peer.slot() == self.me.slot() || self.gone.take_nobody(peer) {
+        if self.lifecycle.gone.contains(peer)
+            || peer.slot() == self.me.slot()
+            || self.lifecycle.gone.take_nobody(peer)
+        {
             return None;
         }
         let mut is_new = false;
@@ -45,7 +48,7 @@ impl Office {
             Some(link) if link.peer == peer => Some(Arc::clone(link)),
             // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when this one is
             // known to have ended.
-            Some(link) if !self.gone.contains(link.peer) => None,
+            Some(link) if !self.lifecycle.gone.contains(link.peer) => None,
             _ => {
                 is_new = true;
                 self.new_link(peer)
@@ -126,8 +129,8 @@ impl Office {
             FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
             FromNode::Actor { actor, at } => self.actor_is(actor, at),
             FromNode::Obituary(obituary) => self.mourn(obituary),
-            FromNode::Watching { ticket, down } => self.watching_began(ticket, down.as_ref()),
-            FromNode::Lifecycle(event) => self.lifecycle(&event),
+            FromNode::Watching { ticket, down } => self.lifecycle.watching.began(ticket, down.as_ref()),
+            FromNode::Lifecycle(event) => self.lifecycle.watching.tell(&event, &*self.port),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
             FromNode::Taint(news) => {
@@ -140,7 +143,7 @@ impl Office {
             FromNode::Settled { process } => self.domain.settled(process),
             FromNode::Gone { process } => self.process_gone(process),
             FromNode::Nobody { process } => {
-                self.gone.note_nobody(process);
+                self.lifecycle.gone.note_nobody(process);
                 if let Some(link) = self.links.to(process) {
                     // The place is for a life of the slot that there is.
                     self.links.remove(&link);
@@ -157,7 +160,7 @@ impl Office {
         let [clock, mail, memory, bell] =
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
         // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
-        self.gone.note_before(from);
+        self.lifecycle.gone.note_before(from);
         let Some(link) = self.link(from) else { return Ok(()) };
         fault::point("post.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
@@ -175,7 +178,7 @@ impl Office {
     pub(crate) fn give_up(&self, link: &Link) {
         link.break_off();
         if link.is_connected() && !link.has_ended() {
-            self.leaves_unread.store(true, Ordering::SeqCst);
+            self.lifecycle.leave_unread();
         }
         self.let_go(link);
         self.fail_asks(link.peer);
@@ -209,7 +212,7 @@ impl Office {
     /// A process ended. What it had posted is still read, by the reader, which then gives the link up;
     /// nothing goes to it any more.
     fn process_gone(&self, process: ProcessId) {
-        self.gone.note(process);
+        self.lifecycle.gone.note(process);
         self.look_again();
         match self.links.to(process) {
             // Its asks fail once the replies that it had posted are read.
@@ -233,7 +236,7 @@ impl Office {
         // The holds that its last frames led to, before its leases go (LEASE-3).
         crate::lease::pool::Surroundings::drain_returns(self);
         // Before the leases go: who grants one behind that sees this (`evict_if_buried`).
-        self.gone.note_buried(process);
+        self.lifecycle.gone.note_buried(process);
         self.evict(process);
     }
 
@@ -245,13 +248,8 @@ impl Office {
     /// Drops what `process` was granted after its leases had been dropped: by a send that had claimed its frame before
     /// (LEASE-4). The grant came behind the eviction in the pool's lock, and so this look comes behind the note.
     pub(super) fn evict_if_buried(&self, process: ProcessId) {
-        if self.gone.is_buried(process) {
+        if self.lifecycle.gone.is_buried(process) {
             self.evict(process);
         }
-    }
-
-    /// Whether a process has ended.
-    pub(super) fn has_gone(&self, process: ProcessId) -> bool {
-        self.gone.contains(process)
     }
 }

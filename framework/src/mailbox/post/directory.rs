@@ -143,8 +143,8 @@ impl Office {
             link.is_some_and(|link| link.peer == process && link.is_broken()) && !self.has_gone(process);
         if known.is_some()
             || broken
-            || self.gone.how(process).is_some()
-            || self.stopped.load(Ordering::Acquire)
+            || self.lifecycle.gone.how(process).is_some()
+            || self.lifecycle.is_stopped()
         {
             return Way::Gone(self.departed(process, actor));
         }
@@ -172,7 +172,7 @@ impl Office {
 
     /// What is known of a process that ended, for whoever loses something of `actor` with it.
     pub(crate) fn departed(&self, process: ProcessId, actor: ActorId) -> Departed {
-        let worker = self.gone.how(process).map(|last| (last.worker.clone(), last.reason.clone()));
+        let worker = self.lifecycle.gone.how(process).map(|last| (last.worker.clone(), last.reason.clone()));
         let known = self.directory.known.get(&actor);
         let restarts = known.is_some_and(|known| match &known.at {
             Some(Whereabouts::Restarting(_)) => true,
@@ -198,7 +198,7 @@ impl Office {
         for actor in &obituary.gave_up {
             self.note(*actor, Whereabouts::GaveUp(obituary.reason.clone()));
         }
-        self.gone.note_how(obituary);
+        self.lifecycle.gone.note_how(obituary);
     }
 
     /// Remembers where an actor is, and wakes the first of those who wait for it.

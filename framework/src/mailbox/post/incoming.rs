@@ -259,7 +259,7 @@ impl Office {
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
-            && !self.gone.contains(process)
+            && !self.lifecycle.gone.contains(process)
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 

@@ -15,6 +15,7 @@ mod ended;
 pub(crate) mod entry;
 pub mod inbox;
 mod incoming;
+mod lifecycle;
 mod link;
 mod links;
 mod news;
@@ -36,7 +37,6 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use dashmap::DashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
-use tokio::sync::watch;
 
 pub use asks::AskFailure;
 pub(crate) use directory::{Settled, Way};
@@ -52,7 +52,7 @@ pub(crate) use watching::{Tell, Watcher};
 use super::port::Port;
 use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, Device, DeviceError};
-use crate::ids::{ChunkId, DeviceId, ProcessId};
+use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use crate::lease::{Pool, PoolOptions, Writers};
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::figures::ProcessFigures;
@@ -68,8 +68,6 @@ pub struct Office {
     wakeups: wakeups::Wakeups,
     port: Arc<dyn Port>,
     links: links::Links,
-    /// Processes that ended; their slots may come back in another life.
-    gone: ended::Ended,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
     chunks: DashMap<(ChunkId, bool), chunks::Known>,
@@ -85,23 +83,13 @@ pub struct Office {
     asks: DashMap<u64, asks::Pending>,
     next_correlation: AtomicU64,
     directory: directory::Directory,
-    watching: watching::Watching,
+    lifecycle: lifecycle::ProcessLifecycle,
     gpu_budget: OnceLock<u64>,
     /// Where large bodies are written.
     scratch: OnceLock<Gpu>,
     counters: Counters,
     /// Messages delivered and not done with.
     open: AtomicUsize,
-    /// See [`Office::leaves_unread`].
-    leaves_unread: AtomicBool,
-    /// Whether a shutdown of the node has begun.
-    stopping: watch::Sender<bool>,
-    stopped: AtomicBool,
-    /// Its process is to be taken for dead: nothing that it does is seen any more.
-    #[cfg(any(test, feature = "testing"))]
-    abandoned: AtomicBool,
-    /// Whether the process is about to end, and its actors with a policy for that live on elsewhere.
-    leaving: AtomicBool,
 }
 
 /// A place for an actor.
@@ -208,7 +196,6 @@ impl Office {
             wakeups,
             port,
             links: links::Links::new(),
-            gone: ended::Ended::new(),
             pools: RwLock::default(),
             chunks: DashMap::new(),
             chunk_came: (Mutex::new(()), Condvar::new()),
@@ -220,20 +207,12 @@ impl Office {
             asks: DashMap::new(),
             next_correlation: AtomicU64::new(1),
             directory: directory::Directory::default(),
-            watching: watching::Watching::default(),
+            lifecycle: lifecycle::ProcessLifecycle::begin(me),
             gpu_budget: OnceLock::new(),
             scratch: OnceLock::new(),
             counters: Counters::default(),
             open: AtomicUsize::new(0),
-            leaves_unread: AtomicBool::new(false),
-            stopping: watch::Sender::new(false),
-            stopped: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
-            #[cfg(any(test, feature = "testing"))]
-            abandoned: AtomicBool::new(false),
         });
-        // LEASE-4: what the earlier lives of this process made may come to it.
-        office.gone.note_before(me);
         #[cfg(any(test, feature = "testing"))]
         crate::testing::leaks::watch(Arc::downgrade(&office));
         Ok(office)
@@ -355,30 +334,41 @@ impl Office {
     /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
     /// a peer.
     pub(crate) fn leaves_unread(&self) -> bool {
-        self.leaves_unread.load(Ordering::SeqCst)
+        self.lifecycle.leaves_unread()
     }
 
     /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
     pub(crate) fn begin_stopping(&self) {
-        self.stopping.send_replace(true);
+        self.lifecycle.begin_stopping();
     }
 
     /// The process is about to end, and its actors that come back after failures live on elsewhere.
     pub(crate) fn begin_leaving(&self) {
-        self.leaving.store(true, Ordering::Release);
+        self.lifecycle.begin_leaving();
     }
 
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
+        self.lifecycle.is_leaving()
     }
 
     /// Resolves when a shutdown of the node has begun, at once if that was before.
     pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut stopping = self.stopping.subscribe();
-        async move {
-            // An error is an office that closed, and with it the process.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
-        }
+        self.lifecycle.until_stopping()
+    }
+
+    /// From now on `watcher` is told what happens to `actor`. When the node has ended it is dropped.
+    pub(crate) fn watch(&self, actor: ActorId, watcher: Watcher) {
+        self.lifecycle.watching.watch(actor, watcher, &*self.port);
+    }
+
+    /// The node has ended: nothing more will happen.
+    pub(crate) fn end_watching(&self) {
+        self.lifecycle.watching.end();
+    }
+
+    /// Whether a process has ended.
+    fn has_gone(&self, process: ProcessId) -> bool {
+        self.lifecycle.gone.contains(process)
     }
 
     /// Makes the reader look again.

@@ -357,7 +357,7 @@ impl Office {
     /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for [`news`] of the kind `what`.
     fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
         #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
+        if self.lifecycle.is_abandoned() {
             return;
         }
         if let Some(credit) = asked {

@@ -71,7 +71,7 @@ impl Office {
             }
         }
         #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
+        if self.lifecycle.is_abandoned() {
             return;
         }
         // Two loops and not one: the returns of all links come before the first frame of any.

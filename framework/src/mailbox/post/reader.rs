@@ -153,7 +153,7 @@ impl Office {
         let mut spin: Spin = Spin::new();
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut buffer, mut steps) = (Vec::new(), 0);
-        while !self.stopped.load(Ordering::Acquire) {
+        while !self.lifecycle.is_stopped() {
             if self.look_at_links(&mut buffer, false) {
                 spin.found();
                 make_way(&mut steps).await;
@@ -171,7 +171,7 @@ impl Office {
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
                     let asleep = !self.poll(&mut buffer) && self.wanted_news() & !wanted == 0;
-                    if asleep && !self.stopped.load(Ordering::Acquire) {
+                    if asleep && !self.lifecycle.is_stopped() {
                         tokio::select! {
                             rung = ears.readable() => rung?.clear_ready(),
                             // Another task of this thread, or another thread, goes on while the reader sleeps.
@@ -202,12 +202,12 @@ impl Office {
 
     /// Whether [`stop`](Self::stop) was called.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.lifecycle.is_stopped()
     }
 
     /// Ends [`run`](Self::run).
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
+        self.lifecycle.stop();
         self.wakeups.wake_reader();
     }
 }

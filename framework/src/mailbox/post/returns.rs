@@ -95,7 +95,7 @@ impl Office {
     /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
     pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
         #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
+        if self.lifecycle.is_abandoned() {
             return;
         }
         let mut returns = link.returns_out.lock();
@@ -116,7 +116,7 @@ impl Office {
     pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
         self.post_notice(link, notice);
         #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
+        if self.lifecycle.is_abandoned() {
             return;
         }
         if let Some(ring) = link.returns_out.lock().as_mut() {

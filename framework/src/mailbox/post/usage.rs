@@ -55,11 +55,7 @@ impl Office {
     /// From now on this process changes nothing that others can see: neither rings and clocks nor the node. What it
     /// still does, and what is dropped, concerns only itself.
     pub(crate) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::SeqCst);
+        self.lifecycle.abandon();
         self.domain.freeze();
-    }
-
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Relaxed)
     }
 }
