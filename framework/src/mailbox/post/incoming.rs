@@ -405,7 +405,7 @@ impl Office {
 
     fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
         // Nobody may wait any more: then the tensors drop here, and their leases go back.
-        if let Some(answer) = self.take_ask(correlation, link.peer) {
+        if let Some(answer) = self.asks.take(correlation, link.peer) {
             // DEATH-3: not even as the data of a reply.
             answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
                 Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),

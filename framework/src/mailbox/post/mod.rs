@@ -80,8 +80,7 @@ pub struct Office {
     loosen: AtomicBool,
     inboxes: RwLock<Vec<Slot>>,
     next_inbox: AtomicUsize,
-    asks: DashMap<u64, asks::Pending>,
-    next_correlation: AtomicU64,
+    asks: asks::Asks,
     directory: directory::Directory,
     lifecycle: lifecycle::ProcessLifecycle,
     gpu_budget: OnceLock<u64>,
@@ -204,8 +203,7 @@ impl Office {
             loosen: AtomicBool::new(false),
             inboxes: RwLock::new(Vec::new()),
             next_inbox: AtomicUsize::new(0),
-            asks: DashMap::new(),
-            next_correlation: AtomicU64::new(1),
+            asks: asks::Asks::new(),
             directory: directory::Directory::default(),
             lifecycle: lifecycle::ProcessLifecycle::begin(me),
             gpu_budget: OnceLock::new(),
@@ -364,6 +362,21 @@ impl Office {
     /// The node has ended: nothing more will happen.
     pub(crate) fn end_watching(&self) {
         self.lifecycle.watching.end();
+    }
+
+    /// Notes an ask before it is sent; the number goes along with it.
+    pub(crate) fn expect_reply(&self, peer: ProcessId, actor: ActorId, answer: asks::Answer) -> u64 {
+        self.asks.expect(peer, actor, answer)
+    }
+
+    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
+    pub(crate) fn forget_ask(&self, correlation: u64) {
+        self.asks.forget(correlation);
+    }
+
+    /// The peer will not reply any more.
+    fn fail_asks(&self, peer: ProcessId) {
+        self.asks.fail(peer, |actor| self.departed(peer, actor));
     }
 
     /// Whether a process has ended.

@@ -48,7 +48,7 @@ impl Office {
         }
         count("mapped chunks of others".to_owned(), self.chunks_mapped());
         count("links".to_owned(), self.links_kept());
-        count("asks without an answer".to_owned(), self.asks.len());
+        count("asks without an answer".to_owned(), self.asks.count());
         count("messages not done with".to_owned(), self.open.load(Ordering::SeqCst));
     }
 
