@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use scopeguard::{ScopeGuard, guard};
 
+use super::Office;
 use super::link::Link;
-use super::{Office, Slot};
 use crate::clock::ClockPage;
 use crate::fault;
 use crate::ids::ProcessId;
@@ -84,11 +84,7 @@ impl Office {
                 return None;
             }
         };
-        for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if let Slot::Withdrawn { away, .. } = inbox {
-                link.close(index as u16, *away);
-            }
-        }
+        self.actors.each_withdrawn(|index, away| link.close(index, away));
         Some(link)
     }
 

@@ -233,7 +233,7 @@ impl Office {
     /// The queue of those who wait at `place`.
     fn queue_at(&self, actor: ActorId, place: Place) -> Queue {
         let queue = if place.process == self.me {
-            let inbox = self.inbox(place.index).filter(|inbox| inbox.actor() == actor);
+            let inbox = self.actors.inbox(place.index).filter(|inbox| inbox.actor() == actor);
             inbox.map(|inbox| inbox.local().queue().clone())
         } else {
             let link = self.links.in_slot_of(place.process).filter(|link| link.peer == place.process);

@@ -243,7 +243,7 @@ impl Receipt {
         correlation: Option<u64>,
         end: u64,
     ) -> Self {
-        office.open.fetch_add(1, Ordering::SeqCst);
+        office.actors.opened();
         Receipt { office, link, credit: Some(credit), correlation, acknowledges: false, end }
     }
 
@@ -303,6 +303,6 @@ impl Drop for Receipt {
     fn drop(&mut self) {
         self.refuse_now(&Refusal::of_an_end());
         self.office.hand_back(&self.link, self.credit.take());
-        self.office.open.fetch_sub(1, Ordering::SeqCst);
+        self.office.actors.done();
     }
 }

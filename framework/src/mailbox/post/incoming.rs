@@ -372,12 +372,12 @@ impl Office {
         tickets: SmallVec<[Ticket; 2]>,
     ) {
         let index = frame.header.index;
-        let inbox = self.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
+        let inbox = self.actors.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
         let Some(inbox) = inbox else {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
-            let away = self.is_away(index);
-            if self.inbox(index).is_none() {
+            let away = self.actors.is_away(index);
+            if self.actors.inbox(index).is_none() {
                 link.close(index, away);
             }
             let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };

@@ -7,6 +7,7 @@
 //! `outgoing` (frames out), `publish` (both become visible), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
 //! loop), `waiting` (queues of senders), `watching`, [`inbox`] (what it delivers to).
 
+mod actors;
 pub mod asks;
 mod chunks;
 mod connect;
@@ -78,8 +79,7 @@ pub struct Office {
     mapping: AtomicUsize,
     /// A chunk of a process that ended is to be left to the leases on it.
     loosen: AtomicBool,
-    inboxes: RwLock<Vec<Slot>>,
-    next_inbox: AtomicUsize,
+    actors: actors::Actors,
     asks: asks::Asks,
     directory: directory::Directory,
     lifecycle: lifecycle::ProcessLifecycle,
@@ -87,33 +87,6 @@ pub struct Office {
     /// Where large bodies are written.
     scratch: OnceLock<Gpu>,
     counters: Counters,
-    /// Messages delivered and not done with.
-    open: AtomicUsize,
-}
-
-/// A place for an actor.
-#[derive(Clone, Default)]
-enum Slot {
-    /// Nobody was there yet.
-    #[default]
-    Free,
-    Taken(Arc<dyn Inbox>),
-    /// Somebody was there, and is started anew if this is set.
-    Withdrawn {
-        away: bool,
-        /// Of the largest mailbox that was ever here, per sending process.
-        capacity: u32,
-    },
-}
-
-impl Slot {
-    fn capacity(&self) -> u32 {
-        match self {
-            Slot::Free => 0,
-            Slot::Taken(inbox) => inbox.capacity(),
-            Slot::Withdrawn { capacity, .. } => *capacity,
-        }
-    }
 }
 
 /// What a post office has counted since it opened.
@@ -201,15 +174,13 @@ impl Office {
             writers: Writers::default(),
             mapping: AtomicUsize::new(0),
             loosen: AtomicBool::new(false),
-            inboxes: RwLock::new(Vec::new()),
-            next_inbox: AtomicUsize::new(0),
+            actors: actors::Actors::new(),
             asks: asks::Asks::new(),
             directory: directory::Directory::default(),
             lifecycle: lifecycle::ProcessLifecycle::begin(me),
             gpu_budget: OnceLock::new(),
             scratch: OnceLock::new(),
             counters: Counters::default(),
-            open: AtomicUsize::new(0),
         });
         #[cfg(any(test, feature = "testing"))]
         crate::testing::leaks::watch(Arc::downgrade(&office));
@@ -288,19 +259,15 @@ impl Office {
     pub fn figures(&self) -> ProcessFigures {
         self.take_in_returns();
         let stats = self.stats();
-        let inboxes = self.inboxes.read().clone();
-        let actors = inboxes.iter().filter_map(|slot| match slot {
-            Slot::Taken(inbox) => inbox.figures(),
-            Slot::Free | Slot::Withdrawn { .. } => None,
-        });
+        let actors = self.actors.figures();
         let mut figures = ProcessFigures {
             sent: stats.sent,
             received: stats.received,
             rejected: stats.rejected,
             dead_letters: stats.dead_letters,
             bytes_not_copied: stats.bytes_not_copied,
-            open: self.open.load(Ordering::Relaxed),
-            actors: actors.collect(),
+            open: self.actors.open(Ordering::Relaxed),
+            actors,
             ..ProcessFigures::default()
         };
         for pool in self.pools.read().iter() {
@@ -314,19 +281,16 @@ impl Office {
 
     /// What stands still here, if anything does. Waits for nobody.
     pub(crate) fn sight(&self) -> Sight {
-        let inboxes = self.inboxes.read().clone();
-        let actors = inboxes.iter().filter_map(|slot| match slot {
-            Slot::Taken(inbox) => inbox.sight(),
-            Slot::Free | Slot::Withdrawn { .. } => None,
-        });
-        Sight { actors: actors.collect(), waits: self.domain.waiting() }
+        Sight { actors: self.actors.sights(), waits: self.domain.waiting() }
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
         // Somebody may wait for a link that is still being made.
         let waits = || self.links.all().iter().any(|link| !link.is_broken() && link.has_waiting());
-        self.open.load(Ordering::SeqCst) > 0 || waits() || self.open_links().iter().any(|link| link.is_busy())
+        self.actors.open(Ordering::SeqCst) > 0
+            || waits()
+            || self.open_links().iter().any(|link| link.is_busy())
     }
 
     /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
@@ -394,7 +358,7 @@ impl Office {
     /// # Errors
     /// [`OfficeError::TooManyActors`].
     pub fn serve(&self, make: impl FnOnce(u16) -> Arc<dyn Inbox>) -> Result<u16, OfficeError> {
-        let index = self.next_inbox.fetch_add(1, Ordering::Relaxed);
+        let index = self.actors.next_index();
         self.serve_at(index as u16, make(index as u16))?;
         Ok(index as u16)
     }
@@ -405,24 +369,7 @@ impl Office {
     /// # Errors
     /// [`OfficeError::TooManyActors`].
     pub fn serve_at(&self, index: u16, inbox: Arc<dyn Inbox>) -> Result<(), OfficeError> {
-        let index = usize::from(index);
-        if index >= MAX_ACTORS {
-            return Err(OfficeError::TooManyActors);
-        }
-        let before = {
-            let mut inboxes = self.inboxes.write();
-            if inboxes.len() <= index {
-                inboxes.resize(index + 1, Slot::Free);
-            }
-            std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
-        };
-        if matches!(before, Slot::Withdrawn { .. }) {
-            // The node gives a place out again when it has given out all others.
-            for link in self.links.all().iter() {
-                link.reopen(index as u16);
-            }
-        }
-        Ok(())
+        self.actors.serve_at(index, inbox, &self.links)
     }
 
     /// The actor at `index` is gone: its senders are told.
@@ -432,21 +379,12 @@ impl Office {
 
     /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
-        let slot = self.inboxes.write().get_mut(usize::from(index)).map(|slot| {
-            let capacity = slot.capacity();
-            std::mem::replace(slot, Slot::Withdrawn { away, capacity })
-        });
-        // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
-        drop(slot);
-        for link in self.links.all().iter() {
-            link.close(index, away);
-            link.ring(news::CREDIT);
-        }
+        self.actors.withdraw(index, away, &self.links);
     }
 
     /// Counts a message that a local sender handed over, until it is done with.
     pub(crate) fn opened(&self) {
-        self.open.fetch_add(1, Ordering::SeqCst);
+        self.actors.opened();
     }
 
     /// Counts a message that no handler gets.
@@ -456,19 +394,11 @@ impl Office {
 
     /// The counterpart of [`opened`](Self::opened).
     pub(crate) fn done(&self) {
-        self.open.fetch_sub(1, Ordering::SeqCst);
+        self.actors.done();
     }
 
     pub(crate) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
-        match self.inboxes.read().get(usize::from(index)) {
-            Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
-            _ => None,
-        }
-    }
-
-    /// Whether the actor that was at `index` is started anew.
-    pub(crate) fn is_away(&self, index: u16) -> bool {
-        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true, .. }))
+        self.actors.inbox(index)
     }
 
     fn arc(&self) -> Option<Arc<Office>> {

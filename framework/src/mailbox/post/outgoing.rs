@@ -434,8 +434,7 @@ impl Office {
     /// that there are or were, each of which keeps its ask's credit until it has gone. Those to actors that there are not
     /// have no mailbox to be counted in, so this is where a peer that ignores the credits is found out.
     fn most_replies(&self) -> usize {
-        let inboxes = self.inboxes.read();
-        FEW_REPLIES + inboxes.iter().map(|slot| slot.capacity() as usize).sum::<usize>()
+        FEW_REPLIES + self.actors.capacities()
     }
 
     /// Sends replies that found no room before; true if one went.

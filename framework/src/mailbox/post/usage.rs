@@ -49,7 +49,7 @@ impl Office {
         count("mapped chunks of others".to_owned(), self.chunks_mapped());
         count("links".to_owned(), self.links_kept());
         count("asks without an answer".to_owned(), self.asks.count());
-        count("messages not done with".to_owned(), self.open.load(Ordering::SeqCst));
+        count("messages not done with".to_owned(), self.actors.open(Ordering::SeqCst));
     }
 
     /// From now on this process changes nothing that others can see: neither rings and clocks nor the node. What it
