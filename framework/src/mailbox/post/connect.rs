@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use scopeguard::{ScopeGuard, guard};
 
 use super::Office;
+use super::chunks::ChunkCame;
 use super::link::Link;
 use crate::clock::ClockPage;
 use crate::fault;
@@ -120,9 +121,10 @@ impl Office {
                 }
             }
             FromNode::Chunk { chunk, device, bytes, access } => {
-                self.chunk_came(chunk, device, bytes, access, descriptors);
+                let came = ChunkCame { chunk, device, bytes, access, descriptors };
+                self.memory.chunk_came(came, &self.this, &*self.port, &self.lifecycle);
             }
-            FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
+            FromNode::NoChunk { chunk, access } => self.memory.chunks.no_chunk(chunk, access),
             FromNode::Actor { actor, at } => self.actor_is(actor, at),
             FromNode::Obituary(obituary) => self.mourn(obituary),
             FromNode::Watching { ticket, down } => self.lifecycle.watching.began(ticket, down.as_ref()),
@@ -187,7 +189,7 @@ impl Office {
     pub(super) fn part_with(&self, link: &Link) {
         fault::point("post.drained");
         self.links.remove(link);
-        self.loosen_chunks();
+        self.memory.chunks.loosen();
         self.say_drained(link.peer);
     }
 
@@ -214,7 +216,7 @@ impl Office {
             // Its asks fail once the replies that it had posted are read.
             Some(link) => link.end(),
             None => {
-                self.loosen_chunks();
+                self.memory.chunks.loosen();
                 self.say_drained(process);
             }
         }
@@ -233,19 +235,14 @@ impl Office {
         crate::lease::pool::Surroundings::drain_returns(self);
         // Before the leases go: who grants one behind that sees this (`evict_if_buried`).
         self.lifecycle.gone.note_buried(process);
-        self.evict(process);
-    }
-
-    fn evict(&self, process: ProcessId) {
-        let pools = self.pools.read().clone();
-        pools.iter().for_each(|pool| pool.evict(process));
+        self.memory.evict(process);
     }
 
     /// Drops what `process` was granted after its leases had been dropped: by a send that had claimed its frame before
     /// (LEASE-4). The grant came behind the eviction in the pool's lock, and so this look comes behind the note.
     pub(super) fn evict_if_buried(&self, process: ProcessId) {
         if self.lifecycle.gone.is_buried(process) {
-            self.evict(process);
+            self.memory.evict(process);
         }
     }
 }

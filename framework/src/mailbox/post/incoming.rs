@@ -116,7 +116,7 @@ impl Office {
             Look::Wait => return false,
             Look::Never(why) => {
                 self.reject_frame(link, &why);
-                entries().for_each(|entry| self.forget_missing(entry.id.chunk));
+                entries().for_each(|entry| self.memory.chunks.forget_missing(entry.id.chunk));
                 self.give_back(link, entries());
                 self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                 return true;
@@ -188,7 +188,7 @@ impl Office {
             }
             if entry.in_parts {
                 // It will be written, and nothing on the way of a message waits for a mapping.
-                match self.chunk(entry.id.chunk, Access::ReadWrite) {
+                match self.memory.chunks.get(entry.id.chunk, Access::ReadWrite, &*self.port) {
                     Chunk::Mapped(mapping) => kept.extend(self.has_gone(owner).then_some(mapping)),
                     Chunk::Wanted => waits = true,
                     Chunk::Missing => {
@@ -199,7 +199,7 @@ impl Office {
                     }
                 }
             }
-            let mapping = match self.chunk(entry.id.chunk, Access::ReadOnly) {
+            let mapping = match self.memory.chunks.get(entry.id.chunk, Access::ReadOnly, &*self.port) {
                 Chunk::Mapped(mapping) => {
                     if mapping.range(entry.offset, entry.bytes).is_none() {
                         return Look::Never(format!(
@@ -274,7 +274,7 @@ impl Office {
             return Ok(lease);
         }
         let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
-        let mapped = |access| match self.chunk(id.chunk, access) {
+        let mapped = |access| match self.memory.chunks.get(id.chunk, access, &*self.port) {
             Chunk::Mapped(mapping) => Ok(mapping),
             Chunk::Wanted | Chunk::Missing => Err(missing()),
         };
@@ -301,7 +301,7 @@ impl Office {
 
     /// A lease on this process's own memory, which the peer sends back.
     fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
-        let pool = self.pool_of(id)?;
+        let pool = self.memory.pool_of(id)?;
         let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
             // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this process has
             // looked at before it saw the frame. What has come since is there to be read.

@@ -19,6 +19,7 @@ mod incoming;
 mod lifecycle;
 mod link;
 mod links;
+mod memory;
 mod news;
 mod outgoing;
 mod pages;
@@ -33,11 +34,8 @@ mod wakeups;
 mod watching;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
-
-use dashmap::DashMap;
-use parking_lot::{Condvar, Mutex, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 pub use asks::AskFailure;
 pub(crate) use directory::{Settled, Way};
@@ -52,13 +50,12 @@ pub(crate) use watching::{Tell, Watcher};
 
 use super::port::Port;
 use crate::clock::{ClockDomain, ProcessPages};
-use crate::device::{Backend, Device, DeviceError};
-use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions, Writers};
-use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::device::{Backend, DeviceError};
+use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::lease::{Pool, PoolOptions};
+use crate::limits::MAX_ACTORS;
 use crate::observe::figures::ProcessFigures;
 use crate::observe::sight::Sight;
-use crate::tensor::Gpu;
 use inbox::Inbox;
 
 /// See the module.
@@ -69,23 +66,11 @@ pub struct Office {
     wakeups: wakeups::Wakeups,
     port: Arc<dyn Port>,
     links: links::Links,
-    /// One per device in use.
-    pools: RwLock<Vec<Arc<Pool>>>,
-    chunks: DashMap<(ChunkId, bool), chunks::Known>,
-    chunk_came: (Mutex<()>, Condvar),
-    /// Of split memory of other processes.
-    writers: Writers,
-    /// Threads that wait for a chunk.
-    mapping: AtomicUsize,
-    /// A chunk of a process that ended is to be left to the leases on it.
-    loosen: AtomicBool,
+    memory: memory::Memory,
     actors: actors::Actors,
     asks: asks::Asks,
     directory: directory::Directory,
     lifecycle: lifecycle::ProcessLifecycle,
-    gpu_budget: OnceLock<u64>,
-    /// Where large bodies are written.
-    scratch: OnceLock<Gpu>,
     counters: Counters,
 }
 
@@ -142,15 +127,9 @@ impl std::fmt::Debug for Office {
 }
 
 impl Office {
-    /// Bytes that the pool of a GPU may take, unless it was opened with others: a quarter of its memory.
-    fn device_budget(&self, backend: &Arc<dyn Backend>) -> u64 {
-        let set = self.gpu_budget.get().copied();
-        set.unwrap_or_else(|| (backend.total_bytes() / 4).max(CHUNK_BYTES))
-    }
-
     /// Says how many bytes the pool of each GPU may take; the first to say so is right.
     pub fn set_gpu_budget(&self, bytes: u64) {
-        let _ = self.gpu_budget.set(bytes);
+        self.memory.set_gpu_budget(bytes);
     }
 
     /// Opens the post office of process `me`, whose way to the node is `port`, with the pages that the node gave it.
@@ -161,26 +140,22 @@ impl Office {
         let ProcessPages { clocks, board } = pages;
         let domain = ClockDomain::with_board(me, clocks, Some(board));
         let wakeups = wakeups::Wakeups::open()?;
-        let office = Arc::new_cyclic(|this| Office {
-            me,
-            this: Weak::clone(this),
-            domain,
-            wakeups,
-            port,
-            links: links::Links::new(),
-            pools: RwLock::default(),
-            chunks: DashMap::new(),
-            chunk_came: (Mutex::new(()), Condvar::new()),
-            writers: Writers::default(),
-            mapping: AtomicUsize::new(0),
-            loosen: AtomicBool::new(false),
-            actors: actors::Actors::new(),
-            asks: asks::Asks::new(),
-            directory: directory::Directory::default(),
-            lifecycle: lifecycle::ProcessLifecycle::begin(me),
-            gpu_budget: OnceLock::new(),
-            scratch: OnceLock::new(),
-            counters: Counters::default(),
+        let office = Arc::new_cyclic(|this| {
+            let memory = memory::Memory::new(me, Arc::clone(&domain), Weak::clone(this));
+            Office {
+                me,
+                this: Weak::clone(this),
+                domain,
+                wakeups,
+                port,
+                links: links::Links::new(),
+                memory,
+                actors: actors::Actors::new(),
+                asks: asks::Asks::new(),
+                directory: directory::Directory::default(),
+                lifecycle: lifecycle::ProcessLifecycle::begin(me),
+                counters: Counters::default(),
+            }
         });
         #[cfg(any(test, feature = "testing"))]
         crate::testing::leaks::watch(Arc::downgrade(&office));
@@ -199,19 +174,7 @@ impl Office {
 
     /// The process's memory on `device`, made on first use.
     pub fn pool(&self, device: &Arc<dyn Backend>, options: PoolOptions) -> Arc<Pool> {
-        if let Some(pool) = self.pool_on(device.id()) {
-            return pool;
-        }
-        let mut pools = self.pools.write();
-        if let Some(pool) = pools.iter().find(|pool| pool.device_id() == device.id()) {
-            return Arc::clone(pool);
-        }
-        // Each pool numbers its chunks from a range of its own; a process has a handful of devices.
-        let base = (pools.len() as u32) << 24;
-        let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
-        pool.surround(self.this.clone());
-        pools.push(Arc::clone(&pool));
-        pool
+        self.memory.pool(device, options)
     }
 
     /// The process's memory on a device, made and the device opened on first use.
@@ -219,22 +182,12 @@ impl Office {
     /// # Errors
     /// This process cannot use the device.
     pub fn pool_for(&self, device: DeviceId) -> Result<Arc<Pool>, DeviceError> {
-        if let Some(pool) = self.pool_on(device) {
-            return Ok(pool);
-        }
-        let backend = Device::by_id(device)?.backend()?;
-        let options = PoolOptions { budget: self.device_budget(&backend), ..PoolOptions::default() };
-        Ok(self.pool(&backend, options))
-    }
-
-    /// The process's memory on a device, if it has used any.
-    pub(crate) fn pool_on(&self, device: DeviceId) -> Option<Arc<Pool>> {
-        self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
+        self.memory.pool_for(device)
     }
 
     /// The devices whose memory this process has used.
     pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
-        self.pools.read().iter().map(|pool| pool.device_id()).collect()
+        self.memory.devices_in_use()
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -270,7 +223,7 @@ impl Office {
             actors,
             ..ProcessFigures::default()
         };
-        for pool in self.pools.read().iter() {
+        for pool in self.memory.pools().iter() {
             let pool = pool.stats();
             figures.bytes_in_flight += pool.lent_bytes;
             figures.bytes_held += pool.held_bytes;

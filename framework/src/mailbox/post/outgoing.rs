@@ -15,7 +15,7 @@ use super::link::{AWAY, CLOSED, Credit, InFlight, Link, Outbound};
 use super::{Office, news};
 use crate::clock::taint::Standing;
 use crate::fault;
-use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::ids::{ActorId, ProcessId};
 use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
 use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
@@ -23,7 +23,7 @@ use crate::mailbox::ring::RingCorrupt;
 use crate::message::codec::{self, Encoded};
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
-use crate::tensor::{DType, Gpu, TensorError};
+use crate::tensor::TensorError;
 
 /// Replies that may wait for a peer whatever it may ask.
 const FEW_REPLIES: usize = 4096;
@@ -132,8 +132,11 @@ impl Office {
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(envelope.kind)) {
             return Err(PostError::Tainted(tainted.by));
         }
-        let body =
-            if encoded.body.len() > MAX_INLINE_BODY { Some(self.body_lease(&encoded.body)?) } else { None };
+        let body = if encoded.body.len() > MAX_INLINE_BODY {
+            Some(self.memory.body_lease(&encoded.body)?)
+        } else {
+            None
+        };
         let inline = if body.is_some() { 0 } else { encoded.body.len() };
         let leases = encoded.leases.len() + usize::from(body.is_some());
         // Twice: the record may have to skip to the beginning of the ring.
@@ -301,26 +304,6 @@ impl Office {
             tracing::warn!(peer = %link.peer, "a part was kept when it was sent; its message will be refused");
         }
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole: false, in_parts }
-    }
-
-    /// Puts a large body into host memory, to travel as a lease.
-    fn body_lease(&self, body: &[u8]) -> Result<Lease, PostError> {
-        let Some(pool) = self.pool_on(DeviceId::HOST) else {
-            return Err(PostError::NoSuchActor);
-        };
-        let gpu = match self.scratch.get() {
-            Some(gpu) => gpu,
-            None => {
-                let gpu = Gpu::new(pool, Arc::clone(&self.domain))?;
-                self.scratch.get_or_init(|| gpu)
-            }
-        };
-        let mut tensor = gpu.empty(DType::U8, &[body.len()]).map_err(|error| match error {
-            TensorError::Pool(error) => PostError::Body { bytes: body.len(), error },
-            other => PostError::Tensor(other),
-        })?;
-        tensor.copy_from_slice(body)?;
-        Ok(tensor.lease().clone())
     }
 
     /// Sends a reply, and hands the credit of `asked`, the place of the actor that was asked, back when it went; where

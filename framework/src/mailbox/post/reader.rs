@@ -12,14 +12,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::link::Link;
 use super::{Office, news};
 use crate::clock::turn::Turn;
-use crate::lease::Pool;
 use crate::mailbox::doorbell::Sleeper;
 use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
@@ -69,10 +67,9 @@ impl Office {
             any |= self.poll_link(link, buffer, heads);
         }
         if any {
-            let pools: SmallVec<[Arc<Pool>; 4]> = self.pools.read().iter().map(Arc::clone).collect();
-            pools.iter().for_each(|pool| pool.settle());
+            self.memory.settle();
         }
-        self.loosen_if_due();
+        self.memory.chunks.loosen_if_due(&self.links, &self.lifecycle);
         if !any {
             self.wakeups.end_quiet(&self.links);
         }
@@ -124,7 +121,7 @@ impl Office {
                     !out.outbox.is_empty() || out.in_flight.iter().any(|frame| !frame.kept.is_empty())
                 })
         });
-        let room = room || self.pools.read().iter().any(|pool| pool.has_waiters());
+        let room = room || self.memory.has_waiters();
         let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
         bit(credit, news::CREDIT) | bit(room, news::ROOM)
     }

@@ -15,7 +15,7 @@ use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
-use crate::lease::{LeaseId, Pool, Returns, Writers};
+use crate::lease::{LeaseId, Returns, Writers};
 use crate::limits::MAX_FORWARDED;
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
@@ -37,11 +37,11 @@ impl Returns for Office {
     }
 
     fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError> {
-        self.map_now(id.chunk, Access::ReadWrite)
+        self.memory.chunks.map_now(id.chunk, Access::ReadWrite, &*self.port, &self.wakeups)
     }
 
     fn writers(&self) -> &Writers {
-        &self.writers
+        self.memory.writers()
     }
 }
 
@@ -81,15 +81,13 @@ impl Office {
             self.settle_in_flight(link, true);
         }
         drop(turn);
-        let pools = self.pools.read().clone();
-        pools.iter().for_each(|pool| pool.settle());
+        self.memory.settle();
     }
 
     /// [`take_in_returns`](Self::take_in_returns) for the last time: what the reader is about to do is waited for too.
     pub(crate) fn take_in_last_returns(&self) {
         self.take_in_returns();
-        let pools = self.pools.read().clone();
-        pools.iter().for_each(|pool| pool.settle_with_all(LAST_RETURNS));
+        self.memory.settle_with_all(LAST_RETURNS);
     }
 
     /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
@@ -173,7 +171,7 @@ impl Office {
                 |notice| match notice {
                     Notice::Release { chunk, line, generation, uses } => {
                         let id = entry::lease_id(self.me, chunk, line, generation);
-                        let released = self.pool_of(id)?.release(id, link.peer, &uses);
+                        let released = self.memory.pool_of(id)?.release(id, link.peer, &uses);
                         let was_forwarded = released.map_err(|error| error.to_string())?;
                         let counted = if was_forwarded { &link.forwarded } else { &link.granted };
                         counted.fetch_sub(1, Ordering::Relaxed);
@@ -188,7 +186,7 @@ impl Office {
                             link.break_off();
                             return Err("it took more leases than its return ring has room for".into());
                         }
-                        self.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
+                        self.memory.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
                         link.forwarded.fetch_add(1, Ordering::Relaxed);
                         Ok(())
                     }
@@ -213,7 +211,7 @@ impl Office {
             std::mem::take(&mut frame.granted)
         };
         for id in granted {
-            let released = self.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
+            let released = self.memory.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
             match released {
                 Some(Ok(true)) => link.forwarded.fetch_sub(1, Ordering::Relaxed),
                 // Also where the peer has given it back itself, against the protocol: it was counted once.
@@ -260,10 +258,5 @@ impl Office {
         }
         // Dropped outside of the lock: this lets leases go, on other links too.
         drained || !passed.is_empty()
-    }
-
-    pub(super) fn pool_of(&self, id: LeaseId) -> Result<Arc<Pool>, String> {
-        let pool = self.pools.read().iter().find(|pool| pool.has_chunk(id.chunk)).map(Arc::clone);
-        pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
     }
 }

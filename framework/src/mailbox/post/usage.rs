@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Office;
-use super::chunks::Known;
 use crate::lease::Pool;
 
 impl Office {
     /// The pools that were made, by device.
     pub(crate) fn pools_made(&self) -> Vec<Arc<Pool>> {
-        self.pools.read().clone()
+        self.memory.pools().into_vec()
     }
 
     /// Peers that there is a link to, open or not.
@@ -20,17 +19,12 @@ impl Office {
 
     /// Chunks of others that anything is known of here.
     pub(crate) fn chunks_known(&self) -> usize {
-        self.chunks.len()
+        self.memory.chunks.known()
     }
 
     /// Chunks of others that are mapped here, those that are mapped twice counted twice.
     pub(crate) fn chunks_mapped(&self) -> usize {
-        let mapped = |known: &Known| match known {
-            Known::Mapped(_) => true,
-            Known::Left(mapping) => mapping.strong_count() > 0,
-            Known::Wanted | Known::Unwanted | Known::Missing => false,
-        };
-        self.chunks.iter().filter(|entry| mapped(entry.value())).count()
+        self.memory.chunks.mapped()
     }
 
     /// Tells `count` of everything that is held, and how much of it.
