@@ -125,8 +125,10 @@ impl Office {
                 self.memory.chunk_came(came, &self.this, &*self.port, &self.lifecycle);
             }
             FromNode::NoChunk { chunk, access } => self.memory.chunks.no_chunk(chunk, access),
-            FromNode::Actor { actor, at } => self.actor_is(actor, at),
-            FromNode::Obituary(obituary) => self.mourn(obituary),
+            FromNode::Actor { actor, at } => self.directory.actor_is(actor, at, &self.links, &self.actors),
+            FromNode::Obituary(obituary) => {
+                self.directory.mourn(obituary, &self.links, &self.actors, &self.lifecycle);
+            }
             FromNode::Watching { ticket, down } => self.lifecycle.watching.began(ticket, down.as_ref()),
             FromNode::Lifecycle(event) => self.lifecycle.watching.tell(&event, &*self.port),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
@@ -211,7 +213,7 @@ impl Office {
     /// nothing goes to it any more.
     fn process_gone(&self, process: ProcessId) {
         self.lifecycle.gone.note(process);
-        self.look_again();
+        self.directory.look_again();
         match self.links.to(process) {
             // Its asks fail once the replies that it had posted are read.
             Some(link) => link.end(),

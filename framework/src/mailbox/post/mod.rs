@@ -48,7 +48,8 @@ pub(crate) use outgoing::{Envelope, PostError};
 pub(crate) use waiting::{PlaceInQueue, Queue};
 pub(crate) use watching::{Tell, Watcher};
 
-use super::port::Port;
+use super::lives::Departed;
+use super::port::{Place, Port, PortClosed};
 use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, DeviceError};
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -152,7 +153,7 @@ impl Office {
                 memory,
                 actors: actors::Actors::new(),
                 asks: asks::Asks::new(),
-                directory: directory::Directory::default(),
+                directory: directory::Directory::new(me),
                 lifecycle: lifecycle::ProcessLifecycle::begin(me),
                 counters: Counters::default(),
             }
@@ -289,6 +290,58 @@ impl Office {
     /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
     pub(crate) fn forget_ask(&self, correlation: u64) {
         self.asks.forget(correlation);
+    }
+
+    /// Whether any actor is known not to be where it was started.
+    #[inline]
+    pub(crate) fn has_moved(&self) -> bool {
+        self.directory.has_moved()
+    }
+
+    /// The way to `actor`: what the node said last, or else the place `remembered`.
+    pub(crate) fn way_to(&self, actor: ActorId, remembered: Place) -> Way {
+        self.directory.way_to(actor, remembered)
+    }
+
+    /// The way to `actor`, whose process at `place` cannot be written to.
+    pub(crate) fn way_after(&self, actor: ActorId, place: Place) -> Way {
+        let (links, lifecycle) = (&self.links, &self.lifecycle);
+        self.directory.way_after(actor, place, links, lifecycle, &self.actors, &*self.port)
+    }
+
+    /// Has what happens at `place` wake those who wait for `actor`.
+    pub(crate) fn settle(&self, actor: ActorId, place: Place, at: Settled<'_>) {
+        self.directory.settle(actor, place, at);
+    }
+
+    /// The place that an address should remember: of one that is elsewhere now, the new one.
+    pub(crate) fn place_of(&self, actor: ActorId, remembered: Place) -> Place {
+        self.directory.place_of(actor, remembered)
+    }
+
+    /// What is known of a process that ended, for whoever loses something of `actor` with it.
+    pub(crate) fn departed(&self, process: ProcessId, actor: ActorId) -> Departed {
+        self.directory.departed(process, actor, &self.lifecycle)
+    }
+
+    /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
+    /// queue that its mailbox had.
+    pub(crate) fn goes_away(&self, actor: ActorId, place: Place) {
+        self.directory.goes_away(actor, place, &self.links, &self.actors);
+    }
+
+    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.
+    pub(crate) async fn register(
+        &self,
+        name: String,
+        actor: ActorId,
+    ) -> Result<Result<(), ActorId>, PortClosed> {
+        self.directory.register(name, actor, &*self.port).await
+    }
+
+    /// The actor under `name`.
+    pub(crate) async fn lookup(&self, name: String) -> Result<Option<(ActorId, Place)>, PortClosed> {
+        self.directory.lookup(name, &*self.port).await
     }
 
     /// The peer will not reply any more.
