@@ -57,7 +57,7 @@ struct Known {
 
 /// The way to an actor.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(super) enum Way {
     /// It is there. Its senders wait in the queue, if one came along with it: see [`Directory::settle`].
     To(Place, Option<Queue>),
     /// It will be somewhere; its senders wait here.
@@ -72,7 +72,7 @@ pub(crate) enum Way {
 
 /// Where an actor has settled.
 #[derive(Clone, Copy)]
-pub(crate) enum Settled<'a> {
+pub(super) enum Settled<'a> {
     /// In this process.
     Here(&'a dyn Inbox),
     /// In another.

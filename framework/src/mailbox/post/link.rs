@@ -493,6 +493,11 @@ impl Link {
         unread || self.has_waiting() || self.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty())
     }
 
+    /// Leases on this process's memory that the peer was granted.
+    pub(crate) fn granted(&self) -> usize {
+        self.granted.load(Ordering::Relaxed)
+    }
+
     /// A number that changes whenever a sender to the peer's actor `index` might find what it lacked.
     pub(crate) fn stamp(&self, index: u16) -> u64 {
         let head = self.out.lock().as_mut().and_then(|out| out.ring.consumed().ok()).unwrap_or(0);

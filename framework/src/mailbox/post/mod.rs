@@ -26,6 +26,7 @@ mod pages;
 mod publish;
 mod reader;
 mod returns;
+mod route;
 mod traced;
 #[cfg(any(test, feature = "testing"))]
 mod usage;
@@ -38,13 +39,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub use asks::AskFailure;
-pub(crate) use directory::{Settled, Way};
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use outgoing::{Claim, NotNow};
 pub(crate) use outgoing::{Envelope, PostError};
+pub(crate) use route::{NoRoute, Route};
 pub(crate) use waiting::{PlaceInQueue, Queue};
 pub(crate) use watching::{Tell, Watcher};
 
@@ -290,28 +291,6 @@ impl Office {
     /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
     pub(crate) fn forget_ask(&self, correlation: u64) {
         self.asks.forget(correlation);
-    }
-
-    /// Whether any actor is known not to be where it was started.
-    #[inline]
-    pub(crate) fn has_moved(&self) -> bool {
-        self.directory.has_moved()
-    }
-
-    /// The way to `actor`: what the node said last, or else the place `remembered`.
-    pub(crate) fn way_to(&self, actor: ActorId, remembered: Place) -> Way {
-        self.directory.way_to(actor, remembered)
-    }
-
-    /// The way to `actor`, whose process at `place` cannot be written to.
-    pub(crate) fn way_after(&self, actor: ActorId, place: Place) -> Way {
-        let (links, lifecycle) = (&self.links, &self.lifecycle);
-        self.directory.way_after(actor, place, links, lifecycle, &self.actors, &*self.port)
-    }
-
-    /// Has what happens at `place` wake those who wait for `actor`.
-    pub(crate) fn settle(&self, actor: ActorId, place: Place, at: Settled<'_>) {
-        self.directory.settle(actor, place, at);
     }
 
     /// The place that an address should remember: of one that is elsewhere now, the new one.

@@ -8,18 +8,21 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::inbox::Refusal;
 use super::link::{AWAY, CLOSED, Credit, InFlight, Link, Outbound};
 use super::{Office, news};
 use crate::clock::taint::Standing;
+use crate::clock::turn::Turn;
 use crate::fault;
 use crate::ids::{ActorId, ProcessId};
 use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
 use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
 use crate::mailbox::ring::RingCorrupt;
+use crate::message::EncodeError;
 use crate::message::codec::{self, Encoded};
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
@@ -70,6 +73,8 @@ pub(crate) enum PostError {
     Tainted(ProcessId),
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
 }
 
 /// Everything a frame needs, taken. Dropping it gives all back.
@@ -111,8 +116,34 @@ impl Drop for Claim {
 }
 
 impl Office {
+    /// Sends a message the long way. `expect` notes the ask, where it is one, and gives its number, which is returned. On an
+    /// error `message` is as it was, and `expect` was not called.
+    pub(crate) fn send<M: Serialize>(
+        &self,
+        link: &Arc<Link>,
+        mut envelope: Envelope,
+        message: &mut Option<M>,
+        expect: impl FnOnce() -> Option<u64>,
+    ) -> Result<Option<u64>, PostError> {
+        // Before the work of encoding.
+        self.may_send(link, &envelope)?;
+        let Some(value) = message.as_ref() else { return Ok(None) };
+        // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
+        // write. It ends, and publishes the frame, when this returns.
+        let _turn = Turn::begin();
+        let encoded = codec::encode(value, codec::buffer())?;
+        let claim = self.claim(link, &envelope, &encoded)?;
+        // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
+        let correlation = expect();
+        envelope.correlation = correlation.unwrap_or(0);
+        // The value goes before the frame is written: what has no handle left then was moved all the way.
+        drop(message.take());
+        self.commit(claim, &envelope, encoded);
+        Ok(correlation)
+    }
+
     /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
-    pub(crate) fn may_send(&self, link: &Link, envelope: &Envelope) -> Result<(), PostError> {
+    fn may_send(&self, link: &Link, envelope: &Envelope) -> Result<(), PostError> {
         check_open(link)?;
         let mut out = link.out.lock();
         let Some(out) = out.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
