@@ -13,7 +13,9 @@ mod chunks;
 mod connect;
 mod directory;
 mod ended;
+mod endings;
 pub(crate) mod entry;
+mod from_node;
 pub mod inbox;
 mod incoming;
 mod lifecycle;
@@ -241,11 +243,7 @@ impl Office {
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
-        // Somebody may wait for a link that is still being made.
-        let waits = || self.links.all().iter().any(|link| !link.is_broken() && link.has_waiting());
-        self.actors.open(Ordering::SeqCst) > 0
-            || waits()
-            || self.open_links().iter().any(|link| link.is_busy())
+        self.actors.open(Ordering::SeqCst) > 0 || self.links.are_waited_for() || self.links.are_busy()
     }
 
     /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
@@ -388,9 +386,5 @@ impl Office {
 
     fn arc(&self) -> Option<Arc<Office>> {
         self.this.upgrade()
-    }
-
-    fn open_links(&self) -> Vec<Arc<Link>> {
-        self.links.all().iter().filter(|link| link.is_open()).map(Arc::clone).collect()
     }
 }
