@@ -266,7 +266,7 @@ impl Cluster {
     /// # Panics
     /// As [`forge_frame`](Self::forge_frame).
     pub fn rung(&self, from: usize, to: usize) -> u64 {
-        self.link(from, to).rung.load(Ordering::Relaxed)
+        self.link(from, to).rung()
     }
 
     /// Joins the queue of senders of process `from` to a mailbox.

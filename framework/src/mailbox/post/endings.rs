@@ -13,8 +13,6 @@
 //! **On a crash** of this process in between the node counts it as one that has read everything. **On cancellation**
 //! nothing happens: nothing here waits.
 
-use std::sync::atomic::Ordering;
-
 use super::Office;
 use super::link::Link;
 use crate::fault;
@@ -35,7 +33,7 @@ impl Office {
         // Whoever waits fails, or looks where the actor is now.
         link.wake_senders();
         // Last: until this is set the reader does all of it once more.
-        link.given_up.store(true, Ordering::Release);
+        link.note_given_up();
     }
 
     /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes, and the node

@@ -78,7 +78,7 @@ impl Office {
 
     fn poll_link(&self, link: &Arc<Link>, buffer: &mut Vec<u8>, heads: bool) -> bool {
         if link.is_broken() {
-            if !link.given_up.load(Ordering::Acquire) {
+            if !link.is_given_up() {
                 self.give_up(link);
             }
             let ended = link.has_ended();
