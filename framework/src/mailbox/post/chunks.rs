@@ -235,7 +235,7 @@ impl Chunks {
     pub(super) fn loosen_if_due(&self, links: &Links, lifecycle: &ProcessLifecycle) {
         if !self.loosen.load(Ordering::Acquire)
             || self.mapping.load(Ordering::Acquire) > 0
-            || links.all().iter().any(|link| link.stuck.load(Ordering::Relaxed) && !link.is_broken())
+            || links.all().iter().any(|link| link.is_stuck() && !link.is_broken())
         {
             return;
         }

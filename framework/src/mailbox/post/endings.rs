@@ -48,13 +48,7 @@ impl Office {
     /// Lets go of what was to go over a link that is broken: replies that found no room, and leases kept until the peer
     /// has passed their frames. It never will, or its own hold is on its way to the owner (LEASE-3). True if there was any.
     pub(super) fn let_go(&self, link: &Link) -> bool {
-        let (in_flight, outbox) = match link.out.lock().as_mut() {
-            Some(out) => {
-                out.forwards = 0;
-                (std::mem::take(&mut out.in_flight), std::mem::take(&mut out.outbox))
-            }
-            None => return false,
-        };
+        let (in_flight, outbox) = link.take_unsent();
         // Dropped here, without the lock: leases go with them, over other links.
         !in_flight.is_empty() || !outbox.is_empty()
     }

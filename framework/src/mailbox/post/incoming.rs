@@ -58,9 +58,9 @@ impl Office {
     /// Takes frames from a link; true if there was one.
     pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut Vec<u8>) -> bool {
         let mut any = false;
-        let mut guard = link.inbound.lock();
+        let mut guard = link.inbound();
         let Some(inbound) = guard.as_mut() else { return false };
-        link.stuck.store(false, Ordering::Relaxed);
+        link.set_stuck(false);
         let mut left = BATCH;
         while left > 0 {
             left -= 1;
@@ -68,7 +68,7 @@ impl Office {
                 Ok(None) => break,
                 Ok(Some(end)) => {
                     if !self.take_frame(link, inbound, buffer, end) {
-                        link.stuck.store(true, Ordering::Relaxed);
+                        link.set_stuck(true);
                         break;
                     }
                     inbound.data.consume();
@@ -85,7 +85,7 @@ impl Office {
                 }
             }
         }
-        link.unfinished.store(left == 0, Ordering::Relaxed);
+        link.set_unfinished(left == 0);
         if any {
             fault::point("post.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
@@ -101,7 +101,7 @@ impl Office {
         let frame = match Frame::parse(bytes) {
             Ok(frame) => frame,
             Err(error) => {
-                if !self.has_room_for_holds(link, 1) {
+                if !link.has_room_for_holds(1) {
                     return false;
                 }
                 self.reject_frame(link, &error.to_string());
@@ -245,7 +245,7 @@ impl Office {
         for (owners, count) in holds {
             if !owners.is_open() {
                 waits = true;
-            } else if !self.has_room_for_holds(&owners, count) {
+            } else if !owners.has_room_for_holds(count) {
                 // The owner may sleep: nothing else that is posted to it is worth waking it.
                 owners.ring(news::FRAMES);
                 waits = true;
@@ -281,12 +281,12 @@ impl Office {
         let mapping = mapped(Access::ReadOnly)?;
         let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
         if owner == link.peer {
-            link.held.fetch_add(1, Ordering::Relaxed);
+            link.count_held();
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_gone(owner)) {
             fault::point("post.forward.hold");
             self.post_hold(&owners, id);
             fault::point("post.forward.held");
-            owners.held.fetch_add(1, Ordering::Relaxed);
+            owners.count_held();
         }
         let office = self.arc().ok_or("the post office is closing")?;
         let domain = Arc::clone(&self.domain);

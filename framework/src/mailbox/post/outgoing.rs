@@ -12,7 +12,8 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::inbox::Refusal;
-use super::link::{AWAY, CLOSED, Credit, InFlight, Link, Outbound};
+pub(crate) use super::link::Claim;
+use super::link::{Credit, Draft, Link, wants_credit};
 use super::{Office, news};
 use crate::clock::taint::Standing;
 use crate::clock::turn::Turn;
@@ -20,7 +21,7 @@ use crate::fault;
 use crate::ids::{ActorId, ProcessId};
 use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
-use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
+use crate::limits::MAX_INLINE_BODY;
 use crate::mailbox::ring::RingCorrupt;
 use crate::message::EncodeError;
 use crate::message::codec::{self, Encoded};
@@ -77,44 +78,6 @@ pub(crate) enum PostError {
     Encode(#[from] EncodeError),
 }
 
-/// Everything a frame needs, taken. Dropping it gives all back.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    link: Arc<Link>,
-    /// Bytes of the ring, worst case.
-    bytes: usize,
-    /// Grants counted.
-    owned: usize,
-    /// The index whose credit was taken.
-    credit: Option<u16>,
-    /// The lease that the body is in.
-    body: Option<Lease>,
-    done: bool,
-}
-
-impl Claim {
-    /// The process that it is to be sent to.
-    #[cfg(feature = "testing")]
-    pub(crate) fn peer(&self) -> ProcessId {
-        self.link.peer
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        self.link.granted.fetch_sub(self.owned, Ordering::Relaxed);
-        if let Some(out) = self.link.out.lock().as_mut() {
-            out.claimed -= self.bytes;
-            if let Some(sent) = self.credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
-                *sent -= 1;
-            }
-        }
-    }
-}
-
 impl Office {
     /// Sends a message the long way. `expect` notes the ask, where it is one, and gives its number, which is returned. On an
     /// error `message` is as it was, and `expect` was not called.
@@ -126,7 +89,7 @@ impl Office {
         expect: impl FnOnce() -> Option<u64>,
     ) -> Result<Option<u64>, PostError> {
         // Before the work of encoding.
-        self.may_send(link, &envelope)?;
+        link.may_send(&envelope)?;
         let Some(value) = message.as_ref() else { return Ok(None) };
         // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
         // write. It ends, and publishes the frame, when this returns.
@@ -142,14 +105,6 @@ impl Office {
         Ok(correlation)
     }
 
-    /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
-    fn may_send(&self, link: &Link, envelope: &Envelope) -> Result<(), PostError> {
-        check_open(link)?;
-        let mut out = link.out.lock();
-        let Some(out) = out.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
-        check_credit(link, out, envelope)
-    }
-
     /// Takes what the frame needs, all or nothing.
     pub(crate) fn claim(
         &self,
@@ -158,7 +113,7 @@ impl Office {
         encoded: &Encoded,
     ) -> Result<Claim, PostError> {
         fault::point("post.send.claim");
-        check_open(link)?;
+        link.check_open()?;
         // A reply was looked at when it was given; it is looked at once more where it arrives.
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(envelope.kind)) {
             return Err(PostError::Tainted(tainted.by));
@@ -175,25 +130,7 @@ impl Office {
         let owned = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count()
             + usize::from(body.is_some());
 
-        let mut guard = link.out.lock();
-        let Some(out) = guard.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
-        check_credit(link, out, envelope)?;
-        if !out.ring.has_free(out.claimed + bytes).map_err(|error| self.corrupt(link, &error))? {
-            // Before the sender asks the reader to be woken for it, see `Sending::poll`.
-            link.lacks_room.store(true, Ordering::Release);
-            return Err(PostError::NotNow(NotNow::RingFull));
-        }
-        if owned > 0 && link.granted.load(Ordering::Relaxed) + owned > MAX_GRANTED {
-            link.lacks_room.store(true, Ordering::Release);
-            return Err(PostError::NotNow(NotNow::LeasesOut));
-        }
-        link.granted.fetch_add(owned, Ordering::Relaxed);
-        out.claimed += bytes;
-        let credit = wants_credit(envelope.kind).then_some(envelope.index);
-        if let Some(sent) = credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
-            *sent += 1;
-        }
-        Ok(Claim { link: Arc::clone(link), bytes, owned, credit, body, done: false })
+        link.claim(envelope, bytes, owned, body, |error| self.corrupt(link, error))
     }
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
@@ -205,7 +142,7 @@ impl Office {
     fn commit_as(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("post.send.claimed");
-        let link = Arc::clone(&claim.link);
+        let link = Arc::clone(claim.link());
         let Encoded { body, leases, tensors, mut parts } = encoded;
         let mut granted = SmallVec::new();
         let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
@@ -219,20 +156,20 @@ impl Office {
             self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
             entries.push(entry);
         }
-        if let Some(lease) = &claim.body {
+        if let Some(lease) = claim.body() {
             let entry = self.entry_for(&link, lease, None, &mut granted);
             entries.push(entry);
         }
         let header = Header {
             kind: envelope.kind,
-            body_in_lease: claim.body.is_some(),
+            body_in_lease: claim.body().is_some(),
             index: envelope.index,
             actor: envelope.actor,
             correlation: envelope.correlation,
             key: envelope.key,
             body_bytes: body.len() as u32,
         };
-        let inline: &[u8] = if claim.body.is_some() { &[] } else { &body };
+        let inline: &[u8] = if claim.body().is_some() { &[] } else { &body };
         // Leases on this process's own memory go with the frame: the book has the grant. Others' are kept until the
         // receiver has passed the frame, having posted its own hold before (LEASE-3).
         let kept: SmallVec<[Lease; 2]> = leases
@@ -240,22 +177,9 @@ impl Office {
             .filter(|(lease, _)| lease.pool().is_none())
             .map(|(lease, _)| lease.clone())
             .collect();
-        let waits = !kept.is_empty();
         fault::point("post.send.granted");
-        let written = {
-            let mut guard = link.out.lock();
-            guard.as_mut().and_then(|out| {
-                out.claimed -= claim.bytes;
-                claim.done = true;
-                if waits {
-                    // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
-                    self.wakeups.want_progress();
-                    out.forwards += 1;
-                    link.forwards.store(true, Ordering::Release);
-                }
-                write(out, &header, &entries, &tensors, inline, granted, kept)
-            })
-        };
+        let draft = Draft { header: &header, entries: &entries, tensors: &tensors, inline, granted, kept };
+        let written = claim.write(draft, || self.wakeups.want_progress());
         if let Some(end) = written {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
             self.note_sent(since, &link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
@@ -391,7 +315,7 @@ impl Office {
         acknowledges: bool,
     ) {
         let envelope = Envelope { kind, index: 0, actor: ActorId(0), correlation, key: 0, capacity: 0 };
-        let claim = if link.backlog.load(Ordering::Acquire) {
+        let claim = if link.has_backlog() {
             Err(PostError::NotNow(NotNow::RingFull))
         } else {
             self.claim(link, &envelope, &encoded)
@@ -415,11 +339,7 @@ impl Office {
                     key: 0,
                     body_bytes: 0,
                 };
-                let waiting = link.out.lock().as_mut().map_or(0, |out| {
-                    out.outbox.push_back((header, encoded, asked));
-                    link.backlog.store(true, Ordering::Release);
-                    out.outbox.len()
-                });
+                let waiting = link.queue_reply((header, encoded, asked));
                 // The sum is over all actors: it is looked at where there is something to ask about.
                 if waiting > FEW_REPLIES && waiting > self.most_replies() {
                     tracing::error!(
@@ -454,13 +374,8 @@ impl Office {
     /// Sends replies that found no room before; true if one went.
     pub(super) fn flush_outbox(&self, link: &Arc<Link>) -> bool {
         let mut any = false;
-        while link.backlog.load(Ordering::Acquire) {
-            let next = link.out.lock().as_mut().and_then(|out| {
-                let next = out.outbox.pop_front();
-                link.backlog.store(next.is_some(), Ordering::Release);
-                next
-            });
-            let Some((header, encoded, asked)) = next else { return any };
+        while link.has_backlog() {
+            let Some((header, encoded, asked)) = link.next_reply() else { return any };
             let envelope = Envelope {
                 kind: header.kind,
                 index: 0,
@@ -476,9 +391,7 @@ impl Office {
                     any = true;
                 }
                 Err(PostError::NotNow(_) | PostError::Body { .. }) => {
-                    if let Some(out) = link.out.lock().as_mut() {
-                        out.outbox.push_front((header, encoded, asked));
-                    }
+                    link.put_reply_back((header, encoded, asked));
                     return any;
                 }
                 Err(error) => {
@@ -515,76 +428,4 @@ fn grant(link: &Link, lease: &Lease, granted: &mut SmallVec<[crate::lease::Lease
             true
         }
     }
-}
-
-fn wants_credit(kind: Kind) -> bool {
-    matches!(kind, Kind::Send | Kind::Ask)
-}
-
-fn check_open(link: &Link) -> Result<(), PostError> {
-    if link.is_broken() || link.has_ended() {
-        return Err(PostError::Gone(link.peer));
-    }
-    if link.is_open() { Ok(()) } else { Err(PostError::NotNow(NotNow::Connecting)) }
-}
-
-fn check_credit(link: &Link, out: &mut Outbound, envelope: &Envelope) -> Result<(), PostError> {
-    if !wants_credit(envelope.kind) {
-        return Ok(());
-    }
-    match link.standing(envelope.index) {
-        CLOSED => return Err(PostError::NoSuchActor),
-        AWAY => return Err(PostError::Restarting),
-        _ => {}
-    }
-    let index = usize::from(envelope.index);
-    let sent = out.sent.get(index).copied().ok_or(PostError::NoSuchActor)?;
-    let handled = out.handled.get_mut(index).ok_or(PostError::NoSuchActor)?;
-    // A peer that claims to have handled more than was sent gets no more than a full window for it.
-    let is_full = |handled: u64| sent.saturating_sub(handled) >= u64::from(envelope.capacity);
-    if is_full(*handled) {
-        // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
-        *handled = link.handled(envelope.index);
-        if is_full(*handled) {
-            return Err(PostError::NotNow(NotNow::MailboxFull));
-        }
-    }
-    Ok(())
-}
-
-/// Where the frame ends in the ring, if there was room.
-fn write(
-    out: &mut Outbound,
-    header: &Header,
-    entries: &[LeaseEntry],
-    tensors: &[crate::message::scope::Outline],
-    inline: &[u8],
-    granted: SmallVec<[crate::lease::LeaseId; 2]>,
-    kept: SmallVec<[Lease; 2]>,
-) -> Option<u64> {
-    let mut head = std::mem::take(&mut out.head);
-    wire::write_head(&mut head, header, entries, tensors, inline);
-    #[cfg(any(test, feature = "testing"))]
-    let inline = match out.tamper.take() {
-        Some(tamper) => {
-            head.extend_from_slice(inline);
-            tamper.0(&mut head);
-            &[]
-        }
-        None => inline,
-    };
-    let written = match out.ring.reserve(head.len() + inline.len()) {
-        Ok(mut reservation) => {
-            reservation.write(0, &head);
-            reservation.write(head.len(), inline);
-            let end = reservation.commit();
-            if !granted.is_empty() || !kept.is_empty() {
-                out.in_flight.push_back(InFlight { end, granted, kept });
-            }
-            Some(end)
-        }
-        Err(_) => None,
-    };
-    out.head = head;
-    written
 }

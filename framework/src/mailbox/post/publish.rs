@@ -8,14 +8,13 @@
 //! **Invariants.** What was due before [`Office::publish_all`] swapped the mark is visible when that call has returned,
 //! whichever thread committed it. All returns are visible before any frame.
 //!
-//! **Locks.** `returns_out` of each link, then `out` of each, one at a time and none inside another.
+//! **Locks.** `notices_out` of each link, then `out` of each, one at a time and none inside another.
 //!
 //! **On a crash** between the write and the publishing nobody has seen the frame: it was never sent, and the node's
 //! eviction takes back what it was granted (LEASE-4). **On cancellation** nothing happens: a turn ends also when its
 //! future is dropped.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -36,7 +35,7 @@ impl Office {
     pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
         // The mark comes after the write that it is for, and before the turn is asked: a turn that ends on another thread
         // meanwhile publishes this too, and the one here then finds nothing due.
-        link.due.fetch_or(due, Ordering::AcqRel);
+        link.note_due(due);
         if !turn::at_end(self, || self.arc()) {
             self.publish_if_due(link);
         }
@@ -60,12 +59,7 @@ impl Office {
         // More than that are in few turns.
         let mut due: SmallVec<[(&Link, u8); 16]> = SmallVec::new();
         for link in links {
-            // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself. What was
-            // committed before the swap is published behind it, by whichever thread.
-            if link.due.load(Ordering::Acquire) == 0 {
-                continue;
-            }
-            let what = link.due.swap(0, Ordering::AcqRel);
+            let what = link.take_due();
             if what != 0 {
                 due.push((link, what));
             }
@@ -76,14 +70,10 @@ impl Office {
         }
         // Two loops and not one: the returns of all links come before the first frame of any.
         for (link, _) in &due {
-            if let Some(ring) = link.returns_out.lock().as_mut() {
-                ring.publish();
-            }
+            link.publish_notices();
         }
         for (link, _) in &due {
-            if let Some(out) = link.out.lock().as_mut() {
-                out.ring.publish();
-            }
+            link.publish_frames();
         }
         // Doorbells last, and outside of the locks: each is a system call, and who wakes has to find everything.
         for (link, what) in due {

@@ -114,13 +114,7 @@ impl Office {
     fn wanted_news(&self) -> u64 {
         let links = self.links.all();
         let credit = links.iter().any(|link| link.has_waiting());
-        let room = links.iter().any(|link| {
-            (link.has_waiting() && link.lacks_room.load(Ordering::Acquire))
-                || link.stuck.load(Ordering::Relaxed)
-                || link.out.lock().as_ref().is_some_and(|out| {
-                    !out.outbox.is_empty() || out.in_flight.iter().any(|frame| !frame.kept.is_empty())
-                })
-        });
+        let room = links.iter().any(|link| link.lacks_room() || link.is_stuck() || link.waits_for_head());
         let room = room || self.memory.has_waiters();
         let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
         bit(credit, news::CREDIT) | bit(room, news::ROOM)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Office;
 use super::entry::{self, Notice};
-use super::link::{InFlight, Link};
+use super::link::Link;
 use super::news;
 use crate::clock::Ticket;
 use crate::clock::turn::Turn;
@@ -20,9 +20,6 @@ use crate::limits::MAX_FORWARDED;
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
 
-/// So many frames under way are remembered before it is looked which of them the peer has passed.
-const REMEMBERED: usize = 64;
-
 /// How long a process that ends waits for its own reader to close what was given back.
 const LAST_RETURNS: Duration = Duration::from_millis(200);
 
@@ -32,7 +29,7 @@ impl Returns for Office {
         let Some(link) = self.link(id.chunk.owner).filter(|link| !link.has_ended()) else {
             return; // The owner has ended: there is no book any more.
         };
-        link.held.fetch_sub(1, Ordering::Relaxed);
+        link.uncount_held();
         self.post_notice(&link, entry::release(id, uses));
     }
 
@@ -96,15 +93,15 @@ impl Office {
         if self.lifecycle.is_abandoned() {
             return;
         }
-        let mut returns = link.returns_out.lock();
-        let Some(ring) = returns.as_mut() else { return };
-        if let Err(error) = ring.push(notice) {
-            drop(returns);
-            tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
-            self.give_up(link);
-            return;
+        match link.post(notice) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
+                self.give_up(link);
+                return;
+            }
         }
-        drop(returns);
         fault::point("lease.released");
         self.publish_soon(link, news::ROOM);
     }
@@ -117,9 +114,7 @@ impl Office {
         if self.lifecycle.is_abandoned() {
             return;
         }
-        if let Some(ring) = link.returns_out.lock().as_mut() {
-            ring.publish();
-        }
+        link.publish_notices();
     }
 
     /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame that brought the
@@ -128,41 +123,17 @@ impl Office {
         self.post_notice_now(owners, entry::hold(id));
     }
 
-    /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases
-    /// that the peer may still grant (LEASE-2).
-    pub(super) fn has_room_for_holds(&self, link: &Link, holds: usize) -> bool {
-        let mut returns = link.returns_out.lock();
-        let Some(ring) = returns.as_mut() else { return false };
-        let unconsumed = ring.unconsumed().unwrap_or(u64::MAX);
-        let held = link.held.load(Ordering::Relaxed) as u64;
-        unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= MAX_FORWARDED as u64
-    }
-
     /// Handles what the peer has posted; true if there was anything.
     pub(super) fn drain_link_returns(&self, link: &Arc<Link>) -> bool {
-        let mut found = false;
-        let mut returns = link.returns_in.lock();
-        let Some(ring) = returns.as_mut() else { return false };
-        loop {
-            match ring.pop() {
-                Ok(Some(entry)) => {
-                    found = true;
-                    self.handle_notice(link, &entry);
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    drop(returns);
-                    tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
-                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-                    self.give_up(link);
-                    return true;
-                }
+        match link.drain_notices(|entry| self.handle_notice(link, entry)) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
+                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.give_up(link);
+                true
             }
         }
-        if ring.publish_head() {
-            link.ring(news::ROOM);
-        }
-        found
     }
 
     fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) {
@@ -173,21 +144,24 @@ impl Office {
                         let id = entry::lease_id(self.me, chunk, line, generation);
                         let released = self.memory.pool_of(id)?.release(id, link.peer, &uses);
                         let was_forwarded = released.map_err(|error| error.to_string())?;
-                        let counted = if was_forwarded { &link.forwarded } else { &link.granted };
-                        counted.fetch_sub(1, Ordering::Relaxed);
+                        if was_forwarded {
+                            link.uncount_forwarded();
+                        } else {
+                            link.return_grants(1);
+                        }
                         fault::point("lease.taken");
-                        link.released.fetch_add(1, Ordering::Relaxed);
+                        link.count_released();
                         Ok(())
                     }
                     Notice::Hold { chunk, line, generation } => {
                         let id = entry::lease_id(self.me, chunk, line, generation);
-                        if link.forwarded.load(Ordering::Relaxed) >= MAX_FORWARDED {
+                        if link.forwarded() >= MAX_FORWARDED {
                             // MBX-2: it could never give them all back. The reader gives the link up.
                             link.break_off();
                             return Err("it took more leases than its return ring has room for".into());
                         }
                         self.memory.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
-                        link.forwarded.fetch_add(1, Ordering::Relaxed);
+                        link.count_forwarded();
                         Ok(())
                     }
                     Notice::Rejected { end } => {
@@ -204,18 +178,13 @@ impl Office {
 
     /// The peer could not read the frame that ends at `end`: the grants in it are void.
     fn take_back(&self, link: &Link, end: u64) {
-        let granted = {
-            let mut out = link.out.lock();
-            let Some(out) = out.as_mut() else { return };
-            let Some(frame) = out.in_flight.iter_mut().find(|frame| frame.end == end) else { return };
-            std::mem::take(&mut frame.granted)
-        };
+        let Some(granted) = link.take_grants(end) else { return };
         for id in granted {
             let released = self.memory.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
             match released {
-                Some(Ok(true)) => link.forwarded.fetch_sub(1, Ordering::Relaxed),
+                Some(Ok(true)) => link.uncount_forwarded(),
                 // Also where the peer has given it back itself, against the protocol: it was counted once.
-                Some(Ok(false)) | None => link.granted.fetch_sub(1, Ordering::Relaxed),
+                Some(Ok(false)) | None => link.return_grants(1),
                 Some(Err(error)) => {
                     tracing::error!(%error, "the grant of a rejected frame was not in the book");
                     continue;
@@ -227,15 +196,7 @@ impl Office {
     /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is drained, so
     /// that the rejection of a frame is seen before its grants are forgotten.
     pub(super) fn settle_in_flight(&self, link: &Arc<Link>, heads: bool) -> bool {
-        let consumed = {
-            let mut out = link.out.lock();
-            let Some(out) = out.as_mut() else { return false };
-            // What is not kept is only remembered, should the peer reject a frame: that has time.
-            if out.in_flight.is_empty() || !(heads || out.forwards > 0 || out.in_flight.len() >= REMEMBERED) {
-                return false;
-            }
-            out.ring.consumed()
-        };
+        let Some(consumed) = link.consumed_if_due(heads) else { return false };
         let consumed = match consumed {
             Ok(consumed) => consumed,
             Err(error) => {
@@ -246,16 +207,7 @@ impl Office {
             }
         };
         let drained = self.drain_link_returns(link);
-        let mut passed = Vec::new();
-        {
-            let mut out = link.out.lock();
-            let Some(out) = out.as_mut() else { return false };
-            while out.in_flight.front().is_some_and(|frame| frame.end <= consumed) {
-                passed.extend(out.in_flight.pop_front());
-            }
-            out.forwards -= passed.iter().filter(|frame: &&InFlight| !frame.kept.is_empty()).count();
-            link.forwards.store(out.forwards > 0, Ordering::Release);
-        }
+        let passed = link.take_passed(consumed);
         // Dropped outside of the lock: this lets leases go, on other links too.
         drained || !passed.is_empty()
     }

@@ -33,10 +33,8 @@ impl Office {
             count(format!("allocations held on {}", pool.backend().name()), pool.stats().allocations);
         }
         for link in self.links.all().iter() {
-            count(format!("leases on memory of {}", link.peer), link.held.load(Ordering::Relaxed));
-            let out = link.out.lock();
-            let (in_flight, outbox) =
-                out.as_ref().map_or((0, 0), |out| (out.in_flight.len(), out.outbox.len()));
+            count(format!("leases on memory of {}", link.peer), link.held());
+            let (in_flight, outbox) = link.under_way();
             count("frames with leases under way".to_owned(), in_flight);
             count("replies that wait for room".to_owned(), outbox);
         }

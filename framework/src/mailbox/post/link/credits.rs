@@ -124,11 +124,7 @@ impl Link {
 
     /// Another actor has come to the place `index`: the credits go on where the messages taken stand.
     pub(crate) fn reopen(&self, index: u16) {
-        let received = self
-            .inbound
-            .lock()
-            .as_ref()
-            .and_then(|inbound| inbound.received.get(usize::from(index)).copied());
+        let received = self.receiver.received(index);
         // That lock is given back before this one is taken: the reader takes them the other way round.
         let mut handled = self.credits.0.lock();
         if handled.count(index).is_some_and(|count| count >= AWAY) {
