@@ -97,6 +97,7 @@ fn offer<M: GpuMessage>(
         return Err(if local.is_away() { SendFailure::Restarting } else { SendFailure::NoSuchActor });
     }
     let Some(value) = message.take() else { return Ok(()) };
+    // The credit before the mailbox: who has one finds room there.
     if !local.take() {
         *message = Some(value);
         return Err(SendFailure::Full);
@@ -276,6 +277,7 @@ impl<M: GpuMessage> Sending<M> {
                     self.fail(SendFailure::NoSuchActor);
                     return true;
                 };
+                // Mostly it is the same queue, which came along with the actor, and the place in it stays.
                 if !queue.is(place.queue()) {
                     *place = queue.join();
                 }
@@ -301,17 +303,22 @@ impl<M: GpuMessage> Sending<M> {
         while let State::Waiting(route, place) = &self.state {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
+            // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this one.
             place.remember(cx.waker(), stamp);
+            // Only the one in front tries (MBX-1); it wakes the next by leaving.
             if !place.is_front() {
                 return Poll::Pending;
             }
             match attempt(&self.address, route, &mut self.message, &mut self.answer) {
                 Ok(correlation) => self.state = State::Sent(correlation),
+                // First where it is now, and then whether to wait: an actor that is being restarted may be up elsewhere, and
+                // nothing at its last place would ever wake this task.
                 Err(reason) if is_lost(&reason) => {
                     if !self.follow(reason) {
                         return Poll::Pending;
                     }
                 }
+                // Something may have come between the attempt and here: then it is tried again, and nobody is woken.
                 Err(reason) if may_wait(&reason) => {
                     if route.stamp() == stamp {
                         // The reader may sleep without knowing that somebody waits.

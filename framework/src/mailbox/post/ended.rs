@@ -1,4 +1,7 @@
 //! Which processes have ended, as far as this one knows.
+//!
+//! Part of the process's [lifecycle](super::lifecycle). **Invariants.** What is noted here is never taken back. **Locks.**
+//! Those of two small tables, and nothing inside of them; what each message asks is atomic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,15 @@
 //! What a post office delivers to, and what comes with a delivery.
+//!
+//! Used by `incoming`, which delivers; by the actor layer, which implements [`Inbox`]; and by senders of this process,
+//! which take [`LocalCredits`].
+//!
+//! **Invariants.** MBX-2: a message has a credit from the moment it is sent until its [`Receipt`] drops. Each ask is
+//! answered once, by a reply or by a refusal.
+//!
+//! **Locks.** None but a queue's own, when somebody is woken.
+//!
+//! **On a crash** of the actor's handler the receipt drops while the thread unwinds, and says so. **On cancellation** of the
+//! handler's future it drops, and refuses.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

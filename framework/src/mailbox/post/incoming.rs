@@ -5,6 +5,18 @@
 //! where it is, what is missing is asked for, and the reader comes back. Then its leases are adopted, all of them, and
 //! from there on they are values: whatever becomes of the message, they go back (LEASE-2). The hold on memory of a third
 //! process is posted before the cursor moves past the frame (LEASE-3).
+//!
+//! Used by the reader alone.
+//!
+//! **Invariants.** WIRE-1: nothing of a frame is believed before it is checked; a bad one drops the frame, returns its
+//! leases and is counted. LEASE-2, LEASE-3 as above. MBX-1: frames of a link are taken in order, so one that waits holds up
+//! those behind it. MBX-2: who sends more than its credits is given up.
+//!
+//! **Locks.** The link's `inbound` is held throughout, and everything else inside of it; see [`link`](super::link). The
+//! mailbox's decoding runs under it, and no handler.
+//!
+//! **On a crash** of the sender its frames are taken to the end. **On cancellation** of the reader, between two looks, frames
+//! stay where they are.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,6 +80,7 @@ impl Office {
                 Ok(None) => break,
                 Ok(Some(end)) => {
                     if !self.take_frame(link, inbound, buffer, end) {
+                        // It stays in the ring, and is looked at again with each look of the reader until it is taken.
                         link.set_stuck(true);
                         break;
                     }
@@ -144,11 +157,17 @@ impl Office {
     }
 
     /// Whether everything is there that the leases need.
+    ///
+    /// Nothing is taken yet: a frame may be looked at many times before it is. What is missing does not end the look, so
+    /// that everything is asked for at once and the frame waits for the slowest answer, and not for one after the other. What
+    /// can never be there ends it.
     fn look<'a>(&self, link: &Arc<Link>, entries: impl Iterator<Item = &'a LeaseEntry>) -> Look {
         let (mut waits, mut kept) = (false, Mappings::new());
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
         for entry in entries {
             let owner = entry.id.chunk.owner;
+            // First the clocks, for memory of this process too: whoever waits for one that ran back, or that nobody knows,
+            // waits for ever or not at all.
             if let Some(ready) = entry.ready
                 && let Some(page) = self.domain.page_of(ready.process)
                 && let Some((before, now)) = page.ran_back(ready.slot)
@@ -169,6 +188,7 @@ impl Office {
                 // Its certificate says whether the data is there.
                 && !self.domain.knows_end_of(&ready)
             {
+                // Its page comes with a link to it. Without that, the clock could not be waited for (CLOCK-1).
                 match self.link(ready.process) {
                     Some(link) if !link.is_open() => waits = true,
                     Some(_) => {}
@@ -183,6 +203,7 @@ impl Office {
                     }
                 }
             }
+            // What is this process's own is mapped, and its book says the rest (`adopt_own`).
             if owner == self.me {
                 continue;
             }
@@ -220,7 +241,9 @@ impl Office {
                     return Look::Never(format!("chunk {} of {owner} does not exist", entry.id.chunk.index));
                 }
             };
-            // Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases any more.
+            // Last who counts the lease. Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases
+            // any more; but its mapping may go with the last of them at any moment, so it is kept until they are adopted.
+            // What the sender itself owns it has granted. Of a third process a hold is to be posted.
             if self.has_gone(owner) {
                 kept.push(mapping);
             } else if owner != link.peer {
@@ -242,6 +265,7 @@ impl Office {
                 }
             }
         }
+        // By owner and not by lease: a ring with room for one hold need not have it for all that the frame needs.
         for (owners, count) in holds {
             if !owners.is_open() {
                 waits = true;
@@ -448,11 +472,6 @@ impl Office {
         // What is wrong with a frame may quote it.
         let why = shown(why.to_owned(), MAX_TEXT);
         tracing::warn!(peer = %link.peer, why, "a frame was rejected");
-    }
-
-    /// The owner a lease belongs to, for tests and reports.
-    pub fn owner_of(tensor: &Tensor) -> ProcessId {
-        tensor.lease().owner()
     }
 }
 

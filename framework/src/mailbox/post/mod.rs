@@ -1,11 +1,61 @@
-//! A process's post office: its links to all peers, the memory that it lends and borrows, and the mailboxes it serves.
+//! A process's transport: its links to all peers, the memory that it lends and borrows, and the mailboxes it serves.
 //!
-//! **On a crash of a peer** the link breaks: its senders get their messages back, its asks fail. **On a cancelled send**
-//! the place in the queue is given up and nothing was sent.
+//! Used by the actor layer (addresses, mailboxes), by the node's side of a process, and by each lease on memory of others.
 //!
-//! Read in this order: `pages` and `entry` (the forms), `link` (one peer), `connect` (how a link is made),
-//! `outgoing` (frames out), `publish` (both become visible), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
-//! loop), `waiting` (queues of senders), `watching`, [`inbox`] (what it delivers to).
+//! # The way of a message
+//! Read the files in this order; none is come back to.
+//!
+//! | step | file |
+//! |---|---|
+//! | send: an attempt, or a place in the queue | `actor/sending.rs`, `waiting` |
+//! | directory: where the actor is | `route`, `directory` |
+//! | links: the link to that process | `links`, `connect`, `link` |
+//! | outgoing: claim, encode, drop, commit | `outgoing`, `link/sender.rs` |
+//! | publish: the ring's tail moves, at the end of the turn | `publish` |
+//! | ring, doorbell: shared memory | `mailbox/ring/`, `pages`, `entry`, `mailbox/doorbell.rs`, `news` |
+//! | reader: the receiver looks at the link | `reader`, `link/receiver.rs` |
+//! | incoming: checked, its leases adopted | `incoming`, `chunks` |
+//! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
+//! | handler | `actor/inbox.rs`, `actor/handles.rs` |
+//!
+//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`.
+//!
+//! # The parts
+//! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes across parts
+//! (`outgoing`, `publish`, `reader`, `incoming`, `returns`, `connect`, `from_node`, `endings`, `route`) owns nothing and takes
+//! no lock of its own.
+//!
+//! | part | owns |
+//! |---|---|
+//! | `memory`, `chunks` | the pools, the chunks of others that are mapped here |
+//! | `links`, `link` | the links to all peers |
+//! | `actors` | the places of mailboxes, how many messages are open |
+//! | `asks` | who waits for which reply |
+//! | `directory` | where actors are, and names |
+//! | `wakeups` | the mail page, the doorbells, what was put off |
+//! | `lifecycle`, `ended`, `watching` | who has ended, who watches, how far this process is itself |
+//!
+//! # Invariants
+//! Each part names those that it upholds. Of all of them: nobody waits here for another process, but for a thread that maps
+//! a chunk, with a deadline; and shared memory has one writer (ONE-WRITER, see `pages`).
+//!
+//! # Locks
+//! In the order in which they may nest; what stands on one line is never taken inside another of that line.
+//!
+//! 1. a link's `inbound`, while the reader takes frames;
+//! 2. the chunks' `came`;
+//! 3. a shard of the directory, of the asks, or of the chunks; a link's `notices_in`; the watchers' two;
+//! 4. all links, for writing (`connect`) or reading;
+//! 5. the places of actors; the pools;
+//! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a doorbell.
+//!
+//! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but 1, and under
+//! that only the decoding of messages.
+//!
+//! # On a crash, and on cancellation
+//! On a crash of a peer its link breaks: its senders get their messages back, its asks fail; `endings` has the steps. On a
+//! crash of this process what it published is still read. A cancelled send gives its place in the queue up, and nothing was
+//! sent; a dropped ask is taken out, and its reply is dropped.
 
 mod actors;
 pub mod asks;
@@ -40,7 +90,15 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use actors::Actors;
 pub use asks::AskFailure;
+use asks::Asks;
+use directory::Directory;
+use lifecycle::ProcessLifecycle;
+use links::Links;
+use memory::Memory;
+use wakeups::Wakeups;
+
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
@@ -67,14 +125,14 @@ pub struct Office {
     me: ProcessId,
     this: Weak<Office>,
     domain: Arc<ClockDomain>,
-    wakeups: wakeups::Wakeups,
+    wakeups: Wakeups,
     port: Arc<dyn Port>,
-    links: links::Links,
-    memory: memory::Memory,
-    actors: actors::Actors,
-    asks: asks::Asks,
-    directory: directory::Directory,
-    lifecycle: lifecycle::ProcessLifecycle,
+    links: Links,
+    memory: Memory,
+    actors: Actors,
+    asks: Asks,
+    directory: Directory,
+    lifecycle: ProcessLifecycle,
     counters: Counters,
 }
 
@@ -143,21 +201,21 @@ impl Office {
     pub fn open(me: ProcessId, port: Arc<dyn Port>, pages: ProcessPages) -> Result<Arc<Self>, OfficeError> {
         let ProcessPages { clocks, board } = pages;
         let domain = ClockDomain::with_board(me, clocks, Some(board));
-        let wakeups = wakeups::Wakeups::open()?;
+        let wakeups = Wakeups::open()?;
         let office = Arc::new_cyclic(|this| {
-            let memory = memory::Memory::new(me, Arc::clone(&domain), Weak::clone(this));
+            let memory = Memory::new(me, Arc::clone(&domain), Weak::clone(this));
             Office {
                 me,
                 this: Weak::clone(this),
                 domain,
                 wakeups,
                 port,
-                links: links::Links::new(),
+                links: Links::new(),
                 memory,
-                actors: actors::Actors::new(),
-                asks: asks::Asks::new(),
-                directory: directory::Directory::new(me),
-                lifecycle: lifecycle::ProcessLifecycle::begin(me),
+                actors: Actors::new(),
+                asks: Asks::new(),
+                directory: Directory::new(me),
+                lifecycle: ProcessLifecycle::begin(me),
                 counters: Counters::default(),
             }
         });

@@ -3,7 +3,20 @@
 //! A frame goes in two steps. [`Office::claim`] takes everything that it needs (credit, room in the ring, room for its
 //! leases to come back) or nothing, while the sender still has the value. Then the sender drops the value, and
 //! [`Office::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
-//! were moved all the way. What was granted is in the book before the frame is published (LEASE-1).
+//! were moved all the way.
+//!
+//! Used by `actor/sending.rs` for messages, by a receipt ([`inbox`](super::inbox)) for replies, and by the reader for
+//! replies that found no room.
+//!
+//! **Invariants.** LEASE-1: what is granted is in the book before the frame is written. LEASE-3: leases of others are kept
+//! until the peer has passed the frame. MBX-2: a reply keeps its ask's credit until it has gone, so no more replies wait
+//! than the peer may ask.
+//!
+//! **Locks.** The sender side's `out` for the claim, and once more for the write; between the two, a pool's for each lease.
+//! None inside another.
+//!
+//! **On a crash** of the peer the claim fails, or the commit finds the link broken and lets go of everything by itself.
+//! **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -113,11 +126,13 @@ impl Office {
         encoded: &Encoded,
     ) -> Result<Claim, PostError> {
         fault::point("post.send.claim");
+        // Again: the link may have broken while the value was encoded.
         link.check_open()?;
         // A reply was looked at when it was given; it is looked at once more where it arrives.
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(envelope.kind)) {
             return Err(PostError::Tainted(tainted.by));
         }
+        // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
         let body = if encoded.body.len() > MAX_INLINE_BODY {
             Some(self.memory.body_lease(&encoded.body)?)
         } else {
@@ -144,6 +159,7 @@ impl Office {
         fault::point("post.send.claimed");
         let link = Arc::clone(claim.link());
         let Encoded { body, leases, tensors, mut parts } = encoded;
+        // First the grants: when the peer sees the frame, its leases are in the book (LEASE-1).
         let mut granted = SmallVec::new();
         let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
         for (lease, ready) in &leases {
@@ -156,6 +172,7 @@ impl Office {
             self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
             entries.push(entry);
         }
+        // The body's lease goes last: the receiver takes the last one for it.
         if let Some(lease) = claim.body() {
             let entry = self.entry_for(&link, lease, None, &mut granted);
             entries.push(entry);
@@ -184,6 +201,7 @@ impl Office {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
             self.note_sent(since, &link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
+            // The claim was for the worst case, so the ring is not what it was: nothing of this peer is believed any more.
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(&link);
         }
@@ -191,12 +209,15 @@ impl Office {
         fault::point("post.send.written");
         // After the frame is written: with these may go the last local lease, and its last uses into the book.
         drop(leases);
+        // After the write, and not before: whoever breaks the link sets the mark first, and then takes what is in the ring's
+        // books. So either that one has found this frame's leases there, or the mark is seen here.
         if link.is_broken() {
             // It broke between the claim and now, and asks were failed before this one was among them, or after.
             self.let_go(&link);
             self.fail_asks(link.peer);
             self.evict_if_buried(link.peer);
         }
+        // Last: what the dropped leases have posted goes out with the frame, and before it.
         self.publish_soon(&link, due);
     }
 
@@ -315,20 +336,27 @@ impl Office {
         acknowledges: bool,
     ) {
         let envelope = Envelope { kind, index: 0, actor: ActorId(0), correlation, key: 0, capacity: 0 };
+        // A reply does not overtake those that wait. Replies need no order, but the first ones have waited longest.
         let claim = if link.has_backlog() {
             Err(PostError::NotNow(NotNow::RingFull))
         } else {
             self.claim(link, &envelope, &encoded)
         };
+        // The credit of the ask goes back behind its reply, in whichever way that goes, and never before: it bounds the replies
+        // that wait (MBX-2).
         match claim {
+            // It only acknowledges: it is published quietly, and its credit says when to ring for both.
             Ok(claim) if acknowledges && asked.is_some() => {
                 self.commit_as(claim, &envelope, encoded, news::quiet(news::FRAMES));
                 self.hand_back_with(link, asked, news::FRAMES);
             }
+            // Somebody waits for it: the frame rings, and the credit goes along.
             Ok(claim) => {
                 self.commit(claim, &envelope, encoded);
                 self.hand_back(link, asked);
             }
+            // It cannot go now, and this thread must not wait: it may be a handler's, or the reader's. The reader sends it
+            // when there is room, and until then it keeps the credit (MBX-2).
             Err(PostError::NotNow(_) | PostError::Body { .. }) => {
                 let header = Header {
                     kind,
@@ -350,9 +378,11 @@ impl Office {
                     self.counters.rejected.fetch_add(1, Ordering::Relaxed);
                     link.break_off();
                 }
+                // It may sleep without knowing that it is to be woken for room; and it gives a broken link up.
                 self.wakeups.wake_reader();
             }
             Err(PostError::Gone(_)) => {} // Nobody is left to read it.
+            // It can never go as it is. A refusal says so in its place; where that was the refusal, only the credit is left.
             Err(error) => {
                 tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
                 if kind == Kind::Reply {

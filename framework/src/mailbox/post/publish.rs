@@ -10,9 +10,8 @@
 //!
 //! **Locks.** `notices_out` of each link, then `out` of each, one at a time and none inside another.
 //!
-//! **On a crash** between the write and the publishing nobody has seen the frame: it was never sent, and the node's
-//! eviction takes back what it was granted (LEASE-4). **On cancellation** nothing happens: a turn ends also when its
-//! future is dropped.
+//! **On a crash** between the write and the publishing nobody has seen the frame: it was never sent. **On cancellation**
+//! nothing happens: a turn ends also when its future is dropped.
 
 use std::sync::Arc;
 

@@ -3,6 +3,16 @@
 //! It polls while there is something, spins adaptively for a while, and then sleeps until its doorbell rings. Before it
 //! sleeps it says so on its mail page and looks once more: no wake-up is lost (see
 //! [`doorbell`](crate::mailbox::doorbell)).
+//!
+//! Run by one task or thread of the process: a worker's main thread, beside its actors, or a thread of the node's own.
+//!
+//! **Invariants.** No wake-up is lost. A link is looked at in one order: leases back, frames passed, replies out, frames
+//! in. The reader waits for no other process.
+//!
+//! **Locks.** None across a look; each step takes those of its link.
+//!
+//! **On a crash** of a peer the reader reads to the end what it had posted, and then parts with it. **On cancellation**
+//! nothing is lost, see [`Office::run`].
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
@@ -66,10 +76,12 @@ impl Office {
         for link in self.links.all().iter() {
             any |= self.poll_link(link, buffer, heads);
         }
+        // Once for all links: closing what was given back drains all return rings again.
         if any {
             self.memory.settle();
         }
         self.memory.chunks.loosen_if_due(&self.links, &self.lifecycle);
+        // Only in vain: while there is something to do, more may come that rings anyway.
         if !any {
             self.wakeups.end_quiet(&self.links);
         }
@@ -82,17 +94,22 @@ impl Office {
                 self.give_up(link);
             }
             let ended = link.has_ended();
+            // At each look: a send that had its claim may have put more there since.
             let any = self.let_go(link);
+            // A peer that lives keeps its link, so that its slot is known to be given up; one that has ended goes.
             if ended {
                 self.part_with(link);
             }
             return any || ended;
         }
+        // Read before the rings are: what the peer had posted before its end is then seen by this look.
         let ended = link.has_ended();
         let mut any = false;
         if link.has_moved(heads) || ended {
             // One turn: what the frames lead to here (leases back, refusals) is published together.
             let turn = Turn::begin();
+            // Leases back first: they may be what a reply, or a hold for a frame, waits for. Frames last: what they bring
+            // back is found in the book, and what they lead to finds the room that the others have made.
             any |= self.drain_link_returns(link);
             any |= self.settle_in_flight(link, heads);
             any |= self.flush_outbox(link);
@@ -153,28 +170,37 @@ impl Office {
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
                 Step::Yield => make_way(&mut steps).await,
+                // In this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
+                // then the last look. Whoever publishes something does so first and then reads these words, so it either
+                // sees them and rings, or the last look sees what it has published.
                 Step::Park => {
                     // WANTS: written before the fence in `prepare`.
                     let wanted = self.wanted_news();
                     wants.store(wanted, Ordering::Relaxed);
+                    // For this process's own threads: who puts a ring off from here on wakes the reader.
                     self.wakeups.park();
+                    // For the peers: from here on they ring.
                     sleeper.prepare();
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
+                    // `poll`, and not a glance: what peers have passed counts too, because nobody rings for it.
                     let asleep = !self.poll(&mut buffer) && self.wanted_news() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
                         tokio::select! {
+                            // Cleared, and looked at again anyway: the next ring is an edge of its own.
                             rung = ears.readable() => rung?.clear_ready(),
                             // Another task of this thread, or another thread, goes on while the reader sleeps.
                             () = self.wakeups.quiet_came() => {}
                         }
                     }
+                    // Both before the next look, so that nobody pays for waking a reader that looks.
                     self.wakeups.unpark();
                     sleeper.awake();
                     spin.set_patient(self.has_cores_to_spare(cores));
                 }
             }
         }
+        // Nobody does it after this.
         self.wakeups.end_quiet(&self.links);
         Ok(())
     }

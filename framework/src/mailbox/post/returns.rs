@@ -1,4 +1,16 @@
 //! Leases back to their owners, and the owners' side of it.
+//!
+//! A holder posts notices (releases, holds, rejections) to the owner's return ring, see [`entry`]; the owner takes them in
+//! and keeps its book. Used by each lease that drops, by `incoming` (holds), by the reader, and by a pool that wants to know
+//! how things stand.
+//!
+//! **Invariants.** LEASE-2: a release never waits, and finds room. LEASE-3: a hold is visible before the cursor moves past
+//! the frame that it is for. A cursor is read before the notices that belong to it are drained.
+//!
+//! **Locks.** A link's `notices_in` while its notices are taken in, and inside of it a pool's, and the link's `out`.
+//! `notices_out` for each notice, alone. Leases that a link let go of are dropped outside of all of them.
+//!
+//! **On a crash** of the owner there is no book any more, and a release is for nobody. **On cancellation** nothing happens.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -206,6 +218,7 @@ impl Office {
                 return true;
             }
         };
+        // Between the two locks, and behind the cursor: the peer posts a rejection before it passes the frame.
         let drained = self.drain_link_returns(link);
         let passed = link.take_passed(consumed);
         // Dropped outside of the lock: this lets leases go, on other links too.
