@@ -3,9 +3,9 @@
 //! Used by everything that asks whether a ticket's data is there ([`ClockDomain::standing`]), by streams, which note what
 //! they wait for, and by the control thread, which learns.
 //!
-//! **Invariants.** A value in a tainted range stays tainted; only a suspicion ends. A use is checked against the table in the same step in which it is noted in its
-//! stream's log, so each use is either refused, or found by the marking. This process says that it knows a round only when
-//! its own ranges of that round are in its table.
+//! **Invariants.** A value in a tainted range stays tainted; only a suspicion ends. A use is checked against the table in
+//! the same step in which it is noted in its stream's log, so each use is either refused, or found by the marking. This
+//! process says that it knows a round only when its own ranges of that round are in its table.
 //!
 //! **Locks**, in the order in which they nest: a stream's state, its log, the table. The thread that marks takes no
 //! stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking is to end.
