@@ -28,7 +28,7 @@ use crate::ids::ActorId;
 use crate::mailbox::port::Place;
 use crate::mailbox::post::inbox::{Inbox, Undelivered};
 use crate::mailbox::post::{
-    AskFailure, Envelope, Link, NoRoute, Office, PlaceInQueue, PostError, Queue, Route,
+    AskFailure, Envelope, Link, NoRoute, PlaceInQueue, PostError, Queue, Route, Transport,
 };
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
@@ -57,7 +57,7 @@ fn is_lost(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::Restarting | SendFailure::Gone(_) | SendFailure::NoSuchActor)
 }
 
-fn failure(office: &Office, actor: ActorId, error: PostError) -> SendFailure {
+fn failure(office: &Transport, actor: ActorId, error: PostError) -> SendFailure {
     match error {
         PostError::NotNow(_) => SendFailure::Full,
         PostError::NoSuchActor => SendFailure::NoSuchActor,
@@ -143,7 +143,7 @@ fn post<M: GpuMessage>(
 
 /// Notes the ask; its reply is decoded on the reader's thread.
 fn expect<M: GpuMessage>(
-    office: &Arc<Office>,
+    office: &Arc<Transport>,
     place: &Place,
     actor: ActorId,
     answer: Answer<M::Reply>,

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use super::{Newer, Newest, Publishable, Version};
 use crate::actor::Program;
 use crate::actor::{self, Address, AskError, Env, LookupError};
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::node::Node;
 
 /// How long a reader waits before it looks for a board again that was not there; doubled up to [`LONGEST_PAUSE`]. The
@@ -39,7 +39,7 @@ pub struct Ended;
 /// Where a [`Latest`] can be: an actor, by its [`Env`], or the program that started the node.
 pub trait Follower: sealed::Sealed {
     #[doc(hidden)]
-    fn office(&self) -> &Arc<Office>;
+    fn office(&self) -> &Arc<Transport>;
 
     #[doc(hidden)]
     fn run(&self, asking: impl Future<Output = ()> + Send + 'static);
@@ -52,7 +52,7 @@ mod sealed {
 }
 
 impl Follower for Env {
-    fn office(&self) -> &Arc<Office> {
+    fn office(&self) -> &Arc<Transport> {
         &self.office
     }
 
@@ -66,7 +66,7 @@ impl Follower for Env {
 }
 
 impl Follower for Node<Program> {
-    fn office(&self) -> &Arc<Office> {
+    fn office(&self) -> &Arc<Transport> {
         self.resident()
     }
 
@@ -125,7 +125,7 @@ impl<M: Publishable> Latest<M> {
 
 /// Asks the board under `name`, whichever it is, for ever newer versions.
 async fn follow<M: Publishable>(
-    office: &Arc<Office>,
+    office: &Arc<Transport>,
     name: &str,
     newest: &watch::Sender<Option<Arc<Version<M>>>>,
 ) {

@@ -37,7 +37,7 @@ use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::lease::{LeaseId, PoolOptions};
 use crate::mailbox::port::Place;
-use crate::mailbox::post::{Link, Office};
+use crate::mailbox::post::{Link, Transport};
 use crate::mailbox::ring::Entry;
 use crate::message::wire::Kind;
 use crate::tensor::Gpu;
@@ -55,7 +55,7 @@ pub struct Cluster {
 }
 
 struct Member {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     gpu: Gpu,
     ended: Mutex<bool>,
 }
@@ -63,7 +63,7 @@ struct Member {
 impl Member {
     fn join(hub: &Arc<Hub>, process: ProcessId, backend: Arc<dyn Backend>, options: PoolOptions) -> Self {
         let office =
-            Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
+            Transport::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
         hub.joined(&office);
         let pool = office.pool(&backend, options);
         let gpu = Gpu::new(pool, Arc::clone(office.domain())).expect("a stream starts");
@@ -124,7 +124,7 @@ impl Cluster {
     }
 
     /// The post office of process `i`.
-    pub fn office(&self, i: usize) -> &Arc<Office> {
+    pub fn office(&self, i: usize) -> &Arc<Transport> {
         &self.members[i].office
     }
 

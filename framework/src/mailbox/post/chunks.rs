@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use dashmap::{DashMap, Entry};
 use parking_lot::{Condvar, Mutex};
 
-use super::Office;
+use super::Transport;
 use super::lifecycle::ProcessLifecycle;
 use super::links::Links;
 use super::memory::Memory;
@@ -69,7 +69,7 @@ enum Known {
 
 /// Goes with a mapping, and tells the office when it has gone.
 struct Unmapping {
-    office: Weak<Office>,
+    office: Weak<Transport>,
     chunk: ChunkId,
     access: Access,
 }
@@ -292,7 +292,7 @@ impl Memory {
     pub(super) fn chunk_came(
         &self,
         came: ChunkCame,
-        office: &Weak<Office>,
+        office: &Weak<Transport>,
         port: &dyn Port,
         lifecycle: &ProcessLifecycle,
     ) {

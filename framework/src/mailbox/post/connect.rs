@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use scopeguard::{ScopeGuard, guard};
 
-use super::Office;
+use super::Transport;
 use super::link::Link;
 use crate::clock::ClockPage;
 use crate::fault;
@@ -40,7 +40,7 @@ pub(crate) enum BadHalf {
     Io(#[from] std::io::Error),
 }
 
-impl Office {
+impl Transport {
     /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
     /// not. It may not be open yet.
     pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {

@@ -1,9 +1,9 @@
 //! Ends: of a link, when the peer broke the protocol; of a peer, when its process has exited.
 //!
 //! A peer's end comes in steps, in this order: the node says that it has gone, and nothing goes to it any more
-//! ([`process_gone`](Office::process_gone)); the reader reads to the end what it had posted, gives the link up, parts with
-//! it, and tells the node ([`part_with`](Office::part_with)); and when everybody has, the node has it buried: its leases
-//! are dropped ([`bury`](Office::bury)). Used by the reader and by what the node says.
+//! ([`process_gone`](Transport::process_gone)); the reader reads to the end what it had posted, gives the link up, parts with
+//! it, and tells the node ([`part_with`](Transport::part_with)); and when everybody has, the node has it buried: its leases
+//! are dropped ([`bury`](Transport::bury)). Used by the reader and by what the node says.
 //!
 //! **Invariants.** LEASE-4: no lease of the dead is dropped before everything that it had posted is read, and none that it
 //! was granted behind that stays. Its asks fail only once the replies that it had posted are read.
@@ -13,14 +13,14 @@
 //! **On a crash** of this process in between the node counts it as one that has read everything. **On cancellation**
 //! nothing happens: nothing here waits.
 
-use super::Office;
+use super::Transport;
 use super::link::Link;
 use crate::fault;
 use crate::ids::ProcessId;
 use crate::lease::pool::Surroundings;
 use crate::mailbox::port::ToNode;
 
-impl Office {
+impl Transport {
     /// Has nothing more to do with a peer that broke the protocol, or has ended and was read to the end.
     pub(crate) fn give_up(&self, link: &Link) {
         // First nothing more goes out or in: a send that is committed behind this looks after what it left (`commit`).

@@ -11,11 +11,11 @@
 
 use std::os::fd::OwnedFd;
 
-use super::Office;
+use super::Transport;
 use super::chunks::ChunkCame;
 use crate::mailbox::port::{FromNode, Letter, ToNode};
 
-impl Office {
+impl Transport {
     /// Takes what the node sends. Any thread; never blocks.
     pub fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         match message {

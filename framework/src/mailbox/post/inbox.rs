@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::link::Credit;
-use super::{Link, Office, Queue};
+use super::{Link, Queue, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::EndReason;
@@ -234,7 +234,7 @@ impl Refusal {
 /// and not given, says that none will come. The message is done with then.
 #[derive(Debug)]
 pub struct Receipt {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     link: Arc<Link>,
     /// The place whose credit the message has; the reply takes it over.
     credit: Option<Credit>,
@@ -248,7 +248,7 @@ pub struct Receipt {
 
 impl Receipt {
     pub(super) fn new(
-        office: Arc<Office>,
+        office: Arc<Transport>,
         link: Arc<Link>,
         credit: Credit,
         correlation: Option<u64>,

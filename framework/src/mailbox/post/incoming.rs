@@ -27,7 +27,7 @@ use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::inbox::{Delivery, Receipt, Refusal};
 use super::link::{AWAY, Credit, Inbound, Link};
-use super::{Office, entry, news};
+use super::{Transport, entry, news};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
 use crate::fault;
@@ -66,7 +66,7 @@ type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
 
 type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
 
-impl Office {
+impl Transport {
     /// Takes frames from a link; true if there was one.
     pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut Vec<u8>) -> bool {
         let mut any = false;

@@ -19,7 +19,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use super::chunks::Chunks;
-use super::{Office, PostError};
+use super::{PostError, Transport};
 use crate::clock::ClockDomain;
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{DeviceId, ProcessId};
@@ -32,7 +32,7 @@ pub(super) struct Memory {
     me: ProcessId,
     domain: Arc<ClockDomain>,
     /// What the pools are surrounded by.
-    office: Weak<Office>,
+    office: Weak<Transport>,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
     /// Of other processes.
@@ -45,7 +45,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(me: ProcessId, domain: Arc<ClockDomain>, office: Weak<Office>) -> Self {
+    pub(super) fn new(me: ProcessId, domain: Arc<ClockDomain>, office: Weak<Transport>) -> Self {
         Memory {
             me,
             domain,

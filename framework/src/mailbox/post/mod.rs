@@ -121,9 +121,9 @@ use crate::observe::sight::Sight;
 use inbox::Inbox;
 
 /// See the module.
-pub struct Office {
+pub struct Transport {
     me: ProcessId,
-    this: Weak<Office>,
+    this: Weak<Transport>,
     domain: Arc<ClockDomain>,
     wakeups: Wakeups,
     port: Arc<dyn Port>,
@@ -182,13 +182,13 @@ pub enum OfficeError {
     Device(#[from] DeviceError),
 }
 
-impl std::fmt::Debug for Office {
+impl std::fmt::Debug for Transport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Office({}, {:?})", self.me, self.stats())
+        write!(f, "Transport({}, {:?})", self.me, self.stats())
     }
 }
 
-impl Office {
+impl Transport {
     /// Says how many bytes the pool of each GPU may take; the first to say so is right.
     pub fn set_gpu_budget(&self, bytes: u64) {
         self.memory.set_gpu_budget(bytes);
@@ -204,7 +204,7 @@ impl Office {
         let wakeups = Wakeups::open()?;
         let office = Arc::new_cyclic(|this| {
             let memory = Memory::new(me, Arc::clone(&domain), Weak::clone(this));
-            Office {
+            Transport {
                 me,
                 this: Weak::clone(this),
                 domain,
@@ -442,7 +442,7 @@ impl Office {
         self.actors.inbox(index)
     }
 
-    fn arc(&self) -> Option<Arc<Office>> {
+    fn arc(&self) -> Option<Arc<Transport>> {
         self.this.upgrade()
     }
 }

@@ -15,7 +15,7 @@
 //!
 //! 1. Half of the mailbox was handed back since the sender was told, or [`TELL_EVERY`] has passed and one more is.
 //! 2. The bell is rung for anything else.
-//! 3. The reader finds nothing to do (`Office::poll`). It always comes to that: who puts off a ring says so in
+//! 3. The reader finds nothing to do (`Transport::poll`). It always comes to that: who puts off a ring says so in
 //!    `Wakeups::quiet`, which the reader looks at after every look in vain and after it has said that it is parked, and
 //!    wakes it if it is parked (`Wakeups::keep_quiet`).
 

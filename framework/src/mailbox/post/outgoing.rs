@@ -1,8 +1,8 @@
 //! Frames out.
 //!
-//! A frame goes in two steps. [`Office::claim`] takes everything that it needs (credit, room in the ring, room for its
+//! A frame goes in two steps. [`Transport::claim`] takes everything that it needs (credit, room in the ring, room for its
 //! leases to come back) or nothing, while the sender still has the value. Then the sender drops the value, and
-//! [`Office::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
+//! [`Transport::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
 //! were moved all the way.
 //!
 //! Used by `actor/sending.rs` for messages, by a receipt ([`inbox`](super::inbox)) for replies, and by the reader for
@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 use super::inbox::Refusal;
 pub(crate) use super::link::Claim;
 use super::link::{Credit, Draft, Link, wants_credit};
-use super::{Office, news};
+use super::{Transport, news};
 use crate::clock::taint::Standing;
 use crate::clock::turn::Turn;
 use crate::fault;
@@ -91,7 +91,7 @@ pub(crate) enum PostError {
     Encode(#[from] EncodeError),
 }
 
-impl Office {
+impl Transport {
     /// Sends a message the long way. `expect` notes the ask, where it is one, and gives its number, which is returned. On an
     /// error `message` is as it was, and `expect` was not called.
     pub(crate) fn send<M: Serialize>(

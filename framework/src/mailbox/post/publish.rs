@@ -5,7 +5,7 @@
 //! Outside of a turn it is published at once. Used by `outgoing` (frames), `returns` (notices), and the handing back of
 //! credits.
 //!
-//! **Invariants.** What was due before [`Office::publish_all`] swapped the mark is visible when that call has returned,
+//! **Invariants.** What was due before [`Transport::publish_all`] swapped the mark is visible when that call has returned,
 //! whichever thread committed it. All returns are visible before any frame.
 //!
 //! **Locks.** `notices_out` of each link, then `out` of each, one at a time and none inside another.
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::link::Link;
-use super::{Office, news};
+use super::{Transport, news};
 use crate::clock::turn::{self, TurnEnd};
 use crate::fault;
 
-impl TurnEnd for Office {
+impl TurnEnd for Transport {
     /// Publishes what the turn has gathered: one tail per link.
     fn turn_ended(&self) {
         self.publish_all(&self.links.all());
     }
 }
 
-impl Office {
+impl Transport {
     /// Publishes at the end of the turn, or now where no turn is open. `due` is what for, see [`news`].
     pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
         // The mark comes after the write that it is for, and before the turn is asked: a turn that ends on another thread

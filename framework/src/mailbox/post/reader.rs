@@ -12,7 +12,7 @@
 //! **Locks.** None across a look; each step takes those of its link.
 //!
 //! **On a crash** of a peer the reader reads to the end what it had posted, and then parts with it. **On cancellation**
-//! nothing is lost, see [`Office::run`].
+//! nothing is lost, see [`Transport::run`].
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
@@ -26,7 +26,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::link::Link;
-use super::{Office, news};
+use super::{Transport, news};
 use crate::clock::turn::Turn;
 use crate::mailbox::doorbell::Sleeper;
 use crate::mailbox::ring::Word;
@@ -34,7 +34,7 @@ use crate::mailbox::spin::{Spin, Step};
 use crate::os::step_aside;
 
 /// The doorbells of an office that is there for as long.
-struct Listening(Arc<Office>);
+struct Listening(Arc<Transport>);
 
 impl AsRawFd for Listening {
     fn as_raw_fd(&self) -> RawFd {
@@ -56,7 +56,7 @@ async fn make_way(steps: &mut u32) {
     }
 }
 
-impl Office {
+impl Transport {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
     /// [`run`](Self::run) calls it in a loop.
     pub fn poll(&self, buffer: &mut Vec<u8>) -> bool {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Office;
+use super::Transport;
 use super::entry::{self, Notice};
 use super::link::Link;
 use super::news;
@@ -35,7 +35,7 @@ use crate::mailbox::ring::Entry;
 /// How long a process that ends waits for its own reader to close what was given back.
 const LAST_RETURNS: Duration = Duration::from_millis(200);
 
-impl Returns for Office {
+impl Returns for Transport {
     fn release(&self, id: LeaseId, uses: &[Ticket]) {
         fault::point("lease.release");
         let Some(link) = self.link(id.chunk.owner).filter(|link| !link.has_ended()) else {
@@ -54,7 +54,7 @@ impl Returns for Office {
     }
 }
 
-impl Surroundings for Office {
+impl Surroundings for Transport {
     fn drain_returns(&self) {
         for link in self.links.all().iter() {
             self.drain_link_returns(link);
@@ -80,7 +80,7 @@ impl Surroundings for Office {
     }
 }
 
-impl Office {
+impl Transport {
     /// Takes in what peers have posted about leases, and what they have passed. A release does not wake an owner that
     /// sleeps, so whoever wants to know how things stand does this before he looks.
     pub(crate) fn take_in_returns(&self) {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::directory::{Settled, Way};
 use super::inbox::Inbox;
-use super::{Link, Office, Queue};
+use super::{Link, Queue, Transport};
 use crate::ids::ActorId;
 use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::mailbox::lives::{Departed, EndReason};
@@ -43,7 +43,7 @@ pub(crate) enum NoRoute {
     Gone(Departed),
 }
 
-impl Office {
+impl Transport {
     /// The way to `actor`, whose address remembers `place`.
     #[inline]
     pub(crate) fn route_to(&self, actor: ActorId, place: Place) -> Result<Route, NoRoute> {

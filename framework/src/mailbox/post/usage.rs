@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Office;
+use super::Transport;
 use crate::lease::Pool;
 
-impl Office {
+impl Transport {
     /// The pools that were made, by device.
     pub(crate) fn pools_made(&self) -> Vec<Arc<Pool>> {
         self.memory.pools().into_vec()
