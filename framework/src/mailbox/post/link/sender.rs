@@ -21,7 +21,6 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{AWAY, CLOSED, Credit, Link};
-use crate::ids::ProcessId;
 use crate::lease::{Lease, LeaseId};
 use crate::limits::{MAX_ACTORS, MAX_GRANTED};
 use crate::mailbox::post::outgoing::{Envelope, NotNow, PostError};
@@ -123,8 +122,8 @@ impl Claim {
     }
 
     /// The process that it is to be sent to.
-    #[cfg(feature = "testing")]
-    pub(crate) fn peer(&self) -> ProcessId {
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn peer(&self) -> crate::ids::ProcessId {
         self.link.peer
     }
 
