@@ -7,6 +7,8 @@
 //! | [`ROOM`]: a cursor has moved, leases were posted | one that waits for room in a ring, for leases or for memory |
 //! | any of them, [`quiet`] | nobody yet |
 //!
+//! Used by whoever publishes, see `publish`, and by the reader, which says what it wants.
+//!
 //! What a process wants to be woken for is the word `wants` of its mail page, in the same bits; frames need no wish.
 //!
 //! **Quiet news** is published like any other, so whoever is awake sees it at once; only the doorbell is put off. It is for

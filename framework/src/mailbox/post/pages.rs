@@ -10,6 +10,10 @@
 //!
 //! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable mapping, so a
 //! peer can read it and nothing else, whatever it tries.
+//!
+//! Used by `wakeups` (the mail page) and by each link's connection. **Locks.** None: words are atomic, and each ring has one
+//! writer and one reader. **On a crash** of the writer the memory stays as it is for as long as anybody has it mapped, so
+//! what it had posted can be read to the end. **On cancellation** nothing happens.
 
 #![expect(unsafe_code, reason = "the words and bytes of the rings are made here, over mapped memory")]
 
