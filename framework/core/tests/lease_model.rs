@@ -227,7 +227,7 @@ fn returned(looks_behind_the_frame: bool) {
             book.grant(line, generation, process(2)).expect("the line is open");
         }
     };
-    // `Office::poll_link`: first the returns, then the frames.
+    // `Transport::poll_link`: first the returns, then the frames.
     drain(&mut book, &mut from_c);
     if frames_in.peek(&mut Vec::new()).expect("a sound peer").is_some() {
         let mut adopted = book.adopt(line, generation, process(2));
@@ -260,7 +260,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// `Office::drain_returns`.
+    /// `Transport::drain_returns`.
     fn drain(&self) {
         let (line, generation) = self.line;
         for (holder, ring) in &self.rings {

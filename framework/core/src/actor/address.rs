@@ -12,7 +12,7 @@ use super::error::SendError;
 use super::sending::{self, Send};
 use crate::ids::ActorId;
 use crate::mailbox::port::{Place, PortClosed};
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::message::{GpuMessage, message_key, scope};
 
 /// The address of an actor that takes messages of type `M`.
@@ -46,7 +46,7 @@ use crate::message::{GpuMessage, message_key, scope};
 /// # }
 /// ```
 pub struct Address<M> {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     actor: ActorId,
     place: Place,
     /// Whether the actor is known to take `M`; false only where it is known not to.
@@ -90,7 +90,7 @@ impl From<PortClosed> for PortClosedText {
 }
 
 impl<M: GpuMessage> Address<M> {
-    pub(crate) fn new(office: Arc<Office>, actor: ActorId, place: Place, takes: bool) -> Self {
+    pub(crate) fn new(office: Arc<Transport>, actor: ActorId, place: Place, takes: bool) -> Self {
         let place = office.place_of(actor, place);
         // Made now, the link is there when the first message is sent.
         if place.process != office.process() {
@@ -137,7 +137,7 @@ impl<M: GpuMessage> Address<M> {
         Ask::new(self.clone(), message)
     }
 
-    pub(super) fn office(&self) -> &Arc<Office> {
+    pub(super) fn office(&self) -> &Arc<Transport> {
         &self.office
     }
 
@@ -157,7 +157,7 @@ impl<M: GpuMessage> Address<M> {
 
 /// Looks up the actor under `name`.
 pub(crate) async fn lookup<M: GpuMessage>(
-    office: &Arc<Office>,
+    office: &Arc<Transport>,
     name: &str,
 ) -> Result<Address<M>, LookupError> {
     match office.lookup(name.to_owned()).await.map_err(PortClosedText::from)? {
@@ -167,7 +167,11 @@ pub(crate) async fn lookup<M: GpuMessage>(
 }
 
 /// Registers `actor` under `name`.
-pub(crate) async fn register(office: &Arc<Office>, name: &str, actor: ActorId) -> Result<(), RegisterError> {
+pub(crate) async fn register(
+    office: &Arc<Transport>,
+    name: &str,
+    actor: ActorId,
+) -> Result<(), RegisterError> {
     let result = office.register(name.to_owned(), actor).await.map_err(PortClosedText::from)?;
     result.map_err(|_| RegisterError::Taken(name.to_owned()))
 }
@@ -215,7 +219,7 @@ impl<M> Serialize for Address<M> {
 impl<'de, M: GpuMessage> Deserialize<'de> for Address<M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (actor, place) = <(ActorId, Place)>::deserialize(deserializer)?;
-        let office = scope::context().and_then(|context| context.downcast::<Office>().ok());
+        let office = scope::context().and_then(|context| context.downcast::<Transport>().ok());
         let office = office.ok_or_else(|| {
             de::Error::custom("an Address can only be read from a message, a reply or an actor's arguments")
         })?;

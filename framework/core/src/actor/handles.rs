@@ -21,7 +21,7 @@ use crate::clock::{ClockDomain, ClockError, Ticket};
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
-use crate::mailbox::post::{AskFailure, Office};
+use crate::mailbox::post::{AskFailure, Transport};
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::trace::FrameId;
 use crate::os::vital;
@@ -35,7 +35,7 @@ pub struct Handles<A: RemoteActor> {
 /// A letter, boxed because a mailbox holds letters of all types that its actor takes.
 type AnyLetter<A> = Box<dyn Letter<A>>;
 
-type Decode<A> = fn(&Arc<Office>, Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>;
+type Decode<A> = fn(&Arc<Transport>, Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>;
 
 struct Entry<A: RemoteActor> {
     name: &'static str,
@@ -51,7 +51,7 @@ pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
-        office: &Weak<Office>,
+        office: &Weak<Transport>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
     /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
@@ -135,7 +135,7 @@ impl<A: RemoteActor> Handles<A> {
 
     pub(super) fn decode(
         &self,
-        office: &Arc<Office>,
+        office: &Arc<Transport>,
         delivery: Delivery<'_>,
     ) -> Result<AnyLetter<A>, Undelivered> {
         let key = delivery.key;
@@ -164,7 +164,7 @@ impl<A: RemoteActor> Handles<A> {
 }
 
 fn decode_acknowledged<A, M>(
-    office: &Arc<Office>,
+    office: &Arc<Transport>,
     mut delivery: Delivery<'_>,
 ) -> Result<AnyLetter<A>, Undelivered>
 where
@@ -175,13 +175,13 @@ where
     decode::<A, M>(office, delivery)
 }
 
-fn decode<A, M>(office: &Arc<Office>, delivery: Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>
+fn decode<A, M>(office: &Arc<Transport>, delivery: Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>
 where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
     let Delivery { body, tensors, tickets, receipt, .. } = delivery;
-    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Office>::clone(office);
+    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Transport>::clone(office);
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
     let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
         Ok(Ok(())) => Ok(message),
@@ -222,7 +222,7 @@ pub(super) enum Done<R> {
 /// The receipt of a message from the same process.
 pub(super) struct LocalReceipt<R> {
     credits: Arc<LocalCredits>,
-    office: Arc<Office>,
+    office: Arc<Transport>,
     answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
 }
 
@@ -230,7 +230,7 @@ impl<R> LocalReceipt<R> {
     /// For a message whose credit was taken.
     pub(super) fn new(
         credits: Arc<LocalCredits>,
-        office: Arc<Office>,
+        office: Arc<Transport>,
         answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
     ) -> Self {
         office.opened();
@@ -317,7 +317,7 @@ impl<M: GpuMessage> Parcel<M> {
     }
 
     /// There is no handler's call for it: tells whoever asked, and counts it.
-    pub(super) fn refuse_tainted(self, by: ProcessId, office: Option<Arc<Office>>) -> (M, ProcessId) {
+    pub(super) fn refuse_tainted(self, by: ProcessId, office: Option<Arc<Transport>>) -> (M, ProcessId) {
         let sender = self.done.sender();
         self.done.refuse(Refusal::Tainted(by));
         if let Some(office) = office {
@@ -336,7 +336,7 @@ fn is_done<M: GpuMessage, R>() -> bool {
 impl<M: GpuMessage> Parcel<M> {
     /// Its tensors cannot be waited for.
     #[cold]
-    fn unready<A>(self, error: DeviceError, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    fn unready<A>(self, error: DeviceError, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Transport>)
     where
         A: RemoteActor + Handler<M>,
     {
@@ -351,7 +351,7 @@ impl<M: GpuMessage> Parcel<M> {
 
     /// DEATH-3: it is never handed to a handler as if it were good.
     #[cold]
-    fn tainted<A>(self, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    fn tainted<A>(self, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Transport>)
     where
         A: RemoteActor + Handler<M>,
     {
@@ -370,7 +370,7 @@ where
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
-        office: &Weak<Office>,
+        office: &Weak<Transport>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
         // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
         // stream, is waited for when it is used.

@@ -20,7 +20,7 @@ use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::message::codec;
 use crate::os::vital;
 use crate::tensor::Gpu;
@@ -141,12 +141,12 @@ pub(crate) struct Start {
 /// The actors of one worker.
 pub(crate) struct WorkerStage {
     program: Program,
-    office: Arc<Office>,
+    office: Arc<Transport>,
     hosted: Mutex<Vec<Hosted>>,
 }
 
 impl WorkerStage {
-    pub(crate) fn new(program: Program, office: Arc<Office>) -> Self {
+    pub(crate) fn new(program: Program, office: Arc<Transport>) -> Self {
         WorkerStage { program, office, hosted: Mutex::default() }
     }
 

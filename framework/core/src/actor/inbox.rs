@@ -36,7 +36,7 @@ use crate::clock::turn::{self, Turn};
 use crate::ids::ActorId;
 use crate::mailbox::lives::{EndReason, RestartWhen};
 use crate::mailbox::port::Place;
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
 use crate::observe::figures::{ActorFigures, Meter};
 use crate::observe::sight::ActorSight;
@@ -60,7 +60,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     /// For whoever looks for what stands still; written by the actor's thread alone.
     standing: Standing,
     handles: Handles<A>,
-    office: Weak<Office>,
+    office: Weak<Transport>,
     stream: Stream,
     receive: Receive,
     local: Arc<LocalCredits>,

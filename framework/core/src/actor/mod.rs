@@ -117,7 +117,7 @@ pub use watching::Watch;
 use crate::ids::{ActorId, ProcessId};
 pub use crate::mailbox::lives::{Departed, EndReason, Lifecycle};
 use crate::mailbox::port::Place;
-use crate::mailbox::post::{Office, OfficeStats};
+use crate::mailbox::post::{OfficeStats, Transport};
 use crate::message::{GpuMessage, scope};
 pub use crate::os::step_aside;
 use crate::tensor::Gpu;
@@ -216,7 +216,7 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Env {
-    pub(crate) office: Arc<Office>,
+    pub(crate) office: Arc<Transport>,
     pub(crate) gpu: Gpu,
     pub(crate) name: String,
     pub(crate) actor: ActorId,

@@ -18,7 +18,7 @@ use super::fetch::{Fetches, Leases};
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceKind;
 use crate::ids::DeviceId;
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::message::{GpuMessage, codec};
 use crate::tensor::{Gpu, Tensor, TensorError};
 
@@ -27,7 +27,7 @@ pub(super) struct Receive {
     gpu: Gpu,
     /// Whether everything has to be on the device, not only what it cannot reach otherwise.
     all: bool,
-    office: Weak<Office>,
+    office: Weak<Transport>,
     fetches: Fetches,
 }
 
@@ -45,7 +45,7 @@ impl Receive {
     pub(super) fn new(
         own: &Gpu,
         wanted: Option<DeviceId>,
-        office: &Arc<Office>,
+        office: &Arc<Transport>,
     ) -> Result<Self, TensorError> {
         let gpu = match wanted {
             Some(device) if device != own.device_id() => {

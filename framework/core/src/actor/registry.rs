@@ -4,18 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::address::{self, Address, LookupError};
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::message::GpuMessage;
 
 /// Finds actors by name, from any task or thread of its process: see [`Env::registry`](super::Env::registry) and
 /// [`Node::registry`](crate::node::Node::registry). It keeps nothing alive but the process's own state.
 #[derive(Clone)]
 pub struct Registry {
-    office: Arc<Office>,
+    office: Arc<Transport>,
 }
 
 impl Registry {
-    pub(crate) fn new(office: Arc<Office>) -> Self {
+    pub(crate) fn new(office: Arc<Transport>) -> Self {
         Registry { office }
     }
 

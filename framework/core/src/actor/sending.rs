@@ -1,9 +1,20 @@
-//! Sending: as a value to an actor of the same process, as a frame to one of another.
+//! Sending, the short way and the long: what an address does with a message until a mailbox, or a ring, has it.
+//!
+//! Used by [`Address`] and by asks. An attempt looks up the [`Route`], and then either puts the message into the mailbox of
+//! an actor of this process ([`offer`]), or hands it to the transport ([`post`]); from there it goes on through
+//! `mailbox/post/` and does not come back here.
+//!
+//! **Invariants.** The first attempt is made at once, and only where nobody waits (MBX-1); who waits tries again only in
+//! front of its queue. Until an attempt has succeeded the message is the caller's, and comes back with each error.
+//!
+//! **Locks.** None is held between two calls.
+//!
+//! **On a crash** of the receiver an attempt fails, and looks where the actor lives now. **On cancellation** the place in
+//! the queue is given up, and nothing was sent.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,136 +24,28 @@ use tokio::time::{Sleep, sleep};
 use super::address::Address;
 use super::error::{SendError, SendFailure};
 use super::handles::{Done, LocalReceipt, Parcel};
-use crate::clock::turn::Turn;
 use crate::ids::ActorId;
-use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::mailbox::port::Place;
 use crate::mailbox::post::inbox::{Inbox, Undelivered};
 use crate::mailbox::post::{
-    AskFailure, Envelope, Link, Office, PlaceInQueue, PostError, Queue, Settled, Way,
+    AskFailure, Envelope, Link, NoRoute, PlaceInQueue, PostError, Queue, Route, Transport,
 };
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
 
-/// The way to a mailbox.
-#[derive(Clone)]
-enum Route {
-    /// In this process; with the queue that came along with its actor, if one did.
-    Short(Arc<dyn Inbox>, Option<Queue>),
-    /// In another.
-    Long(Arc<Link>, Place, Option<Queue>),
-    /// Nowhere yet.
-    Later(Queue),
-}
-
-impl Route {
-    #[inline]
-    fn to<M: GpuMessage>(address: &Address<M>) -> Result<Self, SendFailure> {
-        if address.office().has_moved() {
-            return Self::by_directory(address);
-        }
-        // As long as no actor of the node has moved, each is where its address says.
-        let place = address.place();
-        match Self::at(address, place) {
-            Some(route) => Ok(route),
-            None => Self::after(address, place),
-        }
-    }
-
-    /// The way to a mailbox at `place`; `None` where nothing, or somebody else, is there now.
-    #[inline]
-    fn at<M: GpuMessage>(address: &Address<M>, place: Place) -> Option<Self> {
-        let office = address.office();
-        if place.process == office.process() {
-            let inbox = office.inbox(place.index).filter(|inbox| inbox.actor() == address.actor());
-            return inbox.map(|inbox| Route::Short(inbox, None));
-        }
-        let link = office.link(place.process).filter(|link| !link.has_ended());
-        link.map(|link| Route::Long(link, place, None))
-    }
-
-    #[cold]
-    fn by_directory<M: GpuMessage>(address: &Address<M>) -> Result<Self, SendFailure> {
-        match address.office().way_to(address.actor(), address.place()) {
-            Way::To(place, queue) => Self::along(address, place, queue),
-            way => Self::without_place(way),
-        }
-    }
-
-    /// The way to a mailbox at `place`, with the queue that came along with its actor, if one did.
-    fn along<M: GpuMessage>(
-        address: &Address<M>,
-        place: Place,
-        queue: Option<Queue>,
-    ) -> Result<Self, SendFailure> {
-        let (office, actor) = (address.office(), address.actor());
-        let Some(mut route) = Self::at(address, place) else { return Self::after(address, place) };
-        if let Route::Short(_, slot) | Route::Long(_, _, slot) = &mut route {
-            *slot = queue;
-        }
-        match &route {
-            Route::Short(inbox, Some(_)) => office.settle(actor, place, Settled::Here(&**inbox)),
-            Route::Long(link, _, Some(_)) => office.settle(actor, place, Settled::There(link)),
-            _ => {}
-        }
-        Ok(route)
-    }
-
-    /// There is no such mailbox at `place`.
-    #[cold]
-    fn after<M: GpuMessage>(address: &Address<M>, place: Place) -> Result<Self, SendFailure> {
-        let office = address.office();
-        if place.process == office.process() {
-            return Err(SendFailure::NoSuchActor);
-        }
-        match office.way_after(address.actor(), place) {
-            // It moved between the two looks, to another process.
-            Way::To(place, queue) => Self::along(address, place, queue),
-            way => Self::without_place(way),
-        }
-    }
-
-    fn without_place(way: Way) -> Result<Self, SendFailure> {
-        match way {
-            Way::Later(queue) => Ok(Route::Later(queue)),
-            Way::GaveUp(reason) => Err(SendFailure::GaveUp(reason)),
-            Way::Gone(departed) => Err(SendFailure::Gone(departed)),
-            Way::To(..) | Way::Nowhere => Err(SendFailure::NoSuchActor),
-        }
-    }
-
-    /// Where senders to the mailbox wait; `None` for a mailbox that there cannot be.
-    fn queue(&self) -> Option<&Queue> {
-        match self {
-            Route::Short(inbox, queue) => Some(queue.as_ref().unwrap_or_else(|| inbox.local().queue())),
-            Route::Long(link, place, queue) => queue.as_ref().or_else(|| link.queue(place.index)),
-            Route::Later(queue) => Some(queue),
-        }
-    }
-
-    fn stamp(&self) -> u64 {
-        match self {
-            Route::Short(inbox, _) => inbox.local().stamp(),
-            Route::Long(link, place, _) => link.stamp(place.index),
-            Route::Later(_) => 0,
-        }
-    }
-
-    /// Whether both lead to the same life of the actor.
-    fn is(&self, other: &Route) -> bool {
-        match (self, other) {
-            (Route::Short(one, _), Route::Short(other, _)) => Arc::ptr_eq(one, other),
-            (Route::Long(one, here, _), Route::Long(other, there, _)) => {
-                Arc::ptr_eq(one, other) && here == there
-            }
-            (Route::Later(_), Route::Later(_)) => true,
-            _ => false,
-        }
-    }
-}
-
 /// What an ask gets back: the reply, or why there is none.
 pub(super) type Answer<R> = oneshot::Sender<Result<R, AskFailure>>;
+
+/// The way to the actor of an address.
+#[inline]
+fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
+    let route = address.office().route_to(address.actor(), address.place());
+    route.map_err(|none| match none {
+        NoRoute::NoSuchActor => SendFailure::NoSuchActor,
+        NoRoute::GaveUp(reason) => SendFailure::GaveUp(reason),
+        NoRoute::Gone(departed) => SendFailure::Gone(departed),
+    })
+}
 
 /// Whether another attempt makes sense when the mailbox has moved.
 fn may_wait(reason: &SendFailure) -> bool {
@@ -154,7 +57,7 @@ fn is_lost(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::Restarting | SendFailure::Gone(_) | SendFailure::NoSuchActor)
 }
 
-fn failure(office: &Office, actor: ActorId, error: PostError) -> SendFailure {
+fn failure(office: &Transport, actor: ActorId, error: PostError) -> SendFailure {
     match error {
         PostError::NotNow(_) => SendFailure::Full,
         PostError::NoSuchActor => SendFailure::NoSuchActor,
@@ -163,6 +66,7 @@ fn failure(office: &Office, actor: ActorId, error: PostError) -> SendFailure {
         PostError::Body { error, .. } => SendFailure::Body(error),
         PostError::Tainted(by) => SendFailure::Tainted(by),
         PostError::Tensor(error) => SendFailure::Tensor(error),
+        PostError::Encode(error) => SendFailure::Encode(error),
     }
 }
 
@@ -194,6 +98,7 @@ fn offer<M: GpuMessage>(
         return Err(if local.is_away() { SendFailure::Restarting } else { SendFailure::NoSuchActor });
     }
     let Some(value) = message.take() else { return Ok(()) };
+    // The credit before the mailbox: who has one finds room there.
     if !local.take() {
         *message = Some(value);
         return Err(SendFailure::Full);
@@ -224,36 +129,22 @@ fn post<M: GpuMessage>(
     message: &mut Option<M>,
     answer: &mut Option<Answer<M::Reply>>,
 ) -> Result<Option<u64>, SendFailure> {
-    let office = address.office();
-    let mut envelope = Envelope {
+    let (office, actor) = (address.office(), address.actor());
+    let envelope = Envelope {
         kind: if answer.is_some() { Kind::Ask } else { Kind::Send },
         index: place.index,
-        actor: address.actor(),
+        actor,
         correlation: 0,
         key: address.key(),
         capacity: place.capacity,
     };
-    // A first look at credit and room, before the work of encoding. `claim` looks again.
-    let failed = |error| failure(office, address.actor(), error);
-    office.may_send(link, &envelope).map_err(failed)?;
-    let Some(value) = message.as_ref() else { return Ok(None) };
-    // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock write.
-    let _turn = Turn::begin();
-    let encoded = codec::encode(value, codec::buffer())?;
-    // All or nothing, while the value is still here to give back.
-    let claim = office.claim(link, &envelope, &encoded).map_err(failed)?;
-    // Nothing fails from here on. The ask is noted before its frame can be answered.
-    let correlation = answer.take().map(|answer| expect::<M>(office, place, address.actor(), answer));
-    envelope.correlation = correlation.unwrap_or(0);
-    // The value goes before the frame is written: what has no handle left then was moved all the way.
-    drop(message.take());
-    office.commit(claim, &envelope, encoded);
-    Ok(correlation)
+    let expect = || answer.take().map(|answer| expect::<M>(office, place, actor, answer));
+    office.send(link, envelope, message, expect).map_err(|error| failure(office, actor, error))
 }
 
 /// Notes the ask; its reply is decoded on the reader's thread.
 fn expect<M: GpuMessage>(
-    office: &Arc<Office>,
+    office: &Arc<Transport>,
     place: &Place,
     actor: ActorId,
     answer: Answer<M::Reply>,
@@ -277,9 +168,7 @@ fn expect<M: GpuMessage>(
 pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Result<(), SendError<M>> {
     let (mut message, mut way) = (Some(message), None);
     let Err(reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
-    if let (Some(Route::Long(link, ..)), true) = (&way, may_wait(&reason))
-        && link.granted.load(Ordering::Relaxed) + MAX_TENSORS > MAX_GRANTED
-    {
+    if may_wait(&reason) && way.as_ref().is_some_and(Route::may_lack_leases) {
         // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
         // nothing else wakes it.
         address.office().wake_reader();
@@ -303,7 +192,7 @@ fn first<M: GpuMessage>(
     if let Some(message) = message {
         message.check()?;
     }
-    let route = Route::to(address)?;
+    let route = route_to(address)?;
     match attempt_in_order(address, &route, message, answer) {
         Ok(correlation) => Ok(correlation),
         Err(reason) => second(address, (route, reason), message, answer, way),
@@ -319,7 +208,7 @@ fn second<M: GpuMessage>(
     way: &mut Option<Route>,
 ) -> Result<Option<u64>, SendFailure> {
     if is_lost(&reason) {
-        let now = Route::to(address)?;
+        let now = route_to(address)?;
         if !now.is(&route) {
             return attempt_in_order(address, way.insert(now), message, answer);
         }
@@ -377,7 +266,7 @@ impl<M: GpuMessage> Sending<M> {
     /// nothing new.
     fn follow(&mut self, reason: SendFailure) -> bool {
         let State::Waiting(route, place) = &mut self.state else { return true };
-        match Route::to(&self.address) {
+        match route_to(&self.address) {
             Ok(now) if now.is(route) => {
                 if may_wait(&reason) {
                     return false;
@@ -389,6 +278,7 @@ impl<M: GpuMessage> Sending<M> {
                     self.fail(SendFailure::NoSuchActor);
                     return true;
                 };
+                // Mostly it is the same queue, which came along with the actor, and the place in it stays.
                 if !queue.is(place.queue()) {
                     *place = queue.join();
                 }
@@ -414,17 +304,22 @@ impl<M: GpuMessage> Sending<M> {
         while let State::Waiting(route, place) = &self.state {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
+            // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this one.
             place.remember(cx.waker(), stamp);
+            // Only the one in front tries (MBX-1); it wakes the next by leaving.
             if !place.is_front() {
                 return Poll::Pending;
             }
             match attempt(&self.address, route, &mut self.message, &mut self.answer) {
                 Ok(correlation) => self.state = State::Sent(correlation),
+                // First where it is now, and then whether to wait: an actor that is being restarted may be up elsewhere, and
+                // nothing at its last place would ever wake this task.
                 Err(reason) if is_lost(&reason) => {
                     if !self.follow(reason) {
                         return Poll::Pending;
                     }
                 }
+                // Something may have come between the attempt and here: then it is tried again, and nobody is woken.
                 Err(reason) if may_wait(&reason) => {
                     if route.stamp() == stamp {
                         // The reader may sleep without knowing that somebody waits.

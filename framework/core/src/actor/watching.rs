@@ -14,7 +14,7 @@ use super::{Address, Env};
 use crate::ids::ActorId;
 use crate::limits::WATCH_EVENTS;
 use crate::mailbox::lives::{EndReason, Lifecycle};
-use crate::mailbox::post::{Office, Tell, Watcher};
+use crate::mailbox::post::{Tell, Transport, Watcher};
 use crate::message::GpuMessage;
 
 /// The events of one actor, for the program that started the node: see [`Node::watch`](crate::node::Node::watch).
@@ -29,7 +29,7 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to watch.
-    pub(crate) fn begin(office: &Office, actor: ActorId) -> Self {
+    pub(crate) fn begin(office: &Transport, actor: ActorId) -> Self {
         let (to, events) = broadcast::channel(WATCH_EVENTS);
         office.watch(actor, Watcher { name: None, tell: pass_on(to) });
         Watch { actor, events, missed: 0 }

@@ -5,8 +5,18 @@
 //! the next ticket) lie in the range that was told to the node, and this process's table has the range before the
 //! stream may leave it. So nobody has to count how many flushes could come in between; values cost nothing.
 //!
-//! Locks, in the order in which they nest: a stream's state, its log, the table. The thread that marks takes no
-//! stream's state: its holder may be blocked in the driver, behind the wait that the marking is to end.
+//! Used by everything that asks whether a ticket's data is there ([`ClockDomain::standing`]), by streams, which note what
+//! they wait for, and by the control thread, which learns.
+//!
+//! **Invariants.** A value in a tainted range stays tainted; only a suspicion ends. A use is checked against the table in
+//! the same step in which it is noted in its stream's log, so each use is either refused, or found by the marking. This
+//! process says that it knows a round only when its own ranges of that round are in its table.
+//!
+//! **Locks**, in the order in which they nest: a stream's state, its log, the table. The thread that marks takes no
+//! stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking is to end.
+//!
+//! **On a crash** of this process the node no longer waits for its answer. **On cancellation** nothing happens: only host
+//! threads wait here, with a deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,6 +82,7 @@ impl Knowledge {
 
     fn add(&self, range: &TaintRange) -> bool {
         let added = self.table.write().add(range);
+        // Behind the table: who sees this looks there.
         self.any.store(true, Ordering::Release);
         added
     }
@@ -114,8 +125,8 @@ impl ClockDomain {
         deadline: Option<Deadline>,
     ) -> Result<Waited, ClockError> {
         loop {
-            // First, because a release makes the clock pass: who waits for what is known to be lost need not wait for
-            // that.
+            // Before the wait, so that nobody waits for what will never be, and after it, in `standing`: the clock may have
+            // passed because of a release.
             if let Some(by) = self.tainted_by(ticket) {
                 return Err(Tainted { ticket: *ticket, by }.into());
             }
@@ -137,6 +148,7 @@ impl ClockDomain {
         }
         let until = Instant::now() + CATCH_UP;
         let until = deadline.map_or(until, |deadline| deadline.min(until));
+        // Looked at under the lock: the round is raised before whoever learns takes it to wake us.
         let mut learnt = knowledge.learnt.0.lock();
         while !knowledge.is_current() {
             if knowledge.learnt.1.wait_until(&mut learnt, until).timed_out() {
@@ -154,12 +166,15 @@ impl ClockDomain {
         // Others do not believe it until it has answered. It knows better itself: what is lost of its own is in ranges,
         // and they stay. What it does meanwhile will be believed.
         news.suspects.retain(|(suspect, _)| suspect.process != self.own());
+        // The deaths go into the table before any log is looked at. A use that is noted behind that finds them, and is
+        // refused; one that was noted before is in its log by now, and is marked below.
         if knowledge.table.write().learn(&news) || !news.is_empty() {
             knowledge.any.store(true, Ordering::Release);
         }
         // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
         let mut ranges = Vec::new();
-        // Streams of this process wait for each other: until nothing changes.
+        // Streams of this process wait for each other: until nothing changes. It ends, because each round takes waits out of
+        // the logs, and a use of what is in the table by then is refused.
         loop {
             let before = ranges.len();
             for (slot, log) in knowledge.logs.iter().enumerate() {
@@ -167,6 +182,8 @@ impl ClockDomain {
                     |process, slot, from, to| knowledge.table.read().any_of(process, slot, from, to);
                 log.mark(tainted, |from, to, by| {
                     let range = TaintRange { process: self.own(), slot: slot as u16, from, to, by };
+                    // Under the log's lock, before the stream may go on behind the range: nobody finds one of these values
+                    // good in between.
                     knowledge.add(&range);
                     ranges.push(range);
                 });

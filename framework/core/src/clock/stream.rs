@@ -363,6 +363,10 @@ impl Stream {
 
     fn wait_as(&self, why: Why, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
         let this = &*self.0;
+        // The steps, in an order that matters: (1) what of the tickets is still open, (2) writes of this process that they
+        // stand for, (3) room on the device, all without this stream's lock; (4) under it, what has to be waited for, (5)
+        // the note in the log, (6) the device.
+        //
         // Where the memory's next use must come after this, there is nobody to be told of anything else.
         let must_be_put = matches!(why, Why::Order | Why::Join);
         if !must_be_put && let Some(message) = this.failure.lock().take() {
@@ -375,6 +379,7 @@ impl Stream {
         if this.log.is_marked() {
             self.leave_range_if_new(&mut this.state.lock());
         }
+        // (1) All tickets are looked at before anything is enqueued: an error leaves the stream as it was.
         let mut open: SmallVec<[Ticket; 8]> = SmallVec::new();
         let mut lost: Option<DeviceError> = None;
         for ticket in tickets {
@@ -405,10 +410,12 @@ impl Stream {
         if open.is_empty() {
             return lost.map_or(Ok(()), Err);
         }
+        // (2) A wait for a write that nobody enqueues would never end.
         // Before this stream's state is locked: two streams that wait for each other must not meet in their locks.
         for ticket in open.iter().filter(|ticket| ticket.process == this.process) {
             this.domain.own_streams().flush(ticket.slot, ticket.value);
         }
+        // (3) This may wait for the device, so it is done without the lock, which a drop needs for its ticket (LEASE-2).
         // Without room a wait is late, and never wrong.
         if let Err(error) = this.backend.make_room()
             && !must_be_put
@@ -451,6 +458,9 @@ impl Stream {
         if why == Why::Handler {
             position = state.written + 1;
         }
+        // (5) All open tickets, also those that need no wait of their own: the work behind them depends on each (DEATH-3).
+        // Before the wait is submitted: the marking must find it, or this must find the death. And before what the stream
+        // waits for is remembered, so that a refused use leaves nothing behind.
         let noted = if why == Why::Order {
             Ok(())
         } else {
@@ -472,6 +482,7 @@ impl Stream {
             return lost.map_or(Ok(()), Err);
         }
         fault::point("stream.wait");
+        // (6) The write of what is owed is the first of them, so it waits for none of these.
         // Before the driver is called, which may block: behind this very wait, for example.
         let queued = this.domain.queued(this.slot);
         let put = queued.map_or(0, |queued| {

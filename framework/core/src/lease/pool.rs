@@ -227,12 +227,14 @@ impl Pool {
             grown => grown?,
         };
         if !grown {
+            // blocks whose uses have not passed, for which the new user's stream waits (CLOCK-2);
             if waits {
                 state.open_quarantine();
                 if let Some(allocation) = self.cut(&mut state, bytes) {
                     return Ok(allocation);
                 }
             }
+            // and a chunk up to the budget.
             self.grow_below(&mut state, bytes, self.options.budget)?;
         }
         match self.cut(&mut state, bytes) {
@@ -329,6 +331,8 @@ impl Pool {
     pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<bool, BookError> {
         let mut state = self.state.lock();
         let (left, was_forwarded) = state.book.give_back(id.line, id.generation, from, uses)?;
+        // Not closed yet: the memory may have been forwarded, and the hold that says so may be on another ring (LEASE-3).
+        // `settle` looks a second time, behind a drain of all rings.
         if let Left::Empty(emptied) = left {
             state.candidates.push(emptied);
         }
@@ -412,8 +416,15 @@ impl Pool {
     }
 
     /// Gives every candidate its second look: drains what peers have posted, then closes the lines that nobody holds.
+    ///
+    /// A line's way back has three steps. It is *emptied* when the last lease in the book was given back, and becomes a
+    /// candidate. It is *closed* here, when it is still empty behind a drain. Its block is in *quarantine* until its last
+    /// uses have passed on their clocks, or somebody needs it before and waits for them (CLOCK-2).
     pub(crate) fn settle(&self) {
+        // In a loop: the drain may empty further lines, and nobody else may come to look at those.
         loop {
+            // Taken out under the lock, and looked at without it: the drain takes the locks of all links, and then this one
+            // for each notice. Another thread that settles meanwhile takes what has come since, and drains by itself.
             let candidates = {
                 let mut state = self.state.lock();
                 if state.candidates.is_empty() {
@@ -440,6 +451,7 @@ impl Pool {
             }
             // Blocks whose uses have passed by now need not wait in quarantine for the next allocation.
             state.sweep(&self.domain, LOOKS);
+            // Only when they are in quarantine: `settle_with_all` waits for this.
             state.settling -= 1;
             if state.settling == 0 {
                 self.settled.notify_all();
@@ -561,6 +573,7 @@ impl State {
     /// Gives all quarantined blocks back to the allocator, remembering what their ranges wait for.
     fn open_quarantine(&mut self) {
         while let Some((block, uses)) = self.quarantine.pop_front() {
+            // By range and not by block: the allocator joins free blocks, and cuts others out of them.
             let (from, to) = (block.offset, block.offset + block.bytes);
             self.pending.push(Pending { chunk: block.chunk, from, to, uses });
             self.allocator.free(block);

@@ -15,7 +15,7 @@ use crate::device::host::HostBackend;
 use crate::lease::PoolOptions;
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::mailbox::port::{FromNode, Port};
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::observe::figures::ProcessFigures;
 use crate::observe::sight::Sight;
 use crate::observe::trace::TraceRing;
@@ -23,9 +23,9 @@ use crate::observe::trace::TraceRing;
 /// The status of a worker that cannot be reached any more: that of a main thread that panicked.
 const EXIT_DEAF: i32 = 101;
 
-impl Resident for Office {
+impl Resident for Transport {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
-        Office::from_node(self, message, descriptors);
+        Transport::from_node(self, message, descriptors);
     }
 
     fn activity(&self) -> Activity {
@@ -37,11 +37,11 @@ impl Resident for Office {
     }
 
     fn figures(&self) -> ProcessFigures {
-        Office::figures(self)
+        Transport::figures(self)
     }
 
     fn sight(&self) -> Sight {
-        Office::sight(self)
+        Transport::sight(self)
     }
 
     fn trace(&self, ring: TraceRing) {
@@ -72,7 +72,7 @@ impl Resident for Office {
 }
 
 /// Whether a sender of this process waits for room in a mailbox of this process.
-fn somebody_waits_here(office: &Office) -> bool {
+fn somebody_waits_here(office: &Transport) -> bool {
     let mut inboxes = (0..MAX_ACTORS).filter_map(|index| office.inbox(index as u16));
     inboxes.any(|inbox| !inbox.local().queue().is_empty())
 }
@@ -114,7 +114,7 @@ fn pool_options(identity: &Identity) -> PoolOptions {
 }
 
 impl Residence for Program {
-    type Resident = Office;
+    type Resident = Transport;
     type Stage = WorkerStageWithNotices;
 
     fn fingerprint(&self) -> u64 {
@@ -126,8 +126,8 @@ impl Residence for Program {
         identity: &Identity,
         port: Arc<dyn Port>,
         pages: ProcessPages,
-    ) -> Result<Arc<Office>, String> {
-        let office = Office::open(identity.process, port, pages).map_err(|error| error.to_string())?;
+    ) -> Result<Arc<Transport>, String> {
+        let office = Transport::open(identity.process, port, pages).map_err(|error| error.to_string())?;
         if let Some(bytes) = identity.gpu_budget {
             office.set_gpu_budget(bytes);
         }
@@ -140,7 +140,7 @@ impl Residence for Program {
         Ok(office)
     }
 
-    fn stage(&self, office: Arc<Office>, notices: Notices) -> Result<WorkerStageWithNotices, String> {
+    fn stage(&self, office: Arc<Transport>, notices: Notices) -> Result<WorkerStageWithNotices, String> {
         // On the thread that the actors run on: a message then costs no switch.
         let reader = Arc::clone(&office);
         actix::spawn(async move {
@@ -158,7 +158,7 @@ impl Residence for Program {
     }
 }
 
-fn run_reader_on_a_thread(office: &Arc<Office>) -> Result<(), String> {
+fn run_reader_on_a_thread(office: &Arc<Transport>) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     let runtime = runtime.map_err(|error| format!("no runtime for the node's reader: {error}"))?;
     let office = Arc::clone(office);

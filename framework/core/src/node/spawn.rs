@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};
 use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
 use crate::mailbox::port::Place;
-use crate::mailbox::post::{Office, OfficeStats};
+use crate::mailbox::post::{OfficeStats, Transport};
 use crate::message::{EncodeError, GpuMessage, codec, message_key};
 use crate::tensor::{Gpu, TensorError};
 
@@ -359,7 +359,7 @@ fn short(type_name: &str) -> &str {
 
 /// An actor that was started.
 pub struct Spawned<A> {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     actor: ActorId,
     place: Place,
     worker: WorkerId,

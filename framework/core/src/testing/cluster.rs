@@ -37,7 +37,7 @@ use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::lease::{LeaseId, PoolOptions};
 use crate::mailbox::port::Place;
-use crate::mailbox::post::{Link, Office};
+use crate::mailbox::post::{Link, Transport};
 use crate::mailbox::ring::Entry;
 use crate::message::wire::Kind;
 use crate::tensor::Gpu;
@@ -55,7 +55,7 @@ pub struct Cluster {
 }
 
 struct Member {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     gpu: Gpu,
     ended: Mutex<bool>,
 }
@@ -63,7 +63,7 @@ struct Member {
 impl Member {
     fn join(hub: &Arc<Hub>, process: ProcessId, backend: Arc<dyn Backend>, options: PoolOptions) -> Self {
         let office =
-            Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
+            Transport::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
         hub.joined(&office);
         let pool = office.pool(&backend, options);
         let gpu = Gpu::new(pool, Arc::clone(office.domain())).expect("a stream starts");
@@ -124,7 +124,7 @@ impl Cluster {
     }
 
     /// The post office of process `i`.
-    pub fn office(&self, i: usize) -> &Arc<Office> {
+    pub fn office(&self, i: usize) -> &Arc<Transport> {
         &self.members[i].office
     }
 
@@ -266,7 +266,7 @@ impl Cluster {
     /// # Panics
     /// As [`forge_frame`](Self::forge_frame).
     pub fn rung(&self, from: usize, to: usize) -> u64 {
-        self.link(from, to).rung.load(Ordering::Relaxed)
+        self.link(from, to).rung()
     }
 
     /// Joins the queue of senders of process `from` to a mailbox.
@@ -374,9 +374,7 @@ impl Cluster {
         tamper: impl FnOnce(&mut Vec<u8>) + Send + Sync + 'static,
     ) {
         let link = self.link(from, to);
-        if let Some(out) = link.out.lock().as_mut() {
-            out.tamper = Some(super::forge::Tamper(Box::new(tamper)));
-        }
+        link.tamper_next(super::forge::Tamper(Box::new(tamper)));
     }
 
     /// Writes `bytes` into the ring from process `from` to process `to` as a frame; false where there is no room.
@@ -384,13 +382,7 @@ impl Cluster {
     /// # Panics
     /// There is no link between them: see [`connect`](Self::connect).
     pub fn forge_frame(&self, from: usize, to: usize, bytes: &[u8]) -> bool {
-        let link = self.link(from, to);
-        let mut out = link.out.lock();
-        let out = out.as_mut().expect("connected");
-        let Ok(mut reservation) = out.ring.reserve(bytes.len()) else { return false };
-        reservation.write(0, bytes);
-        reservation.commit();
-        out.ring.publish()
+        self.link(from, to).forge_frame(bytes)
     }
 
     /// Writes `notice` into the return ring from process `from` to process `to`; false where there is no room.
@@ -399,9 +391,7 @@ impl Cluster {
     /// As [`forge_frame`](Self::forge_frame).
     pub fn forge_notice(&self, from: usize, to: usize, notice: Entry) -> bool {
         let link = self.link(from, to);
-        let mut returns = link.returns_out.lock();
-        let returns = returns.as_mut().expect("connected");
-        returns.push(notice).is_ok() && returns.publish()
+        link.post(notice).is_ok_and(|is_posted| is_posted) && link.publish_notices()
     }
 
     /// Whether process `from` has given process `to` up.
@@ -412,7 +402,7 @@ impl Cluster {
     fn link(&self, from: usize, to: usize) -> Arc<Link> {
         let (from, to) = (self.office(from), self.process(to));
         let link = from.link(to).expect("neither has ended");
-        if link.out.lock().is_none() {
+        if !link.has_ring() {
             self.settle();
         }
         link

@@ -14,7 +14,7 @@ use crate::clock::taint::Board;
 use crate::clock::{ClockPage, ProcessPages};
 use crate::ids::{ChunkId, ProcessId};
 use crate::mailbox::port::{Port, PortClosed, ToNode};
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::taint::PATIENCE;
 
@@ -48,7 +48,7 @@ struct Traffic {
 
 #[derive(Default)]
 struct State {
-    offices: HashMap<ProcessId, Weak<Office>>,
+    offices: HashMap<ProcessId, Weak<Transport>>,
     /// Questions for these chunks get no answer.
     withheld: HashSet<ChunkId>,
     /// What waits for processes that are stopped.
@@ -97,7 +97,7 @@ impl Hub {
         }
     }
 
-    pub(super) fn joined(&self, office: &Arc<Office>) {
+    pub(super) fn joined(&self, office: &Arc<Transport>) {
         self.state.lock().offices.insert(office.process(), Arc::downgrade(office));
         let first = {
             let mut broker = self.broker.lock();

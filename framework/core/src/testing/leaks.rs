@@ -29,13 +29,13 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::MAX_DEAD_PAGES;
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 
 /// The post offices of this process; one, but in tests of the framework itself.
-static OFFICES: Mutex<Vec<Weak<Office>>> = Mutex::new(Vec::new());
+static OFFICES: Mutex<Vec<Weak<Transport>>> = Mutex::new(Vec::new());
 
 /// Counts an office in from here on.
-pub(crate) fn watch(office: Weak<Office>) {
+pub(crate) fn watch(office: Weak<Transport>) {
     let mut offices = OFFICES.lock();
     offices.retain(|office| office.strong_count() > 0);
     offices.push(office);

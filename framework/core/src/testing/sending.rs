@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::inbox::Target;
 use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::port::Place;
-use crate::mailbox::post::{AskFailure, Claim, Envelope, NotNow, Office, Parts, PlaceInQueue, PostError};
+use crate::mailbox::post::{AskFailure, Claim, Envelope, NotNow, Parts, PlaceInQueue, PostError, Transport};
 use crate::message::codec::{self, Encoded};
 use crate::message::wire::Kind;
 
@@ -59,7 +59,7 @@ impl From<PostError> for Unsent {
 /// Encodes, claims, drops the value, commits: a message in the way that addresses send it. On an error the message comes
 /// back.
 pub(super) fn send<M: Serialize>(
-    office: &Arc<Office>,
+    office: &Arc<Transport>,
     to: &Target<M>,
     kind: Kind,
     correlation: u64,
@@ -71,7 +71,7 @@ pub(super) fn send<M: Serialize>(
 /// A message that was encoded and has all that it needs; its value has been dropped. Dropping it gives all back.
 #[derive(Debug)]
 pub struct Prepared {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     envelope: Envelope,
     encoded: Encoded,
     claim: Claim,
@@ -79,7 +79,7 @@ pub struct Prepared {
 
 impl Prepared {
     pub(super) fn new<M: Serialize>(
-        office: &Arc<Office>,
+        office: &Arc<Transport>,
         to: &Target<M>,
         kind: Kind,
         correlation: u64,
@@ -125,7 +125,7 @@ type Slot<R> = Arc<Mutex<Option<Result<R, AskFailure>>>>;
 
 /// An ask on its way.
 pub struct Asked<R> {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     correlation: u64,
     answer: Slot<R>,
     reply: PhantomData<fn() -> R>,
@@ -139,7 +139,7 @@ impl<R> std::fmt::Debug for Asked<R> {
 
 impl<R: DeserializeOwned + Send + 'static> Asked<R> {
     pub(super) fn send<M: Serialize>(
-        office: &Arc<Office>,
+        office: &Arc<Transport>,
         to: &Target<M>,
         message: M,
     ) -> Result<Self, (M, Unsent)> {
@@ -153,7 +153,7 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
         }
     }
 
-    fn note(office: &Arc<Office>, peer: ProcessId, actor: ActorId) -> Self {
+    fn note(office: &Arc<Transport>, peer: ProcessId, actor: ActorId) -> Self {
         let answer: Slot<R> = Arc::default();
         let slot = Arc::clone(&answer);
         let take = move |reply: Result<Parts<'_>, AskFailure>| {
@@ -180,7 +180,7 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
 /// A sender that waits in the queue of a mailbox.
 #[derive(Debug)]
 pub struct Waiter {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     to: Place,
     place: PlaceInQueue,
     woken: Arc<Count>,
@@ -197,7 +197,7 @@ impl Wake for Count {
 
 impl Waiter {
     /// The last place in the queue.
-    pub(super) fn join(office: &Arc<Office>, to: Place) -> Option<Self> {
+    pub(super) fn join(office: &Arc<Transport>, to: Place) -> Option<Self> {
         let link = office.link(to.process)?;
         let place = link.queue(to.index)?.join();
         let waiter = Waiter { office: Arc::clone(office), to, place, woken: Arc::default() };

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::ids::ActorId;
-use crate::mailbox::post::Office;
+use crate::mailbox::post::Transport;
 use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Refusal, Undelivered};
 use crate::message::{GpuMessage, codec, message_key};
 use crate::observe::trace::Of;
@@ -34,7 +34,7 @@ use super::super::handles::{self, Done};
 /// ```
 pub struct Channel<M: GpuMessage> {
     letters: mpsc::UnboundedReceiver<handles::Parcel<M>>,
-    office: Weak<Office>,
+    office: Weak<Transport>,
     index: u16,
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
@@ -49,7 +49,7 @@ impl<M: GpuMessage> Channel<M> {
         actor: ActorId,
         index: u16,
         capacity: u32,
-        office: &Arc<Office>,
+        office: &Arc<Transport>,
         ended: Box<dyn FnOnce() + Send + Sync>,
     ) -> (Arc<ChannelInbox<M>>, Self) {
         // Unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
@@ -140,7 +140,7 @@ pub(crate) struct ChannelInbox<M: GpuMessage> {
     actor: ActorId,
     capacity: u32,
     local: Arc<LocalCredits>,
-    office: Weak<Office>,
+    office: Weak<Transport>,
     /// In a lock because a message need not be `Sync`.
     sender: Mutex<mpsc::UnboundedSender<handles::Parcel<M>>>,
 }

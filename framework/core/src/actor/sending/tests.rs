@@ -1,5 +1,7 @@
 //! What a send costs on a stream that puts clock writes off, as a GPU's does.
 
+use std::sync::atomic::Ordering;
+
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;

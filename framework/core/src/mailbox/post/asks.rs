@@ -1,8 +1,20 @@
 //! Asks on their way: who waits for which reply.
+//!
+//! Used by the sender, which notes its ask before the frame goes; by `incoming`, which takes it out for the reply; and by
+//! the end of a peer, which fails those that it owed.
+//!
+//! **Invariants.** A number is given out once in a process's life. An ask is answered at most once: whoever takes it out
+//! of the table answers it, and nobody else can. A reply is taken only from the peer that was asked (WIRE-1).
+//!
+//! **Locks.** The table's shards, never while an answer runs: an answer decodes, wakes a task, and may drop leases.
+//!
+//! **On a crash** of the peer its asks fail once the replies that it had posted are read. **On cancellation** the ask is
+//! taken out, and a reply that comes all the same is dropped.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Office;
+use dashmap::DashMap;
+
 use super::inbox::Refusal;
 use super::incoming::Parts;
 use crate::ids::{ActorId, ProcessId};
@@ -54,40 +66,57 @@ fn refusal_text(refusal: &Refusal) -> String {
 /// Takes the reply: decodes it, or passes the failure on.
 pub(crate) type Answer = Box<dyn FnOnce(Result<Parts<'_>, AskFailure>) + Send + Sync>;
 
-pub(super) struct Pending {
+struct Pending {
     peer: ProcessId,
     actor: ActorId,
     answer: Answer,
 }
 
-impl Office {
+/// The asks of a process that have no answer yet.
+pub(super) struct Asks {
+    pending: DashMap<u64, Pending>,
+    next_correlation: AtomicU64,
+}
+
+impl Asks {
+    pub(super) fn new() -> Self {
+        Asks { pending: DashMap::new(), next_correlation: AtomicU64::new(1) }
+    }
+
     /// Notes an ask before it is sent; the number goes along with it.
-    pub(crate) fn expect_reply(&self, peer: ProcessId, actor: ActorId, answer: Answer) -> u64 {
+    pub(super) fn expect(&self, peer: ProcessId, actor: ActorId, answer: Answer) -> u64 {
         let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
-        self.asks.insert(correlation, Pending { peer, actor, answer });
+        self.pending.insert(correlation, Pending { peer, actor, answer });
         correlation
     }
 
     /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
-    pub(crate) fn forget_ask(&self, correlation: u64) {
-        self.asks.remove(&correlation);
+    pub(super) fn forget(&self, correlation: u64) {
+        self.pending.remove(&correlation);
     }
 
     /// The ask that a reply from `peer` belongs to.
-    pub(super) fn take_ask(&self, correlation: u64, peer: ProcessId) -> Option<Answer> {
-        self.asks
+    pub(super) fn take(&self, correlation: u64, peer: ProcessId) -> Option<Answer> {
+        self.pending
             .remove_if(&correlation, |_, pending| pending.peer == peer)
             .map(|(_, pending)| pending.answer)
     }
 
-    /// The peer will not reply any more.
-    pub(super) fn fail_asks(&self, peer: ProcessId) {
-        let lost = self.asks.iter().filter(|entry| entry.peer == peer);
+    /// The peer will not reply any more; `departed` says what is known of it, for whoever asked that actor.
+    pub(super) fn fail(&self, peer: ProcessId, departed: impl Fn(ActorId) -> Departed) {
+        // Noted first and answered then: no shard is locked while an answer runs.
+        let lost = self.pending.iter().filter(|entry| entry.peer == peer);
         let lost: Vec<_> = lost.map(|entry| (*entry.key(), entry.actor)).collect();
         for (correlation, actor) in lost {
-            if let Some(answer) = self.take_ask(correlation, peer) {
-                answer(Err(AskFailure::Gone(self.departed(peer, actor))));
+            if let Some(answer) = self.take(correlation, peer) {
+                answer(Err(AskFailure::Gone(departed(actor))));
             }
         }
+    }
+
+    /// How many have no answer yet.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn count(&self) -> usize {
+        self.pending.len()
     }
 }

@@ -5,22 +5,40 @@
 //! more frames come, is left to the leases on it: it is unmapped when the last of them goes, and the node is told, which
 //! closes its descriptors when nobody has the chunk mapped (see `node/chunks.rs`). A lease that is forwarded here later
 //! maps it again.
+//!
+//! Used by `incoming`, which asks for what a frame's leases need; by a lease that is to be written; by what the node
+//! answers; and by the reader, which lets go.
+//!
+//! **Invariants.** A question to the node stands as long as its entry says `Wanted`, so it is asked once. The node hears
+//! "unmapped" of a mapping before it is asked for the chunk again.
+//!
+//! **Locks.** `came`, then a shard of the table, then the lock of [`Links`] (in [`Chunks::loosen_if_due`]). Messages to the
+//! node go under a shard where their order is part of what they say. No mapping is dropped under a shard: that looks into
+//! the same table.
+//!
+//! **On a crash** of the node nothing more can be asked for, and what is missing stays so. **On cancellation** of
+//! [`Chunks::map_now`], which has a deadline, the answer that comes later is kept for whoever asks next.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use dashmap::Entry;
+use dashmap::{DashMap, Entry};
+use parking_lot::{Condvar, Mutex};
 
-use super::Office;
+use super::Transport;
+use super::lifecycle::ProcessLifecycle;
+use super::links::Links;
+use super::memory::Memory;
+use super::wakeups::Wakeups;
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
-use crate::mailbox::port::ToNode;
+use crate::mailbox::port::{Port, ToNode};
 use crate::os::Foreign;
 
-/// How long [`Office::map_now`] waits for the node's answer.
+/// How long [`Chunks::map_now`] waits for the node's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The answer to a question for a chunk.
@@ -36,7 +54,7 @@ pub(super) enum Chunk {
 
 /// What is known of a chunk.
 #[derive(Debug)]
-pub(super) enum Known {
+enum Known {
     /// Asked for.
     Wanted,
     /// Asked for by a frame that was rejected meanwhile: an answer "there is none" is for nobody.
@@ -51,7 +69,7 @@ pub(super) enum Known {
 
 /// Goes with a mapping, and tells the office when it has gone.
 struct Unmapping {
-    office: Weak<Office>,
+    office: Weak<Transport>,
     chunk: ChunkId,
     access: Access,
 }
@@ -59,16 +77,46 @@ struct Unmapping {
 impl Drop for Unmapping {
     fn drop(&mut self) {
         if let Some(office) = self.office.upgrade() {
-            office.unmapped(self.chunk, self.access);
+            office.memory.chunks.unmapped(self.chunk, self.access, &*office.port);
         }
     }
 }
 
-impl Office {
+/// A chunk of another process, as the node sends it.
+pub(super) struct ChunkCame {
+    pub(super) chunk: ChunkId,
+    pub(super) device: DeviceId,
+    pub(super) bytes: u64,
+    pub(super) access: Access,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+/// See the module.
+pub(super) struct Chunks {
+    /// By chunk, and whether it is to be written.
+    known: DashMap<(ChunkId, bool), Known>,
+    /// Notified under the lock whenever an answer has come.
+    came: (Mutex<()>, Condvar),
+    /// Threads that wait for a chunk.
+    mapping: AtomicUsize,
+    /// A chunk of a process that ended is to be left to the leases on it.
+    loosen: AtomicBool,
+}
+
+impl Chunks {
+    pub(super) fn new() -> Self {
+        Chunks {
+            known: DashMap::new(),
+            came: (Mutex::new(()), Condvar::new()),
+            mapping: AtomicUsize::new(0),
+            loosen: AtomicBool::new(false),
+        }
+    }
+
     /// A chunk's mapping if it is here; asks the node for it otherwise.
-    pub(super) fn chunk(&self, chunk: ChunkId, access: Access) -> Chunk {
+    pub(super) fn get(&self, chunk: ChunkId, access: Access, port: &dyn Port) -> Chunk {
         let key = (chunk, access == Access::ReadWrite);
-        match self.chunks.entry(key) {
+        match self.known.entry(key) {
             Entry::Occupied(entry) => match entry.get() {
                 Known::Wanted => return Chunk::Wanted,
                 Known::Unwanted => {
@@ -95,20 +143,27 @@ impl Office {
                 entry.insert(Known::Wanted);
             }
         }
-        if self.port.send(ToNode::WantChunk { chunk, access }, Vec::new()).is_err() {
-            self.chunks.remove(&key);
+        if port.send(ToNode::WantChunk { chunk, access }, Vec::new()).is_err() {
+            self.known.remove(&key);
             return Chunk::Missing;
         }
         Chunk::Wanted
     }
 
     /// A chunk's mapping, waited for. Not on the path of any message.
-    pub(super) fn map_now(&self, chunk: ChunkId, access: Access) -> Result<Arc<ChunkMapping>, DeviceError> {
+    pub(super) fn map_now(
+        &self,
+        chunk: ChunkId,
+        access: Access,
+        port: &dyn Port,
+        wakeups: &Wakeups,
+    ) -> Result<Arc<ChunkMapping>, DeviceError> {
         let deadline = Instant::now() + PATIENCE;
-        let _mapping = Mapping::begin(self);
-        let mut came = self.chunk_came.0.lock();
+        let _mapping = Mapping::begin(self, wakeups);
+        // Before the question: an answer is told under this lock, so none comes between the look and the wait.
+        let mut came = self.came.0.lock();
         loop {
-            match self.chunk(chunk, access) {
+            match self.get(chunk, access, port) {
                 Chunk::Mapped(mapping) => return Ok(mapping),
                 Chunk::Missing => {
                     return Err(DeviceError::Refused {
@@ -116,7 +171,7 @@ impl Office {
                     });
                 }
                 Chunk::Wanted => {
-                    if self.chunk_came.1.wait_until(&mut came, deadline).timed_out() {
+                    if self.came.1.wait_until(&mut came, deadline).timed_out() {
                         return Err(DeviceError::Refused {
                             what: format!(
                                 "the node did not answer for chunk {} of {}",
@@ -132,8 +187,8 @@ impl Office {
     /// The node has no such chunk.
     pub(super) fn no_chunk(&self, chunk: ChunkId, access: Access) {
         {
-            let _came = self.chunk_came.0.lock();
-            if let Entry::Occupied(mut entry) = self.chunks.entry((chunk, access == Access::ReadWrite)) {
+            let _came = self.came.0.lock();
+            if let Entry::Occupied(mut entry) = self.known.entry((chunk, access == Access::ReadWrite)) {
                 match entry.get() {
                     Known::Unwanted => drop(entry.remove()),
                     Known::Wanted => drop(entry.insert(Known::Missing)),
@@ -141,7 +196,7 @@ impl Office {
                     Known::Mapped(_) | Known::Left(_) | Known::Missing => {}
                 }
             }
-            self.chunk_came.1.notify_all();
+            self.came.1.notify_all();
         }
     }
 
@@ -149,7 +204,7 @@ impl Office {
     /// table with names of chunks that there never were.
     pub(super) fn forget_missing(&self, chunk: ChunkId) {
         for writable in [false, true] {
-            if let Entry::Occupied(mut entry) = self.chunks.entry((chunk, writable)) {
+            if let Entry::Occupied(mut entry) = self.known.entry((chunk, writable)) {
                 match entry.get() {
                     Known::Missing => drop(entry.remove()),
                     // Whoever else waits for it asks again when the answer has come.
@@ -160,69 +215,36 @@ impl Office {
         }
     }
 
-    fn set_chunk(&self, chunk: ChunkId, access: Access, state: Known) {
+    fn set(&self, chunk: ChunkId, access: Access, state: Known) {
         let before = {
-            let _came = self.chunk_came.0.lock();
-            let before = self.chunks.insert((chunk, access == Access::ReadWrite), state);
-            self.chunk_came.1.notify_all();
+            let _came = self.came.0.lock();
+            let before = self.known.insert((chunk, access == Access::ReadWrite), state);
+            self.came.1.notify_all();
             before
         };
         // Without the lock: should it be a mapping, and the last of it, then that is unmapped here.
         drop(before);
     }
 
-    pub(super) fn chunk_came(
-        &self,
-        chunk: ChunkId,
-        device: DeviceId,
-        bytes: u64,
-        access: Access,
-        descriptors: Vec<OwnedFd>,
-    ) {
-        // The node cannot know what its owner gave it.
-        let descriptors: Vec<_> = descriptors.into_iter().map(Foreign::from).collect();
-        // A process that never used the device opens it now: to hold a tensor is to map it.
-        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first().and_then(Foreign::fd) {
-            Some(descriptor) => pool.backend().import_chunk(descriptor, bytes, access),
-            None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
-        });
-        fault::point("post.chunk.came");
-        match mapped {
-            Ok(mapping) => {
-                mapping.drop_afterwards(Box::new(Unmapping { office: self.this.clone(), chunk, access }));
-                self.set_chunk(chunk, access, Known::Mapped(mapping));
-                if self.has_gone(chunk.owner) {
-                    self.loosen_chunks();
-                }
-            }
-            Err(error) => {
-                tracing::error!(?chunk, %device, %error, "a peer's memory could not be mapped");
-                // First this, so that the next question comes after it.
-                self.say_unmapped(chunk, access);
-                self.set_chunk(chunk, access, Known::Missing);
-            }
-        }
-    }
-
     /// A process ended: when nothing is on its way that needs them, its chunks are left to the leases on them.
-    pub(super) fn loosen_chunks(&self) {
+    pub(super) fn loosen(&self) {
         self.loosen.store(true, Ordering::Release);
     }
 
     /// Does so. A frame that waits for something is about to take leases on what was mapped for it.
-    pub(super) fn loosen_if_due(&self) {
+    pub(super) fn loosen_if_due(&self, links: &Links, lifecycle: &ProcessLifecycle) {
         if !self.loosen.load(Ordering::Acquire)
             || self.mapping.load(Ordering::Acquire) > 0
-            || self.links.all().iter().any(|link| link.stuck.load(Ordering::Relaxed) && !link.is_broken())
+            || links.all().iter().any(|link| link.is_stuck() && !link.is_broken())
         {
             return;
         }
         self.loosen.store(false, Ordering::Release);
         let mut loose = Vec::new();
-        for mut entry in self.chunks.iter_mut() {
+        for mut entry in self.known.iter_mut() {
             let owner = entry.key().0.owner;
             // While there is a link, frames of the owner are still to be read.
-            if self.links.to(owner).is_some() || !self.has_gone(owner) {
+            if links.to(owner).is_some() || !lifecycle.gone.contains(owner) {
                 continue;
             }
             if let Known::Mapped(mapping) = entry.value() {
@@ -236,39 +258,98 @@ impl Office {
 
     /// A mapping of a chunk has gone. The node hears of it unless the chunk is mapped again or asked for: then it is that
     /// mapping whose end it hears of.
-    fn unmapped(&self, chunk: ChunkId, access: Access) {
+    fn unmapped(&self, chunk: ChunkId, access: Access, port: &dyn Port) {
         let key = (chunk, access == Access::ReadWrite);
-        if let Entry::Occupied(entry) = self.chunks.entry(key)
+        if let Entry::Occupied(entry) = self.known.entry(key)
             && matches!(entry.get(), Known::Left(mapping) if mapping.strong_count() == 0)
         {
             // Under the lock of the entry, so that it is said before the chunk is asked for again.
-            self.say_unmapped(chunk, access);
+            say_unmapped(chunk, access, port);
             entry.remove();
         }
     }
 
-    fn say_unmapped(&self, chunk: ChunkId, access: Access) {
-        if self.port.send(ToNode::Unmapped { chunk, access }, Vec::new()).is_err() {
-            tracing::debug!(?chunk, "the node has ended before it heard that a chunk is unmapped");
+    /// Chunks that anything is known of.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn known(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Chunks that are mapped, those that are mapped twice counted twice.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn mapped(&self) -> usize {
+        let mapped = |known: &Known| match known {
+            Known::Mapped(_) => true,
+            Known::Left(mapping) => mapping.strong_count() > 0,
+            Known::Wanted | Known::Unwanted | Known::Missing => false,
+        };
+        self.known.iter().filter(|entry| mapped(entry.value())).count()
+    }
+}
+
+impl Memory {
+    /// The node has sent a chunk that was asked for: maps it.
+    pub(super) fn chunk_came(
+        &self,
+        came: ChunkCame,
+        office: &Weak<Transport>,
+        port: &dyn Port,
+        lifecycle: &ProcessLifecycle,
+    ) {
+        let ChunkCame { chunk, device, bytes, access, descriptors } = came;
+        // The node cannot know what its owner gave it.
+        let descriptors: Vec<_> = descriptors.into_iter().map(Foreign::from).collect();
+        // A process that never used the device opens it now: to hold a tensor is to map it.
+        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first().and_then(Foreign::fd) {
+            Some(descriptor) => pool.backend().import_chunk(descriptor, bytes, access),
+            None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
+        });
+        fault::point("post.chunk.came");
+        match mapped {
+            Ok(mapping) => {
+                // Before anybody can take the mapping, and so drop the last of it.
+                mapping.drop_afterwards(Box::new(Unmapping { office: Weak::clone(office), chunk, access }));
+                self.chunks.set(chunk, access, Known::Mapped(mapping));
+                // It is looked for after the mapping is in the table: an end that comes later finds it there.
+                if lifecycle.gone.contains(chunk.owner) {
+                    self.chunks.loosen();
+                }
+            }
+            Err(error) => {
+                tracing::error!(?chunk, %device, %error, "a peer's memory could not be mapped");
+                // First this, so that the next question comes after it.
+                say_unmapped(chunk, access, port);
+                self.chunks.set(chunk, access, Known::Missing);
+            }
         }
     }
 }
 
+fn say_unmapped(chunk: ChunkId, access: Access, port: &dyn Port) {
+    if port.send(ToNode::Unmapped { chunk, access }, Vec::new()).is_err() {
+        tracing::debug!(?chunk, "the node has ended before it heard that a chunk is unmapped");
+    }
+}
+
 /// Somebody waits for a mapping: what comes for them is kept until they have it.
-struct Mapping<'a>(&'a Office);
+struct Mapping<'a> {
+    chunks: &'a Chunks,
+    wakeups: &'a Wakeups,
+}
 
 impl<'a> Mapping<'a> {
-    fn begin(office: &'a Office) -> Self {
-        office.mapping.fetch_add(1, Ordering::AcqRel);
-        Mapping(office)
+    fn begin(chunks: &'a Chunks, wakeups: &'a Wakeups) -> Self {
+        chunks.mapping.fetch_add(1, Ordering::AcqRel);
+        Mapping { chunks, wakeups }
     }
 }
 
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
-        self.0.mapping.fetch_sub(1, Ordering::AcqRel);
-        if self.0.loosen.load(Ordering::Acquire) {
-            self.0.wake_reader();
+        self.chunks.mapping.fetch_sub(1, Ordering::AcqRel);
+        // The reader has put it off while somebody waited here.
+        if self.chunks.loosen.load(Ordering::Acquire) {
+            self.wakeups.wake_reader();
         }
     }
 }

@@ -1,17 +1,27 @@
 //! How a link is made. See [`link`](super::link) for the protocol.
+//!
+//! Used by whoever needs a link to a peer, and by what the node passes on of the peer.
+//!
+//! **Invariants.** There is one link per peer, and one per slot that anything goes to. A life of a slot gets a link only
+//! when the life before is known to have ended (WIRE-1: a frame can name any process).
+//!
+//! **Locks.** That of [`Links`](super::links::Links) for writing while a link is made; inside of it the places of actors
+//! for reading, and the new link's credits. Nothing is sent to the node under it.
+//!
+//! **On a crash** of the peer before its half has come the link never opens, and goes with the word of its end. **On
+//! cancellation**, and where this thread unwinds, a link whose half was not sent is taken out again.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use scopeguard::{ScopeGuard, guard};
 
+use super::Transport;
 use super::link::Link;
-use super::{Office, Slot};
 use crate::clock::ClockPage;
 use crate::fault;
 use crate::ids::ProcessId;
-use crate::mailbox::port::{FromNode, Letter, ToNode};
+use crate::mailbox::port::{Letter, ToNode};
 
 /// Why a half was refused.
 #[derive(Debug, thiserror::Error)]
@@ -30,14 +40,17 @@ pub(crate) enum BadHalf {
     Io(#[from] std::io::Error),
 }
 
-impl Office {
+impl Transport {
     /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
     /// not. It may not be open yet.
     pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {
         if let Some(link) = self.links.to(peer) {
             return (!link.is_broken()).then_some(link);
         }
-        if self.gone.contains(peer) || peer.slot() == self.me.slot() || self.gone.take_nobody(peer) {
+        if self.lifecycle.gone.contains(peer)
+            || peer.slot() == self.me.slot()
+            || self.lifecycle.gone.take_nobody(peer)
+        {
             return None;
         }
         let mut is_new = false;
@@ -45,7 +58,7 @@ impl Office {
             Some(link) if link.peer == peer => Some(Arc::clone(link)),
             // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when this one is
             // known to have ended.
-            Some(link) if !self.gone.contains(link.peer) => None,
+            Some(link) if !self.lifecycle.gone.contains(link.peer) => None,
             _ => {
                 is_new = true;
                 self.new_link(peer)
@@ -74,18 +87,16 @@ impl Office {
     }
 
     fn new_link(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        let link = match Link::new(peer, &self.ears) {
+        let link = match Link::new(peer, self.wakeups.ears()) {
             Ok(link) => Arc::new(link),
             Err(error) => {
                 tracing::error!(%peer, %error, "no memory for a link");
                 return None;
             }
         };
-        for (index, inbox) in self.inboxes.read().iter().enumerate() {
-            if let Slot::Withdrawn { away, .. } = inbox {
-                link.close(index as u16, *away);
-            }
-        }
+        // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after, and then its
+        // withdrawal finds this link (`Actors::withdraw`).
+        self.actors.each_withdrawn(|index, away| link.close(index, away));
         Some(link)
     }
 
@@ -93,7 +104,7 @@ impl Office {
         fault::point("post.link.begin");
         let descriptors = vec![
             self.domain.own_page().export_fd()?,
-            self.mail.export()?,
+            self.wakeups.export()?,
             link.export()?,
             link.take_bell().ok_or(std::io::ErrorKind::AlreadyExists)?,
         ];
@@ -103,61 +114,12 @@ impl Office {
         sent
     }
 
-    /// Takes what the node sends. Any thread; never blocks.
-    pub fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
-        match message {
-            FromNode::Letter { from, letter: Letter::Link } => {
-                if let Err(error) = self.half_came(from, descriptors) {
-                    tracing::error!(peer = %from, %error, "a link was refused");
-                    if let Some(link) = self.link(from) {
-                        self.give_up(&link);
-                    }
-                }
-            }
-            FromNode::Letter { from, letter: Letter::LinkAck } => {
-                if let Some(link) = self.link(from) {
-                    link.acknowledge();
-                    link.wake_senders();
-                }
-            }
-            FromNode::Chunk { chunk, device, bytes, access } => {
-                self.chunk_came(chunk, device, bytes, access, descriptors);
-            }
-            FromNode::NoChunk { chunk, access } => self.no_chunk(chunk, access),
-            FromNode::Actor { actor, at } => self.actor_is(actor, at),
-            FromNode::Obituary(obituary) => self.mourn(obituary),
-            FromNode::Watching { ticket, down } => self.watching_began(ticket, down.as_ref()),
-            FromNode::Lifecycle(event) => self.lifecycle(&event),
-            FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
-            FromNode::Found { ticket, found } => self.directory.found(ticket, found),
-            FromNode::Taint(news) => {
-                let ranges = self.domain.learn(&news);
-                let answer = ToNode::Tainted { round: news.round, ranges };
-                if self.port.send(answer, Vec::new()).is_err() {
-                    tracing::debug!("the node has ended before it heard what is tainted");
-                }
-            }
-            FromNode::Settled { process } => self.domain.settled(process),
-            FromNode::Gone { process } => self.process_gone(process),
-            FromNode::Nobody { process } => {
-                self.gone.note_nobody(process);
-                if let Some(link) = self.links.to(process) {
-                    // The place is for a life of the slot that there is.
-                    self.links.remove(&link);
-                    self.give_up(&link);
-                }
-            }
-            FromNode::Buried { process } => self.bury(process),
-        }
-        self.wake_reader();
-    }
-
-    fn half_came(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
+    pub(super) fn half_came(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
         let count = descriptors.len();
         let [clock, mail, memory, bell] =
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
         // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
-        self.gone.note_before(from);
+        self.lifecycle.gone.note_before(from);
         let Some(link) = self.link(from) else { return Ok(()) };
         fault::point("post.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
@@ -169,98 +131,5 @@ impl Office {
             link.break_off();
         }
         Ok(())
-    }
-
-    /// Has nothing more to do with a peer that broke the protocol, or has ended and was read to the end.
-    pub(crate) fn give_up(&self, link: &Link) {
-        link.break_off();
-        if link.is_connected() && !link.has_ended() {
-            self.leaves_unread.store(true, Ordering::SeqCst);
-        }
-        self.let_go(link);
-        self.fail_asks(link.peer);
-        link.wake_senders();
-        link.given_up.store(true, Ordering::Release);
-    }
-
-    /// The last of a peer that ended and was read to the end, or will not be read any more: its link goes, and the node
-    /// hears of it. For the reader, when it has [given the link up](Self::give_up).
-    pub(super) fn part_with(&self, link: &Link) {
-        fault::point("post.drained");
-        self.links.remove(link);
-        self.gone.note_read();
-        self.loosen_chunks();
-        self.say_drained(link.peer);
-    }
-
-    /// Lets go of what was to go over a link that is broken: replies that found no room, and leases kept until the peer
-    /// has passed their frames. It never will, or its own hold is on its way to the owner (LEASE-3). True if there was any.
-    pub(super) fn let_go(&self, link: &Link) -> bool {
-        let (in_flight, outbox) = match link.out.lock().as_mut() {
-            Some(out) => {
-                out.forwards = 0;
-                (std::mem::take(&mut out.in_flight), std::mem::take(&mut out.outbox))
-            }
-            None => return false,
-        };
-        // Dropped here, without the lock: leases go with them, over other links.
-        !in_flight.is_empty() || !outbox.is_empty()
-    }
-
-    /// A process ended. What it had posted is still read, by the reader, which then gives the link up;
-    /// nothing goes to it any more.
-    fn process_gone(&self, process: ProcessId) {
-        self.gone.note(process);
-        self.look_again();
-        match self.links.to(process) {
-            // Its asks fail once the replies that it had posted are read.
-            Some(link) => link.end(),
-            None => {
-                self.gone.note_read();
-                self.loosen_chunks();
-                self.say_drained(process);
-            }
-        }
-    }
-
-    fn say_drained(&self, process: ProcessId) {
-        if self.port.send(ToNode::Drained { process }, Vec::new()).is_err() {
-            tracing::debug!(%process, "the node has ended before it heard that a ring is drained");
-        }
-    }
-
-    /// Everybody has read what the process had posted: every hold that it forwarded is in its owner's book or ring, so
-    /// its own leases can go (LEASE-4). What it owned stays with whoever holds it.
-    fn bury(&self, process: ProcessId) {
-        // The holds that its last frames led to, before its leases go (LEASE-3).
-        crate::lease::pool::Surroundings::drain_returns(self);
-        // Before the leases go: who grants one behind that sees this (`evict_if_buried`).
-        self.gone.note_buried(process);
-        self.evict(process);
-    }
-
-    fn evict(&self, process: ProcessId) {
-        let pools = self.pools.read().clone();
-        pools.iter().for_each(|pool| pool.evict(process));
-    }
-
-    /// Drops what `process` was granted after its leases had been dropped: by a send that had claimed its frame before
-    /// (LEASE-4). The grant came behind the eviction in the pool's lock, and so this look comes behind the note.
-    pub(super) fn evict_if_buried(&self, process: ProcessId) {
-        if self.gone.is_buried(process) {
-            self.evict(process);
-        }
-    }
-
-    /// Whether a process has ended.
-    pub(super) fn has_gone(&self, process: ProcessId) -> bool {
-        self.gone.contains(process)
-    }
-
-    /// Makes the reader look again.
-    pub(crate) fn wake_reader(&self) {
-        if let Err(error) = self.ears.wake() {
-            tracing::warn!(%error, "the reader could not be woken");
-        }
     }
 }

@@ -3,6 +3,19 @@
 //! An address remembers one place. What is known here replaces it: an actor that was restarted is elsewhere, and one that
 //! is being restarted is nowhere for a while, during which its senders wait in its queue. That queue goes with the actor
 //! from life to life, so those who wait keep their order (MBX-1).
+//!
+//! Used by [`Route`](super::route) for each message where anything has ever moved, by what the node says, and by the
+//! actors of this process, which go away and come back.
+//!
+//! **Invariants.** What the node said last is true, and replaces what an address remembers. An actor has one queue here for
+//! all its lives. Whoever waits in it is woken by each change (MOVED: what is known is seen by whoever sees that there is
+//! something).
+//!
+//! **Locks.** A shard of the table, then those of [`Actors`] and [`Links`], and a queue's places. Nobody is woken under a
+//! shard, and nothing is sent to the node under one.
+//!
+//! **On a crash** of an actor's process the node says whether it comes back; until then its senders wait here. **On
+//! cancellation** of a registration or a lookup the answer finds nobody, and is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,14 +24,18 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::oneshot;
 
+use super::actors::Actors;
 use super::inbox::Inbox;
-use super::{Link, Office, Queue};
+use super::lifecycle::ProcessLifecycle;
+use super::links::Links;
+use super::{Link, Queue};
 use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::{Departed, EndReason, Obituary, Whereabouts};
-use crate::mailbox::port::{Place, PortClosed, ToNode};
+use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
 
 #[derive(Debug)]
 pub(super) struct Directory {
+    me: ProcessId,
     /// What the node has said of actors that did not stay where they were started.
     known: DashMap<ActorId, Known>,
     /// Whether there is any, so that a send need not look where nothing ever moved.
@@ -40,8 +57,8 @@ struct Known {
 
 /// The way to an actor.
 #[derive(Debug)]
-pub(crate) enum Way {
-    /// It is there. Its senders wait in the queue, if one came along with it: see [`Office::settle`].
+pub(super) enum Way {
+    /// It is there. Its senders wait in the queue, if one came along with it: see [`Directory::settle`].
     To(Place, Option<Queue>),
     /// It will be somewhere; its senders wait here.
     Later(Queue),
@@ -55,16 +72,18 @@ pub(crate) enum Way {
 
 /// Where an actor has settled.
 #[derive(Clone, Copy)]
-pub(crate) enum Settled<'a> {
+pub(super) enum Settled<'a> {
     /// In this process.
     Here(&'a dyn Inbox),
     /// In another.
     There(&'a Link),
 }
 
-impl Default for Directory {
-    fn default() -> Self {
+impl Directory {
+    /// Of process `me`.
+    pub(super) fn new(me: ProcessId) -> Self {
         Directory {
+            me,
             known: DashMap::new(),
             moved: AtomicBool::new(false),
             next: AtomicU64::new(0),
@@ -72,9 +91,7 @@ impl Default for Directory {
             lookups: DashMap::new(),
         }
     }
-}
 
-impl Directory {
     pub(super) fn registered(&self, ticket: u64, result: Result<(), ActorId>) {
         if let Some((_, waiting)) = self.registrations.remove(&ticket) {
             // Whoever asked may have given up.
@@ -100,24 +117,24 @@ impl Known {
     }
 }
 
-impl Office {
+impl Directory {
     /// Whether any actor is known not to be where it was started.
     #[inline]
-    pub(crate) fn has_moved(&self) -> bool {
+    pub(super) fn has_moved(&self) -> bool {
         // MOVED acquire: pairs with `note`.
-        self.directory.moved.load(Ordering::Acquire)
+        self.moved.load(Ordering::Acquire)
     }
 
     /// The way to `actor`: what the node said last, or else the place `remembered`.
-    pub(crate) fn way_to(&self, actor: ActorId, remembered: Place) -> Way {
+    pub(super) fn way_to(&self, actor: ActorId, remembered: Place) -> Way {
         if !self.has_moved() {
             return Way::To(remembered, None);
         }
-        self.directory.known.get(&actor).map_or(Way::To(remembered, None), |known| known.way())
+        self.known.get(&actor).map_or(Way::To(remembered, None), |known| known.way())
     }
 
     /// The place that an address should remember: of one that is elsewhere now, the new one.
-    pub(crate) fn place_of(&self, actor: ActorId, remembered: Place) -> Place {
+    pub(super) fn place_of(&self, actor: ActorId, remembered: Place) -> Place {
         match self.way_to(actor, remembered) {
             Way::To(place, _) => place,
             _ => remembered,
@@ -126,54 +143,75 @@ impl Office {
 
     /// The way to `actor`, whose process at `place` cannot be written to. Where this process has not heard what became of
     /// it, because it is younger than that, the node is asked.
-    pub(crate) fn way_after(&self, actor: ActorId, place: Place) -> Way {
+    pub(super) fn way_after(
+        &self,
+        actor: ActorId,
+        place: Place,
+        links: &Links,
+        lifecycle: &ProcessLifecycle,
+        actors: &Actors,
+        port: &dyn Port,
+    ) -> Way {
+        // Once more: between the sender's look and its attempt the node may have said where the actor is now. Only a way
+        // that leads to the same process again has to be explained; with the queue that came along, if the node said it.
         let known = match self.way_to(actor, place) {
             Way::To(now, queue) if now.process == place.process => queue,
             other => return other,
         };
         let process = place.process;
-        let link = self.links.in_slot_of(process);
+        let link = links.in_slot_of(process);
+        // The node has said that the actor lives in a life of the slot for which there is no link, because the life before
+        // still has the slot: the node told of the actor first. This is looked at before anything says that the process is
+        // gone, because nothing of the new life is known here yet.
         if let Some(queue) = &known
-            && link.as_ref().is_some_and(|link| link.peer < process && !self.has_gone(link.peer))
+            && link.as_ref().is_some_and(|link| link.peer < process && !lifecycle.gone.contains(link.peer))
         {
             // This process is about to hear that an earlier life of the slot has ended, and looks again then.
             return Way::Later(queue.clone());
         }
-        let broken =
-            link.is_some_and(|link| link.peer == process && link.is_broken()) && !self.has_gone(process);
-        if known.is_some()
-            || broken
-            || self.gone.how(process).is_some()
-            || self.stopped.load(Ordering::Acquire)
-        {
-            return Way::Gone(self.departed(process, actor));
+        // A peer that broke the protocol lives, and its actors with it: they are lost to this process alone, and the node
+        // would say that they are where they were.
+        let broken = link.is_some_and(|link| link.peer == process && link.is_broken())
+            && !lifecycle.gone.contains(process);
+        // In each of these cases there is nothing more to hear: the node has named this very place; or the peer lives, and
+        // was given up; or the node has said how the process ended, and before that which of its actors come back. A
+        // stopped reader would hear no answer.
+        if known.is_some() || broken || lifecycle.gone.how(process).is_some() || lifecycle.is_stopped() {
+            return Way::Gone(self.departed(process, actor, lifecycle));
         }
-        let queue = self.queue_at(actor, place);
+        // The process ended before this one began to listen. First the entry, then the question: the answer finds the
+        // queue of whoever waits. Who comes second finds the entry, and does not ask again.
+        let queue = self.queue_at(actor, place, links, actors);
         let waits = Known { at: None, queue, settled: false };
-        let way = match self.directory.known.entry(actor) {
+        let way = match self.known.entry(actor) {
             Entry::Occupied(entry) => return entry.get().way(),
             Entry::Vacant(entry) => entry.insert(waits).way(),
         };
         // MOVED release, as in `note`.
-        self.directory.moved.store(true, Ordering::Release);
-        if self.port.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
-            self.directory.known.remove(&actor);
-            return Way::Gone(self.departed(process, actor));
+        self.moved.store(true, Ordering::Release);
+        if port.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
+            self.known.remove(&actor);
+            return Way::Gone(self.departed(process, actor, lifecycle));
         }
         way
     }
 
     /// A process has ended: its slot may have another life already, which somebody waits to reach.
     pub(super) fn look_again(&self) {
-        let unsettled = self.directory.known.iter().filter(|known| !known.settled);
+        let unsettled = self.known.iter().filter(|known| !known.settled);
         let queues: Vec<_> = unsettled.map(|known| known.queue.clone()).collect();
         queues.iter().for_each(Queue::wake_front);
     }
 
     /// What is known of a process that ended, for whoever loses something of `actor` with it.
-    pub(crate) fn departed(&self, process: ProcessId, actor: ActorId) -> Departed {
-        let worker = self.gone.how(process).map(|last| (last.worker.clone(), last.reason.clone()));
-        let known = self.directory.known.get(&actor);
+    pub(super) fn departed(
+        &self,
+        process: ProcessId,
+        actor: ActorId,
+        lifecycle: &ProcessLifecycle,
+    ) -> Departed {
+        let worker = lifecycle.gone.how(process).map(|last| (last.worker.clone(), last.reason.clone()));
+        let known = self.known.get(&actor);
         let restarts = known.is_some_and(|known| match &known.at {
             Some(Whereabouts::Restarting(_)) => true,
             Some(Whereabouts::At(place)) => place.process != process,
@@ -183,33 +221,40 @@ impl Office {
     }
 
     /// The node says where an actor is.
-    pub(super) fn actor_is(&self, actor: ActorId, at: Whereabouts) {
-        if at == Whereabouts::Nowhere && !self.directory.known.contains_key(&actor) {
+    pub(super) fn actor_is(&self, actor: ActorId, at: Whereabouts, links: &Links, actors: &Actors) {
+        if at == Whereabouts::Nowhere && !self.known.contains_key(&actor) {
             return; // nobody asked
         }
-        self.note(actor, at);
+        self.note(actor, at, links, actors);
     }
 
     /// The node says that a process has ended, and what becomes of its actors.
-    pub(super) fn mourn(&self, obituary: Obituary) {
+    pub(super) fn mourn(
+        &self,
+        obituary: Obituary,
+        links: &Links,
+        actors: &Actors,
+        lifecycle: &ProcessLifecycle,
+    ) {
+        // The actors first, and then how the process ended: who finds the latter (`way_after`) has missed none of them.
         for (actor, place) in &obituary.restarting {
-            self.note(*actor, Whereabouts::Restarting(*place));
+            self.note(*actor, Whereabouts::Restarting(*place), links, actors);
         }
         for actor in &obituary.gave_up {
-            self.note(*actor, Whereabouts::GaveUp(obituary.reason.clone()));
+            self.note(*actor, Whereabouts::GaveUp(obituary.reason.clone()), links, actors);
         }
-        self.gone.note_how(obituary);
+        lifecycle.gone.note_how(obituary);
     }
 
     /// Remembers where an actor is, and wakes the first of those who wait for it.
-    fn note(&self, actor: ActorId, at: Whereabouts) {
+    fn note(&self, actor: ActorId, at: Whereabouts, links: &Links, actors: &Actors) {
         let mut is_new = false;
         let queue = {
-            let mut known = self.directory.known.entry(actor).or_insert_with(|| {
+            let mut known = self.known.entry(actor).or_insert_with(|| {
                 is_new = !matches!(at, Whereabouts::Restarting(_));
                 // Whoever waits at its last place, waits for its next.
                 let queue = match &at {
-                    Whereabouts::Restarting(place) => self.queue_at(actor, *place),
+                    Whereabouts::Restarting(place) => self.queue_at(actor, *place, links, actors),
                     _ => Queue::default(),
                 };
                 Known { at: None, queue, settled: false }
@@ -221,35 +266,35 @@ impl Office {
             known.queue.clone()
         };
         // MOVED release: pairs with `has_moved`: whoever looks sees what is known where it sees this.
-        self.directory.moved.store(true, Ordering::Release);
+        self.moved.store(true, Ordering::Release);
         queue.wake_front();
         if is_new {
             // Whoever saw that it is away before the node said a word of it, waits at its last place. Where that was, is not
             // known here: those in front of all queues look again, and wake who is behind them.
-            self.links.all().iter().for_each(|link| link.wake_all_fronts());
+            links.all().iter().for_each(|link| link.wake_all_fronts());
         }
     }
 
     /// The queue of those who wait at `place`.
-    fn queue_at(&self, actor: ActorId, place: Place) -> Queue {
+    fn queue_at(&self, actor: ActorId, place: Place, links: &Links, actors: &Actors) -> Queue {
         let queue = if place.process == self.me {
-            let inbox = self.inbox(place.index).filter(|inbox| inbox.actor() == actor);
+            let inbox = actors.inbox(place.index).filter(|inbox| inbox.actor() == actor);
             inbox.map(|inbox| inbox.local().queue().clone())
         } else {
-            let link = self.links.in_slot_of(place.process).filter(|link| link.peer == place.process);
+            let link = links.in_slot_of(place.process).filter(|link| link.peer == place.process);
             link.and_then(|link| link.queue(place.index).cloned())
         };
         queue.unwrap_or_default()
     }
 
     /// Has what happens at `place` wake those who wait for `actor`, in the queue that came along with it.
-    pub(crate) fn settle(&self, actor: ActorId, place: Place, at: Settled<'_>) {
-        let Some(known) = self.directory.known.get(&actor) else { return };
+    pub(super) fn settle(&self, actor: ActorId, place: Place, at: Settled<'_>) {
+        let Some(known) = self.known.get(&actor) else { return };
         if known.settled || known.at != Some(Whereabouts::At(place)) {
             return;
         }
         drop(known);
-        let Some(mut known) = self.directory.known.get_mut(&actor) else { return };
+        let Some(mut known) = self.known.get_mut(&actor) else { return };
         // It may have gone on meanwhile.
         if known.at == Some(Whereabouts::At(place)) && !known.settled {
             match at {
@@ -262,29 +307,34 @@ impl Office {
 
     /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
     /// queue that its mailbox had.
-    pub(crate) fn goes_away(&self, actor: ActorId, place: Place) {
-        self.note(actor, Whereabouts::Restarting(place));
+    pub(super) fn goes_away(&self, actor: ActorId, place: Place, links: &Links, actors: &Actors) {
+        self.note(actor, Whereabouts::Restarting(place), links, actors);
     }
 
     /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.
-    pub(crate) async fn register(
+    pub(super) async fn register(
         &self,
         name: String,
         actor: ActorId,
+        port: &dyn Port,
     ) -> Result<Result<(), ActorId>, PortClosed> {
-        let ticket = self.directory.next.fetch_add(1, Ordering::Relaxed);
+        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, waiting) = oneshot::channel();
-        self.directory.registrations.insert(ticket, answer);
-        self.port.send(ToNode::Register { ticket, name, actor }, Vec::new())?;
+        self.registrations.insert(ticket, answer);
+        port.send(ToNode::Register { ticket, name, actor }, Vec::new())?;
         waiting.await.map_err(|_| PortClosed)
     }
 
     /// The actor under `name`.
-    pub(crate) async fn lookup(&self, name: String) -> Result<Option<(ActorId, Place)>, PortClosed> {
-        let ticket = self.directory.next.fetch_add(1, Ordering::Relaxed);
+    pub(super) async fn lookup(
+        &self,
+        name: String,
+        port: &dyn Port,
+    ) -> Result<Option<(ActorId, Place)>, PortClosed> {
+        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, waiting) = oneshot::channel();
-        self.directory.lookups.insert(ticket, answer);
-        self.port.send(ToNode::Lookup { ticket, name }, Vec::new())?;
+        self.lookups.insert(ticket, answer);
+        port.send(ToNode::Lookup { ticket, name }, Vec::new())?;
         waiting.await.map_err(|_| PortClosed)
     }
 }

@@ -4,6 +4,9 @@
 //! number per slot says which lives have ended, because the next life begins only after the last has ended. A process
 //! that joined later learns of the ends before it from its own life, and from the lives that make links to it: memory
 //! of earlier lives is memory of the dead (LEASE-4).
+//!
+//! Part of the process's [lifecycle](super::lifecycle). **Invariants.** What is noted here is never taken back. **Locks.**
+//! Those of two small tables, and nothing inside of them; what each message asks is atomic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
-use super::Office;
+use super::Transport;
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 use crate::mailbox::lives::Obituary;
@@ -105,20 +108,20 @@ impl Ended {
     }
 }
 
-impl Office {
+impl Transport {
     /// Resolves when nothing more comes from `process`, which has ended: all that it had sent to this one was delivered.
     /// What others tell of its end may come before that, over their own links.
     pub(crate) async fn until_read(&self, process: ProcessId) {
         loop {
             // Before the look: what is noted after it is not missed.
-            let read = self.gone.read.notified();
+            let read = self.lifecycle.gone.read.notified();
             if process.slot() == self.process().slot() {
                 // An earlier life of this one's slot: there is no next one before all was read.
                 return;
             }
             match self.links.to(process) {
                 Some(_) => {}
-                None if self.gone.contains(process) => return,
+                None if self.lifecycle.gone.contains(process) => return,
                 // Who joined later was not told of it. The node answers whoever asks for a link that there is nobody.
                 None => drop(self.link(process)),
             }

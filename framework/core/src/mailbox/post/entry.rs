@@ -1,4 +1,8 @@
 //! The entries of a return ring: what a holder tells an owner. 64 bytes: kind and counts, the lease, tickets, checksum.
+//!
+//! Used by `returns`, on both sides. **Invariants.** WIRE-1: an entry is believed only with its checksum, and where each of
+//! its fields can be what it says; what it says of leases is for the book to check. **Locks.** None. **On a crash** between
+//! the write of an entry and the move of the tail nobody sees it. **On cancellation** nothing happens.
 
 use crate::clock::Ticket;
 use crate::ids::{ChunkId, ProcessId};

@@ -1,4 +1,15 @@
 //! What a post office delivers to, and what comes with a delivery.
+//!
+//! Used by `incoming`, which delivers; by the actor layer, which implements [`Inbox`]; and by senders of this process,
+//! which take [`LocalCredits`].
+//!
+//! **Invariants.** MBX-2: a message has a credit from the moment it is sent until its [`Receipt`] drops. Each ask is
+//! answered once, by a reply or by a refusal.
+//!
+//! **Locks.** None but a queue's own, when somebody is woken.
+//!
+//! **On a crash** of the actor's handler the receipt drops while the thread unwinds, and says so. **On cancellation** of the
+//! handler's future it drops, and refuses.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -8,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::link::Credit;
-use super::{Link, Office, Queue};
+use super::{Link, Queue, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::EndReason;
@@ -223,7 +234,7 @@ impl Refusal {
 /// and not given, says that none will come. The message is done with then.
 #[derive(Debug)]
 pub struct Receipt {
-    office: Arc<Office>,
+    office: Arc<Transport>,
     link: Arc<Link>,
     /// The place whose credit the message has; the reply takes it over.
     credit: Option<Credit>,
@@ -237,13 +248,13 @@ pub struct Receipt {
 
 impl Receipt {
     pub(super) fn new(
-        office: Arc<Office>,
+        office: Arc<Transport>,
         link: Arc<Link>,
         credit: Credit,
         correlation: Option<u64>,
         end: u64,
     ) -> Self {
-        office.open.fetch_add(1, Ordering::SeqCst);
+        office.actors.opened();
         Receipt { office, link, credit: Some(credit), correlation, acknowledges: false, end }
     }
 
@@ -303,6 +314,6 @@ impl Drop for Receipt {
     fn drop(&mut self) {
         self.refuse_now(&Refusal::of_an_end());
         self.office.hand_back(&self.link, self.credit.take());
-        self.office.open.fetch_sub(1, Ordering::SeqCst);
+        self.office.actors.done();
     }
 }

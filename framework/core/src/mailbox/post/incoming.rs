@@ -8,6 +8,18 @@
 //!
 //! A rejected frame is answered. A receiver that cannot read a frame cannot know its leases either, so it posts the
 //! frame's end position back. The sender remembers the grants and takes them out of its book.
+//!
+//! Used by the reader alone.
+//!
+//! **Invariants.** WIRE-1: nothing of a frame is believed before it is checked; a bad one drops the frame, returns its
+//! leases and is counted. LEASE-2, LEASE-3 as above. MBX-1: frames of a link are taken in order, so one that waits holds up
+//! those behind it. MBX-2: who sends more than its credits is given up.
+//!
+//! **Locks.** The link's `inbound` is held throughout, and everything else inside of it; see [`link`](super::link). The
+//! mailbox's decoding runs under it, and no handler.
+//!
+//! **On a crash** of the sender its frames are taken to the end. **On cancellation** of the reader, between two looks, frames
+//! stay where they are.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +30,7 @@ use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::inbox::{Delivery, Receipt, Refusal};
 use super::link::{AWAY, Credit, Inbound, Link};
-use super::{Office, entry, news};
+use super::{Transport, entry, news};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
 use crate::fault;
@@ -57,13 +69,13 @@ type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
 
 type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
 
-impl Office {
+impl Transport {
     /// Takes frames from a link; true if there was one.
     pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut Vec<u8>) -> bool {
         let mut any = false;
-        let mut guard = link.inbound.lock();
+        let mut guard = link.inbound();
         let Some(inbound) = guard.as_mut() else { return false };
-        link.stuck.store(false, Ordering::Relaxed);
+        link.set_stuck(false);
         let mut left = BATCH;
         while left > 0 {
             left -= 1;
@@ -71,7 +83,8 @@ impl Office {
                 Ok(None) => break,
                 Ok(Some(end)) => {
                     if !self.take_frame(link, inbound, buffer, end) {
-                        link.stuck.store(true, Ordering::Relaxed);
+                        // It stays in the ring, and is looked at again with each look of the reader until it is taken.
+                        link.set_stuck(true);
                         break;
                     }
                     inbound.data.consume();
@@ -88,7 +101,7 @@ impl Office {
                 }
             }
         }
-        link.unfinished.store(left == 0, Ordering::Relaxed);
+        link.set_unfinished(left == 0);
         if any {
             fault::point("post.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
@@ -104,7 +117,7 @@ impl Office {
         let frame = match Frame::parse(bytes) {
             Ok(frame) => frame,
             Err(error) => {
-                if !self.has_room_for_holds(link, 1) {
+                if !link.has_room_for_holds(1) {
                     return false;
                 }
                 self.reject_frame(link, &error.to_string());
@@ -119,7 +132,7 @@ impl Office {
             Look::Wait => return false,
             Look::Never(why) => {
                 self.reject_frame(link, &why);
-                entries().for_each(|entry| self.forget_missing(entry.id.chunk));
+                entries().for_each(|entry| self.memory.chunks.forget_missing(entry.id.chunk));
                 self.give_back(link, entries());
                 self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
                 return true;
@@ -147,11 +160,17 @@ impl Office {
     }
 
     /// Whether everything is there that the leases need.
+    ///
+    /// Nothing is taken yet: a frame may be looked at many times before it is. What is missing does not end the look, so
+    /// that everything is asked for at once and the frame waits for the slowest answer, and not for one after the other. What
+    /// can never be there ends it.
     fn look<'a>(&self, link: &Arc<Link>, entries: impl Iterator<Item = &'a LeaseEntry>) -> Look {
         let (mut waits, mut kept) = (false, Mappings::new());
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
         for entry in entries {
             let owner = entry.id.chunk.owner;
+            // First the clocks, for memory of this process too: whoever waits for one that ran back, or that nobody knows,
+            // waits for ever or not at all.
             if let Some(ready) = entry.ready
                 && let Some(page) = self.domain.page_of(ready.process)
                 && let Some((before, now)) = page.ran_back(ready.slot)
@@ -159,7 +178,7 @@ impl Office {
                 // Whoever wrote that clock has nothing true to say about any tensor.
                 if let Some(liar) = self.link(ready.process) {
                     liar.break_off();
-                    self.wake_reader();
+                    self.wakeups.wake_reader();
                 }
                 let clock = ready.slot;
                 return Look::Never(format!(
@@ -172,6 +191,7 @@ impl Office {
                 // Its certificate says whether the data is there.
                 && !self.domain.knows_end_of(&ready)
             {
+                // Its page comes with a link to it. Without that, the clock could not be waited for (CLOCK-1).
                 match self.link(ready.process) {
                     Some(link) if !link.is_open() => waits = true,
                     Some(_) => {}
@@ -186,12 +206,13 @@ impl Office {
                     }
                 }
             }
+            // What is this process's own is mapped, and its book says the rest (`adopt_own`).
             if owner == self.me {
                 continue;
             }
             if entry.in_parts {
                 // It will be written, and nothing on the way of a message waits for a mapping.
-                match self.chunk(entry.id.chunk, Access::ReadWrite) {
+                match self.memory.chunks.get(entry.id.chunk, Access::ReadWrite, &*self.port) {
                     Chunk::Mapped(mapping) => kept.extend(self.has_gone(owner).then_some(mapping)),
                     Chunk::Wanted => waits = true,
                     Chunk::Missing => {
@@ -202,7 +223,7 @@ impl Office {
                     }
                 }
             }
-            let mapping = match self.chunk(entry.id.chunk, Access::ReadOnly) {
+            let mapping = match self.memory.chunks.get(entry.id.chunk, Access::ReadOnly, &*self.port) {
                 Chunk::Mapped(mapping) => {
                     if mapping.range(entry.offset, entry.bytes).is_none() {
                         return Look::Never(format!(
@@ -223,7 +244,9 @@ impl Office {
                     return Look::Never(format!("chunk {} of {owner} does not exist", entry.id.chunk.index));
                 }
             };
-            // Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases any more.
+            // Last who counts the lease. Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases
+            // any more; but its mapping may go with the last of them at any moment, so it is kept until they are adopted.
+            // What the sender itself owns it has granted. Of a third process a hold is to be posted.
             if self.has_gone(owner) {
                 kept.push(mapping);
             } else if owner != link.peer {
@@ -245,10 +268,11 @@ impl Office {
                 }
             }
         }
+        // By owner and not by lease: a ring with room for one hold need not have it for all that the frame needs.
         for (owners, count) in holds {
             if !owners.is_open() {
                 waits = true;
-            } else if !self.has_room_for_holds(&owners, count) {
+            } else if !owners.has_room_for_holds(count) {
                 // The owner may sleep: nothing else that is posted to it is worth waking it.
                 owners.ring(news::FRAMES);
                 waits = true;
@@ -262,7 +286,7 @@ impl Office {
     fn may_come(&self, process: ProcessId) -> bool {
         let known = self.links.in_slot_of(process);
         process.slot() != self.me.slot()
-            && !self.gone.contains(process)
+            && !self.lifecycle.gone.contains(process)
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
@@ -277,19 +301,19 @@ impl Office {
             return Ok(lease);
         }
         let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
-        let mapped = |access| match self.chunk(id.chunk, access) {
+        let mapped = |access| match self.memory.chunks.get(id.chunk, access, &*self.port) {
             Chunk::Mapped(mapping) => Ok(mapping),
             Chunk::Wanted | Chunk::Missing => Err(missing()),
         };
         let mapping = mapped(Access::ReadOnly)?;
         let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
         if owner == link.peer {
-            link.held.fetch_add(1, Ordering::Relaxed);
+            link.count_held();
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_gone(owner)) {
             fault::point("post.forward.hold");
             self.post_hold(&owners, id);
             fault::point("post.forward.held");
-            owners.held.fetch_add(1, Ordering::Relaxed);
+            owners.count_held();
         }
         let office = self.arc().ok_or("the post office is closing")?;
         let domain = Arc::clone(&self.domain);
@@ -304,7 +328,7 @@ impl Office {
 
     /// A lease on this process's own memory, which the peer sends back.
     fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
-        let pool = self.pool_of(id)?;
+        let pool = self.memory.pool_of(id)?;
         let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
             // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this process has
             // looked at before it saw the frame. What has come since is there to be read.
@@ -375,12 +399,12 @@ impl Office {
         tickets: SmallVec<[Ticket; 2]>,
     ) {
         let index = frame.header.index;
-        let inbox = self.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
+        let inbox = self.actors.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
         let Some(inbox) = inbox else {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
-            let away = self.is_away(index);
-            if self.inbox(index).is_none() {
+            let away = self.actors.is_away(index);
+            if self.actors.inbox(index).is_none() {
                 link.close(index, away);
             }
             let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };
@@ -408,7 +432,7 @@ impl Office {
 
     fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
         // Nobody may wait any more: then the tensors drop here, and their leases go back.
-        if let Some(answer) = self.take_ask(correlation, link.peer) {
+        if let Some(answer) = self.asks.take(correlation, link.peer) {
             // DEATH-3: not even as the data of a reply.
             answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
                 Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),

@@ -1,4 +1,14 @@
 //! All links of a process.
+//!
+//! Used by every send (the link to a peer), by the reader at every look (all of them), and by whoever tells all peers.
+//!
+//! **Invariants.** A slot has one link that anything is sent over. Links to earlier lives of it stay beside that until they
+//! are read to the end. A link that was taken out is dropped by whoever has it last.
+//!
+//! **Locks.** One, for reading on the way of a message. Inside of it, for writing: whatever `make` takes in
+//! [`Links::replace`], see `connect`.
+//!
+//! **On a crash** of a peer its link stays until the reader parts with it. **On cancellation** nothing happens.
 
 use std::sync::Arc;
 
@@ -44,6 +54,16 @@ impl Links {
     /// All links, as they are now.
     pub(super) fn all(&self) -> Arc<[Arc<Link>]> {
         Arc::clone(&self.0.read().all)
+    }
+
+    /// Whether a sender waits for a peer, also where the link is still being made.
+    pub(super) fn are_waited_for(&self) -> bool {
+        self.all().iter().any(|link| !link.is_broken() && link.has_waiting())
+    }
+
+    /// Whether on an open link a frame lies unread, or something waits to go out.
+    pub(super) fn are_busy(&self) -> bool {
+        self.all().iter().any(|link| link.is_open() && link.is_busy())
     }
 
     /// The link in the slot of `peer` as `make` leaves it, given the one that is there, which is kept among

@@ -1,139 +1,139 @@
-//! A process's post office: its links to all peers, the memory that it lends and borrows, and the mailboxes it serves.
+//! A process's transport: its links to all peers, the memory that it lends and borrows, and the mailboxes it serves.
 //!
-//! **On a crash of a peer** the link breaks: its senders get their messages back, its asks fail. **On a cancelled send**
-//! the place in the queue is given up and nothing was sent.
+//! Used by the actor layer (addresses, mailboxes), by the node's side of a process, and by each lease on memory of others.
 //!
-//! Read in this order: `pages` and `entry` (the forms), `link` (one peer), `connect` (how a link is made),
-//! `outgoing` (frames out), `incoming` (frames in), `returns` (leases back), `chunks` (memory of others), `reader` (the
-//! loop), `waiting` (queues of senders), `watching`, [`inbox`] (what it delivers to).
+//! # The way of a message
+//! Read the files in this order; none is come back to.
+//!
+//! | step | file |
+//! |---|---|
+//! | send: an attempt, or a place in the queue | `actor/sending.rs`, `waiting` |
+//! | directory: where the actor is | `route`, `directory` |
+//! | links: the link to that process | `links`, `connect`, `link` |
+//! | outgoing: claim, encode, drop, commit | `outgoing`, `link/sender.rs` |
+//! | publish: the ring's tail moves, at the end of the turn | `publish` |
+//! | ring, doorbell: shared memory | `mailbox/ring/`, `pages`, `entry`, `mailbox/doorbell.rs`, `news` |
+//! | reader: the receiver looks at the link | `reader`, `link/receiver.rs` |
+//! | incoming: checked, its leases adopted | `incoming`, `chunks` |
+//! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
+//! | handler | `actor/inbox.rs`, `actor/handles.rs` |
+//!
+//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`.
+//!
+//! # The parts
+//! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes across parts
+//! (`outgoing`, `publish`, `reader`, `incoming`, `returns`, `connect`, `from_node`, `endings`, `route`) owns nothing and takes
+//! no lock of its own.
+//!
+//! | part | owns |
+//! |---|---|
+//! | `memory`, `chunks` | the pools, the chunks of others that are mapped here |
+//! | `links`, `link` | the links to all peers |
+//! | `actors` | the places of mailboxes, how many messages are open |
+//! | `asks` | who waits for which reply |
+//! | `directory` | where actors are, and names |
+//! | `wakeups` | the mail page, the doorbells, what was put off |
+//! | `lifecycle`, `ended`, `watching` | who has ended, who watches, how far this process is itself |
+//!
+//! # Invariants
+//! Each part names those that it upholds. Of all of them: nobody waits here for another process, but for a thread that maps
+//! a chunk, with a deadline; and shared memory has one writer (ONE-WRITER, see `pages`).
+//!
+//! # Locks
+//! In the order in which they may nest; what stands on one line is never taken inside another of that line.
+//!
+//! 1. a link's `inbound`, while the reader takes frames;
+//! 2. the chunks' `came`;
+//! 3. a shard of the directory, of the asks, or of the chunks; a link's `notices_in`; the watchers' two;
+//! 4. all links, for writing (`connect`) or reading;
+//! 5. the places of actors; the pools;
+//! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a doorbell.
+//!
+//! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but 1, and under
+//! that only the decoding of messages.
+//!
+//! # On a crash, and on cancellation
+//! On a crash of a peer its link breaks: its senders get their messages back, its asks fail; `endings` has the steps. On a
+//! crash of this process what it published is still read. A cancelled send gives its place in the queue up, and nothing was
+//! sent; a dropped ask is taken out, and its reply is dropped.
 
+mod actors;
 pub mod asks;
 mod chunks;
 mod connect;
 mod directory;
 mod ended;
+mod endings;
 pub(crate) mod entry;
+mod from_node;
 pub mod inbox;
 mod incoming;
+mod lifecycle;
 mod link;
 mod links;
+mod memory;
 mod news;
 mod outgoing;
 mod pages;
+mod publish;
 mod reader;
 mod returns;
+mod route;
 mod traced;
 #[cfg(any(test, feature = "testing"))]
 mod usage;
 mod waiting;
+mod wakeups;
 mod watching;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
-use dashmap::DashMap;
-use parking_lot::{Condvar, Mutex, RwLock};
-use tokio::sync::{Notify, watch};
-
+use actors::Actors;
 pub use asks::AskFailure;
-pub(crate) use directory::{Settled, Way};
+use asks::Asks;
+use directory::Directory;
+use lifecycle::ProcessLifecycle;
+use links::Links;
+use memory::Memory;
+use wakeups::Wakeups;
+
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use outgoing::{Claim, NotNow};
 pub(crate) use outgoing::{Envelope, PostError};
+pub(crate) use route::{NoRoute, Route};
 pub(crate) use waiting::{PlaceInQueue, Queue};
 pub(crate) use watching::{Tell, Watcher};
 
-use super::port::Port;
-use crate::clock::turn::TurnEnd;
+use super::lives::Departed;
+use super::port::{Place, Port, PortClosed};
 use crate::clock::{ClockDomain, ProcessPages};
-use crate::device::{Backend, Device, DeviceError};
-use crate::ids::{ChunkId, DeviceId, ProcessId};
-use crate::lease::{Pool, PoolOptions, Writers};
-use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
+use crate::device::{Backend, DeviceError};
+use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::lease::{Pool, PoolOptions};
+use crate::limits::MAX_ACTORS;
 use crate::observe::figures::ProcessFigures;
 use crate::observe::sight::Sight;
-use crate::os::Ears;
-use crate::tensor::Gpu;
 use inbox::Inbox;
 
 /// See the module.
-pub struct Office {
+pub struct Transport {
     me: ProcessId,
-    this: Weak<Office>,
+    this: Weak<Transport>,
     domain: Arc<ClockDomain>,
-    mail: pages::MailPage,
-    ears: Ears,
+    wakeups: Wakeups,
     port: Arc<dyn Port>,
-    links: links::Links,
-    /// Processes that ended; their slots may come back in another life.
-    gone: ended::Ended,
-    /// One per device in use.
-    pools: RwLock<Vec<Arc<Pool>>>,
-    chunks: DashMap<(ChunkId, bool), chunks::Known>,
-    chunk_came: (Mutex<()>, Condvar),
-    /// Of split memory of other processes.
-    writers: Writers,
-    /// Threads that wait for a chunk.
-    mapping: AtomicUsize,
-    /// A chunk of a process that ended is to be left to the leases on it.
-    loosen: AtomicBool,
-    inboxes: RwLock<Vec<Slot>>,
-    next_inbox: AtomicUsize,
-    asks: DashMap<u64, asks::Pending>,
-    next_correlation: AtomicU64,
-    directory: directory::Directory,
-    watching: watching::Watching,
-    gpu_budget: OnceLock<u64>,
-    /// Where large bodies are written.
-    scratch: OnceLock<Gpu>,
+    links: Links,
+    memory: Memory,
+    actors: Actors,
+    asks: Asks,
+    directory: Directory,
+    lifecycle: ProcessLifecycle,
     counters: Counters,
-    /// Messages delivered and not done with.
-    open: AtomicUsize,
-    /// See [`Office::leaves_unread`].
-    leaves_unread: AtomicBool,
-    /// Something was published that nobody was rung for (see [`news`]).
-    quiet: AtomicBool,
-    /// The reader waits for its doorbell, or is about to.
-    parked: AtomicBool,
-    /// Ends that wait.
-    quiet_came: Notify,
-    /// Whether a shutdown of the node has begun.
-    stopping: watch::Sender<bool>,
-    stopped: AtomicBool,
-    /// Its process is to be taken for dead: nothing that it does is seen any more.
-    #[cfg(any(test, feature = "testing"))]
-    abandoned: AtomicBool,
-    /// Whether the process is about to end, and its actors with a policy for that live on elsewhere.
-    leaving: AtomicBool,
-}
-
-/// A place for an actor.
-#[derive(Clone, Default)]
-enum Slot {
-    /// Nobody was there yet.
-    #[default]
-    Free,
-    Taken(Arc<dyn Inbox>),
-    /// Somebody was there, and is started anew if this is set.
-    Withdrawn {
-        away: bool,
-        /// Of the largest mailbox that was ever here, per sending process.
-        capacity: u32,
-    },
-}
-
-impl Slot {
-    fn capacity(&self) -> u32 {
-        match self {
-            Slot::Free => 0,
-            Slot::Taken(inbox) => inbox.capacity(),
-            Slot::Withdrawn { capacity, .. } => *capacity,
-        }
-    }
 }
 
 /// What a post office has counted since it opened.
@@ -182,22 +182,16 @@ pub enum OfficeError {
     Device(#[from] DeviceError),
 }
 
-impl std::fmt::Debug for Office {
+impl std::fmt::Debug for Transport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Office({}, {:?})", self.me, self.stats())
+        write!(f, "Transport({}, {:?})", self.me, self.stats())
     }
 }
 
-impl Office {
-    /// Bytes that the pool of a GPU may take, unless it was opened with others: a quarter of its memory.
-    fn device_budget(&self, backend: &Arc<dyn Backend>) -> u64 {
-        let set = self.gpu_budget.get().copied();
-        set.unwrap_or_else(|| (backend.total_bytes() / 4).max(CHUNK_BYTES))
-    }
-
+impl Transport {
     /// Says how many bytes the pool of each GPU may take; the first to say so is right.
     pub fn set_gpu_budget(&self, bytes: u64) {
-        let _ = self.gpu_budget.set(bytes);
+        self.memory.set_gpu_budget(bytes);
     }
 
     /// Opens the post office of process `me`, whose way to the node is `port`, with the pages that the node gave it.
@@ -207,45 +201,24 @@ impl Office {
     pub fn open(me: ProcessId, port: Arc<dyn Port>, pages: ProcessPages) -> Result<Arc<Self>, OfficeError> {
         let ProcessPages { clocks, board } = pages;
         let domain = ClockDomain::with_board(me, clocks, Some(board));
-        let mail = pages::MailPage::create()?;
-        let ears = Ears::create()?;
-        let office = Arc::new_cyclic(|this| Office {
-            me,
-            this: Weak::clone(this),
-            domain,
-            mail,
-            ears,
-            port,
-            links: links::Links::new(),
-            gone: ended::Ended::new(),
-            pools: RwLock::default(),
-            chunks: DashMap::new(),
-            chunk_came: (Mutex::new(()), Condvar::new()),
-            writers: Writers::default(),
-            mapping: AtomicUsize::new(0),
-            loosen: AtomicBool::new(false),
-            inboxes: RwLock::new(Vec::new()),
-            next_inbox: AtomicUsize::new(0),
-            asks: DashMap::new(),
-            next_correlation: AtomicU64::new(1),
-            directory: directory::Directory::default(),
-            watching: watching::Watching::default(),
-            gpu_budget: OnceLock::new(),
-            scratch: OnceLock::new(),
-            counters: Counters::default(),
-            open: AtomicUsize::new(0),
-            leaves_unread: AtomicBool::new(false),
-            quiet: AtomicBool::new(false),
-            parked: AtomicBool::new(false),
-            quiet_came: Notify::new(),
-            stopping: watch::Sender::new(false),
-            stopped: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
-            #[cfg(any(test, feature = "testing"))]
-            abandoned: AtomicBool::new(false),
+        let wakeups = Wakeups::open()?;
+        let office = Arc::new_cyclic(|this| {
+            let memory = Memory::new(me, Arc::clone(&domain), Weak::clone(this));
+            Transport {
+                me,
+                this: Weak::clone(this),
+                domain,
+                wakeups,
+                port,
+                links: Links::new(),
+                memory,
+                actors: Actors::new(),
+                asks: Asks::new(),
+                directory: Directory::new(me),
+                lifecycle: ProcessLifecycle::begin(me),
+                counters: Counters::default(),
+            }
         });
-        // LEASE-4: what the earlier lives of this process made may come to it.
-        office.gone.note_before(me);
         #[cfg(any(test, feature = "testing"))]
         crate::testing::leaks::watch(Arc::downgrade(&office));
         Ok(office)
@@ -263,19 +236,7 @@ impl Office {
 
     /// The process's memory on `device`, made on first use.
     pub fn pool(&self, device: &Arc<dyn Backend>, options: PoolOptions) -> Arc<Pool> {
-        if let Some(pool) = self.pool_on(device.id()) {
-            return pool;
-        }
-        let mut pools = self.pools.write();
-        if let Some(pool) = pools.iter().find(|pool| pool.device_id() == device.id()) {
-            return Arc::clone(pool);
-        }
-        // Each pool numbers its chunks from a range of its own; a process has a handful of devices.
-        let base = (pools.len() as u32) << 24;
-        let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
-        pool.surround(self.this.clone());
-        pools.push(Arc::clone(&pool));
-        pool
+        self.memory.pool(device, options)
     }
 
     /// The process's memory on a device, made and the device opened on first use.
@@ -283,22 +244,12 @@ impl Office {
     /// # Errors
     /// This process cannot use the device.
     pub fn pool_for(&self, device: DeviceId) -> Result<Arc<Pool>, DeviceError> {
-        if let Some(pool) = self.pool_on(device) {
-            return Ok(pool);
-        }
-        let backend = Device::by_id(device)?.backend()?;
-        let options = PoolOptions { budget: self.device_budget(&backend), ..PoolOptions::default() };
-        Ok(self.pool(&backend, options))
-    }
-
-    /// The process's memory on a device, if it has used any.
-    pub(crate) fn pool_on(&self, device: DeviceId) -> Option<Arc<Pool>> {
-        self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
+        self.memory.pool_for(device)
     }
 
     /// The devices whose memory this process has used.
     pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
-        self.pools.read().iter().map(|pool| pool.device_id()).collect()
+        self.memory.devices_in_use()
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -323,22 +274,18 @@ impl Office {
     pub fn figures(&self) -> ProcessFigures {
         self.take_in_returns();
         let stats = self.stats();
-        let inboxes = self.inboxes.read().clone();
-        let actors = inboxes.iter().filter_map(|slot| match slot {
-            Slot::Taken(inbox) => inbox.figures(),
-            Slot::Free | Slot::Withdrawn { .. } => None,
-        });
+        let actors = self.actors.figures();
         let mut figures = ProcessFigures {
             sent: stats.sent,
             received: stats.received,
             rejected: stats.rejected,
             dead_letters: stats.dead_letters,
             bytes_not_copied: stats.bytes_not_copied,
-            open: self.open.load(Ordering::Relaxed),
-            actors: actors.collect(),
+            open: self.actors.open(Ordering::Relaxed),
+            actors,
             ..ProcessFigures::default()
         };
-        for pool in self.pools.read().iter() {
+        for pool in self.memory.pools().iter() {
             let pool = pool.stats();
             figures.bytes_in_flight += pool.lent_bytes;
             figures.bytes_held += pool.held_bytes;
@@ -349,48 +296,102 @@ impl Office {
 
     /// What stands still here, if anything does. Waits for nobody.
     pub(crate) fn sight(&self) -> Sight {
-        let inboxes = self.inboxes.read().clone();
-        let actors = inboxes.iter().filter_map(|slot| match slot {
-            Slot::Taken(inbox) => inbox.sight(),
-            Slot::Free | Slot::Withdrawn { .. } => None,
-        });
-        Sight { actors: actors.collect(), waits: self.domain.waiting() }
+        Sight { actors: self.actors.sights(), waits: self.domain.waiting() }
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
     pub fn is_busy(&self) -> bool {
-        // Somebody may wait for a link that is still being made.
-        let waits = || self.links.all().iter().any(|link| !link.is_broken() && link.has_waiting());
-        self.open.load(Ordering::SeqCst) > 0 || waits() || self.open_links().iter().any(|link| link.is_busy())
+        self.actors.open(Ordering::SeqCst) > 0 || self.links.are_waited_for() || self.links.are_busy()
     }
 
     /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
     /// a peer.
     pub(crate) fn leaves_unread(&self) -> bool {
-        self.leaves_unread.load(Ordering::SeqCst)
+        self.lifecycle.leaves_unread()
     }
 
     /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
     pub(crate) fn begin_stopping(&self) {
-        self.stopping.send_replace(true);
+        self.lifecycle.begin_stopping();
     }
 
     /// The process is about to end, and its actors that come back after failures live on elsewhere.
     pub(crate) fn begin_leaving(&self) {
-        self.leaving.store(true, Ordering::Release);
+        self.lifecycle.begin_leaving();
     }
 
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
+        self.lifecycle.is_leaving()
     }
 
     /// Resolves when a shutdown of the node has begun, at once if that was before.
     pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut stopping = self.stopping.subscribe();
-        async move {
-            // An error is an office that closed, and with it the process.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
-        }
+        self.lifecycle.until_stopping()
+    }
+
+    /// From now on `watcher` is told what happens to `actor`. When the node has ended it is dropped.
+    pub(crate) fn watch(&self, actor: ActorId, watcher: Watcher) {
+        self.lifecycle.watching.watch(actor, watcher, &*self.port);
+    }
+
+    /// The node has ended: nothing more will happen.
+    pub(crate) fn end_watching(&self) {
+        self.lifecycle.watching.end();
+    }
+
+    /// Notes an ask before it is sent; the number goes along with it.
+    pub(crate) fn expect_reply(&self, peer: ProcessId, actor: ActorId, answer: asks::Answer) -> u64 {
+        self.asks.expect(peer, actor, answer)
+    }
+
+    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
+    pub(crate) fn forget_ask(&self, correlation: u64) {
+        self.asks.forget(correlation);
+    }
+
+    /// The place that an address should remember: of one that is elsewhere now, the new one.
+    pub(crate) fn place_of(&self, actor: ActorId, remembered: Place) -> Place {
+        self.directory.place_of(actor, remembered)
+    }
+
+    /// What is known of a process that ended, for whoever loses something of `actor` with it.
+    pub(crate) fn departed(&self, process: ProcessId, actor: ActorId) -> Departed {
+        self.directory.departed(process, actor, &self.lifecycle)
+    }
+
+    /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
+    /// queue that its mailbox had.
+    pub(crate) fn goes_away(&self, actor: ActorId, place: Place) {
+        self.directory.goes_away(actor, place, &self.links, &self.actors);
+    }
+
+    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.
+    pub(crate) async fn register(
+        &self,
+        name: String,
+        actor: ActorId,
+    ) -> Result<Result<(), ActorId>, PortClosed> {
+        self.directory.register(name, actor, &*self.port).await
+    }
+
+    /// The actor under `name`.
+    pub(crate) async fn lookup(&self, name: String) -> Result<Option<(ActorId, Place)>, PortClosed> {
+        self.directory.lookup(name, &*self.port).await
+    }
+
+    /// The peer will not reply any more.
+    fn fail_asks(&self, peer: ProcessId) {
+        self.asks.fail(peer, |actor| self.departed(peer, actor));
+    }
+
+    /// Whether a process has ended.
+    fn has_gone(&self, process: ProcessId) -> bool {
+        self.lifecycle.gone.contains(process)
+    }
+
+    /// Makes the reader look again.
+    pub(crate) fn wake_reader(&self) {
+        self.wakeups.wake_reader();
     }
 
     /// Gives an actor a place in this process; `make` gets its index.
@@ -398,7 +399,7 @@ impl Office {
     /// # Errors
     /// [`OfficeError::TooManyActors`].
     pub fn serve(&self, make: impl FnOnce(u16) -> Arc<dyn Inbox>) -> Result<u16, OfficeError> {
-        let index = self.next_inbox.fetch_add(1, Ordering::Relaxed);
+        let index = self.actors.next_index();
         self.serve_at(index as u16, make(index as u16))?;
         Ok(index as u16)
     }
@@ -409,24 +410,7 @@ impl Office {
     /// # Errors
     /// [`OfficeError::TooManyActors`].
     pub fn serve_at(&self, index: u16, inbox: Arc<dyn Inbox>) -> Result<(), OfficeError> {
-        let index = usize::from(index);
-        if index >= MAX_ACTORS {
-            return Err(OfficeError::TooManyActors);
-        }
-        let before = {
-            let mut inboxes = self.inboxes.write();
-            if inboxes.len() <= index {
-                inboxes.resize(index + 1, Slot::Free);
-            }
-            std::mem::replace(&mut inboxes[index], Slot::Taken(inbox))
-        };
-        if matches!(before, Slot::Withdrawn { .. }) {
-            // The node gives a place out again when it has given out all others.
-            for link in self.links.all().iter() {
-                link.reopen(index as u16);
-            }
-        }
-        Ok(())
+        self.actors.serve_at(index, inbox, &self.links)
     }
 
     /// The actor at `index` is gone: its senders are told.
@@ -436,21 +420,12 @@ impl Office {
 
     /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
     pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
-        let slot = self.inboxes.write().get_mut(usize::from(index)).map(|slot| {
-            let capacity = slot.capacity();
-            std::mem::replace(slot, Slot::Withdrawn { away, capacity })
-        });
-        // Dropped here, without the lock: what waits in it are messages, and dropping those lets leases go.
-        drop(slot);
-        for link in self.links.all().iter() {
-            link.close(index, away);
-            link.ring(news::CREDIT);
-        }
+        self.actors.withdraw(index, away, &self.links);
     }
 
     /// Counts a message that a local sender handed over, until it is done with.
     pub(crate) fn opened(&self) {
-        self.open.fetch_add(1, Ordering::SeqCst);
+        self.actors.opened();
     }
 
     /// Counts a message that no handler gets.
@@ -460,33 +435,14 @@ impl Office {
 
     /// The counterpart of [`opened`](Self::opened).
     pub(crate) fn done(&self) {
-        self.open.fetch_sub(1, Ordering::SeqCst);
+        self.actors.done();
     }
 
     pub(crate) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
-        match self.inboxes.read().get(usize::from(index)) {
-            Some(Slot::Taken(inbox)) => Some(Arc::clone(inbox)),
-            _ => None,
-        }
+        self.actors.inbox(index)
     }
 
-    /// Whether the actor that was at `index` is started anew.
-    pub(crate) fn is_away(&self, index: u16) -> bool {
-        matches!(self.inboxes.read().get(usize::from(index)), Some(Slot::Withdrawn { away: true, .. }))
-    }
-
-    fn arc(&self) -> Option<Arc<Office>> {
+    fn arc(&self) -> Option<Arc<Transport>> {
         self.this.upgrade()
-    }
-
-    fn open_links(&self) -> Vec<Arc<Link>> {
-        self.links.all().iter().filter(|link| link.is_open()).map(Arc::clone).collect()
-    }
-}
-
-impl TurnEnd for Office {
-    /// Publishes what the turn has gathered: one tail per link.
-    fn turn_ended(&self) {
-        self.publish_all(&self.links.all());
     }
 }

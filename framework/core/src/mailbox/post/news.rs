@@ -7,6 +7,8 @@
 //! | [`ROOM`]: a cursor has moved, leases were posted | one that waits for room in a ring, for leases or for memory |
 //! | any of them, [`quiet`] | nobody yet |
 //!
+//! Used by whoever publishes, see `publish`, and by the reader, which says what it wants.
+//!
 //! What a process wants to be woken for is the word `wants` of its mail page, in the same bits; frames need no wish.
 //!
 //! **Quiet news** is published like any other, so whoever is awake sees it at once; only the doorbell is put off. It is for
@@ -15,9 +17,9 @@
 //!
 //! 1. Half of the mailbox was handed back since the sender was told, or [`TELL_EVERY`] has passed and one more is.
 //! 2. The bell is rung for anything else.
-//! 3. The reader finds nothing to do (`Office::poll`). It always comes to that: who puts off a ring says so in
-//!    `Office::quiet`, which the reader looks at after every look in vain and after it has said that it is parked, and
-//!    wakes it if it is parked (`Office::keep_quiet`).
+//! 3. The reader finds nothing to do (`Transport::poll`). It always comes to that: who puts off a ring says so in
+//!    `Wakeups::quiet`, which the reader looks at after every look in vain and after it has said that it is parked, and
+//!    wakes it if it is parked (`Wakeups::keep_quiet`).
 //!
 //! A doorbell that wakes is a system call in the middle of the ringer's work. While its neighbours sleep, a busy stage
 //! rings once an item, for the item that it hands on; where cores are plenty they do not sleep.

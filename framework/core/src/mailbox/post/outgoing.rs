@@ -1,33 +1,50 @@
 //! Frames out.
 //!
-//! A frame goes in two steps. [`Office::claim`] takes everything that it needs (credit, room in the ring, room for its
+//! A frame goes in two steps. [`Transport::claim`] takes everything that it needs (credit, room in the ring, room for its
 //! leases to come back) or nothing, while the sender still has the value. Then the sender drops the value, and
-//! [`Office::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
-//! were moved all the way. What was granted is in the book before the frame is published (LEASE-1).
+//! [`Transport::commit`] writes the frame: only now can be seen which leases have no handle left in this process, and so
+//! were moved all the way.
 //!
 //! A process looks at a peer's words only when it has to: each look takes the cache line away from the one who writes
 //! it. A sender counts its own credits and its own room, and looks at the receiver's count and cursor when those are
 //! used up. Whether an actor takes messages at all is a word apart, which changes once in a life.
+//!
+//! Used by `actor/sending.rs` for messages, by a receipt ([`inbox`](super::inbox)) for replies, and by the reader for
+//! replies that found no room.
+//!
+//! **Invariants.** LEASE-1: what is granted is in the book before the frame is written. LEASE-3: leases of others are kept
+//! until the peer has passed the frame. MBX-2: a reply keeps its ask's credit until it has gone, so no more replies wait
+//! than the peer may ask.
+//!
+//! **Locks.** The sender side's `out` for the claim, and once more for the write; between the two, a pool's for each lease.
+//! None inside another.
+//!
+//! **On a crash** of the peer the claim fails, or the commit finds the link broken and lets go of everything by itself.
+//! **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::inbox::Refusal;
-use super::link::{AWAY, CLOSED, Credit, InFlight, Link, Outbound};
-use super::{Office, news};
+pub(crate) use super::link::Claim;
+use super::link::{Credit, Draft, Link, wants_credit};
+use super::{Transport, news};
 use crate::clock::taint::Standing;
+use crate::clock::turn::Turn;
 use crate::fault;
-use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::ids::{ActorId, ProcessId};
 use crate::lease::book::Uses;
 use crate::lease::{Lease, PoolError};
-use crate::limits::{MAX_GRANTED, MAX_INLINE_BODY};
+use crate::limits::MAX_INLINE_BODY;
 use crate::mailbox::ring::RingCorrupt;
+use crate::message::EncodeError;
 use crate::message::codec::{self, Encoded};
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
-use crate::tensor::{DType, Gpu, TensorError};
+use crate::tensor::TensorError;
 
 /// Replies that may wait for a peer whatever it may ask.
 const FEW_REPLIES: usize = 4096;
@@ -74,53 +91,35 @@ pub(crate) enum PostError {
     Tainted(ProcessId),
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
 }
 
-/// Everything a frame needs, taken. Dropping it gives all back.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    link: Arc<Link>,
-    /// Bytes of the ring, worst case.
-    bytes: usize,
-    /// Grants counted.
-    owned: usize,
-    /// The index whose credit was taken.
-    credit: Option<u16>,
-    /// The lease that the body is in.
-    body: Option<Lease>,
-    done: bool,
-}
-
-impl Claim {
-    /// The process that it is to be sent to.
-    #[cfg(feature = "testing")]
-    pub(crate) fn peer(&self) -> ProcessId {
-        self.link.peer
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        self.link.granted.fetch_sub(self.owned, Ordering::Relaxed);
-        if let Some(out) = self.link.out.lock().as_mut() {
-            out.claimed -= self.bytes;
-            if let Some(sent) = self.credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
-                *sent -= 1;
-            }
-        }
-    }
-}
-
-impl Office {
-    /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
-    pub(crate) fn may_send(&self, link: &Link, envelope: &Envelope) -> Result<(), PostError> {
-        check_open(link)?;
-        let mut out = link.out.lock();
-        let Some(out) = out.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
-        check_credit(link, out, envelope)
+impl Transport {
+    /// Sends a message the long way. `expect` notes the ask, where it is one, and gives its number, which is returned. On an
+    /// error `message` is as it was, and `expect` was not called.
+    pub(crate) fn send<M: Serialize>(
+        &self,
+        link: &Arc<Link>,
+        mut envelope: Envelope,
+        message: &mut Option<M>,
+        expect: impl FnOnce() -> Option<u64>,
+    ) -> Result<Option<u64>, PostError> {
+        // Before the work of encoding.
+        link.may_send(&envelope)?;
+        let Some(value) = message.as_ref() else { return Ok(None) };
+        // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
+        // write. It ends, and publishes the frame, when this returns.
+        let _turn = Turn::begin();
+        let encoded = codec::encode(value, codec::buffer())?;
+        let claim = self.claim(link, &envelope, &encoded)?;
+        // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
+        let correlation = expect();
+        envelope.correlation = correlation.unwrap_or(0);
+        // The value goes before the frame is written: what has no handle left then was moved all the way.
+        drop(message.take());
+        self.commit(claim, &envelope, encoded);
+        Ok(correlation)
     }
 
     /// Takes what the frame needs, all or nothing.
@@ -131,13 +130,18 @@ impl Office {
         encoded: &Encoded,
     ) -> Result<Claim, PostError> {
         fault::point("post.send.claim");
-        check_open(link)?;
+        // Again: the link may have broken while the value was encoded.
+        link.check_open()?;
         // A reply was looked at when it was given; it is looked at once more where it arrives.
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(envelope.kind)) {
             return Err(PostError::Tainted(tainted.by));
         }
-        let body =
-            if encoded.body.len() > MAX_INLINE_BODY { Some(self.body_lease(&encoded.body)?) } else { None };
+        // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
+        let body = if encoded.body.len() > MAX_INLINE_BODY {
+            Some(self.memory.body_lease(&encoded.body)?)
+        } else {
+            None
+        };
         let inline = if body.is_some() { 0 } else { encoded.body.len() };
         let leases = encoded.leases.len() + usize::from(body.is_some());
         // Twice: the record may have to skip to the beginning of the ring.
@@ -145,25 +149,7 @@ impl Office {
         let owned = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count()
             + usize::from(body.is_some());
 
-        let mut guard = link.out.lock();
-        let Some(out) = guard.as_mut() else { return Err(PostError::NotNow(NotNow::Connecting)) };
-        check_credit(link, out, envelope)?;
-        if !out.ring.has_free(out.claimed + bytes).map_err(|error| self.corrupt(link, &error))? {
-            // Before the sender asks the reader to be woken for it, see `Sending::poll`.
-            link.lacks_room.store(true, Ordering::Release);
-            return Err(PostError::NotNow(NotNow::RingFull));
-        }
-        if owned > 0 && link.granted.load(Ordering::Relaxed) + owned > MAX_GRANTED {
-            link.lacks_room.store(true, Ordering::Release);
-            return Err(PostError::NotNow(NotNow::LeasesOut));
-        }
-        link.granted.fetch_add(owned, Ordering::Relaxed);
-        out.claimed += bytes;
-        let credit = wants_credit(envelope.kind).then_some(envelope.index);
-        if let Some(sent) = credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
-            *sent += 1;
-        }
-        Ok(Claim { link: Arc::clone(link), bytes, owned, credit, body, done: false })
+        link.claim(envelope, bytes, owned, body, |error| self.corrupt(link, error))
     }
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
@@ -175,8 +161,9 @@ impl Office {
     fn commit_as(&self, mut claim: Claim, envelope: &Envelope, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("post.send.claimed");
-        let link = Arc::clone(&claim.link);
+        let link = Arc::clone(claim.link());
         let Encoded { body, leases, tensors, mut parts } = encoded;
+        // First the grants: when the peer sees the frame, its leases are in the book (LEASE-1).
         let mut granted = SmallVec::new();
         let mut entries: SmallVec<[LeaseEntry; 4]> = SmallVec::new();
         for (lease, ready) in &leases {
@@ -189,20 +176,21 @@ impl Office {
             self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
             entries.push(entry);
         }
-        if let Some(lease) = &claim.body {
+        // The body's lease goes last: the receiver takes the last one for it.
+        if let Some(lease) = claim.body() {
             let entry = self.entry_for(&link, lease, None, &mut granted);
             entries.push(entry);
         }
         let header = Header {
             kind: envelope.kind,
-            body_in_lease: claim.body.is_some(),
+            body_in_lease: claim.body().is_some(),
             index: envelope.index,
             actor: envelope.actor,
             correlation: envelope.correlation,
             key: envelope.key,
             body_bytes: body.len() as u32,
         };
-        let inline: &[u8] = if claim.body.is_some() { &[] } else { &body };
+        let inline: &[u8] = if claim.body().is_some() { &[] } else { &body };
         // Leases on this process's own memory go with the frame: the book has the grant. Others' are kept until the
         // receiver has passed the frame, having posted its own hold before (LEASE-3).
         let kept: SmallVec<[Lease; 2]> = leases
@@ -210,26 +198,14 @@ impl Office {
             .filter(|(lease, _)| lease.pool().is_none())
             .map(|(lease, _)| lease.clone())
             .collect();
-        let waits = !kept.is_empty();
         fault::point("post.send.granted");
-        let written = {
-            let mut guard = link.out.lock();
-            guard.as_mut().and_then(|out| {
-                out.claimed -= claim.bytes;
-                claim.done = true;
-                if waits {
-                    // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
-                    self.want_progress();
-                    out.forwards += 1;
-                    link.forwards.store(true, Ordering::Release);
-                }
-                write(out, &header, &entries, &tensors, inline, granted, kept)
-            })
-        };
+        let draft = Draft { header: &header, entries: &entries, tensors: &tensors, inline, granted, kept };
+        let written = claim.write(draft, || self.wakeups.want_progress());
         if let Some(end) = written {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
             self.note_sent(since, &link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
+            // The claim was for the worst case, so the ring is not what it was: nothing of this peer is believed any more.
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(&link);
         }
@@ -237,12 +213,15 @@ impl Office {
         fault::point("post.send.written");
         // After the frame is written: with these may go the last local lease, and its last uses into the book.
         drop(leases);
+        // After the write, and not before: whoever breaks the link sets the mark first, and then takes what is in the ring's
+        // books. So either that one has found this frame's leases there, or the mark is seen here.
         if link.is_broken() {
             // It broke between the claim and now, and asks were failed before this one was among them, or after.
             self.let_go(&link);
             self.fail_asks(link.peer);
             self.evict_if_buried(link.peer);
         }
+        // Last: what the dropped leases have posted goes out with the frame, and before it.
         self.publish_soon(&link, due);
     }
 
@@ -307,26 +286,6 @@ impl Office {
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole: false, in_parts }
     }
 
-    /// Puts a large body into host memory, to travel as a lease.
-    fn body_lease(&self, body: &[u8]) -> Result<Lease, PostError> {
-        let Some(pool) = self.pool_on(DeviceId::HOST) else {
-            return Err(PostError::NoSuchActor);
-        };
-        let gpu = match self.scratch.get() {
-            Some(gpu) => gpu,
-            None => {
-                let gpu = Gpu::new(pool, Arc::clone(&self.domain))?;
-                self.scratch.get_or_init(|| gpu)
-            }
-        };
-        let mut tensor = gpu.empty(DType::U8, &[body.len()]).map_err(|error| match error {
-            TensorError::Pool(error) => PostError::Body { bytes: body.len(), error },
-            other => PostError::Tensor(other),
-        })?;
-        tensor.copy_from_slice(body)?;
-        Ok(tensor.lease().clone())
-    }
-
     /// Sends a reply, and hands the credit of `asked`, the place of the actor that was asked, back when it went; where
     /// there is no room now, the reader sends it when there is.
     ///
@@ -361,7 +320,7 @@ impl Office {
     /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for [`news`] of the kind `what`.
     fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
         #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
+        if self.lifecycle.is_abandoned() {
             return;
         }
         if let Some(credit) = asked {
@@ -381,20 +340,27 @@ impl Office {
         acknowledges: bool,
     ) {
         let envelope = Envelope { kind, index: 0, actor: ActorId(0), correlation, key: 0, capacity: 0 };
-        let claim = if link.backlog.load(Ordering::Acquire) {
+        // A reply does not overtake those that wait. Replies need no order, but the first ones have waited longest.
+        let claim = if link.has_backlog() {
             Err(PostError::NotNow(NotNow::RingFull))
         } else {
             self.claim(link, &envelope, &encoded)
         };
+        // The credit of the ask goes back behind its reply, in whichever way that goes, and never before: it bounds the replies
+        // that wait (MBX-2).
         match claim {
+            // It only acknowledges: it is published quietly, and its credit says when to ring for both.
             Ok(claim) if acknowledges && asked.is_some() => {
                 self.commit_as(claim, &envelope, encoded, news::quiet(news::FRAMES));
                 self.hand_back_with(link, asked, news::FRAMES);
             }
+            // Somebody waits for it: the frame rings, and the credit goes along.
             Ok(claim) => {
                 self.commit(claim, &envelope, encoded);
                 self.hand_back(link, asked);
             }
+            // It cannot go now, and this thread must not wait: it may be a handler's, or the reader's. The reader sends it
+            // when there is room, and until then it keeps the credit (MBX-2).
             Err(PostError::NotNow(_) | PostError::Body { .. }) => {
                 let header = Header {
                     kind,
@@ -405,11 +371,7 @@ impl Office {
                     key: 0,
                     body_bytes: 0,
                 };
-                let waiting = link.out.lock().as_mut().map_or(0, |out| {
-                    out.outbox.push_back((header, encoded, asked));
-                    link.backlog.store(true, Ordering::Release);
-                    out.outbox.len()
-                });
+                let waiting = link.queue_reply((header, encoded, asked));
                 // The sum is over all actors: it is looked at where there is something to ask about.
                 if waiting > FEW_REPLIES && waiting > self.most_replies() {
                     tracing::error!(
@@ -420,9 +382,11 @@ impl Office {
                     self.counters.rejected.fetch_add(1, Ordering::Relaxed);
                     link.break_off();
                 }
-                self.wake_reader();
+                // It may sleep without knowing that it is to be woken for room; and it gives a broken link up.
+                self.wakeups.wake_reader();
             }
             Err(PostError::Gone(_)) => {} // Nobody is left to read it.
+            // It can never go as it is. A refusal says so in its place; where that was the refusal, only the credit is left.
             Err(error) => {
                 tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
                 if kind == Kind::Reply {
@@ -438,20 +402,14 @@ impl Office {
     /// that there are or were, each of which keeps its ask's credit until it has gone. Those to actors that there are not
     /// have no mailbox to be counted in, so this is where a peer that ignores the credits is found out.
     fn most_replies(&self) -> usize {
-        let inboxes = self.inboxes.read();
-        FEW_REPLIES + inboxes.iter().map(|slot| slot.capacity() as usize).sum::<usize>()
+        FEW_REPLIES + self.actors.capacities()
     }
 
     /// Sends replies that found no room before; true if one went.
     pub(super) fn flush_outbox(&self, link: &Arc<Link>) -> bool {
         let mut any = false;
-        while link.backlog.load(Ordering::Acquire) {
-            let next = link.out.lock().as_mut().and_then(|out| {
-                let next = out.outbox.pop_front();
-                link.backlog.store(next.is_some(), Ordering::Release);
-                next
-            });
-            let Some((header, encoded, asked)) = next else { return any };
+        while link.has_backlog() {
+            let Some((header, encoded, asked)) = link.next_reply() else { return any };
             let envelope = Envelope {
                 kind: header.kind,
                 index: 0,
@@ -467,9 +425,7 @@ impl Office {
                     any = true;
                 }
                 Err(PostError::NotNow(_) | PostError::Body { .. }) => {
-                    if let Some(out) = link.out.lock().as_mut() {
-                        out.outbox.push_front((header, encoded, asked));
-                    }
+                    link.put_reply_back((header, encoded, asked));
                     return any;
                 }
                 Err(error) => {
@@ -486,7 +442,7 @@ impl Office {
         self.counters.rejected.fetch_add(1, Ordering::Relaxed);
         link.break_off();
         // The rest is for the reader: a lock is held here.
-        self.wake_reader();
+        self.wakeups.wake_reader();
         PostError::Gone(link.peer)
     }
 }
@@ -506,76 +462,4 @@ fn grant(link: &Link, lease: &Lease, granted: &mut SmallVec<[crate::lease::Lease
             true
         }
     }
-}
-
-fn wants_credit(kind: Kind) -> bool {
-    matches!(kind, Kind::Send | Kind::Ask)
-}
-
-fn check_open(link: &Link) -> Result<(), PostError> {
-    if link.is_broken() || link.has_ended() {
-        return Err(PostError::Gone(link.peer));
-    }
-    if link.is_open() { Ok(()) } else { Err(PostError::NotNow(NotNow::Connecting)) }
-}
-
-fn check_credit(link: &Link, out: &mut Outbound, envelope: &Envelope) -> Result<(), PostError> {
-    if !wants_credit(envelope.kind) {
-        return Ok(());
-    }
-    match link.standing(envelope.index) {
-        CLOSED => return Err(PostError::NoSuchActor),
-        AWAY => return Err(PostError::Restarting),
-        _ => {}
-    }
-    let index = usize::from(envelope.index);
-    let sent = out.sent.get(index).copied().ok_or(PostError::NoSuchActor)?;
-    let handled = out.handled.get_mut(index).ok_or(PostError::NoSuchActor)?;
-    // A peer that claims to have handled more than was sent gets no more than a full window for it.
-    let is_full = |handled: u64| sent.saturating_sub(handled) >= u64::from(envelope.capacity);
-    if is_full(*handled) {
-        // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
-        *handled = link.handled(envelope.index);
-        if is_full(*handled) {
-            return Err(PostError::NotNow(NotNow::MailboxFull));
-        }
-    }
-    Ok(())
-}
-
-/// Where the frame ends in the ring, if there was room.
-fn write(
-    out: &mut Outbound,
-    header: &Header,
-    entries: &[LeaseEntry],
-    tensors: &[crate::message::scope::Outline],
-    inline: &[u8],
-    granted: SmallVec<[crate::lease::LeaseId; 2]>,
-    kept: SmallVec<[Lease; 2]>,
-) -> Option<u64> {
-    let mut head = std::mem::take(&mut out.head);
-    wire::write_head(&mut head, header, entries, tensors, inline);
-    #[cfg(any(test, feature = "testing"))]
-    let inline = match out.tamper.take() {
-        Some(tamper) => {
-            head.extend_from_slice(inline);
-            tamper.0(&mut head);
-            &[]
-        }
-        None => inline,
-    };
-    let written = match out.ring.reserve(head.len() + inline.len()) {
-        Ok(mut reservation) => {
-            reservation.write(0, &head);
-            reservation.write(head.len(), inline);
-            let end = reservation.commit();
-            if !granted.is_empty() || !kept.is_empty() {
-                out.in_flight.push_back(InFlight { end, granted, kept });
-            }
-            Some(end)
-        }
-        Err(_) => None,
-    };
-    out.head = head;
-    written
 }

@@ -13,6 +13,10 @@
 //!
 //! The capacity of a mailbox is per sending process. Credits are counters that only grow, one per actor, on the page
 //! that the *receiver* writes: "so many of yours are done with". Each has one writer, and there is no shared permit.
+//!
+//! Used by `wakeups` (the mail page) and by each link's connection. **Locks.** None: words are atomic, and each ring has one
+//! writer and one reader. **On a crash** of the writer the memory stays as it is for as long as anybody has it mapped, so
+//! what it had posted can be read to the end. **On cancellation** nothing happens.
 
 #![expect(unsafe_code, reason = "the words and bytes of the rings are made here, over mapped memory")]
 

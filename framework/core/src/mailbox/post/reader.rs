@@ -9,6 +9,16 @@
 //!
 //! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the node it has
 //! a thread of its own. Actors started with `own_thread` have theirs.
+//!
+//! Run by one task or thread of the process: a worker's main thread, beside its actors, or a thread of the node's own.
+//!
+//! **Invariants.** No wake-up is lost. A link is looked at in one order: leases back, frames passed, replies out, frames
+//! in. The reader waits for no other process.
+//!
+//! **Locks.** None across a look; each step takes those of its link.
+//!
+//! **On a crash** of a peer the reader reads to the end what it had posted, and then parts with it. **On cancellation**
+//! nothing is lost, see [`Transport::run`].
 
 #![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
 
@@ -16,27 +26,25 @@ use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::link::Link;
-use super::{Office, entry, news};
+use super::{Transport, news};
 use crate::clock::turn::Turn;
-use crate::lease::{LeaseId, Pool};
 use crate::mailbox::doorbell::Sleeper;
 use crate::mailbox::ring::Word;
 use crate::mailbox::spin::{Spin, Step};
 use crate::os::step_aside;
 
-/// The ears of an office that is there for as long.
-struct Listening(Arc<Office>);
+/// The doorbells of an office that is there for as long.
+struct Listening(Arc<Transport>);
 
 impl AsRawFd for Listening {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.ears.as_raw_fd()
+        self.0.wakeups.as_raw_fd()
     }
 }
 
@@ -54,7 +62,7 @@ async fn make_way(steps: &mut u32) {
     }
 }
 
-impl Office {
+impl Transport {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
     /// [`run`](Self::run) calls it in a loop.
     pub fn poll(&self, buffer: &mut Vec<u8>) -> bool {
@@ -74,34 +82,40 @@ impl Office {
         for link in self.links.all().iter() {
             any |= self.poll_link(link, buffer, heads);
         }
+        // Once for all links: closing what was given back drains all return rings again.
         if any {
-            let pools: SmallVec<[Arc<Pool>; 4]> = self.pools.read().iter().map(Arc::clone).collect();
-            pools.iter().for_each(|pool| pool.settle());
+            self.memory.settle();
         }
-        self.loosen_if_due();
+        self.memory.chunks.loosen_if_due(&self.links, &self.lifecycle);
+        // Only in vain: while there is something to do, more may come that rings anyway.
         if !any {
-            self.end_quiet();
+            self.wakeups.end_quiet(&self.links);
         }
         any
     }
 
     fn poll_link(&self, link: &Arc<Link>, buffer: &mut Vec<u8>, heads: bool) -> bool {
         if link.is_broken() {
-            if !link.given_up.load(Ordering::Acquire) {
+            if !link.is_given_up() {
                 self.give_up(link);
             }
             let ended = link.has_ended();
+            // At each look: a send that had its claim may have put more there since.
             let any = self.let_go(link);
+            // A peer that lives keeps its link, so that its slot is known to be given up; one that has ended goes.
             if ended {
                 self.part_with(link);
             }
             return any || ended;
         }
+        // Read before the rings are: what the peer had posted before its end is then seen by this look.
         let ended = link.has_ended();
         let mut any = false;
         if link.has_moved(heads) || ended {
             // One turn: what the frames lead to here (leases back, refusals) is published together.
             let turn = Turn::begin();
+            // Leases back first: they may be what a reply, or a hold for a frame, waits for. Frames last: what they bring
+            // back is found in the book, and what they lead to finds the room that the others have made.
             any |= self.drain_link_returns(link);
             any |= self.settle_in_flight(link, heads);
             any |= self.flush_outbox(link);
@@ -123,42 +137,10 @@ impl Office {
     fn wanted_news(&self) -> u64 {
         let links = self.links.all();
         let credit = links.iter().any(|link| link.has_waiting());
-        let room = links.iter().any(|link| {
-            (link.has_waiting() && link.lacks_room.load(Ordering::Acquire))
-                || link.stuck.load(Ordering::Relaxed)
-                || link.out.lock().as_ref().is_some_and(|out| {
-                    !out.outbox.is_empty() || out.in_flight.iter().any(|frame| !frame.kept.is_empty())
-                })
-        });
-        let room = room || self.pools.read().iter().any(|pool| pool.has_waiters());
+        let room = links.iter().any(|link| link.lacks_room() || link.is_stuck() || link.waits_for_head());
+        let room = room || self.memory.has_waiters();
         let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
         bit(credit, news::CREDIT) | bit(room, news::ROOM)
-    }
-
-    /// Something was published that nobody was rung for. The reader rings when it finds nothing to do: soon, if it is not
-    /// parked. It says that it is before it looks for this for the last time.
-    pub(super) fn keep_quiet(&self) {
-        self.quiet.swap(true, Ordering::AcqRel);
-        // QUIET: pairs with the fence in `park`: one of the two sees what the other has written.
-        fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) {
-            self.quiet_came.notify_one();
-        }
-    }
-
-    /// The reader is about to sleep. What is published quietly from now on wakes it; what was before is seen by its next
-    /// look.
-    fn park(&self) {
-        self.parked.store(true, Ordering::Relaxed);
-        // QUIET: pairs with the fence in `keep_quiet`.
-        fence(Ordering::SeqCst);
-    }
-
-    /// Rings for everything that was published quietly.
-    fn end_quiet(&self) {
-        if self.quiet.load(Ordering::Relaxed) && self.quiet.swap(false, Ordering::AcqRel) {
-            self.links.all().iter().for_each(|link| link.end_quiet());
-        }
     }
 
     /// Whether there are twice as many of `cores`, and of those that this thread may use, as processes that it knows of: one
@@ -166,15 +148,6 @@ impl Office {
     fn has_cores_to_spare(&self, cores: usize) -> bool {
         let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize);
         cores.min(allowed) >= 2 * (self.links.all().len() + 1)
-    }
-
-    /// From now on peers' progress wakes this process. Called before what the progress is waited for is published.
-    pub(super) fn want_progress(&self) {
-        let wants = self.mail.wants();
-        if wants.load(Ordering::Relaxed) & u64::from(news::ROOM) == 0 {
-            // All of it: the reader may be writing what it wants just now.
-            wants.store(news::ALL, Ordering::Relaxed);
-        }
     }
 
     /// Reads until [`stop`](Self::stop). One task or thread of the process runs it.
@@ -189,12 +162,12 @@ impl Office {
         // `AsyncFd` is there; it always names the same epoll instance.
         let ears =
             unsafe { AsyncFd::register_with_interest(Listening(Arc::clone(&self)), Interest::READABLE) }?;
-        let wants = self.mail.wants();
-        let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.mail.sleep());
+        let wants = self.wakeups.wants_word();
+        let mut sleeper = Sleeper::<crate::mailbox::ring::Native>::new(self.wakeups.sleep_word());
         let mut spin: Spin = Spin::new();
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut buffer, mut steps) = (Vec::new(), 0);
-        while !self.stopped.load(Ordering::Acquire) {
+        while !self.lifecycle.is_stopped() {
             if self.look_at_links(&mut buffer, false) {
                 spin.found();
                 make_way(&mut steps).await;
@@ -203,57 +176,61 @@ impl Office {
             match spin.idle() {
                 Step::Poll => std::hint::spin_loop(),
                 Step::Yield => make_way(&mut steps).await,
+                // In this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
+                // then the last look. Whoever publishes something does so first and then reads these words, so it either
+                // sees them and rings, or the last look sees what it has published.
                 Step::Park => {
                     // WANTS: written before the fence in `prepare`.
                     let wanted = self.wanted_news();
                     wants.store(wanted, Ordering::Relaxed);
-                    self.park();
+                    // For this process's own threads: who puts a ring off from here on wakes the reader.
+                    self.wakeups.park();
+                    // For the peers: from here on they ring.
                     sleeper.prepare();
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
+                    // `poll`, and not a glance: what peers have passed counts too, because nobody rings for it.
                     let asleep = !self.poll(&mut buffer) && self.wanted_news() & !wanted == 0;
-                    if asleep && !self.stopped.load(Ordering::Acquire) {
+                    if asleep && !self.lifecycle.is_stopped() {
                         tokio::select! {
+                            // Cleared, and looked at again anyway: the next ring is an edge of its own.
                             rung = ears.readable() => rung?.clear_ready(),
                             // Another task of this thread, or another thread, goes on while the reader sleeps.
-                            () = self.quiet_came.notified() => {}
+                            () = self.wakeups.quiet_came() => {}
                         }
                     }
-                    self.parked.store(false, Ordering::Relaxed);
+                    // Both before the next look, so that nobody pays for waking a reader that looks.
+                    self.wakeups.unpark();
                     sleeper.awake();
                     spin.set_patient(self.has_cores_to_spare(cores));
                 }
             }
         }
-        self.end_quiet();
+        // Nobody does it after this.
+        self.wakeups.end_quiet(&self.links);
         Ok(())
     }
 
     /// What the mail page says.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn says_it_sleeps(&self) -> bool {
-        self.mail.sleep().load(Ordering::Relaxed) & 1 == 1
+        self.wakeups.says_it_sleeps()
     }
 
     /// Whether something was published that nobody was rung for.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet.load(Ordering::Relaxed)
+        self.wakeups.is_quiet()
     }
 
     /// Whether [`stop`](Self::stop) was called.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.lifecycle.is_stopped()
     }
 
     /// Ends [`run`](Self::run).
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.wake_reader();
-    }
-
-    /// Posts the hold on a third process's memory, visible at once.
-    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId) {
-        self.post_notice_now(owners, entry::hold(id));
+        self.lifecycle.stop();
+        self.wakeups.wake_reader();
     }
 }

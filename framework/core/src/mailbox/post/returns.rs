@@ -1,53 +1,60 @@
 //! Leases back to their owners, and the owners' side of it.
+//!
+//! A holder posts notices (releases, holds, rejections) to the owner's return ring, see [`entry`]; the owner takes them in
+//! and keeps its book. Used by each lease that drops, by `incoming` (holds), by the reader, and by a pool that wants to know
+//! how things stand.
+//!
+//! **Invariants.** LEASE-2: a release never waits, and finds room. LEASE-3: a hold is visible before the cursor moves past
+//! the frame that it is for. A cursor is read before the notices that belong to it are drained.
+//!
+//! **Locks.** A link's `notices_in` while its notices are taken in, and inside of it a pool's, and the link's `out`.
+//! `notices_out` for each notice, alone. Leases that a link let go of are dropped outside of all of them.
+//!
+//! **On a crash** of the owner there is no book any more, and a release is for nobody. **On cancellation** nothing happens.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
-use super::Office;
+use super::Transport;
 use super::entry::{self, Notice};
-use super::link::{InFlight, Link};
+use super::link::Link;
 use super::news;
+use crate::clock::Ticket;
 use crate::clock::turn::Turn;
-use crate::clock::{Ticket, turn};
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
-use crate::lease::{LeaseId, Pool, Returns, Writers};
+use crate::lease::{LeaseId, Returns, Writers};
 use crate::limits::MAX_FORWARDED;
 use crate::mailbox::port::ToNode;
 use crate::mailbox::ring::Entry;
 
-/// So many frames under way are remembered before it is looked which of them the peer has passed.
-const REMEMBERED: usize = 64;
-
 /// How long a process that ends waits for its own reader to close what was given back.
 const LAST_RETURNS: Duration = Duration::from_millis(200);
 
-impl Returns for Office {
+impl Returns for Transport {
     fn release(&self, id: LeaseId, uses: &[Ticket]) {
         fault::point("lease.release");
         let Some(link) = self.link(id.chunk.owner).filter(|link| !link.has_ended()) else {
             return; // The owner has ended: there is no book any more.
         };
-        link.held.fetch_sub(1, Ordering::Relaxed);
+        link.uncount_held();
         self.post_notice(&link, entry::release(id, uses));
     }
 
     fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError> {
-        self.map_now(id.chunk, Access::ReadWrite)
+        self.memory.chunks.map_now(id.chunk, Access::ReadWrite, &*self.port, &self.wakeups)
     }
 
     fn writers(&self) -> &Writers {
-        &self.writers
+        self.memory.writers()
     }
 }
 
-impl Surroundings for Office {
+impl Surroundings for Transport {
     fn drain_returns(&self) {
         for link in self.links.all().iter() {
             self.drain_link_returns(link);
@@ -69,11 +76,11 @@ impl Surroundings for Office {
     }
 
     fn wanted(&self) {
-        self.wake_reader();
+        self.wakeups.wake_reader();
     }
 }
 
-impl Office {
+impl Transport {
     /// Takes in what peers have posted about leases, and what they have passed. A release does not wake an owner that
     /// sleeps, so whoever wants to know how things stand does this before he looks.
     pub(crate) fn take_in_returns(&self) {
@@ -83,32 +90,30 @@ impl Office {
             self.settle_in_flight(link, true);
         }
         drop(turn);
-        let pools = self.pools.read().clone();
-        pools.iter().for_each(|pool| pool.settle());
+        self.memory.settle();
     }
 
     /// [`take_in_returns`](Self::take_in_returns) for the last time: what the reader is about to do is waited for too.
     pub(crate) fn take_in_last_returns(&self) {
         self.take_in_returns();
-        let pools = self.pools.read().clone();
-        pools.iter().for_each(|pool| pool.settle_with_all(LAST_RETURNS));
+        self.memory.settle_with_all(LAST_RETURNS);
     }
 
     /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
     pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
         #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
+        if self.lifecycle.is_abandoned() {
             return;
         }
-        let mut returns = link.returns_out.lock();
-        let Some(ring) = returns.as_mut() else { return };
-        if let Err(error) = ring.push(notice) {
-            drop(returns);
-            tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
-            self.give_up(link);
-            return;
+        match link.post(notice) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
+                self.give_up(link);
+                return;
+            }
         }
-        drop(returns);
         fault::point("lease.released");
         self.publish_soon(link, news::ROOM);
     }
@@ -118,49 +123,29 @@ impl Office {
     pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
         self.post_notice(link, notice);
         #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
+        if self.lifecycle.is_abandoned() {
             return;
         }
-        if let Some(ring) = link.returns_out.lock().as_mut() {
-            ring.publish();
-        }
+        link.publish_notices();
     }
 
-    /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases
-    /// that the peer may still grant (LEASE-2).
-    pub(super) fn has_room_for_holds(&self, link: &Link, holds: usize) -> bool {
-        let mut returns = link.returns_out.lock();
-        let Some(ring) = returns.as_mut() else { return false };
-        let unconsumed = ring.unconsumed().unwrap_or(u64::MAX);
-        let held = link.held.load(Ordering::Relaxed) as u64;
-        unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= MAX_FORWARDED as u64
+    /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame that brought the
+    /// lease, and its forwarder lets go (LEASE-3).
+    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId) {
+        self.post_notice_now(owners, entry::hold(id));
     }
 
     /// Handles what the peer has posted; true if there was anything.
     pub(super) fn drain_link_returns(&self, link: &Arc<Link>) -> bool {
-        let mut found = false;
-        let mut returns = link.returns_in.lock();
-        let Some(ring) = returns.as_mut() else { return false };
-        loop {
-            match ring.pop() {
-                Ok(Some(entry)) => {
-                    found = true;
-                    self.handle_notice(link, &entry);
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    drop(returns);
-                    tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
-                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-                    self.give_up(link);
-                    return true;
-                }
+        match link.drain_notices(|entry| self.handle_notice(link, entry)) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
+                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.give_up(link);
+                true
             }
         }
-        if ring.publish_head() {
-            link.ring(news::ROOM);
-        }
-        found
     }
 
     fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) {
@@ -169,23 +154,26 @@ impl Office {
                 |notice| match notice {
                     Notice::Release { chunk, line, generation, uses } => {
                         let id = entry::lease_id(self.me, chunk, line, generation);
-                        let released = self.pool_of(id)?.release(id, link.peer, &uses);
+                        let released = self.memory.pool_of(id)?.release(id, link.peer, &uses);
                         let was_forwarded = released.map_err(|error| error.to_string())?;
-                        let counted = if was_forwarded { &link.forwarded } else { &link.granted };
-                        counted.fetch_sub(1, Ordering::Relaxed);
+                        if was_forwarded {
+                            link.uncount_forwarded();
+                        } else {
+                            link.return_grants(1);
+                        }
                         fault::point("lease.taken");
-                        link.released.fetch_add(1, Ordering::Relaxed);
+                        link.count_released();
                         Ok(())
                     }
                     Notice::Hold { chunk, line, generation } => {
                         let id = entry::lease_id(self.me, chunk, line, generation);
-                        if link.forwarded.load(Ordering::Relaxed) >= MAX_FORWARDED {
+                        if link.forwarded() >= MAX_FORWARDED {
                             // MBX-2: it could never give them all back. The reader gives the link up.
                             link.break_off();
                             return Err("it took more leases than its return ring has room for".into());
                         }
-                        self.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
-                        link.forwarded.fetch_add(1, Ordering::Relaxed);
+                        self.memory.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
+                        link.count_forwarded();
                         Ok(())
                     }
                     Notice::Rejected { end } => {
@@ -202,18 +190,13 @@ impl Office {
 
     /// The peer could not read the frame that ends at `end`: the grants in it are void.
     fn take_back(&self, link: &Link, end: u64) {
-        let granted = {
-            let mut out = link.out.lock();
-            let Some(out) = out.as_mut() else { return };
-            let Some(frame) = out.in_flight.iter_mut().find(|frame| frame.end == end) else { return };
-            std::mem::take(&mut frame.granted)
-        };
+        let Some(granted) = link.take_grants(end) else { return };
         for id in granted {
-            let released = self.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
+            let released = self.memory.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
             match released {
-                Some(Ok(true)) => link.forwarded.fetch_sub(1, Ordering::Relaxed),
+                Some(Ok(true)) => link.uncount_forwarded(),
                 // Also where the peer has given it back itself, against the protocol: it was counted once.
-                Some(Ok(false)) | None => link.granted.fetch_sub(1, Ordering::Relaxed),
+                Some(Ok(false)) | None => link.return_grants(1),
                 Some(Err(error)) => {
                     tracing::error!(%error, "the grant of a rejected frame was not in the book");
                     continue;
@@ -225,15 +208,7 @@ impl Office {
     /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is drained, so
     /// that the rejection of a frame is seen before its grants are forgotten.
     pub(super) fn settle_in_flight(&self, link: &Arc<Link>, heads: bool) -> bool {
-        let consumed = {
-            let mut out = link.out.lock();
-            let Some(out) = out.as_mut() else { return false };
-            // What is not kept is only remembered, should the peer reject a frame: that has time.
-            if out.in_flight.is_empty() || !(heads || out.forwards > 0 || out.in_flight.len() >= REMEMBERED) {
-                return false;
-            }
-            out.ring.consumed()
-        };
+        let Some(consumed) = link.consumed_if_due(heads) else { return false };
         let consumed = match consumed {
             Ok(consumed) => consumed,
             Err(error) => {
@@ -243,92 +218,10 @@ impl Office {
                 return true;
             }
         };
+        // Between the two locks, and behind the cursor: the peer posts a rejection before it passes the frame.
         let drained = self.drain_link_returns(link);
-        let mut passed = Vec::new();
-        {
-            let mut out = link.out.lock();
-            let Some(out) = out.as_mut() else { return false };
-            while out.in_flight.front().is_some_and(|frame| frame.end <= consumed) {
-                passed.extend(out.in_flight.pop_front());
-            }
-            out.forwards -= passed.iter().filter(|frame: &&InFlight| !frame.kept.is_empty()).count();
-            link.forwards.store(out.forwards > 0, Ordering::Release);
-        }
+        let passed = link.take_passed(consumed);
         // Dropped outside of the lock: this lets leases go, on other links too.
         drained || !passed.is_empty()
     }
-
-    pub(super) fn pool_of(&self, id: LeaseId) -> Result<Arc<Pool>, String> {
-        let pool = self.pools.read().iter().find(|pool| pool.has_chunk(id.chunk)).map(Arc::clone);
-        pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
-    }
-
-    /// Publishes at the end of the turn, or now where no turn is open. `due` is what for, see [`news`].
-    pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
-        link.due.fetch_or(due, Ordering::AcqRel);
-        if !turn::at_end(self, || self.arc()) {
-            self.publish_if_due(link);
-        }
-    }
-
-    /// Publishes if that was put off.
-    pub(super) fn publish_if_due(&self, link: &Arc<Link>) {
-        self.publish_all(std::slice::from_ref(link));
-    }
-
-    /// Publishes what was put off on any of `links`: makes everything committed there visible to the peers, and wakes those
-    /// that have to be.
-    ///
-    /// All returns are to be seen before any frame: a message that says that its sender has dropped something, or that a
-    /// third process is told of by its receiver, does not overtake the drop. (The other way round nothing needs an order: a
-    /// lease that a frame takes along is kept until the peer has passed the frame.)
-    pub(super) fn publish_all(&self, links: &[Arc<Link>]) {
-        // More than that are in few turns.
-        let mut due: SmallVec<[(&Link, u8); 16]> = SmallVec::new();
-        for link in links {
-            // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself. What was
-            // committed before the swap is published behind it, by whichever thread.
-            if link.due.load(Ordering::Acquire) == 0 {
-                continue;
-            }
-            let what = link.due.swap(0, Ordering::AcqRel);
-            if what != 0 {
-                due.push((link, what));
-            }
-        }
-        #[cfg(any(test, feature = "testing"))]
-        if self.is_abandoned() {
-            return;
-        }
-        for (link, _) in &due {
-            if let Some(ring) = link.returns_out.lock().as_mut() {
-                ring.publish();
-            }
-        }
-        for (link, _) in &due {
-            if let Some(out) = link.out.lock().as_mut() {
-                out.ring.publish();
-            }
-        }
-        for (link, what) in due {
-            self.tell(link, what);
-        }
-    }
-
-    /// Wakes the peer for what was published, if it has to be.
-    fn tell(&self, link: &Link, due: u8) {
-        fault::point("post.send.published");
-        let (ring, quiet) = news::split(due);
-        if quiet != 0 {
-            link.keep_quiet(quiet);
-            self.keep_quiet();
-        }
-        if ring != 0 {
-            // Though nothing may be new to see: what was published early has not rung yet.
-            link.ring(ring);
-        }
-    }
 }
-
-#[cfg(all(test, feature = "testing"))]
-mod tests;

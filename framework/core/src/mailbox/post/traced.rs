@@ -1,21 +1,24 @@
 //! What the post office notes for a trace: frames out and frames in. A frame is named by where it ends in its ring, which
 //! both sides know, so that a send is linked to its delivery without a word more on the wire.
+//!
+//! Used by `outgoing` and `incoming`. **Locks.** None: notes go into a ring of this process. **On a crash** what was noted
+//! is still there, in memory that the node has mapped.
 
-use super::Office;
+use super::Transport;
 use super::link::Link;
 use crate::message::wire::{Header, Kind};
 use crate::observe::trace::{Form, FrameId, What};
 
 /// A frame that is being taken in; noted when this drops.
 pub(super) struct Taking<'a> {
-    office: &'a Office,
+    office: &'a Transport,
     since: u64,
     form: Form,
     frame: FrameId,
     header: Header,
 }
 
-impl Office {
+impl Transport {
     /// A frame that was begun at `since` is in the ring to `link`'s peer, up to `end`.
     pub(super) fn note_sent(&self, since: Option<u64>, link: &Link, header: &Header, end: u64, leases: u64) {
         self.domain.tracer().note_since(since, |took| What::Sent {

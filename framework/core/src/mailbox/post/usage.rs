@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Office;
-use super::chunks::Known;
+use super::Transport;
 use crate::lease::Pool;
 
-impl Office {
+impl Transport {
     /// The pools that were made, by device.
     pub(crate) fn pools_made(&self) -> Vec<Arc<Pool>> {
-        self.pools.read().clone()
+        self.memory.pools().into_vec()
     }
 
     /// Peers that there is a link to, open or not.
@@ -20,17 +19,12 @@ impl Office {
 
     /// Chunks of others that anything is known of here.
     pub(crate) fn chunks_known(&self) -> usize {
-        self.chunks.len()
+        self.memory.chunks.known()
     }
 
     /// Chunks of others that are mapped here, those that are mapped twice counted twice.
     pub(crate) fn chunks_mapped(&self) -> usize {
-        let mapped = |known: &Known| match known {
-            Known::Mapped(_) => true,
-            Known::Left(mapping) => mapping.strong_count() > 0,
-            Known::Wanted | Known::Unwanted | Known::Missing => false,
-        };
-        self.chunks.iter().filter(|entry| mapped(entry.value())).count()
+        self.memory.chunks.mapped()
     }
 
     /// Tells `count` of everything that is held, and how much of it.
@@ -39,27 +33,21 @@ impl Office {
             count(format!("allocations held on {}", pool.backend().name()), pool.stats().allocations);
         }
         for link in self.links.all().iter() {
-            count(format!("leases on memory of {}", link.peer), link.held.load(Ordering::Relaxed));
-            let out = link.out.lock();
-            let (in_flight, outbox) =
-                out.as_ref().map_or((0, 0), |out| (out.in_flight.len(), out.outbox.len()));
+            count(format!("leases on memory of {}", link.peer), link.held());
+            let (in_flight, outbox) = link.under_way();
             count("frames with leases under way".to_owned(), in_flight);
             count("replies that wait for room".to_owned(), outbox);
         }
         count("mapped chunks of others".to_owned(), self.chunks_mapped());
         count("links".to_owned(), self.links_kept());
-        count("asks without an answer".to_owned(), self.asks.len());
-        count("messages not done with".to_owned(), self.open.load(Ordering::SeqCst));
+        count("asks without an answer".to_owned(), self.asks.count());
+        count("messages not done with".to_owned(), self.actors.open(Ordering::SeqCst));
     }
 
     /// From now on this process changes nothing that others can see: neither rings and clocks nor the node. What it
     /// still does, and what is dropped, concerns only itself.
     pub(crate) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::SeqCst);
+        self.lifecycle.abandon();
         self.domain.freeze();
-    }
-
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Relaxed)
     }
 }

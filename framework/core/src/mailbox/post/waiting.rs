@@ -3,6 +3,15 @@
 //! One queue per mailbox. A sender that found no credit or room takes a place; only the one in front may try again, and
 //! newcomers queue behind it, so messages of one process to one mailbox keep the order of their sending (MBX-1). A place
 //! is given up when its value drops, so a cancelled send holds nobody up.
+//!
+//! Used by `actor/sending.rs`, which waits; by a link and by [`LocalCredits`](super::inbox::LocalCredits), which wake.
+//!
+//! **Invariants.** Whoever hands something back asks whether anybody waits, and whoever waits looks once more for what it
+//! lacks after it has joined (WAITING): one of the two sees the other. A queue is counted in one counter at a time.
+//!
+//! **Locks.** `places`, and nothing inside of it. A waker is called without it.
+//!
+//! **On a crash** of the receiver the one in front is woken, and finds out. **On cancellation** the next one is woken.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

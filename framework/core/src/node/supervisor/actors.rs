@@ -25,9 +25,7 @@ impl State {
         how: Supervision,
         reply: Reply<Started>,
     ) {
-        let found =
-            self.slots.iter().position(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id));
-        let Some(index) = found else {
+        let Some(index) = self.workers.slot_of(id) else {
             let _ = reply.try_send(Err(self.no_such_worker(id, new.type_name)));
             return;
         };
@@ -46,7 +44,7 @@ impl State {
         if self.stopping.is_some() {
             return Err(Closed::ShuttingDown.into());
         }
-        let Some(worker) = self.slots[index].worker.as_mut() else { return Ok(()) };
+        let Some(worker) = self.workers.at_mut(index) else { return Ok(()) };
         if !worker.is_running() || worker.told_to_exit {
             return Err(StartError::WorkerEnded {
                 worker: worker.name.to_string(),
@@ -73,8 +71,7 @@ impl State {
     }
 
     fn no_such_worker(&self, id: WorkerId, type_name: String) -> StartError {
-        let mut last = self.slots.iter().filter_map(|slot| slot.last.as_ref());
-        match last.find(|last| last.worker == id).map(|last| (&last.name, &last.state)) {
+        match self.workers.last_of(id).map(|last| (&last.name, &last.state)) {
             Some((name, super::WorkerState::Restarting { reason })) => StartError::WorkerEnded {
                 worker: name.clone(),
                 type_name,
@@ -102,7 +99,7 @@ impl State {
 
     /// The worker says whether an actor has started.
     pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         let Some(Pending { place, type_name, ended, first }) = worker.pending.remove(&actor) else {
             return self.complain(index, format!("it speaks of {actor}, which it was not asked to start"));
         };
@@ -139,7 +136,7 @@ impl State {
     /// The worker says that an actor has ended; where it is `away`, the worker has told its senders to wait for its next
     /// life.
     pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         if let Some(pending) = worker.pending.get_mut(&actor) {
             pending.ended = Some((why, away));
             return;

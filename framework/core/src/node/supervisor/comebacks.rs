@@ -7,7 +7,6 @@
 use std::time::{Duration, Instant};
 
 use crate::ids::{ActorId, ProcessId};
-use crate::limits::MAX_PROCESSES;
 use crate::mailbox::lives::{EndReason, Lifecycle};
 use crate::mailbox::port::Place;
 use crate::node::control::Down;
@@ -17,7 +16,7 @@ use crate::observe::log::Severity;
 
 use super::record::{Asker, Pending, Stage};
 use super::restarts::Between;
-use super::run::{Slot, State};
+use super::run::State;
 
 /// How long past its backoff a worker waits for its old slot, which is free when everybody has read what its last life
 /// had posted. A process that has not by then is stopped, or stuck, and the worker takes another slot.
@@ -41,11 +40,10 @@ impl State {
         let now = Instant::now();
         while let Some(at) = self.restarts.away.iter().position(|next| next.at <= now) {
             let next = self.restarts.away.swap_remove(at);
-            let running =
-                |slot: &Slot| slot.worker.as_ref().is_some_and(|w| w.id == next.worker && w.is_running());
             // A worker that is ending is not running: `decide` judges the actor with all others in it when it has
             // ended.
-            if let Some(index) = self.slots.iter().position(running) {
+            let running = |index: &usize| self.workers.at(*index).is_some_and(|worker| worker.is_running());
+            if let Some(index) = self.workers.slot_of(next.worker).filter(running) {
                 self.start_again(index, next.actor);
             }
         }
@@ -67,7 +65,7 @@ impl State {
             return None;
         }
         let free = |slot: usize| {
-            self.slots.get(slot).is_some_and(|slot| slot.worker.is_none()) && self.is_buried(slot)
+            self.workers.slot(slot).is_some_and(|slot| slot.worker.is_none()) && self.is_buried(slot)
         };
         if free(next.slot) {
             return Some(next.slot);
@@ -77,28 +75,26 @@ impl State {
         }
         // A slot that was never used before one that was, so that the dead are remembered as long as possible; never
         // one that another worker's next life waits for.
-        if self.slots.len() < MAX_PROCESSES {
-            return Some(self.slots.len());
+        if let Some(unused) = self.workers.next_unused() {
+            return Some(unused);
         }
-        (1..self.slots.len()).find(|&slot| free(slot) && !self.restarts.reserves(slot))
+        (1..self.workers.slots().len()).find(|&slot| free(slot) && !self.restarts.reserves(slot))
     }
 
     /// Whether everybody has read what the last life in a slot had posted.
     pub(super) fn is_buried(&self, slot: usize) -> bool {
-        let life = self.slots.get(slot).and_then(|known| known.next_life.checked_sub(1));
+        let life = self.workers.slot(slot).and_then(|known| known.next_life.checked_sub(1));
         let process = life.and_then(|life| ProcessId::new(u16::try_from(slot).ok()?, life));
         process.is_none_or(|process| self.broker.is_buried(process))
     }
 
     fn launch_again(&mut self, next: Between, slot: usize) {
-        if slot == self.slots.len() {
-            self.slots.push(Slot::default());
-        }
+        self.workers.open_slot(slot);
         let deadline = Instant::now() + self.settings.start_deadline;
         let stage = Stage::Greeting { deadline, asker: Asker::Restart };
         // The worker is listed once: the status of its last life stood in the old slot.
         if slot != next.slot
-            && let Some(last) = self.slots.get_mut(next.slot)
+            && let Some(last) = self.workers.slot_mut(next.slot)
         {
             last.last = None;
         }
@@ -124,7 +120,7 @@ impl State {
 
     /// A worker that was started again is ready: starts its actors in it.
     pub(super) fn worker_is_back(&mut self, index: usize) {
-        let Some(worker) = self.slots[index].worker.as_ref() else { return };
+        let Some(worker) = self.workers.at(index) else { return };
         let (id, name, process) = (worker.id, worker.name.clone(), worker.process);
         self.journal.node(Severity::Info, Some(&name), format!("worker `{name}` is back, as {process}"));
         for actor in self.restarts.of(id) {
@@ -135,7 +131,7 @@ impl State {
     }
 
     fn start_again(&mut self, index: usize, actor: ActorId) {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         let Some(charge) = self.restarts.charges.get_mut(&actor) else { return };
         let place = match self.broker.roster.move_to(actor, worker.process) {
             Ok(Some(place)) => place,

@@ -51,8 +51,10 @@ impl State {
         let now = Instant::now();
         let mut round = worker.condemned.map(|condemned| condemned.round);
         let mut fates = Fates::default();
+        // In a shutdown nothing comes back.
         if self.stopping.is_none() {
             fates = self.restarts.fates(worker.id, reason, worker.condemned, now);
+            // Who was condemned with others has its round already: it decides for nobody else.
             if round.is_none() {
                 round = self.share_fate(worker, reason, &mut fates, now, told);
             }
@@ -75,6 +77,8 @@ impl State {
         // after it: a watcher that hears of an end and writes to the actor finds its address waiting for the next life,
         // and not broken.
         let mut events = self.events_of(worker.process, reason, &fates);
+        // First where its actors are, for those who send; then the events, for those who watch: who hears that an actor is
+        // down finds out by a send whether it comes back.
         self.broker.mourn(obituary, told);
         events.drain(..).for_each(|event| self.broker.tell(&event, told));
         let comes_back = !fates.restarting.is_empty();
@@ -124,8 +128,7 @@ impl State {
         }
         let Some(at) = self.restarts.between.iter().position(|between| between.worker == id) else { return };
         let Between { ended, .. } = self.restarts.between.swap_remove(at);
-        let last = self.slots.iter_mut().filter_map(|slot| slot.last.as_mut()).find(|last| last.worker == id);
-        if let Some(last) = last {
+        if let Some(last) = self.workers.last_of_mut(id) {
             last.state = ended;
         }
         self.dirty = true;
@@ -134,7 +137,7 @@ impl State {
     /// A supervised actor of a worker that goes on has ended. False if it is not supervised, or its policy does not
     /// restart it after such an end; the caller then tells of its end.
     pub(super) fn actor_failed(&mut self, index: usize, actor: ActorId, reason: EndReason) -> bool {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return false };
+        let Some(worker) = self.workers.at_mut(index) else { return false };
         let Some(charge) = self.restarts.charges.get_mut(&actor) else { return false };
         if !charge.budget.policy().when().after(reason.is_failure()) || self.stopping.is_some() {
             self.restarts.charges.remove(&actor);

@@ -7,11 +7,12 @@ use std::time::Instant;
 use crate::ids::ProcessId;
 use crate::limits::MAX_ACTORS;
 use crate::node::control::Down;
+use crate::node::host::Resident;
 use crate::observe::figures::{DEADLINE, Figures, Named, ProcessFigures};
 use crate::os::monotonic_ns;
 
 use super::Reply;
-use super::run::State;
+use super::workers::Workers;
 
 /// One question to all. Each caller waits for its own, so there are as many as threads that wait (MBX-2).
 pub(super) struct Asking {
@@ -33,28 +34,26 @@ impl Askings {
     pub(super) fn next_event(&self) -> Option<Instant> {
         self.open.iter().map(|asking| asking.until).min()
     }
-}
 
-impl State {
-    pub(super) fn ask_figures(&mut self, reply: Reply<Figures>) {
-        self.askings.last += 1;
-        let round = self.askings.last;
-        let own =
-            Named { process: ProcessId::NODE, name: "node".to_owned(), figures: self.resident.figures() };
+    /// Asks all workers that run; `reply` is answered when all have, or the time is up.
+    pub(super) fn ask(&mut self, reply: Reply<Figures>, workers: &mut Workers, resident: &dyn Resident) {
+        self.last += 1;
+        let round = self.last;
+        let own = Named { process: ProcessId::NODE, name: "node".to_owned(), figures: resident.figures() };
         let figures = Figures { at: monotonic_ns(), processes: vec![own], silent: Vec::new() };
         let mut waiting = Vec::new();
-        for worker in self.workers().filter(|worker| worker.is_running()) {
+        for worker in workers.iter_mut().filter(|worker| worker.is_running()) {
             waiting.push((worker.process, worker.name.to_string()));
             worker.send(&Down::Figures { round }, Vec::new());
         }
         let until = Instant::now() + DEADLINE;
-        self.askings.open.push(Asking { round, until, waiting, figures, reply });
-        self.answer_figures();
+        self.open.push(Asking { round, until, waiting, figures, reply });
+        self.answer();
     }
 
     /// A worker has answered; `None`: it has ended, or its answer is none (WIRE-1).
-    pub(super) fn figures(&mut self, process: ProcessId, round: Option<u64>, answer: Option<ProcessFigures>) {
-        for asking in &mut self.askings.open {
+    pub(super) fn take(&mut self, process: ProcessId, round: Option<u64>, answer: Option<ProcessFigures>) {
+        for asking in &mut self.open {
             if round.is_some_and(|round| round != asking.round) {
                 continue;
             }
@@ -64,14 +63,13 @@ impl State {
                 asking.figures.processes.push(Named { process, name, figures });
             }
         }
-        self.answer_figures();
+        self.answer();
     }
 
     /// Answers the questions that have all their answers, or whose time is up.
-    pub(super) fn answer_figures(&mut self) {
+    pub(super) fn answer(&mut self) {
         let now = Instant::now();
-        let done =
-            self.askings.open.extract_if(.., |asking| asking.waiting.is_empty() || asking.until <= now);
+        let done = self.open.extract_if(.., |asking| asking.waiting.is_empty() || asking.until <= now);
         for Asking { waiting, mut figures, reply, .. } in done {
             figures.silent = waiting.into_iter().map(|(_, name)| name).collect();
             figures.silent.sort();

@@ -68,7 +68,7 @@ impl State {
         let condemned = Condemned { round: self.restarts.last_round, at: now + fates.delay };
         let text = format!("worker `{}` failed: {reason}", worker.name);
         for id in workers {
-            if let Some(companion) = self.worker_by_id(id) {
+            if let Some(companion) = self.workers.by_id(id) {
                 companion.condemn(condemned, &text, lost_gpu);
             }
         }
@@ -78,14 +78,14 @@ impl State {
 
     /// The workers on any GPU of the dead one, or of those that are killed with it.
     fn on_the_gpus_of(&self, dead: &Worker, workers: &HashSet<WorkerId>) -> Vec<WorkerId> {
-        let living = || self.slots.iter().filter_map(|slot| slot.worker.as_ref());
+        let living = || self.workers.iter();
         let mut gpus = dead.gpus.clone();
         gpus.extend(living().filter(|worker| workers.contains(&worker.id)).flat_map(|worker| &worker.gpus));
         living().filter(|worker| !worker.gpus.is_disjoint(&gpus)).map(|worker| worker.id).collect()
     }
 
     fn is_there(&self, id: WorkerId) -> bool {
-        self.slots.iter().any(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id))
+        self.workers.slot_of(id).is_some()
     }
 
     /// One member of each of these groups has used up its restarts: none of the groups' actors comes back.
@@ -104,7 +104,7 @@ impl State {
             here.iter().for_each(|actor| self.restarts.forget(*actor));
             fates.gave_up.extend(here);
             for (actor, worker) in self.restarts.members(group) {
-                if worker == dead || self.worker_by_id(worker).is_some() {
+                if worker == dead || self.workers.by_id(worker).is_some() {
                     // It still runs: it is marked, and given up when its process has ended.
                     self.restarts.doom(actor);
                     continue;
@@ -122,7 +122,7 @@ impl State {
 
     /// Whether a worker of this round has still to end.
     pub(super) fn is_ending(&self, round: Option<u64>) -> bool {
-        let living = || self.slots.iter().filter_map(|slot| slot.worker.as_ref());
+        let living = || self.workers.iter();
         round.is_some_and(|round| {
             living().any(|worker| worker.condemned.is_some_and(|condemned| condemned.round == round))
         })

@@ -14,11 +14,13 @@ use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::EndReason;
 use crate::node::control::Down;
 use crate::node::hang::{Hang, HangReport, OnHang};
+use crate::node::host::Resident;
+use crate::node::journal::Journal;
 use crate::node::limits::MAX_HANGS;
 use crate::observe::log::Severity;
 use crate::observe::sight::{ActorSight, Sight, WaitSight};
 
-use super::run::State;
+use super::workers::Workers;
 
 #[derive(Default)]
 pub(super) struct Hangs {
@@ -83,33 +85,39 @@ impl Seen {
     }
 }
 
-impl State {
-    /// If it is time, judges the last answers and asks again.
-    pub(super) fn look_for_hangs(&mut self) {
-        let Some((limit, then)) = self.settings.hang_limit else { return };
+impl Hangs {
+    /// Judges the last look, and begins the next one, if it is time for that.
+    pub(super) fn look(
+        &mut self,
+        limit: Duration,
+        then: OnHang,
+        workers: &mut Workers,
+        resident: &dyn Resident,
+        journal: &Journal,
+    ) {
         let now = Instant::now();
-        if self.hangs.next.is_some_and(|at| at > now) {
+        if self.next.is_some_and(|at| at > now) {
             return;
         }
-        self.hangs.next = Some(now + limit / 4);
+        self.next = Some(now + limit / 4);
         // Judged before anybody is asked again: an answer that is still missing counts from when it was asked for.
-        self.judge(limit, then, now);
-        self.hangs.round += 1;
-        let round = self.hangs.round;
-        for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
+        self.judge(limit, then, now, workers, journal);
+        self.round += 1;
+        let round = self.round;
+        for worker in workers.iter_mut() {
             if !worker.is_running() || worker.told_to_exit {
                 continue;
             }
-            let seen = self.hangs.seen.entry(worker.process).or_default();
-            // A worker that has not answered is not asked again: its socket would fill.
+            let seen = self.seen.entry(worker.process).or_default();
+            // Who has not answered is not asked again: its socket would fill.
             if seen.unanswered.is_none() {
                 seen.unanswered = Some(now);
                 worker.send(&Down::Look { round }, Vec::new());
             }
         }
         // The node's own threads wait for clocks too.
-        let own = self.resident.sight();
-        let seen = self.hangs.seen.entry(ProcessId::NODE).or_default();
+        let own = resident.sight();
+        let seen = self.seen.entry(ProcessId::NODE).or_default();
         seen.waits = own.waits;
         seen.forget_what_is_over();
     }
@@ -118,10 +126,10 @@ impl State {
     pub(super) fn sight(&mut self, process: ProcessId, round: u64, sight: Sight) {
         let now = Instant::now();
         // A round that was never begun: the worker made it up.
-        if round > self.hangs.round {
+        if round > self.round {
             return;
         }
-        let Some(seen) = self.hangs.seen.get_mut(&process) else { return };
+        let Some(seen) = self.seen.get_mut(&process) else { return };
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
         let before = std::mem::take(&mut seen.standing);
@@ -137,12 +145,19 @@ impl State {
         seen.forget_what_is_over();
     }
 
-    fn judge(&mut self, limit: Duration, then: OnHang, now: Instant) {
-        // The process to blame, and the one whose answers showed it, which remembers that it was reported.
+    fn judge(
+        &mut self,
+        limit: Duration,
+        then: OnHang,
+        now: Instant,
+        workers: &mut Workers,
+        journal: &Journal,
+    ) {
+        // By the process that is to blame, with the process that it is remembered under.
         let mut found: Vec<(ProcessId, ProcessId, Said, Hang, Duration)> = Vec::new();
-        for (process, seen) in &self.hangs.seen {
+        for (process, seen) in &self.seen {
             if let Some(asked) = seen.unanswered.filter(|asked| now - *asked >= limit) {
-                let hang = Hang::Silent { stopped: self.is_stopped(*process) };
+                let hang = Hang::Silent { stopped: workers.is_stopped(*process) };
                 found.push((*process, *process, Said::Silent, hang, now - asked));
                 continue;
             }
@@ -150,7 +165,7 @@ impl State {
                 let said = Said::Clock(wait.on, wait.clock, wait.value);
                 let hang = Hang::Clock {
                     waiter: *process,
-                    waiter_name: self.name_of(*process),
+                    waiter_name: workers.name_of(*process),
                     waits_in: wait.waits_in.clone(),
                     clock: wait.clock,
                     value: wait.value,
@@ -170,21 +185,28 @@ impl State {
             }
         }
         for (to_blame, remembered, said, hang, lasted) in found {
-            let fresh = self.hangs.seen.get_mut(&remembered).is_some_and(|seen| seen.reported.insert(said));
+            let fresh = self.seen.get_mut(&remembered).is_some_and(|seen| seen.reported.insert(said));
             if fresh {
-                self.hangs_now(to_blame, hang, lasted, then, limit);
+                let is_victim = self.is_victim(to_blame, limit) && !matches!(hang, Hang::Silent { .. });
+                let then = if is_victim { OnHang::Report } else { then };
+                self.hangs_now(to_blame, hang, lasted, then, workers, journal);
             }
         }
     }
 
-    fn hangs_now(&mut self, process: ProcessId, hang: Hang, lasted: Duration, then: OnHang, limit: Duration) {
-        // A process that does not answer is to blame itself, whatever it last said that it waits for.
-        let victim = self.hangs.is_victim(process, limit) && !matches!(hang, Hang::Silent { .. });
-        let name = self.name_of(process);
-        let stopping = self.stopping.is_some();
-        let worker = self.slots.get_mut(process.slot()).and_then(|slot| slot.worker.as_mut());
-        let mut worker = worker.filter(|worker| worker.process == process);
-        let killed = then == OnHang::Restart && !victim && !stopping && worker.is_some();
+    /// Reports a hang, and has the worker killed if `then` says so.
+    fn hangs_now(
+        &mut self,
+        process: ProcessId,
+        hang: Hang,
+        lasted: Duration,
+        then: OnHang,
+        workers: &mut Workers,
+        journal: &Journal,
+    ) {
+        let name = workers.name_of(process);
+        let mut worker = workers.of_mut(process);
+        let killed = then == OnHang::Restart && worker.is_some();
         let id = worker.as_ref().map(|worker| worker.id);
         let report = HangReport { worker: id, process, name, hang, lasted, killed };
         let text = report.to_string();
@@ -193,29 +215,10 @@ impl State {
             worker.give_up(text.clone());
         }
         let name = worker.map(|worker| worker.name.clone());
-        self.journal.node(Severity::Error, name.as_ref(), text);
-        if self.hangs.found.len() >= MAX_HANGS {
-            self.hangs.found.pop_front();
+        journal.node(Severity::Error, name.as_ref(), text);
+        if self.found.len() >= MAX_HANGS {
+            self.found.pop_front();
         }
-        self.hangs.found.push_back(report);
-    }
-
-    fn name_of(&self, process: ProcessId) -> String {
-        if process == ProcessId::NODE {
-            return "node".to_owned();
-        }
-        let worker = self.slots.get(process.slot()).and_then(|slot| slot.worker.as_ref());
-        let worker = worker.filter(|worker| worker.process == process);
-        worker.map_or_else(|| "a process that has ended".to_owned(), |worker| worker.name.to_string())
-    }
-
-    /// Whether the system says that a process is stopped.
-    fn is_stopped(&self, process: ProcessId) -> bool {
-        let worker = self.slots.get(process.slot()).and_then(|slot| slot.worker.as_ref());
-        let pid = worker.filter(|worker| worker.process == process).map(|worker| worker.child.id());
-        // The state follows the program's name, which is in parentheses and may hold any character.
-        let status = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
-        let state = status.as_deref().and_then(|status| status.rsplit_once(") ")).map(|(_, rest)| rest);
-        state.is_some_and(|state| state.starts_with(['T', 't']))
+        self.found.push_back(report);
     }
 }

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use super::WorkerId;
-use super::run::{Slot, State};
+use super::run::State;
 use crate::mailbox::lives::EndReason;
 use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
@@ -16,9 +16,8 @@ impl State {
     pub(super) fn let_go(&mut self, id: WorkerId) {
         // First, so that an actor that ends from here on has no next life.
         self.forget_restarts(id);
-        let here = |slot: &Slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id);
-        let Some(index) = self.slots.iter().position(here) else { return };
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(index) = self.workers.slot_of(id) else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         worker.leaves = true;
         if worker.pending.values().any(|pending| pending.first.is_none()) {
             // An actor is coming back just now, and nobody would stop it.
@@ -31,7 +30,7 @@ impl State {
     /// Ends a worker at once, in order, with whatever lives in it.
     pub(super) fn retire(&mut self, id: WorkerId) {
         self.forget_restarts(id);
-        if let Some(worker) = self.worker_by_id(id).filter(|worker| worker.is_running()) {
+        if let Some(worker) = self.workers.by_id(id).filter(|worker| worker.is_running()) {
             worker.told_to_exit = true;
             worker.retire(EndReason::Normal);
             self.dirty = true;
@@ -54,7 +53,7 @@ impl State {
 
     /// Ends a worker that was let go and has nothing left in it.
     pub(super) fn leave_if_empty(&mut self, index: usize) {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         let is_empty = worker.pending.is_empty() && self.broker.roster.actors_of(worker.process) == 0;
         if worker.leaves && worker.is_running() && !worker.told_to_exit && is_empty {
             worker.leave(Instant::now() + LEAVE_GRACE);

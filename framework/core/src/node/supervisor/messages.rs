@@ -21,7 +21,7 @@ use super::{SpawnError, figures};
 
 impl State {
     pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         let process = worker.process;
         let message = match decode::<Up>(bytes) {
             Ok(message) => message.bounded(),
@@ -86,9 +86,9 @@ impl State {
             (Up::Activity { round, activity }, Stage::Running) => self.activity(process, round, activity),
             (Up::Trace, Stage::Opening { .. }) => self.trace_joined(index, descriptors),
             (Up::Figures { round, figures: answer }, Stage::Running) => {
-                self.figures(process, Some(round), figures::check(answer));
+                self.askings.take(process, Some(round), figures::check(answer));
             }
-            (Up::Sight { round, sight }, Stage::Running) => self.sight(process, round, sight),
+            (Up::Sight { round, sight }, Stage::Running) => self.hangs.sight(process, round, sight),
             (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
             (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
             // Messages that were on their way when the node gave the worker up.
@@ -102,7 +102,7 @@ impl State {
 
     /// Welcomes the worker, if it runs the right build.
     fn hello(&mut self, index: usize, build: &Build, pid: u32) {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         if pid != worker.child.id() {
             let text = format!("it says that its process id is {pid}, and it is {}", worker.child.id());
             worker.give_up(text.clone());
@@ -143,7 +143,7 @@ impl State {
 
     /// The worker has sent the memory that it notes its trace in.
     fn trace_joined(&mut self, index: usize, descriptors: Vec<OwnedFd>) {
-        let Some(worker) = self.slots[index].worker.as_ref() else { return };
+        let Some(worker) = self.workers.at(index) else { return };
         let (Some(trace), Ok([ring])) = (&self.settings.trace, <[OwnedFd; 1]>::try_from(descriptors)) else {
             return self
                 .complain(index, "it sent a trace that nobody asked for, or not as it has to be".to_owned());
@@ -176,7 +176,7 @@ impl State {
                 self.journal.node(Severity::Error, None, format!("the node's own process: {complaint}"));
             }
             Err(complaint) if complaint.may_be_innocent() => {
-                if let Some(worker) = self.slots[from.slot()].worker.as_mut() {
+                if let Some(worker) = self.workers.at_mut(from.slot()) {
                     worker.complaints = worker.complaints.saturating_add(1);
                     self.dirty = true;
                     self.journal.about(&worker.name, format!("worker `{}`: {complaint}", worker.name));
@@ -189,7 +189,7 @@ impl State {
 
     /// Logs and counts that a worker said what it must not. Past [`MAX_COMPLAINTS`] it is given up.
     pub(super) fn complain(&mut self, index: usize, text: String) {
-        let Some(worker) = self.slots[index].worker.as_mut() else { return };
+        let Some(worker) = self.workers.at_mut(index) else { return };
         // An error about a message may quote the message.
         let text = shown(text, MAX_FAILURE_TEXT);
         worker.complaints = worker.complaints.saturating_add(1);

@@ -39,6 +39,7 @@ mod record;
 mod restarts;
 mod run;
 mod stopping;
+mod workers;
 
 use std::collections::VecDeque;
 use std::fmt;

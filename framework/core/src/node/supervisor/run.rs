@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ProcessId;
-use crate::limits::MAX_PROCESSES;
 use crate::mailbox::lives::EndReason;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
+use crate::node::hang::OnHang;
 use crate::node::host::Resident;
 use crate::node::journal::Journal;
 use crate::node::limits::TURN_MESSAGES;
@@ -26,35 +26,32 @@ use super::hangs::Hangs;
 use super::record::{Asker, Stage, Worker, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
+use super::workers::Workers;
 use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
 
-/// A slot: one process at a time, one life after the other. Slot 0 is the node and has no worker.
-#[derive(Default)]
-pub(super) struct Slot {
-    /// The next life of the slot.
-    pub(super) next_life: u32,
-    pub(super) worker: Option<Worker>,
-    /// The worker that was here last.
-    pub(super) last: Option<WorkerStatus>,
-}
-
+/// The supervisor, part by part. One thread owns it, so there are no locks; what the parts decide goes out over the
+/// broker and the workers' sockets.
 pub(super) struct State {
     pub(super) settings: Settings,
+    /// What every thread shares with this one.
     pub(super) shared: Arc<Shared>,
+    /// The node's own process.
     pub(super) resident: Arc<dyn Resident>,
     pub(super) journal: Journal,
+    /// What processes say to each other through the node: the roster, names, chunks, deaths.
     pub(super) broker: Broker,
-    pub(super) slots: Vec<Slot>,
-    pub(super) stopping: Option<Stopping>,
-    pub(super) deaths: bool,
+    /// Who runs where.
+    pub(super) workers: Workers,
+    /// What is to come back.
     pub(super) restarts: Restarts,
+    /// Questions for figures.
     pub(super) askings: Askings,
+    /// What stands still.
     pub(super) hangs: Hangs,
-    last_worker: u64,
+    /// The shutdown, once it has begun.
+    pub(super) stopping: Option<Stopping>,
+    /// Whether the status that callers see is to be written anew.
     pub(super) dirty: bool,
-    /// Faults of processes that are started from now on, by the worker's name.
-    #[cfg(feature = "testing")]
-    start_faults: Vec<(String, crate::fault::Fault)>,
 }
 
 impl State {
@@ -73,16 +70,12 @@ impl State {
             resident,
             journal,
             broker,
-            slots: vec![Slot::default()],
-            stopping: None,
-            deaths: false,
+            workers: Workers::new(),
             restarts: Restarts::default(),
             askings: Askings::default(),
             hangs: Hangs::default(),
-            last_worker: 0,
+            stopping: None,
             dirty: false,
-            #[cfg(feature = "testing")]
-            start_faults: Vec::new(),
         }
     }
 
@@ -94,8 +87,11 @@ impl State {
             self.take_commands();
             self.check_deadlines();
             self.restart_due();
-            self.answer_figures();
-            self.look_for_hangs();
+            self.askings.answer();
+            if let Some((limit, then)) = self.settings.hang_limit {
+                let then = if self.stopping.is_some() { OnHang::Report } else { then };
+                self.hangs.look(limit, then, &mut self.workers, &*self.resident, &self.journal);
+            }
             if self.advance_stopping() {
                 break;
             }
@@ -126,25 +122,27 @@ impl State {
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
-                Command::Figures(reply) => self.ask_figures(reply),
+                Command::Figures(reply) => {
+                    self.askings.ask(reply, &mut self.workers, &*self.resident);
+                }
                 Command::Report(reply) => {
                     let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
                 }
                 Command::KillWorker(worker) => {
-                    if let Some(worker) = self.worker_by_id(worker) {
+                    if let Some(worker) = self.workers.by_id(worker) {
                         worker.give_up("the node was asked to kill it".to_owned());
                     }
                 }
                 #[cfg(feature = "testing")]
                 Command::Arm(worker, fault) => {
-                    if let Some(worker) = self.worker_by_id(worker) {
+                    if let Some(worker) = self.workers.by_id(worker) {
                         worker.send(&Down::Arm(fault), Vec::new());
                     }
                 }
                 #[cfg(feature = "testing")]
-                Command::ArmStarts(name, fault) => self.start_faults.push((name, fault)),
+                Command::ArmStarts(name, fault) => self.workers.start_faults.push((name, fault)),
                 #[cfg(feature = "testing")]
-                Command::DisarmStarts => self.start_faults.clear(),
+                Command::DisarmStarts => self.workers.start_faults.clear(),
                 Command::Retire(worker) => self.retire(worker),
                 Command::LetGo(worker) => self.let_go(worker),
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
@@ -163,9 +161,9 @@ impl State {
         };
         let deadline = Instant::now() + self.settings.start_deadline;
         let stage = Stage::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
-        let id = WorkerId(self.last_worker + 1);
+        let id = self.workers.next_id();
         match self.launch(slot, id, name, stage) {
-            Ok(()) => self.last_worker += 1,
+            Ok(()) => self.workers.next_id_is_used(),
             Err(source) => {
                 let program = self.settings.program.path();
                 let _ = reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source }));
@@ -182,7 +180,7 @@ impl State {
         stage: Stage,
     ) -> std::io::Result<()> {
         // The number of the life is spent only when the process runs; a launch that fails leaves the slot as it was.
-        let life = self.slots[slot].next_life;
+        let life = self.workers.slot(slot).map_or(0, |slot| slot.next_life);
         let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
         let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
         // The clock page before its process: the node has to have it when that dies (DEATH-1).
@@ -194,9 +192,10 @@ impl State {
         let launched = self.settings.program.launch(&environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
-        let slot = &mut self.slots[slot];
-        slot.next_life += 1;
-        slot.worker = Some(Worker::new(id, process, name, launched, stage));
+        if let Some(slot) = self.workers.slot_mut(slot) {
+            slot.next_life += 1;
+            slot.worker = Some(Worker::new(id, process, name, launched, stage));
+        }
         self.dirty = true;
         Ok(())
     }
@@ -206,9 +205,9 @@ impl State {
     fn armed_starts(&self) -> Option<(&'static str, std::ffi::OsString)> {
         use crate::fault::VARIABLE;
 
-        let faults = self.start_faults.iter().map(|(name, fault)| format!("{name}/{fault}"));
+        let faults = self.workers.start_faults.iter().map(|(name, fault)| format!("{name}/{fault}"));
         let faults: Vec<String> = std::env::var(VARIABLE).into_iter().chain(faults).collect();
-        (!self.start_faults.is_empty()).then(|| (VARIABLE, faults.join(";").into()))
+        (!self.workers.start_faults.is_empty()).then(|| (VARIABLE, faults.join(";").into()))
     }
 
     /// A free slot: one that was never used if there is one, so that the dead are remembered as long as possible.
@@ -217,34 +216,25 @@ impl State {
         if self.stopping.is_some() {
             return Err(Closed::ShuttingDown.into());
         }
-        if self.slots.len() < MAX_PROCESSES {
-            self.slots.push(Slot::default());
-            return Ok(self.slots.len() - 1);
+        if let Some(unused) = self.workers.next_unused() {
+            self.workers.open_slot(unused);
+            return Ok(unused);
         }
-        let free = (1..self.slots.len()).filter(|&slot| {
-            self.slots[slot].worker.is_none() && self.is_buried(slot) && !self.restarts.reserves(slot)
+        let slots = self.workers.slots().iter().enumerate().skip(1);
+        let free = slots.filter(|(index, slot)| {
+            slot.worker.is_none() && self.is_buried(*index) && !self.restarts.reserves(*index)
         });
-        free.min_by_key(|&slot| self.slots[slot].next_life).ok_or(SpawnError::TooMany)
+        free.min_by_key(|(_, slot)| slot.next_life).map(|(index, _)| index).ok_or(SpawnError::TooMany)
     }
 
     fn await_end(&mut self, id: WorkerId, reply: Reply<WorkerState>) {
-        if let Some(worker) = self.worker_by_id(id) {
+        if let Some(worker) = self.workers.by_id(id) {
             worker.awaiting_end.push(reply);
         } else if let Some(ended) = self.restarts.last_end(id) {
             let _ = reply.try_send(ended);
-        } else if let Some(last) =
-            self.slots.iter().filter_map(|slot| slot.last.as_ref()).find(|l| l.worker == id)
-        {
+        } else if let Some(last) = self.workers.last_of(id) {
             let _ = reply.try_send(last.state.clone());
         }
-    }
-
-    pub(super) fn worker_by_id(&mut self, id: WorkerId) -> Option<&mut Worker> {
-        self.workers().find(|worker| worker.id == id)
-    }
-
-    pub(super) fn workers(&mut self) -> impl Iterator<Item = &mut Worker> {
-        self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut())
     }
 
     /// Sends what the broker decided, then its pings: a ping goes behind everything else that was sent to its process.
@@ -255,8 +245,7 @@ impl State {
                 continue;
             }
             // By process and not by slot: what was for one life must not reach the next.
-            let worker = self.slots.get_mut(to.slot()).and_then(|slot| slot.worker.as_mut());
-            if let Some(worker) = worker.filter(|worker| worker.process == to) {
+            if let Some(worker) = self.workers.of_mut(to) {
                 worker.send(&Down::Node(message), descriptors);
             }
         }
@@ -266,8 +255,7 @@ impl State {
                 let _ = self.shared.push(Command::Pong(number));
                 continue;
             }
-            let worker = self.slots.get_mut(to.slot()).and_then(|slot| slot.worker.as_mut());
-            if let Some(worker) = worker.filter(|worker| worker.process == to) {
+            if let Some(worker) = self.workers.of_mut(to) {
                 worker.send(&Down::Ping { number }, Vec::new());
             }
         }
@@ -280,8 +268,7 @@ impl State {
         }
         let mut told = Vec::new();
         for process in self.broker.deaths.tick(now, &mut told) {
-            let worker = self.slots.get(process.slot()).and_then(|slot| slot.worker.as_ref());
-            let name = worker.map(|worker| worker.name.clone());
+            let name = self.workers.at(process.slot()).map(|worker| worker.name.clone());
             let text = format!(
                 "{process} `{}` has not said in time what a death left it without; is it stopped? What it had not \
                  done by now is not believed before it has",
@@ -296,7 +283,7 @@ impl State {
         let now = Instant::now();
         self.tick_deaths(now);
         let time = self.settings.start_deadline;
-        for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
+        for worker in self.workers.iter_mut() {
             let doing = match worker.stage {
                 Stage::Greeting { deadline, .. } if deadline <= now => "it has not said hello",
                 Stage::Opening { deadline, .. } if deadline <= now => "it said hello and then did not open",
@@ -319,7 +306,7 @@ impl State {
 
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
-        let workers = self.slots.iter().filter_map(|slot| slot.worker.as_ref()).filter_map(|worker| {
+        let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.stage {
                 Stage::Greeting { deadline, .. } | Stage::Opening { deadline, .. } => Some(deadline),
                 _ => None,
@@ -345,7 +332,7 @@ impl State {
         let shared = self.shared.clone();
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
         let mut owners = Vec::new();
-        for (index, slot) in self.slots.iter().enumerate() {
+        for (index, slot) in self.workers.slots().iter().enumerate() {
             let Some(worker) = &slot.worker else { continue };
             owners.push(index);
             fds.push(PollFd::new(&worker.pidfd, PollFlags::IN));
@@ -373,10 +360,9 @@ impl State {
             shared.wake.drain()?;
         }
         for (index, ended, socket) in events {
-            let retry =
-                self.slots[index].worker.as_ref().is_some_and(|w| w.outgoing.flushed() == Flushed::Later);
+            let retry = self.workers.at(index).is_some_and(|w| w.outgoing.flushed() == Flushed::Later);
             if (retry || socket.contains(PollFlags::OUT))
-                && let Some(worker) = self.slots[index].worker.as_mut()
+                && let Some(worker) = self.workers.at_mut(index)
             {
                 worker.flush();
             }
@@ -393,7 +379,7 @@ impl State {
     /// Handles up to `most` messages of a worker.
     fn read(&mut self, index: usize, most: usize) {
         for _ in 0..most {
-            let Some(worker) = self.slots[index].worker.as_mut().filter(|worker| worker.open) else { return };
+            let Some(worker) = self.workers.at_mut(index).filter(|worker| worker.open) else { return };
             match worker.incoming.next() {
                 Ok(Incoming::Message(bytes, descriptors)) => self.worker_message(index, &bytes, descriptors),
                 Ok(Incoming::Empty) => return,
@@ -422,7 +408,7 @@ impl State {
         // Last messages first: they may say why it ends, or that an actor had ended before. The dead send nothing new,
         // so this ends; the bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
-        let Some(mut worker) = self.slots[index].worker.take() else { return };
+        let Some(mut worker) = self.workers.take(index) else { return };
         if !worker.told_to_exit {
             // Its process group may hold processes that it had no chance to end.
             worker.kill();
@@ -432,8 +418,8 @@ impl State {
         if let Some(trace) = &self.settings.trace {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
-        // No answers of this worker are waited for any more.
-        self.figures(worker.process, None, None);
+        // Whoever waits for its answers waits no longer.
+        self.askings.take(worker.process, None, None);
         self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
@@ -441,12 +427,13 @@ impl State {
         // First what becomes of the actors, then that the process is gone: a sender that sees the broken link knows
         // already whether its actor comes back (DEATH-2).
         let mut told = Vec::new();
+        // What becomes of its actors is told before that it is gone: who hears of the end knows where to wait.
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
         let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
         let text = format!("{text}: {}{}", exit_text(&exit), because(&worker.why));
         self.broker.left(worker.process, &mut told);
         // From now on a shutdown cannot go by sums of messages (`node/shutdown`).
-        self.deaths = true;
+        self.workers.deaths = true;
 
         let name = worker.name.clone();
         let why = worker.why.take();
@@ -459,7 +446,9 @@ impl State {
         let (restarts, last_end) = self.restarts.of_worker(worker.id);
         let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
         self.note_end(&worker, exit);
-        self.slots[index].last = Some(status);
+        if let Some(slot) = self.workers.slot_mut(index) {
+            slot.last = Some(status);
+        }
         self.dirty = true;
         // The status before any answer, so that whoever gets an error finds what it says there.
         self.publish();
@@ -492,7 +481,7 @@ impl State {
             return;
         }
         let roster = &self.broker.roster;
-        let status = self.slots.iter().filter_map(|slot| match &slot.worker {
+        let status = self.workers.slots().iter().filter_map(|slot| match &slot.worker {
             Some(worker) => {
                 let (restarts, last_end) = self.restarts.of_worker(worker.id);
                 let status = worker.status(roster.actors_of(worker.process));

@@ -70,7 +70,7 @@ impl State {
             began: now,
             deadline,
             phase: Phase::Draining,
-            rounds: Rounds::new(self.deaths),
+            rounds: Rounds::new(self.workers.deaths),
             ask_at: Some(now),
             drained: false,
             late: false,
@@ -81,7 +81,7 @@ impl State {
         // first round of questions: one that goes on making messages would keep the first phase from ending.
         self.end_restarts();
         self.resident.stopping();
-        for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
+        for worker in self.workers.iter_mut() {
             match std::mem::replace(&mut worker.stage, Stage::Ending) {
                 Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } => {
                     asker.answer(Err(SpawnError::Closed(Closed::ShuttingDown)));
@@ -108,7 +108,7 @@ impl State {
         self.ask_activity(now);
         let Some(stopping) = &self.stopping else { return false };
         let (phase, late, give_up) = (stopping.phase, stopping.late, stopping.deadline + KILL_GRACE);
-        let alone = self.workers().next().is_none();
+        let alone = self.workers.iter_mut().next().is_none();
         if late && !alone && give_up <= now {
             self.leave_behind();
             return true;
@@ -126,14 +126,16 @@ impl State {
     /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have stopped: their
     /// last messages still find their addresses.
     fn stop_actors(&mut self) {
-        for worker in self.workers().filter(|worker| worker.is_running() && !worker.told_to_stop_actors) {
+        for worker in
+            self.workers.iter_mut().filter(|worker| worker.is_running() && !worker.told_to_stop_actors)
+        {
             worker.told_to_stop_actors = true;
             worker.send(&Down::StopActors, Vec::new());
         }
-        if self.workers().any(|worker| worker.is_running() && !worker.actors_stopped) {
+        if self.workers.iter_mut().any(|worker| worker.is_running() && !worker.actors_stopped) {
             return;
         }
-        for worker in self.workers().filter(|worker| worker.is_running()) {
+        for worker in self.workers.iter_mut().filter(|worker| worker.is_running()) {
             worker.told_to_exit = true;
             worker.send(&Down::Exit { comes_back: false }, Vec::new());
         }
@@ -146,7 +148,7 @@ impl State {
     /// Goes on without the workers that were killed and do not end.
     fn leave_behind(&mut self) {
         let Some(stopping) = &mut self.stopping else { return };
-        for worker in self.slots.iter().filter_map(|slot| slot.worker.as_ref()) {
+        for worker in self.workers.iter() {
             let text =
                 format!("worker `{}` was killed and does not end; is it stuck in a driver?", worker.name);
             self.journal.node(Severity::Error, Some(&worker.name), text);
@@ -161,12 +163,7 @@ impl State {
         }
         // The round begins with all who are asked, this process among them, before the first answer can come.
         stopping.ask_at = None;
-        let mut workers: Vec<_> = self
-            .slots
-            .iter_mut()
-            .filter_map(|slot| slot.worker.as_mut())
-            .filter(|worker| worker.is_running())
-            .collect();
+        let mut workers: Vec<_> = self.workers.iter_mut().filter(|worker| worker.is_running()).collect();
         let asked = workers.iter().map(|worker| worker.process).chain([ProcessId::NODE]);
         let round = stopping.rounds.begin(asked);
         let mut own = self.resident.activity();
@@ -193,7 +190,7 @@ impl State {
             stopping.deadline = stopping.deadline.min(now);
         }
         let phase = self.stopping.as_ref().map(|stopping| stopping.phase);
-        for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
+        for worker in self.workers.iter_mut() {
             let text = match phase {
                 Some(phase) => {
                     let phase = *worker.killed.get_or_insert(phase);

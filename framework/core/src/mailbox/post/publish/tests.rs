@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::*;
+use crate::clock::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::Cluster;
 
@@ -40,7 +40,7 @@ fn a_drop_is_to_be_seen_before_a_frame_that_was_sent_after_it() {
             drop(turn);
         });
         ready.recv().expect("it sends");
-        let frames = link.out.lock();
+        let frames = link.hold_frames();
         go.send(()).expect("it waits");
         let until = Instant::now() + LIMIT;
         while cluster.leases(0) > 0 && Instant::now() < until {
@@ -80,7 +80,7 @@ fn a_drop_is_to_be_seen_before_a_frame_to_another() {
             drop(turn);
         });
         ready.recv().expect("it sends");
-        let returns = link.returns_out.lock();
+        let returns = link.hold_notices();
         go.send(()).expect("it waits");
         let until = Instant::now() + LOOK;
         while Instant::now() < until {

@@ -1,0 +1,154 @@
+//! The workers, by slot: who runs where, and who was there last.
+//!
+//! Used by everything that the supervisor does, on its own thread.
+//!
+//! **Invariants.** Slot 0 is the node, and has no worker. A slot's lives are counted up and never come back. A worker has
+//! one slot at a time.
+//!
+//! **Locks.** None: one thread owns it.
+//!
+//! **On a crash** of a worker it is taken out when its last words were heard, and its status stays as the slot's last.
+//! **On cancellation** nothing happens: nothing here waits.
+
+use crate::ids::ProcessId;
+use crate::limits::MAX_PROCESSES;
+
+use super::WorkerId;
+use super::record::{Worker, WorkerStatus};
+
+/// One place for a process. Slot 0 is the node and has no worker.
+#[derive(Default)]
+pub(super) struct Slot {
+    /// The next life of the slot.
+    pub(super) next_life: u32,
+    pub(super) worker: Option<Worker>,
+    /// The worker that was here last.
+    pub(super) last: Option<WorkerStatus>,
+}
+
+/// See the module.
+pub(super) struct Workers {
+    slots: Vec<Slot>,
+    last_id: u64,
+    /// Whether any of them has ended since the node began.
+    pub(super) deaths: bool,
+    /// Faults of processes that are started from now on, by the worker's name.
+    #[cfg(feature = "testing")]
+    pub(super) start_faults: Vec<(String, crate::fault::Fault)>,
+}
+
+impl Workers {
+    pub(super) fn new() -> Self {
+        Workers {
+            slots: vec![Slot::default()],
+            last_id: 0,
+            deaths: false,
+            #[cfg(feature = "testing")]
+            start_faults: Vec::new(),
+        }
+    }
+
+    /// The id of the next worker; it is used up once that [has started](Self::next_id_is_used).
+    pub(super) fn next_id(&self) -> WorkerId {
+        WorkerId(self.last_id + 1)
+    }
+
+    pub(super) fn next_id_is_used(&mut self) {
+        self.last_id += 1;
+    }
+
+    /// All slots, the node's own first.
+    pub(super) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    pub(super) fn slot(&self, slot: usize) -> Option<&Slot> {
+        self.slots.get(slot)
+    }
+
+    pub(super) fn slot_mut(&mut self, slot: usize) -> Option<&mut Slot> {
+        self.slots.get_mut(slot)
+    }
+
+    /// The index of a slot that was never used; `None` where all have been.
+    pub(super) fn next_unused(&self) -> Option<usize> {
+        (self.slots.len() < MAX_PROCESSES).then_some(self.slots.len())
+    }
+
+    /// Makes the slot `slot`, if it is the [next](Self::next_unused).
+    pub(super) fn open_slot(&mut self, slot: usize) {
+        if slot == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+    }
+
+    /// The worker in a slot.
+    pub(super) fn at(&self, slot: usize) -> Option<&Worker> {
+        self.slots.get(slot)?.worker.as_ref()
+    }
+
+    /// The worker in a slot.
+    pub(super) fn at_mut(&mut self, slot: usize) -> Option<&mut Worker> {
+        self.slots.get_mut(slot)?.worker.as_mut()
+    }
+
+    /// Takes the worker of a slot out.
+    pub(super) fn take(&mut self, slot: usize) -> Option<Worker> {
+        self.slots.get_mut(slot)?.worker.take()
+    }
+
+    /// The worker of a process that has not ended.
+    pub(super) fn of(&self, process: ProcessId) -> Option<&Worker> {
+        self.at(process.slot()).filter(|worker| worker.process == process)
+    }
+
+    /// The worker of a process that has not ended.
+    pub(super) fn of_mut(&mut self, process: ProcessId) -> Option<&mut Worker> {
+        self.at_mut(process.slot()).filter(|worker| worker.process == process)
+    }
+
+    pub(super) fn by_id(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        self.iter_mut().find(|worker| worker.id == id)
+    }
+
+    /// Where a worker is.
+    pub(super) fn slot_of(&self, id: WorkerId) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.worker.as_ref().is_some_and(|worker| worker.id == id))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Worker> {
+        self.slots.iter().filter_map(|slot| slot.worker.as_ref())
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Worker> {
+        self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut())
+    }
+
+    /// What is known of a worker that is not there now, where its slot has not had another since.
+    pub(super) fn last_of(&self, id: WorkerId) -> Option<&WorkerStatus> {
+        self.slots.iter().filter_map(|slot| slot.last.as_ref()).find(|last| last.worker == id)
+    }
+
+    /// As [`last_of`](Self::last_of).
+    pub(super) fn last_of_mut(&mut self, id: WorkerId) -> Option<&mut WorkerStatus> {
+        self.slots.iter_mut().filter_map(|slot| slot.last.as_mut()).find(|last| last.worker == id)
+    }
+
+    /// What a process is called.
+    pub(super) fn name_of(&self, process: ProcessId) -> String {
+        if process == ProcessId::NODE {
+            return "node".to_owned();
+        }
+        self.of(process)
+            .map_or_else(|| "a process that has ended".to_owned(), |worker| worker.name.to_string())
+    }
+
+    /// Whether the system says that a process is stopped.
+    pub(super) fn is_stopped(&self, process: ProcessId) -> bool {
+        let pid = self.of(process).map(|worker| worker.child.id());
+        // The state follows the program's name, which is in parentheses and may hold any character.
+        let status = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
+        let state = status.as_deref().and_then(|status| status.rsplit_once(") ")).map(|(_, rest)| rest);
+        state.is_some_and(|state| state.starts_with(['T', 't']))
+    }
+}
