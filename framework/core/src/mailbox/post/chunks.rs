@@ -28,9 +28,9 @@ use dashmap::{DashMap, Entry};
 use parking_lot::{Condvar, Mutex};
 
 use super::Transport;
-use super::lifecycle::ProcessLifecycle;
 use super::links::Links;
 use super::memory::Memory;
+use super::process::ProcessLifecycle;
 use super::wakeups::Wakeups;
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;

@@ -26,8 +26,8 @@ use tokio::sync::oneshot;
 
 use super::actors::Actors;
 use super::inbox::Inbox;
-use super::lifecycle::ProcessLifecycle;
 use super::links::Links;
+use super::process::ProcessLifecycle;
 use super::{Link, Queue};
 use crate::ids::{ActorId, ProcessId};
 use crate::mailbox::lives::{Departed, EndReason, Obituary, Whereabouts};

@@ -5,7 +5,7 @@
 //! that joined later learns of the ends before it from its own life, and from the lives that make links to it: memory
 //! of earlier lives is memory of the dead (LEASE-4).
 //!
-//! Part of the process's [lifecycle](super::lifecycle). **Invariants.** What is noted here is never taken back. **Locks.**
+//! Part of the process's [lifecycle](super::process). **Invariants.** What is noted here is never taken back. **Locks.**
 //! Those of two small tables, and nothing inside of them; what each message asks is atomic.
 
 use std::sync::Arc;

@@ -68,13 +68,13 @@ pub(crate) mod entry;
 mod from_node;
 pub mod inbox;
 mod incoming;
-mod lifecycle;
 mod link;
 mod links;
 mod memory;
 mod news;
 mod outgoing;
 mod pages;
+mod process;
 mod publish;
 mod reader;
 mod returns;
@@ -94,9 +94,9 @@ use actors::Actors;
 pub use asks::AskFailure;
 use asks::Asks;
 use directory::Directory;
-use lifecycle::ProcessLifecycle;
 use links::Links;
 use memory::Memory;
+use process::ProcessLifecycle;
 use wakeups::Wakeups;
 
 #[cfg(any(test, feature = "testing"))]
