@@ -25,7 +25,7 @@
 //! }
 //!
 //! struct Invert {
-//!     gpu: Gpu,
+//!     stream: DeviceStream,
 //!     next: Address<Frame>,
 //! }
 //!
@@ -37,7 +37,7 @@
 //!     type Args = Address<Frame>; // addresses travel in arguments and in messages
 //!
 //!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
-//!         Ok(Invert { gpu: env.gpu(), next }) // in the worker process
+//!         Ok(Invert { stream: env.stream(), next }) // in the worker process
 //!     }
 //!
 //!     fn handles(on: &mut Handles<Self>) {
@@ -47,9 +47,9 @@
 //!
 //! impl Invert {
 //!     fn invert(&self, frame: Frame) -> Result<Frame, TensorError> {
-//!         let mut inverted = self.gpu.empty(DType::F32, frame.pixels.shape())?;
+//!         let mut inverted = self.stream.empty(DType::F32, frame.pixels.shape())?;
 //!         let arguments = (frame.pixels.of::<f32>(), inverted.of_mut::<f32>());
-//!         self.gpu.run(arguments, |(pixels, inverted)| {
+//!         self.stream.run(arguments, |(pixels, inverted)| {
 //!             for (inverted, pixel) in inverted.iter_mut().zip(pixels) {
 //!                 *inverted = 1.0 - pixel;
 //!             }
@@ -109,7 +109,7 @@
 //!     let node = Node::builder().actor::<Invert>().actor::<Print>().start()?;
 //!     let print = node.spawn::<Print>(()).start()?;
 //!     let invert = node.spawn::<Invert>(print.address()).name("invert").mailbox(16).start()?;
-//!     let pixels = node.host()?.from_slice(&[1, 4], &[0.0_f32, 0.25, 0.5, 1.0])?.freeze();
+//!     let pixels = node.host_stream()?.from_slice(&[1, 4], &[0.0_f32, 0.25, 0.5, 1.0])?.freeze();
 //!     let crop = pixels.slice(1, 0..2)?; // shares the memory and the lease
 //!     let regions = vec![Region { label: "left".into(), crop: Some(crop) }];
 //!     node.block_on(invert.address().send(Frame { id: 7, pixels, regions }))?;
@@ -189,8 +189,8 @@ struct NotToBeNamed;
 /// use tensorpost_core::clock::stream::Stream;
 /// ```
 /// ```compile_fail,E0624
-/// fn clocks_that_say_what_one_likes(gpu: &tensorpost::tensor::Gpu) {
-///     gpu.stream();
+/// fn clocks_that_say_what_one_likes(stream: &tensorpost::tensor::DeviceStream) {
+///     stream.clocked();
 /// }
 /// ```
 /// ```compile_fail,E0624

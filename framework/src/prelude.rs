@@ -12,7 +12,7 @@
 //! # fn main() -> anyhow::Result<()> {
 //! let node = Node::builder().start()?;
 //! let (address, mut samples) = node.channel::<Sample>()?;
-//! node.block_on(address.send(Sample(node.host()?.zeros(DType::F32, &[8])?.freeze())))?;
+//! node.block_on(address.send(Sample(node.host_stream()?.zeros(DType::F32, &[8])?.freeze())))?;
 //! assert_eq!(samples.blocking_recv()?.0.shape(), [8]);
 //! # Ok(())
 //! # }
@@ -40,4 +40,6 @@ pub use crate::pipeline::{
     AddPipeline, Flow, Item, OnError, Out, Pipeline, RunPipeline, Sink, Source, Stage,
 };
 #[doc(no_inline)]
-pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut, TensorPart, TensorStatus};
+pub use crate::tensor::{
+    DType, DeviceStream, Element, Tensor, TensorError, TensorMut, TensorPart, TensorStatus,
+};

@@ -5,9 +5,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tensorpost_core::mailbox::ring::data::in_memory;
-use tensorpost_core::mailbox::ring::{Consumer, Producer};
-use tensorpost_core::mailbox::spin::{Spin, Step};
+use tensorpost_core::transport::ring::data::in_memory;
+use tensorpost_core::transport::ring::{Consumer, Producer};
+use tensorpost_core::transport::spin::{Spin, Step};
 
 use super::{MESSAGE, RING};
 use crate::cores::pin;

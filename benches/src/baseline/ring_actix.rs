@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, Context, Handler, Message, System};
-use tensorpost_core::mailbox::ring::data::in_memory;
-use tensorpost_core::mailbox::ring::{Consumer, Producer};
-use tensorpost_core::mailbox::spin::{Spin, Step};
+use tensorpost_core::transport::ring::data::in_memory;
+use tensorpost_core::transport::ring::{Consumer, Producer};
+use tensorpost_core::transport::spin::{Spin, Step};
 use tokio::sync::oneshot;
 
 use super::{MESSAGE, RING};

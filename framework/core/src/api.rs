@@ -3,14 +3,14 @@
 /// Actors: what they are, their addresses, and what can go wrong with a message.
 pub mod actor {
     pub use crate::actor::{
-        Address, Ask, AskError, Channel, ChannelError, DeadLetter, DeadReason, Departed, EndReason, Env,
+        Address, Ask, AskError, Channel, ChannelError, DeadLetter, DeadReason, EndReason, Env, ExitedProcess,
         Handles, Lifecycle, LookupError, RegisterError, Registry, RemoteActor, Send, SendError, SendFailure,
         Watch, step_aside,
     };
     pub use crate::ids::ActorId;
     pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX, WATCH_EVENTS};
-    pub use crate::mailbox::post::inbox::Refusal;
-    pub use crate::mailbox::post::{AskFailure, OfficeStats};
+    pub use crate::transport::inbox::Refusal;
+    pub use crate::transport::{AskFailure, TransportStats};
 }
 
 /// Devices: the host and the GPUs.
@@ -36,8 +36,8 @@ pub mod node {
     pub use crate::limits::{DEFAULT_HOST_BUDGET, MAX_PROCESSES};
     pub use crate::node::limits::{DROP_DEADLINE, START_DEADLINE};
     pub use crate::node::{
-        ActorError, BuildMismatch, Closed, Group, Hang, HangReport, MpsError, NameError, Node, NodeBuilder,
-        NodeError, NodeReport, OnHang, Phase, PlaceError, Restart, RestartReport, RunError, Sharing,
+        ActorError, BuildMismatch, Closed, Group, Hang, HangReport, LocationError, MpsError, NameError, Node,
+        NodeBuilder, NodeError, NodeReport, OnHang, Phase, Restart, RestartReport, RunError, Sharing,
         ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor, WaitsIn, WorkerEnd,
         WorkerId, WorkerState, WorkerStatus,
     };
@@ -45,10 +45,10 @@ pub mod node {
 
 /// What a running node shows of itself.
 pub mod observe {
-    pub use crate::observe::figures::{
-        ActorFigures, DEADLINE, Figures, Histogram, Named, ProcessFigures, Row,
+    pub use crate::observe::metrics::{
+        ActorMetrics, DEADLINE, Histogram, Metrics, NamedProcess, ProcessMetrics, Row,
     };
-    pub use crate::observe::progress::{Progress, Shown, Stage};
+    pub use crate::observe::progress::{ProgressDisplay, Shown, ShownStage};
     pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};
 }
 
@@ -60,12 +60,12 @@ pub mod tensor {
     #[cfg(feature = "cuda")]
     pub use crate::tensor::cuda::{CudaView, CudaViewMut};
     pub use crate::tensor::dtype::UnknownDType;
-    pub use crate::tensor::kernel::{In, KernelArg, KernelArgs, Out};
+    pub use crate::tensor::kernel::{KernelArg, KernelArgs, ReadArg, WriteArg};
     pub use crate::tensor::part::view::{PartMut, PartOut};
     pub use crate::tensor::part::{JoinReason, SplitReason};
     pub use crate::tensor::{
-        DType, Element, Gpu, JoinError, Layout, LayoutError, NotSole, NotSoleReason, SplitError, Tensor,
-        TensorError, TensorMut, TensorPart, TensorStatus,
+        DType, DeviceStream, Element, JoinError, Layout, LayoutError, NotSole, NotSoleReason, SplitError,
+        Tensor, TensorError, TensorMut, TensorPart, TensorStatus,
     };
 }
 

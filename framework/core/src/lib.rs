@@ -60,11 +60,6 @@ pub mod limits;
 mod limits;
 #[cfg(feature = "inside")]
 #[doc(hidden)]
-pub mod mailbox;
-#[cfg(not(feature = "inside"))]
-mod mailbox;
-#[cfg(feature = "inside")]
-#[doc(hidden)]
 pub mod message;
 #[cfg(not(feature = "inside"))]
 mod message;
@@ -88,6 +83,11 @@ mod os;
 pub mod tensor;
 #[cfg(not(feature = "inside"))]
 mod tensor;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
+pub mod transport;
+#[cfg(not(feature = "inside"))]
+mod transport;
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
-use tensorpost_core::mailbox::ring::entries::ENTRY_BYTES;
-use tensorpost_core::mailbox::ring::{
+use tensorpost_core::transport::ring::entries::ENTRY_BYTES;
+use tensorpost_core::transport::ring::{
     Consumer, EntryConsumer, EntryProducer, Orders, Producer, RingError, Sound,
 };
 

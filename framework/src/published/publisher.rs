@@ -9,21 +9,21 @@ use tensorpost_core::api::actor::{Address, Ask, AskError, LookupError};
 
 use super::{Follower, Publish, Publishable};
 
-/// Replaces the value on a [`Board`](super::Board). It can be cloned, and sent in messages and arguments; who publishes
-/// through several at once gets the order in which the board takes them.
+/// Replaces the value on a [`Topic`](super::Topic). It can be cloned, and sent in messages and arguments; who publishes
+/// through several at once gets the order in which the topic takes them.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Publisher<M: Publishable> {
-    board: Address<Publish<M>>,
+    topic: Address<Publish<M>>,
 }
 
 impl<M: Publishable> Publisher<M> {
-    /// Makes a publisher for the board at this address.
-    pub fn new(board: Address<Publish<M>>) -> Self {
-        Publisher { board }
+    /// Makes a publisher for the topic at this address.
+    pub fn new(topic: Address<Publish<M>>) -> Self {
+        Publisher { topic }
     }
 
-    /// Makes a publisher for the board under `name`.
+    /// Makes a publisher for the topic under `name`.
     ///
     /// # Errors
     /// There is none, or the node is gone.
@@ -43,7 +43,7 @@ impl<M: Publishable> Publisher<M> {
     /// # Cancel safety
     /// Dropping the future before it resolves may or may not have published.
     pub fn publish(&self, value: M) -> Publishing<M> {
-        Publishing(self.board.ask(Publish { value }))
+        Publishing(self.topic.ask(Publish { value }))
     }
 }
 
@@ -61,13 +61,13 @@ impl<M: Publishable> Future for Publishing<M> {
 
 impl<M: Publishable> Clone for Publisher<M> {
     fn clone(&self) -> Self {
-        Publisher { board: self.board.clone() }
+        Publisher { topic: self.topic.clone() }
     }
 }
 
 impl<M: Publishable> fmt::Debug for Publisher<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Publisher<{}>({:?})", M::NAME, self.board)
+        write!(f, "Publisher<{}>({:?})", M::NAME, self.topic)
     }
 }
 

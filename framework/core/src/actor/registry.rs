@@ -4,19 +4,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::address::{self, Address, LookupError};
-use crate::mailbox::post::Transport;
 use crate::message::GpuMessage;
+use crate::transport::Transport;
 
 /// Finds actors by name, from any task or thread of its process: see [`Env::registry`](super::Env::registry) and
 /// [`Node::registry`](crate::node::Node::registry). It keeps nothing alive but the process's own state.
 #[derive(Clone)]
 pub struct Registry {
-    office: Arc<Transport>,
+    transport: Arc<Transport>,
 }
 
 impl Registry {
-    pub(crate) fn new(office: Arc<Transport>) -> Self {
-        Registry { office }
+    pub(crate) fn new(transport: Arc<Transport>) -> Self {
+        Registry { transport }
     }
 
     /// The actor that was started or registered under `name`.
@@ -27,7 +27,7 @@ impl Registry {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        address::lookup(&self.office, name).await
+        address::lookup(&self.transport, name).await
     }
 
     /// Resolves when the node begins to shut down.
@@ -35,12 +35,12 @@ impl Registry {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub fn stopping(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.office.until_stopping()
+        self.transport.until_stopping()
     }
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registry").field("process", &self.office.process()).finish()
+        f.debug_struct("Registry").field("process", &self.transport.process()).finish()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Used by [`Address`] and by asks. An attempt looks up the [`Route`], and then either puts the message into the mailbox of
 //! an actor of this process ([`offer`]), or hands it to the transport ([`post`]); from there it goes on through
-//! `mailbox/post/` and does not come back here.
+//! `transport` and does not come back here.
 //!
 //! **Invariants.** The first attempt is made at once, and only where nobody waits (MBX-1); who waits tries again only in
 //! front of its queue. Until an attempt has succeeded the message is the caller's, and comes back with each error.
@@ -23,15 +23,15 @@ use tokio::time::{Sleep, sleep};
 
 use super::address::Address;
 use super::error::{SendError, SendFailure};
-use super::handles::{Done, LocalReceipt, Parcel};
+use super::handles::{Done, Envelope, LocalReceipt};
 use crate::ids::ActorId;
-use crate::mailbox::port::Place;
-use crate::mailbox::post::inbox::{Inbox, Undelivered};
-use crate::mailbox::post::{
-    AskFailure, Envelope, Link, NoRoute, PlaceInQueue, PostError, Queue, Route, Transport,
-};
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
+use crate::transport::control_channel::Location;
+use crate::transport::inbox::{Inbox, Undelivered};
+use crate::transport::{
+    AskFailure, Destination, Link, NoRoute, PlaceInQueue, Queue, Route, TransmitError, Transport,
+};
 
 /// What an ask gets back: the reply, or why there is none.
 pub(super) type Answer<R> = oneshot::Sender<Result<R, AskFailure>>;
@@ -39,11 +39,11 @@ pub(super) type Answer<R> = oneshot::Sender<Result<R, AskFailure>>;
 /// The way to the actor of an address.
 #[inline]
 fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
-    let route = address.office().route_to(address.actor(), address.place());
+    let route = address.transport().route_to(address.actor(), address.location());
     route.map_err(|none| match none {
         NoRoute::NoSuchActor => SendFailure::NoSuchActor,
         NoRoute::GaveUp(reason) => SendFailure::GaveUp(reason),
-        NoRoute::Gone(departed) => SendFailure::Gone(departed),
+        NoRoute::Exited(exited) => SendFailure::ProcessExited(exited),
     })
 }
 
@@ -54,19 +54,19 @@ fn may_wait(reason: &SendFailure) -> bool {
 
 /// Whether the actor is not where it was, and may be elsewhere.
 fn is_lost(reason: &SendFailure) -> bool {
-    matches!(reason, SendFailure::Restarting | SendFailure::Gone(_) | SendFailure::NoSuchActor)
+    matches!(reason, SendFailure::Restarting | SendFailure::ProcessExited(_) | SendFailure::NoSuchActor)
 }
 
-fn failure(office: &Transport, actor: ActorId, error: PostError) -> SendFailure {
+fn failure(transport: &Transport, actor: ActorId, error: TransmitError) -> SendFailure {
     match error {
-        PostError::NotNow(_) => SendFailure::Full,
-        PostError::NoSuchActor => SendFailure::NoSuchActor,
-        PostError::Restarting => SendFailure::Restarting,
-        PostError::Gone(process) => SendFailure::Gone(office.departed(process, actor)),
-        PostError::Body { error, .. } => SendFailure::Body(error),
-        PostError::Tainted(by) => SendFailure::Tainted(by),
-        PostError::Tensor(error) => SendFailure::Tensor(error),
-        PostError::Encode(error) => SendFailure::Encode(error),
+        TransmitError::NotNow(_) => SendFailure::Full,
+        TransmitError::NoSuchActor => SendFailure::NoSuchActor,
+        TransmitError::Restarting => SendFailure::Restarting,
+        TransmitError::Exited(process) => SendFailure::ProcessExited(transport.exited(process, actor)),
+        TransmitError::Body { error, .. } => SendFailure::Body(error),
+        TransmitError::Tainted(by) => SendFailure::Tainted(by),
+        TransmitError::Tensor(error) => SendFailure::Tensor(error),
+        TransmitError::Encode(error) => SendFailure::Encode(error),
     }
 }
 
@@ -81,7 +81,7 @@ fn attempt<M: GpuMessage>(
 ) -> Result<Option<u64>, SendFailure> {
     match route {
         Route::Short(inbox, _) => offer(address, inbox, message, answer).map(|()| None),
-        Route::Long(link, place, _) => post(address, link, place, message, answer),
+        Route::Long(link, location, _) => post(address, link, location, message, answer),
         Route::Later(_) => Err(SendFailure::Restarting),
     }
 }
@@ -103,11 +103,11 @@ fn offer<M: GpuMessage>(
         *message = Some(value);
         return Err(SendFailure::Full);
     }
-    let receipt = LocalReceipt::new(Arc::clone(local), Arc::clone(address.office()), answer.take());
-    let parcel = Parcel { message: value, tickets: Default::default(), done: Done::Local(receipt) };
-    inbox.offer(address.key(), Box::new(parcel)).map_err(|(parcel, why)| {
-        if let Ok(parcel) = parcel.downcast::<Parcel<M>>() {
-            let Parcel { message: value, done, .. } = *parcel;
+    let receipt = LocalReceipt::new(Arc::clone(local), Arc::clone(address.transport()), answer.take());
+    let envelope = Envelope { message: value, tickets: Default::default(), done: Done::Local(receipt) };
+    inbox.offer(address.key(), Box::new(envelope)).map_err(|(envelope, why)| {
+        if let Ok(envelope) = envelope.downcast::<Envelope<M>>() {
+            let Envelope { message: value, done, .. } = *envelope;
             *message = Some(value);
             if let Done::Local(mut receipt) = done {
                 // Whoever asked asks the actor's next life, where there is one, and waits for that.
@@ -125,37 +125,37 @@ fn offer<M: GpuMessage>(
 fn post<M: GpuMessage>(
     address: &Address<M>,
     link: &Arc<Link>,
-    place: &Place,
+    location: &Location,
     message: &mut Option<M>,
     answer: &mut Option<Answer<M::Reply>>,
 ) -> Result<Option<u64>, SendFailure> {
-    let (office, actor) = (address.office(), address.actor());
-    let envelope = Envelope {
+    let (transport, actor) = (address.transport(), address.actor());
+    let destination = Destination {
         kind: if answer.is_some() { Kind::Ask } else { Kind::Send },
-        index: place.index,
+        index: location.index,
         actor,
         correlation: 0,
         key: address.key(),
-        capacity: place.capacity,
+        capacity: location.capacity,
     };
-    let expect = || answer.take().map(|answer| expect::<M>(office, place, actor, answer));
-    office.send(link, envelope, message, expect).map_err(|error| failure(office, actor, error))
+    let expect = || answer.take().map(|answer| expect::<M>(transport, location, actor, answer));
+    transport.send(link, destination, message, expect).map_err(|error| failure(transport, actor, error))
 }
 
 /// Notes the ask; its reply is decoded on the reader's thread.
 fn expect<M: GpuMessage>(
-    office: &Arc<Transport>,
-    place: &Place,
+    transport: &Arc<Transport>,
+    location: &Location,
     actor: ActorId,
     answer: Answer<M::Reply>,
 ) -> u64 {
-    let weak = Arc::downgrade(office);
-    office.expect_reply(
-        place.process,
+    let weak = Arc::downgrade(transport);
+    transport.expect_reply(
+        location.process,
         actor,
         Box::new(move |reply| {
             let reply = reply.and_then(|parts| {
-                let context = weak.upgrade().map(|office| office as _);
+                let context = weak.upgrade().map(|transport| transport as _);
                 codec::decode::<M::Reply>(parts.body, parts.tensors, context)
                     .map_err(|error| AskFailure::BadReply(error.to_string()))
             });
@@ -171,7 +171,7 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
     if may_wait(&reason) && way.as_ref().is_some_and(Route::may_lack_leases) {
         // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
         // nothing else wakes it.
-        address.office().wake_reader();
+        address.transport().wake_reader();
     }
     match message {
         Some(message) => Err(SendError { message, reason }),
@@ -262,10 +262,10 @@ impl<M: GpuMessage> Sending<M> {
         Sending { address, message, answer, state }
     }
 
-    /// The actor was not found where its way leads, for this reason: finds its new place, or fails. False if there is
-    /// nothing new.
+    /// The actor was not found where its way leads, for this reason: finds its new location, or fails. False if there
+    /// is nothing new.
     fn follow(&mut self, reason: SendFailure) -> bool {
-        let State::Waiting(route, place) = &mut self.state else { return true };
+        let State::Waiting(route, location) = &mut self.state else { return true };
         match route_to(&self.address) {
             Ok(now) if now.is(route) => {
                 if may_wait(&reason) {
@@ -279,8 +279,8 @@ impl<M: GpuMessage> Sending<M> {
                     return true;
                 };
                 // Mostly it is the same queue, which came along with the actor, and the place in it stays.
-                if !queue.is(place.queue()) {
-                    *place = queue.join();
+                if !queue.is(location.queue()) {
+                    *location = queue.join();
                 }
                 *route = now;
             }
@@ -301,13 +301,13 @@ impl<M: GpuMessage> Sending<M> {
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, SendError<M>>> {
-        while let State::Waiting(route, place) = &self.state {
+        while let State::Waiting(route, location) = &self.state {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
             // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this one.
-            place.remember(cx.waker(), stamp);
+            location.remember(cx.waker(), stamp);
             // Only the one in front tries (MBX-1); it wakes the next by leaving.
-            if !place.is_front() {
+            if !location.is_front() {
                 return Poll::Pending;
             }
             match attempt(&self.address, route, &mut self.message, &mut self.answer) {
@@ -323,7 +323,7 @@ impl<M: GpuMessage> Sending<M> {
                 Err(reason) if may_wait(&reason) => {
                     if route.stamp() == stamp {
                         // The reader may sleep without knowing that somebody waits.
-                        self.address.office().wake_reader();
+                        self.address.transport().wake_reader();
                         return Poll::Pending;
                     }
                 }
@@ -347,7 +347,7 @@ impl State {
     fn after(reason: SendFailure, way: Option<Route>) -> Self {
         match way {
             Some(route) if may_wait(&reason) => match route.queue().map(Queue::join) {
-                Some(place) => State::Waiting(route, place),
+                Some(location) => State::Waiting(route, location),
                 None => State::Failed(Box::new(SendFailure::NoSuchActor)),
             },
             _ => State::Failed(Box::new(reason)),

@@ -5,7 +5,7 @@
 //! the next ticket) lie in the range that was told to the node, and this process's table has the range before the
 //! stream may leave it. So nobody has to count how many flushes could come in between; values cost nothing.
 //!
-//! Used by everything that asks whether a ticket's data is there ([`ClockDomain::standing`]), by streams, which note what
+//! Used by everything that asks whether a ticket's data is there ([`ClockDomain::status`]), by streams, which note what
 //! they wait for, and by the control thread, which learns.
 //!
 //! **Invariants.** A value in a tainted range stays tainted; only a suspicion ends. A use is checked against the table in
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::taint::{Board, News, Standing, StreamLog, Table, TaintRange, Tainted};
+use super::taint::{EpochPage, StreamLog, Table, TaintRange, TaintUpdate, Tainted, TicketStatus};
 use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_DEAD_PAGES, MAX_STREAMS};
@@ -37,7 +37,7 @@ const CATCH_UP: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Knowledge {
     /// `None` outside of a node: nobody dies there.
-    board: Option<Arc<Board>>,
+    epoch_page: Option<Arc<EpochPage>>,
     table: RwLock<Table>,
     /// Whether the table has anything: the one look that uses cost while nobody has died.
     any: AtomicBool,
@@ -51,9 +51,9 @@ pub(super) struct Knowledge {
 }
 
 impl Knowledge {
-    pub(super) fn new(board: Option<Arc<Board>>) -> Self {
+    pub(super) fn new(epoch_page: Option<Arc<EpochPage>>) -> Self {
         Knowledge {
-            board,
+            epoch_page,
             table: RwLock::default(),
             any: AtomicBool::new(false),
             round: AtomicU64::new(0),
@@ -66,9 +66,9 @@ impl Knowledge {
     /// Whether this process knows what everybody must know by now.
     #[inline]
     fn is_current(&self) -> bool {
-        let Some(board) = &self.board else { return true };
+        let Some(epoch_page) = &self.epoch_page else { return true };
         // Acquire: what was learnt up to that round is seen by the look at the table that follows.
-        self.round.load(Ordering::Acquire) >= board.round()
+        self.round.load(Ordering::Acquire) >= epoch_page.round()
     }
 
     #[inline]
@@ -93,14 +93,14 @@ impl ClockDomain {
     ///
     /// # Errors
     /// Its clock is not known here.
-    pub fn standing(&self, ticket: &Ticket) -> Result<Standing, UnknownClock> {
+    pub fn status(&self, ticket: &Ticket) -> Result<TicketStatus, UnknownClock> {
         // In this order: see `taint`, "Why passed is not enough".
         let passed = self.passed(ticket)?;
         let current = self.knowledge().is_current();
         Ok(match self.knowledge().of(ticket) {
-            Some(by) => Standing::Tainted(by),
-            None if passed && current => Standing::Ready,
-            None => Standing::Pending,
+            Some(by) => TicketStatus::Tainted(by),
+            None if passed && current => TicketStatus::Ready,
+            None => TicketStatus::Pending,
         })
     }
 
@@ -125,8 +125,8 @@ impl ClockDomain {
         deadline: Option<Deadline>,
     ) -> Result<Waited, ClockError> {
         loop {
-            // Before the wait, so that nobody waits for what will never be, and after it, in `standing`: the clock may have
-            // passed because of a release.
+            // Before the wait, so that nobody waits for what will never be, and after it, in `status`: the clock may
+            // have passed because of a release.
             if let Some(by) = self.tainted_by(ticket) {
                 return Err(Tainted { ticket: *ticket, by }.into());
             }
@@ -134,7 +134,7 @@ impl ClockDomain {
                 return Ok(Waited::TimedOut);
             }
             // If not, it was tainted meanwhile, or another round has begun. The next turn of the loop tells which.
-            if self.standing(ticket)? == Standing::Ready {
+            if self.status(ticket)? == TicketStatus::Ready {
                 return Ok(Waited::Passed);
             }
         }
@@ -160,15 +160,15 @@ impl ClockDomain {
 
     /// Takes in what the node says, marks what follows from it, and returns the ranges of this process's own values
     /// that are tainted now and were not before. On the control thread; waits for no stream and no actor.
-    pub fn learn(&self, news: &News) -> Vec<TaintRange> {
+    pub fn learn(&self, update: &TaintUpdate) -> Vec<TaintRange> {
         let knowledge = self.knowledge();
-        let mut news = news.clone();
+        let mut update = update.clone();
         // Others do not believe it until it has answered. It knows better itself: what is lost of its own is in ranges,
         // and they stay. What it does meanwhile will be believed.
-        news.suspects.retain(|(suspect, _)| suspect.process != self.own());
+        update.suspects.retain(|(suspect, _)| suspect.process != self.own());
         // The deaths go into the table before any log is looked at. A use that is noted behind that finds them, and is
         // refused; one that was noted before is in its log by now, and is marked below.
-        if knowledge.table.write().learn(&news) || !news.is_empty() {
+        if knowledge.table.write().learn(&update) || !update.is_empty() {
             knowledge.any.store(true, Ordering::Release);
         }
         // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
@@ -193,14 +193,14 @@ impl ClockDomain {
             }
         }
         // Only now: who finds this process current has to find its own ranges too.
-        knowledge.round.fetch_max(news.round, Ordering::AcqRel);
+        knowledge.round.fetch_max(update.round, Ordering::AcqRel);
         let _learnt = knowledge.learnt.0.lock();
         knowledge.learnt.1.notify_all();
         ranges
     }
 
     /// The clocks of a process that died were released. Its page is kept for a while, for waits that are being made.
-    pub(crate) fn settled(&self, process: ProcessId) {
+    pub(crate) fn clocks_released(&self, process: ProcessId) {
         let forget = {
             let mut dead = self.knowledge().dead_pages.lock();
             if self.page_of(process).is_some() && !dead.contains(&process) {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::time::Instant;
 
 use tensorpost_core::api::actor::Env;
-use tensorpost_core::api::tensor::Gpu;
+use tensorpost_core::api::tensor::DeviceStream;
 
 use crate::{Batch, Gather, Held, Item, Many, Out, Stage};
 
@@ -14,7 +14,7 @@ pub(crate) trait Packing<T: Item>: 'static {
     /// The combined item.
     type Packed: Item;
     /// Makes it.
-    fn pack(items: Vec<T>, gpu: &Gpu) -> anyhow::Result<Self::Packed>;
+    fn pack(items: Vec<T>, stream: &DeviceStream) -> anyhow::Result<Self::Packed>;
 }
 
 /// As they are, side by side.
@@ -25,7 +25,7 @@ pub(crate) struct Gathered;
 impl<T: Item> Packing<T> for AsMany {
     type Packed = Many<T>;
 
-    fn pack(items: Vec<T>, _: &Gpu) -> anyhow::Result<Many<T>> {
+    fn pack(items: Vec<T>, _: &DeviceStream) -> anyhow::Result<Many<T>> {
         Ok(Many { items })
     }
 }
@@ -33,15 +33,15 @@ impl<T: Item> Packing<T> for AsMany {
 impl<T: Gather> Packing<T> for Gathered {
     type Packed = T::Gathered;
 
-    fn pack(items: Vec<T>, gpu: &Gpu) -> anyhow::Result<T::Gathered> {
-        T::gather(items, gpu)
+    fn pack(items: Vec<T>, stream: &DeviceStream) -> anyhow::Result<T::Gathered> {
+        T::gather(items, stream)
     }
 }
 
 /// Collects items until there are enough, or the time is up.
 pub(crate) struct Batcher<T, P> {
     batch: Batch,
-    gpu: Gpu,
+    stream: DeviceStream,
     items: Vec<(T, Held)>,
     /// When the batch goes on although it is not full.
     until: Option<Instant>,
@@ -53,7 +53,7 @@ impl<T: Item, P: Packing<T>> Batcher<T, P> {
         self.until = None;
         let (items, parts): (Vec<_>, Vec<_>) = std::mem::take(&mut self.items).into_iter().unzip();
         if !items.is_empty() {
-            out.emit_for(P::pack(items, &self.gpu)?, parts);
+            out.emit_for(P::pack(items, &self.stream)?, parts);
         }
         Ok(())
     }
@@ -65,7 +65,7 @@ impl<T: Item, P: Packing<T>> Stage for Batcher<T, P> {
     type Out = P::Packed;
 
     fn create(batch: Batch, env: &Env) -> anyhow::Result<Self> {
-        Ok(Batcher { batch, gpu: env.gpu(), items: Vec::new(), until: None, packing: PhantomData })
+        Ok(Batcher { batch, stream: env.stream(), items: Vec::new(), until: None, packing: PhantomData })
     }
 
     fn process(&mut self, item: T, out: &mut Out<P::Packed>) -> anyhow::Result<()> {

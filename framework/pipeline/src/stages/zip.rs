@@ -9,7 +9,7 @@ use tensorpost_core::api::actor::Env;
 
 use crate::closures;
 use crate::limits::MAX_WAITING;
-use crate::pairs::{News, Partners};
+use crate::pairs::{PartnerNews, Partners};
 use crate::worker::args::Pairing;
 use crate::{Either, Held, Item, ItemId, Out, Pair, Stage};
 
@@ -312,8 +312,8 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
         Ok(())
     }
 
-    fn partners(&mut self, News(news): News<'_>, out: &mut Out<Pair<A, B>>) {
-        match news {
+    fn partners(&mut self, PartnerNews(notice): PartnerNews<'_>, out: &mut Out<Pair<A, B>>) {
+        match notice {
             Partners::Begin(pairing) => self.pairing = Some(pairing),
             // By key, another item may be the partner.
             Partners::Alone { left, ids, again } if self.key.is_some() => {

@@ -8,7 +8,7 @@ use tensorpost_core::api::node::ProcessId;
 use super::meter::{Counts, Failure, Span};
 use super::waits::Wait;
 use crate::dead::Dead;
-use crate::item::{Item, ItemId, Parcel};
+use crate::item::{EdgeMessage, Item, ItemId};
 use crate::on_error::OnError;
 use crate::traits::{Source, Stage};
 
@@ -121,7 +121,7 @@ pub(crate) struct BranchArgs<T: Item> {
     /// Whether the end waits until everything was answered.
     pub(crate) settle_first: bool,
     /// Whether the receiver ends when this actor does, so that an item is done with here when it is done with there.
-    pub(crate) shares_fate: bool,
+    pub(crate) restarts_together: bool,
     /// Whether it leads back to the beginning of a loop.
     pub(crate) feedback: bool,
 }
@@ -130,7 +130,7 @@ pub(crate) struct BranchArgs<T: Item> {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(crate) enum Receiver<T: Item> {
-    At(Address<Parcel<T>>),
+    At(Address<EdgeMessage<T>>),
     /// A receiver that is started later. It is looked up when it is needed.
     Named(String),
 }
@@ -166,7 +166,7 @@ pub(crate) enum Control {
     /// A source makes no more items.
     Stop,
     /// Nothing more comes from these senders: they have died, or their ends were heard by an earlier life.
-    Gone {
+    Exited {
         /// Edge and replica of each.
         lanes: Vec<u32>,
         /// They are a source that does not come back: nobody else knows what it had sent.

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ProcessId;
-use crate::mailbox::lives::EndReason;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::hang::OnHang;
-use crate::node::host::Resident;
+use crate::node::host::ProcessRuntime;
 use crate::node::journal::Journal;
 use crate::node::limits::TURN_MESSAGES;
 use crate::node::line::{Flushed, Incoming};
@@ -19,11 +18,12 @@ use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
 use crate::os::foreign;
+use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text};
-use super::figures::Askings;
 use super::hangs::Hangs;
-use super::record::{Asker, Stage, Worker, WorkerState, WorkerStatus};
+use super::metrics::Askings;
+use super::record::{Asker, Worker, WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
 use super::workers::Workers;
@@ -36,7 +36,7 @@ pub(super) struct State {
     /// What every thread shares with this one.
     pub(super) shared: Arc<Shared>,
     /// The node's own process.
-    pub(super) resident: Arc<dyn Resident>,
+    pub(super) process_runtime: Arc<dyn ProcessRuntime>,
     pub(super) journal: Journal,
     /// What processes say to each other through the node: the roster, names, chunks, deaths.
     pub(super) broker: Broker,
@@ -44,7 +44,7 @@ pub(super) struct State {
     pub(super) workers: Workers,
     /// What is to come back.
     pub(super) restarts: Restarts,
-    /// Questions for figures.
+    /// Questions for metrics.
     pub(super) askings: Askings,
     /// What stands still.
     pub(super) hangs: Hangs,
@@ -58,16 +58,16 @@ impl State {
     pub(super) fn new(
         settings: Settings,
         shared: Arc<Shared>,
-        resident: Arc<dyn Resident>,
+        process_runtime: Arc<dyn ProcessRuntime>,
         journal: Journal,
     ) -> Self {
-        let mut broker = Broker::with_board(Arc::clone(&settings.board));
+        let mut broker = Broker::with_epoch_page(Arc::clone(&settings.epoch_page));
         let _nothing_yet = broker.joined(ProcessId::NODE);
         broker.deaths.ready(ProcessId::NODE);
         State {
             settings,
             shared,
-            resident,
+            process_runtime,
             journal,
             broker,
             workers: Workers::new(),
@@ -90,7 +90,7 @@ impl State {
             self.askings.answer();
             if let Some((limit, then)) = self.settings.hang_limit {
                 let then = if self.stopping.is_some() { OnHang::Report } else { then };
-                self.hangs.look(limit, then, &mut self.workers, &*self.resident, &self.journal);
+                self.hangs.look(limit, then, &mut self.workers, &*self.process_runtime, &self.journal);
             }
             if self.advance_stopping() {
                 break;
@@ -122,8 +122,8 @@ impl State {
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
-                Command::Figures(reply) => {
-                    self.askings.ask(reply, &mut self.workers, &*self.resident);
+                Command::Metrics(reply) => {
+                    self.askings.ask(reply, &mut self.workers, &*self.process_runtime);
                 }
                 Command::Report(reply) => {
                     let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
@@ -160,9 +160,9 @@ impl State {
             }
         };
         let deadline = Instant::now() + self.settings.start_deadline;
-        let stage = Stage::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
+        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
         let id = self.workers.next_id();
-        match self.launch(slot, id, name, stage) {
+        match self.launch(slot, id, name, phase) {
             Ok(()) => self.workers.next_id_is_used(),
             Err(source) => {
                 let program = self.settings.program.path();
@@ -177,7 +177,7 @@ impl State {
         slot: usize,
         id: WorkerId,
         name: &str,
-        stage: Stage,
+        phase: WorkerPhase,
     ) -> std::io::Result<()> {
         // The number of the life is spent only when the process runs; a launch that fails leaves the slot as it was.
         let life = self.workers.slot(slot).map_or(0, |slot| slot.next_life);
@@ -194,7 +194,7 @@ impl State {
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {
             slot.next_life += 1;
-            slot.worker = Some(Worker::new(id, process, name, launched, stage));
+            slot.worker = Some(Worker::new(id, process, name, launched, phase));
         }
         self.dirty = true;
         Ok(())
@@ -222,7 +222,7 @@ impl State {
         }
         let slots = self.workers.slots().iter().enumerate().skip(1);
         let free = slots.filter(|(index, slot)| {
-            slot.worker.is_none() && self.is_buried(*index) && !self.restarts.reserves(*index)
+            slot.worker.is_none() && self.is_reclaimed(*index) && !self.restarts.reserves(*index)
         });
         free.min_by_key(|(_, slot)| slot.next_life).map(|(index, _)| index).ok_or(SpawnError::TooMany)
     }
@@ -241,7 +241,7 @@ impl State {
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
         for Delivery { to, message, descriptors } in deliveries {
             if to == ProcessId::NODE {
-                self.resident.from_node(message, descriptors);
+                self.process_runtime.from_node(message, descriptors);
                 continue;
             }
             // By process and not by slot: what was for one life must not reach the next.
@@ -284,9 +284,11 @@ impl State {
         self.tick_deaths(now);
         let time = self.settings.start_deadline;
         for worker in self.workers.iter_mut() {
-            let doing = match worker.stage {
-                Stage::Greeting { deadline, .. } if deadline <= now => "it has not said hello",
-                Stage::Opening { deadline, .. } if deadline <= now => "it said hello and then did not open",
+            let doing = match worker.phase {
+                WorkerPhase::Greeting { deadline, .. } if deadline <= now => "it has not said hello",
+                WorkerPhase::Opening { deadline, .. } if deadline <= now => {
+                    "it said hello and then did not open"
+                }
                 _ => {
                     if worker.kill_at.is_some_and(|at| at <= now) {
                         worker.kill();
@@ -294,8 +296,8 @@ impl State {
                     continue;
                 }
             };
-            let stage = std::mem::replace(&mut worker.stage, Stage::Ending);
-            if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = stage {
+            let phase = std::mem::replace(&mut worker.phase, WorkerPhase::Ending);
+            if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = phase {
                 let name = worker.name.to_string();
                 asker.answer(Err(SpawnError::Deadline { name, deadline: time, doing }));
             }
@@ -307,8 +309,10 @@ impl State {
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
         let workers = self.workers.iter().filter_map(|worker| {
-            let start = match worker.stage {
-                Stage::Greeting { deadline, .. } | Stage::Opening { deadline, .. } => Some(deadline),
+            let start = match worker.phase {
+                WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {
+                    Some(deadline)
+                }
                 _ => None,
             };
             let retry = wait::retry_after(worker.outgoing.flushed()).map(|after| Instant::now() + after);
@@ -366,9 +370,9 @@ impl State {
             {
                 worker.flush();
             }
-            // An end comes before unread messages: `bury` reads to the end first.
+            // An end comes before unread messages: `reclaim` reads to the end first.
             if ended {
-                self.bury(index);
+                self.reclaim(index);
             } else if !(socket - PollFlags::OUT).is_empty() {
                 self.read(index, TURN_MESSAGES);
             }
@@ -404,7 +408,7 @@ impl State {
     }
 
     /// A worker's process has ended: handles its last messages, takes its exit status and tells everybody.
-    fn bury(&mut self, index: usize) {
+    fn reclaim(&mut self, index: usize) {
         // Last messages first: they may say why it ends, or that an actor had ended before. The dead send nothing new,
         // so this ends; the bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
@@ -423,7 +427,7 @@ impl State {
         self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
-        let ended = WorkerState::Ended { exit, why: worker.why.clone() };
+        let ended = WorkerState::Exited { exit, why: worker.why.clone() };
         // First what becomes of the actors, then that the process is gone: a sender that sees the broken link knows
         // already whether its actor comes back (DEATH-2).
         let mut told = Vec::new();
@@ -441,7 +445,7 @@ impl State {
         let severity = if expected { Severity::Debug } else { Severity::Error };
         self.journal.node(severity, Some(&name), text);
 
-        let ended = WorkerState::Ended { exit, why: why.clone() };
+        let ended = WorkerState::Exited { exit, why: why.clone() };
         let state = if comes_back { WorkerState::Restarting { reason } } else { ended.clone() };
         let (restarts, last_end) = self.restarts.of_worker(worker.id);
         let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
@@ -460,15 +464,15 @@ impl State {
         }
         for (_, pending) in worker.pending.drain() {
             let Some(first) = pending.first else { continue };
-            let _ = first.reply.try_send(Err(StartError::WorkerEnded {
+            let _ = first.reply.try_send(Err(StartError::WorkerExited {
                 worker: name.to_string(),
                 type_name: pending.type_name,
                 exit,
                 why: why.clone(),
             }));
         }
-        if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = worker.stage {
-            asker.answer(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
+        if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase {
+            asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why }));
         }
         if !worker.read_to_the_end {
             // Unread messages in the socket may carry descriptors, which close with the socket.
@@ -496,7 +500,7 @@ impl State {
     fn finish(mut self) {
         self.dirty = true;
         self.publish();
-        self.resident.node_ended();
+        self.process_runtime.node_ended();
         let State { settings, shared, journal, stopping, restarts, .. } = self;
         if let Some(trace) = settings.trace {
             match trace.write_to(trace.path()) {

@@ -16,7 +16,7 @@ use crate::limits::MAX_PROCESSES;
 use super::WorkerId;
 use super::record::{Worker, WorkerStatus};
 
-/// One place for a process. Slot 0 is the node and has no worker.
+/// One slot for a process. Slot 0 is the node and has no worker.
 #[derive(Default)]
 pub(super) struct Slot {
     /// The next life of the slot.

@@ -1,0 +1,122 @@
+//! Asks on their way: who waits for which reply.
+//!
+//! Used by the sender, which notes its ask before the frame goes; by `incoming`, which takes it out for the reply; and by
+//! the end of a peer, which fails those that it owed.
+//!
+//! **Invariants.** A number is given out once in a process's life. An ask is answered at most once: whoever takes it out
+//! of the table answers it, and nobody else can. A reply is taken only from the peer that was asked (WIRE-1).
+//!
+//! **Locks.** The table's shards, never while an answer runs: an answer decodes, wakes a task, and may drop leases.
+//!
+//! **On a crash** of the peer its asks fail once the replies that it had posted are read. **On cancellation** the ask is
+//! taken out, and a reply that comes all the same is dropped.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+
+use super::inbox::Refusal;
+use super::incoming::Parts;
+use crate::ids::{ActorId, ProcessId};
+use crate::transport::lifecycle::ExitedProcess;
+
+/// Why an ask got no reply.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AskFailure {
+    /// The receiver said so.
+    #[error("{}", refusal_text(.0))]
+    Refused(Refusal),
+    /// The process with the actor ended, or broke the protocol, before it replied.
+    #[error("{0}")]
+    ProcessExited(ExitedProcess),
+    /// The reply was malformed.
+    #[error("the reply could not be read: {0}")]
+    BadReply(String),
+}
+
+impl AskFailure {
+    /// Whether asking again makes sense. The handler may have run: nobody knows how far.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            AskFailure::Refused(refusal) => *refusal == Refusal::Restarting,
+            AskFailure::ProcessExited(exited) => exited.restarts,
+            AskFailure::BadReply(_) => false,
+        }
+    }
+}
+
+fn refusal_text(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::NoSuchActor => "there is no such actor (any more)".into(),
+        Refusal::Restarting => {
+            "the actor failed before it came to the message, and is being restarted; ask again".into()
+        }
+        Refusal::Undelivered(why) => format!("the message was not delivered: {why}"),
+        Refusal::Panicked => "its handler panicked; the actor's log and its supervisor say how".into(),
+        Refusal::NoReply => {
+            "the handler ended without a reply: its future panicked, or the actor stopped".into()
+        }
+        Refusal::BadReply(why) => format!("the reply could not be sent: {why}"),
+        Refusal::Tainted(by) => {
+            format!("a tensor in it, or in the reply, depends on work that {by} had not done when it died")
+        }
+    }
+}
+
+/// Takes the reply: decodes it, or passes the failure on.
+pub(crate) type Answer = Box<dyn FnOnce(Result<Parts<'_>, AskFailure>) + Send + Sync>;
+
+struct Pending {
+    peer: ProcessId,
+    actor: ActorId,
+    answer: Answer,
+}
+
+/// The asks of a process that have no answer yet.
+pub(super) struct Asks {
+    pending: DashMap<u64, Pending>,
+    next_correlation: AtomicU64,
+}
+
+impl Asks {
+    pub(super) fn new() -> Self {
+        Asks { pending: DashMap::new(), next_correlation: AtomicU64::new(1) }
+    }
+
+    /// Notes an ask before it is sent; the number goes along with it.
+    pub(super) fn expect(&self, peer: ProcessId, actor: ActorId, answer: Answer) -> u64 {
+        let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
+        self.pending.insert(correlation, Pending { peer, actor, answer });
+        correlation
+    }
+
+    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
+    pub(super) fn forget(&self, correlation: u64) {
+        self.pending.remove(&correlation);
+    }
+
+    /// The ask that a reply from `peer` belongs to.
+    pub(super) fn take(&self, correlation: u64, peer: ProcessId) -> Option<Answer> {
+        self.pending
+            .remove_if(&correlation, |_, pending| pending.peer == peer)
+            .map(|(_, pending)| pending.answer)
+    }
+
+    /// The peer will not reply any more; `exited` says what is known of it, for whoever asked that actor.
+    pub(super) fn fail(&self, peer: ProcessId, exited: impl Fn(ActorId) -> ExitedProcess) {
+        // Noted first and answered then: no shard is locked while an answer runs.
+        let lost = self.pending.iter().filter(|entry| entry.peer == peer);
+        let lost: Vec<_> = lost.map(|entry| (*entry.key(), entry.actor)).collect();
+        for (correlation, actor) in lost {
+            if let Some(answer) = self.take(correlation, peer) {
+                answer(Err(AskFailure::ProcessExited(exited(actor))));
+            }
+        }
+    }
+
+    /// How many have no answer yet.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn count(&self) -> usize {
+        self.pending.len()
+    }
+}

@@ -1,0 +1,120 @@
+//! A link: everything between this process and one peer.
+//!
+//! **Made** on first use by either side, in three link messages through the node: each sends its half (a descriptor of
+//! what it writes), and acknowledges the other's when it has mapped it. A process sends frames and posts holds only
+//! over a link whose acknowledgement it has: only then is what it writes seen by a peer that drains its rings
+//! (LEASE-3).
+//!
+//! A link has parts, each with its state and its locks in its file:
+//!
+//! | part | owns |
+//! |---|---|
+//! | `connection` | both halves, whether they are connected, the peer's doorbell |
+//! | `sender` | the data ring out: claims, frames under way, replies that wait for room |
+//! | `receiver` | the data ring in, and what the reader has seen of the peer's words |
+//! | `leases` | both return rings, and how many leases each side has of the other's memory |
+//! | `credits` | what this process's actors are done with |
+//! | `senders` | who waits here for room there |
+//!
+//! **Locks**, in the order in which they may nest: `inbound` (receiver); `notices_in` (leases); then, none of them inside
+//! another, `out` (sender), `notices_out` (leases), credits, `guests` (senders), and a pool's own. Nothing of the user's runs
+//! under any of them but `inbound`, under which messages are decoded.
+//!
+//! **On a crash** of the peer see `endings`. **On cancellation** of a send its claim gives everything back.
+
+mod connection;
+mod credits;
+mod leases;
+mod receiver;
+mod sender;
+mod senders;
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use self::connection::Connection;
+use self::credits::Credits;
+pub(crate) use self::credits::{AWAY, CLOSED, Credit};
+use self::leases::Leases;
+pub(crate) use self::receiver::Inbound;
+use self::receiver::ReceiverSide;
+use self::sender::SenderSide;
+pub(crate) use self::sender::{Claim, Draft, wants_credit};
+use self::senders::Senders;
+use super::connect::BadHalf;
+use super::pages::{LinkMemory, WakePage};
+use crate::ids::ProcessId;
+use crate::os::Ears;
+use crate::transport::ring::{Consumer, EntryConsumer, EntryProducer, Producer};
+
+/// This process's side of a link.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) peer: ProcessId,
+    /// Both halves, and whether they are connected.
+    connection: Connection,
+    /// The data ring out.
+    sender: SenderSide,
+    /// The data ring in.
+    receiver: ReceiverSide,
+    /// The return rings, and who has how many leases.
+    leases: Leases,
+    /// Senders of this process that wait for room at the peer.
+    senders: Senders,
+    /// The credits granted to the peer.
+    credits: Credits,
+}
+
+impl Link {
+    pub(crate) fn new(peer: ProcessId, ears: &Ears) -> io::Result<Self> {
+        let connection = Connection::new(ears)?;
+        let credits = Credits::new(&connection.memory);
+        Ok(Link {
+            peer,
+            connection,
+            sender: SenderSide::new(),
+            receiver: ReceiverSide::new(),
+            leases: Leases::new(),
+            senders: Senders::new(),
+            credits,
+        })
+    }
+
+    /// Connects the peer's half.
+    pub(crate) fn connect(&self, wake_page: OwnedFd, memory: OwnedFd, bell: OwnedFd) -> Result<(), BadHalf> {
+        let wake_page = WakePage::open(wake_page)?;
+        let memory = LinkMemory::open(memory)?;
+        self.connection.take_half(&wake_page, &memory, bell)?;
+        let (data_head, return_head) = memory.heads();
+        let (own_data_head, own_return_head) = self.connection.memory.heads();
+        let (tail, bytes) = self.connection.memory.data();
+        self.sender.open(Producer::new(tail, data_head, bytes)?);
+        let (tail, bytes) = self.connection.memory.returns();
+        self.leases.open_out(EntryProducer::new(tail, return_head, bytes)?);
+        let (tail, bytes) = memory.data();
+        self.receiver.open(Consumer::new(tail, own_data_head, bytes)?);
+        let (tail, bytes) = memory.returns();
+        self.leases.open_in(EntryConsumer::new(tail, own_return_head, bytes)?);
+        // Last: who finds a cursor moved reads what it tells of.
+        self.receiver.watch([memory.data().0, memory.returns().0, memory.heads().0]);
+        Ok(())
+    }
+
+    /// Whether a frame lies unread, or something waits to go out.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.receiver.has_unread() || self.has_waiting() || self.sender.has_replies()
+    }
+
+    /// A number that changes whenever a sender to the peer's actor `index` might find what it lacked.
+    pub(crate) fn stamp(&self, index: u16) -> u64 {
+        let head = self.sender.consumed();
+        let opened = u64::from(self.is_open()) + 2 * u64::from(self.is_broken());
+        // Its last two bits are all that it says, and where they go no count comes.
+        let mailbox_state = self.mailbox_state(index) << 62;
+        self.handled(index)
+            .wrapping_add(mailbox_state)
+            .wrapping_add(head)
+            .wrapping_add(self.leases.released())
+            .wrapping_add(opened)
+    }
+}

@@ -1,0 +1,217 @@
+//! The connection to a peer: both halves, whether they are connected, and the peer's doorbell.
+//!
+//! Used by whoever makes the link, by everything that asks whether it is open, and by whoever rings.
+//!
+//! **Invariants.** `broken` and `exited` are set once. A link is open only while the peer has acknowledged this
+//! process's half and neither is set. What was put off (`deferred`) is rung for by whoever takes it out of the mark.
+//!
+//! **Locks.** That of the bell's end, until it is sent; that of the ringer. Nothing inside of either, and `ring` may be
+//! called under the locks of the rings.
+//!
+//! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is logged and nothing else. **On
+//! cancellation** nothing happens.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+#[cfg(any(test, feature = "testing"))]
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+
+use parking_lot::Mutex;
+
+use super::Link;
+use crate::os::{Bell, Ear, Ears};
+use crate::transport::connect::BadHalf;
+use crate::transport::doorbell::Ringer;
+use crate::transport::pages::{LinkMemory, WakePage};
+use crate::transport::ring::{NativeWord, NativeWords, Word};
+use crate::transport::wake_reasons;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// What this process writes for the peer.
+    pub(super) memory: LinkMemory,
+    /// What the peer rings here.
+    _ear: Ear,
+    /// The peer's end of it, until it is sent.
+    bell: Mutex<Option<Bell>>,
+    /// What the peer writes for this process, once it came.
+    half: OnceLock<Half>,
+    /// The peer has mapped `memory`.
+    acknowledged: AtomicBool,
+    /// The peer broke the protocol or ended; nothing is sent or read any more.
+    broken: AtomicBool,
+    /// The peer has ended; what it had posted is still read.
+    exited: AtomicBool,
+    /// Pending sends and asks have been failed.
+    given_up: AtomicBool,
+    /// What was published and not rung for.
+    deferred: AtomicU8,
+    /// How often the peer's doorbell was rung.
+    #[cfg(any(test, feature = "testing"))]
+    rung: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Half {
+    credits: NativeWords,
+    mailbox_states: NativeWords,
+    wants: NativeWord,
+    bell: Bell,
+    ringer: Mutex<Ringer>,
+}
+
+impl Connection {
+    /// This process's half, which nobody has yet.
+    pub(super) fn new(ears: &Ears) -> io::Result<Self> {
+        let (ear, bell) = ears.doorbell()?;
+        Ok(Connection {
+            memory: LinkMemory::create()?,
+            _ear: ear,
+            bell: Mutex::new(Some(bell)),
+            half: OnceLock::new(),
+            acknowledged: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            exited: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
+            deferred: AtomicU8::new(0),
+            #[cfg(any(test, feature = "testing"))]
+            rung: AtomicU64::new(0),
+        })
+    }
+
+    /// The peer's half has come, with its words in `memory`.
+    pub(super) fn take_half(
+        &self,
+        wake_page: &WakePage,
+        memory: &LinkMemory,
+        bell: OwnedFd,
+    ) -> Result<(), BadHalf> {
+        let half = Half {
+            credits: memory.credits(),
+            mailbox_states: memory.mailbox_states(),
+            wants: wake_page.wants(),
+            bell: Bell::from_fd(bell)?,
+            ringer: Mutex::new(Ringer::new(wake_page.sleep())),
+        };
+        self.half.set(half).map_err(|_| BadHalf::Twice)
+    }
+}
+
+impl Link {
+    /// A descriptor of this process's half.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        self.connection.memory.export()
+    }
+
+    /// The descriptor with which the peer rings here. There once: the peer alone has it.
+    pub(crate) fn take_bell(&self) -> Option<OwnedFd> {
+        self.connection.bell.lock().take().map(OwnedFd::from)
+    }
+
+    pub(crate) fn acknowledge(&self) {
+        self.connection.acknowledged.store(true, Ordering::Release);
+    }
+
+    /// Whether frames and holds can go out.
+    pub(crate) fn is_open(&self) -> bool {
+        self.connection.half.get().is_some()
+            && self.connection.acknowledged.load(Ordering::Acquire)
+            && !self.is_broken()
+            && !self.has_exited()
+    }
+
+    /// Whether the peer's half is here.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connection.half.get().is_some()
+    }
+
+    /// The peer has ended: nothing is sent to it any more.
+    pub(crate) fn end(&self) {
+        self.connection.exited.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_exited(&self) -> bool {
+        self.connection.exited.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.connection.broken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn break_off(&self) {
+        self.connection.broken.store(true, Ordering::Release);
+    }
+
+    /// How many messages to its actor `index` the peer is done with.
+    pub(crate) fn handled(&self, index: u16) -> u64 {
+        // CREDIT acquire: pairs with `hand_back`.
+        let load = |half: &Half| half.credits.load(usize::from(index), Ordering::Acquire);
+        self.connection.half.get().and_then(load).unwrap_or(0)
+    }
+
+    /// [`CLOSED`] when the peer has no actor `index`, [`AWAY`] when it is started anew, or else another number.
+    pub(crate) fn mailbox_state(&self, index: u16) -> u64 {
+        // CREDIT acquire: pairs with `close` and `reopen`.
+        let load = |half: &Half| half.mailbox_states.load(usize::from(index), Ordering::Acquire);
+        self.connection.half.get().and_then(load).unwrap_or(0)
+    }
+
+    /// Rings the peer's doorbell if it sleeps: for frames always, for other [`wake_reasons`] only if it wants to know
+    /// of such.
+    pub(crate) fn ring(&self, what: u8) {
+        let Some(half) = self.connection.half.get() else { return };
+        if what & wake_reasons::FRAMES == 0 {
+            // WANTS: pairs with the fence in the reader's `Sleeper::prepare`, which comes after it has written the word.
+            fence(Ordering::SeqCst);
+            if half.wants.load(Ordering::Relaxed) & u64::from(what) == 0 {
+                return;
+            }
+        }
+        // One ring for both. Acquire: what was published with a deferred wake-up, by whichever thread, comes before the
+        // fence in `should_ring`.
+        if self.connection.deferred.load(Ordering::Relaxed) != 0 {
+            self.connection.deferred.swap(0, Ordering::AcqRel);
+        }
+        if !half.ringer.lock().should_ring() {
+            return;
+        }
+        #[cfg(any(test, feature = "testing"))]
+        self.connection.rung.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = half.bell.ring() {
+            tracing::warn!(peer = %self.peer, %error, "a doorbell could not be rung");
+        }
+    }
+
+    /// Something was published that the peer is not woken for now.
+    pub(crate) fn defer_wakeup(&self, what: u8) {
+        // After it was published: pairs with the swaps in `ring` and `ring_deferred`.
+        self.connection.deferred.fetch_or(what, Ordering::AcqRel);
+    }
+
+    /// Rings for what the peer was not woken for.
+    pub(crate) fn ring_deferred(&self) {
+        let what = self.connection.deferred.swap(0, Ordering::AcqRel);
+        if what != 0 {
+            self.ring(what);
+        }
+    }
+
+    /// Whether its pending sends and asks have been failed.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.connection.given_up.load(Ordering::Acquire)
+    }
+
+    /// Pending sends and asks have been failed.
+    pub(crate) fn note_given_up(&self) {
+        self.connection.given_up.store(true, Ordering::Release);
+    }
+
+    /// How often the peer's doorbell was rung.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn rung(&self) -> u64 {
+        self.connection.rung.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,164 @@
+//! Leases over this link: the two return rings, and how many leases each side has of the other's memory.
+//!
+//! Used by `returns` (notices out and in), by `incoming` (room for holds), and by a claim (room for grants).
+//!
+//! **Invariants.** LEASE-2: room for the return of a lease is reserved when it is taken. The peer has room for
+//! `MAX_GRANTED` returns of what this process grants it, and this process leaves as much in its own ring for what the peer
+//! may still grant, whatever it holds by then.
+//!
+//! **Locks.** `notices_in`, and inside of it whatever a notice leads to: a pool's, and the sender side's. `notices_out`,
+//! and nothing inside of it.
+//!
+//! **On a crash** of the peer what it had posted is read to the end; what is posted to it is read by nobody. **On
+//! cancellation** nothing happens.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::Link;
+use crate::limits::MAX_FORWARDED;
+use crate::transport::ring::entries::PushError;
+use crate::transport::ring::{Entry, EntryConsumer, EntryProducer, RingCorrupt};
+use crate::transport::wake_reasons;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Leases {
+    notices_out: Mutex<Option<EntryProducer>>,
+    notices_in: Mutex<Option<EntryConsumer>>,
+    /// Leases on this process's memory that the peer was granted.
+    granted: AtomicUsize,
+    /// Those that it took because others forwarded them to it. They leave room for what it is granted.
+    forwarded: AtomicUsize,
+    /// Leases on the peer's memory that this process holds.
+    held: AtomicUsize,
+    /// Leases that the peer has given back.
+    released: AtomicU64,
+}
+
+impl Leases {
+    pub(super) fn new() -> Self {
+        Leases {
+            notices_out: Mutex::new(None),
+            notices_in: Mutex::new(None),
+            granted: AtomicUsize::new(0),
+            forwarded: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            released: AtomicU64::new(0),
+        }
+    }
+
+    /// The ring to the peer is there.
+    pub(super) fn open_out(&self, ring: EntryProducer) {
+        *self.notices_out.lock() = Some(ring);
+    }
+
+    /// The ring from the peer is there.
+    pub(super) fn open_in(&self, ring: EntryConsumer) {
+        *self.notices_in.lock() = Some(ring);
+    }
+
+    /// Leases that the peer has given back since the link was made.
+    pub(super) fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
+    }
+}
+
+impl Link {
+    /// Writes a notice to the peer, which sees it once it is [published](Self::publish_notices). False while the link is
+    /// not connected.
+    pub(crate) fn post(&self, notice: Entry) -> Result<bool, PushError> {
+        match self.leases.notices_out.lock().as_mut() {
+            Some(ring) => ring.push(notice).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Makes all notices to the peer visible.
+    pub(crate) fn publish_notices(&self) -> bool {
+        self.leases.notices_out.lock().as_mut().is_some_and(|ring| ring.publish())
+    }
+
+    /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases
+    /// that the peer may still grant (LEASE-2).
+    pub(crate) fn has_room_for_holds(&self, holds: usize) -> bool {
+        let mut notices = self.leases.notices_out.lock();
+        let Some(ring) = notices.as_mut() else { return false };
+        let unconsumed = ring.unconsumed().unwrap_or(u64::MAX);
+        let held = self.leases.held.load(Ordering::Relaxed) as u64;
+        unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= MAX_FORWARDED as u64
+    }
+
+    /// Has `handle` take each notice that the peer has posted; true if there was one. All of it under one lock: what another
+    /// thread took is in the lease table when this returns.
+    ///
+    /// # Errors
+    /// The ring is corrupt. The lock is free again.
+    pub(crate) fn drain_notices(&self, mut handle: impl FnMut(&Entry)) -> Result<bool, RingCorrupt> {
+        let mut found = false;
+        let mut notices = self.leases.notices_in.lock();
+        let Some(ring) = notices.as_mut() else { return Ok(false) };
+        while let Some(entry) = ring.pop()? {
+            found = true;
+            handle(&entry);
+        }
+        if ring.publish_head() {
+            self.ring(wake_reasons::ROOM);
+        }
+        Ok(found)
+    }
+
+    /// Leases on this process's memory that the peer was granted.
+    pub(crate) fn granted(&self) -> usize {
+        self.leases.granted.load(Ordering::Relaxed)
+    }
+
+    /// The peer is granted so many more, or will be: room for their return is taken.
+    pub(super) fn reserve_grants(&self, leases: usize) {
+        self.leases.granted.fetch_add(leases, Ordering::Relaxed);
+    }
+
+    /// So many grants were given back, or not made.
+    pub(crate) fn return_grants(&self, leases: usize) {
+        self.leases.granted.fetch_sub(leases, Ordering::Relaxed);
+    }
+
+    /// Leases on this process's memory that others have forwarded to the peer.
+    pub(crate) fn forwarded(&self) -> usize {
+        self.leases.forwarded.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_forwarded(&self) {
+        self.leases.forwarded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn uncount_forwarded(&self) {
+        self.leases.forwarded.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Leases on the peer's memory that this process holds.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn held(&self) -> usize {
+        self.leases.held.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_held(&self) {
+        self.leases.held.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn uncount_held(&self) {
+        self.leases.held.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The peer has given a lease back: a sender may have lacked that.
+    pub(crate) fn count_released(&self) {
+        self.leases.released.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Keeps notices to the peer from being published while a test looks.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn hold_notices(&self) -> parking_lot::MutexGuard<'_, Option<EntryProducer>> {
+        self.leases.notices_out.lock()
+    }
+}

@@ -1,0 +1,128 @@
+//! The receiver's side of a link: the data ring in, and what the reader has seen of the peer's words.
+//!
+//! Used by the reader alone, but for the questions whether anything lies unread.
+//!
+//! **Invariants.** The peer's words are looked at no more often than they have to be: each look takes a cache line away
+//! from the peer. A cursor is noted before what it tells of is read, so that what comes later moves it once more.
+//!
+//! **Locks.** `inbound`, held while frames are taken, and outside of everything that taking them leads to: the places of
+//! actors, credits, notices in and out, the sender side, pools, the tables of asks and chunks. Nobody else waits for it but
+//! an actor that comes to a place where one was, and the look whether a peer that ended was read to the end.
+//!
+//! **On a crash** of the peer its frames are read to the end. **On cancellation** of the reader frames stay in the ring.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::Link;
+use crate::limits::MAX_ACTORS;
+use crate::transport::ring::{Consumer, NativeWord, Word};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct ReceiverSide {
+    inbound: Mutex<Option<Inbound>>,
+    /// A frame of the peer lies unread until something comes that it needs.
+    stuck: AtomicBool,
+    /// Something is left to do for the reader of which no word of the peer's will tell: frames that it did not take yet.
+    unfinished: AtomicBool,
+    /// What the peer moves: the tails of its two rings, and its head in the data ring to it. There once all is connected.
+    cursors: OnceLock<[NativeWord; 3]>,
+    /// They as the reader last found them.
+    looked_at: [AtomicU64; 3],
+}
+
+/// The receiving end of the data ring.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) data: Consumer,
+    /// Where the frame that is being taken ends.
+    pub(crate) taking: u64,
+    /// Messages taken, by the index of this process's actor.
+    pub(crate) received: Vec<u64>,
+}
+
+impl ReceiverSide {
+    pub(super) fn new() -> Self {
+        ReceiverSide {
+            inbound: Mutex::new(None),
+            stuck: AtomicBool::new(false),
+            unfinished: AtomicBool::new(false),
+            cursors: OnceLock::new(),
+            looked_at: Default::default(),
+        }
+    }
+
+    /// The ring from the peer is there.
+    pub(super) fn open(&self, data: Consumer) {
+        *self.inbound.lock() = Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS] });
+    }
+
+    /// From now on the reader looks at what the peer moves.
+    pub(super) fn watch(&self, cursors: [NativeWord; 3]) {
+        let _ = self.cursors.set(cursors);
+    }
+
+    /// Messages taken for this process's actor `index`.
+    pub(super) fn received(&self, index: u16) -> Option<u64> {
+        self.inbound.lock().as_ref().and_then(|inbound| inbound.received.get(usize::from(index)).copied())
+    }
+
+    /// Whether a frame lies unread.
+    pub(super) fn has_unread(&self) -> bool {
+        // Who holds the lock is taking frames just now.
+        self.inbound.try_lock().is_none_or(|mut inbound| {
+            inbound.as_mut().is_some_and(|inbound| !inbound.data.is_empty().unwrap_or(true))
+        })
+    }
+}
+
+impl Link {
+    /// The receiving end, to take frames from; `None` in it while the link is not connected. For the reader.
+    pub(crate) fn inbound(&self) -> MutexGuard<'_, Option<Inbound>> {
+        self.receiver.inbound.lock()
+    }
+
+    /// Whether everything that the peer had posted was read.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.inbound().as_mut().is_none_or(|inbound| inbound.data.is_empty().unwrap_or(true))
+    }
+
+    /// Whether a frame of the peer lies unread until something comes that it needs.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.receiver.stuck.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_stuck(&self, is_stuck: bool) {
+        self.receiver.stuck.store(is_stuck, Ordering::Relaxed);
+    }
+
+    /// Whether the reader has left frames that it could have taken.
+    pub(crate) fn set_unfinished(&self, is_unfinished: bool) {
+        self.receiver.unfinished.store(is_unfinished, Ordering::Relaxed);
+    }
+
+    /// Whether there is more for the reader to do than to look at this again: the peer has moved a cursor since the last
+    /// time that this was asked, or something is left over. For the reader alone, which then does all of it.
+    ///
+    /// Its head in the data ring counts only if `heads` or where a frame waits for it: each look takes the cache line away
+    /// from the peer, which moves it with every batch of frames.
+    pub(crate) fn has_moved(&self, heads: bool) -> bool {
+        let Some(cursors) = self.receiver.cursors.get() else { return false };
+        let mut moved = self.receiver.stuck.load(Ordering::Relaxed) || self.has_backlog();
+        moved |= self.receiver.unfinished.load(Ordering::Relaxed);
+        let heads = heads || self.sender.has_forwards();
+        let count = if heads { cursors.len() } else { cursors.len() - 1 };
+        for (cursor, looked_at) in cursors.iter().zip(&self.receiver.looked_at).take(count) {
+            // Before anything is read: what comes later moves it once more. Acquire as in the rings, though each looks again.
+            let at = cursor.load(Ordering::Acquire);
+            if at != looked_at.load(Ordering::Relaxed) {
+                looked_at.store(at, Ordering::Relaxed);
+                moved = true;
+            }
+        }
+        moved
+    }
+}

@@ -1,0 +1,464 @@
+//! The sender's side of a link: the data ring out, what was promised of it, and what must be remembered of frames under
+//! way.
+//!
+//! Used by `outgoing` (claims and frames, replies that wait for room), by `publish`, and by `returns`, which lets go of
+//! what the peer has passed.
+//!
+//! **Invariants.** MBX-2: a frame is written only into room that was claimed for it, and a message only for a credit; a
+//! claim that is not used gives all of it back. LEASE-3: leases of others are kept until the peer has passed their frame.
+//!
+//! **Locks.** `out`, and nothing inside of it but atomics: no lease is dropped and nobody is woken under it, except for
+//! the reader, for which that is one write.
+//!
+//! **On a crash** of the peer everything that waits here is let go by whoever breaks the link. **On cancellation** of a
+//! send its claim drops.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::{AWAY, CLOSED, Credit, Link};
+use crate::lease::{Lease, LeaseId};
+use crate::limits::{MAX_ACTORS, MAX_GRANTED};
+use crate::message::codec::Encoded;
+use crate::message::scope::Outline;
+use crate::message::wire::{self, Header, Kind, LeaseEntry};
+use crate::transport::outgoing::{Destination, NotNow, TransmitError};
+use crate::transport::ring::{Producer, RingCorrupt};
+
+/// So many frames under way are remembered before it is looked which of them the peer has passed.
+const REMEMBERED: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SenderSide {
+    out: Mutex<Option<Outbound>>,
+    /// What was committed and is not published yet, see [`wake_reasons`](crate::transport::wake_reasons).
+    due: AtomicU8,
+    /// A frame found no room in the ring, or no lease to be had, once: senders that wait may lack that.
+    lacks_room: AtomicBool,
+    /// Replies wait in the outbox.
+    backlog: AtomicBool,
+    /// Frames with leases of others are under way, and those are to be let go once the peer has passed them.
+    forwards: AtomicBool,
+}
+
+/// A reply that found no room, with the credit of its ask.
+pub(crate) type Reply = (Header, Encoded, Option<Credit>);
+
+/// The sending end of the data ring, with what it must remember.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    ring: Producer,
+    /// Bytes promised to frames that are not in the ring yet.
+    claimed: usize,
+    /// Messages sent or promised, by the index of the peer's actor.
+    sent: Vec<u64>,
+    /// Of them, those that it is done with, as far as it was looked.
+    handled: Vec<u64>,
+    /// Frames with leases that the peer has not passed yet.
+    in_flight: VecDeque<InFlight>,
+    /// How many of them keep leases of others.
+    forwards: usize,
+    /// Replies that found no room. Each still has the credit of its ask, so there are no more than the peer may ask
+    /// (MBX-2).
+    outbox: VecDeque<Reply>,
+    head: Vec<u8>,
+    /// What a test does to the next frame.
+    #[cfg(any(test, feature = "testing"))]
+    tamper: Option<crate::testing::forge::Tamper>,
+}
+
+/// The leases of a frame on its way.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    /// The position at which the peer has passed it.
+    end: u64,
+    /// Grants on this process's memory, to take back should the peer reject the frame.
+    granted: SmallVec<[LeaseId; 2]>,
+    /// Leases on others' memory, kept until the peer has posted its own hold (LEASE-3).
+    kept: SmallVec<[Lease; 2]>,
+}
+
+/// Everything a frame needs, taken. Dropping it gives all back.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    link: Arc<Link>,
+    /// Bytes of the ring, worst case.
+    bytes: usize,
+    /// Grants counted.
+    owned: usize,
+    /// The index whose credit was taken.
+    credit: Option<u16>,
+    /// The lease that the body is in.
+    body: Option<Lease>,
+    done: bool,
+}
+
+/// A frame that is about to be written.
+pub(crate) struct Draft<'a> {
+    pub(crate) header: &'a Header,
+    pub(crate) entries: &'a [LeaseEntry],
+    pub(crate) tensors: &'a [Outline],
+    pub(crate) inline: &'a [u8],
+    /// Grants on this process's memory.
+    pub(crate) granted: SmallVec<[LeaseId; 2]>,
+    /// Leases on others' memory.
+    pub(crate) kept: SmallVec<[Lease; 2]>,
+}
+
+impl Claim {
+    /// The link that it is to be sent over.
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// The lease that the body is in, where it is too large for the frame.
+    pub(crate) fn body(&self) -> Option<&Lease> {
+        self.body.as_ref()
+    }
+
+    /// The process that it is to be sent to.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn peer(&self) -> crate::ids::ProcessId {
+        self.link.peer
+    }
+
+    /// Writes the frame. Where it ends in the ring, if there was room; `want_progress` is called first where leases of
+    /// others go with it.
+    pub(crate) fn write(&mut self, draft: Draft<'_>, want_progress: impl FnOnce()) -> Option<u64> {
+        let mut guard = self.link.sender.out.lock();
+        let out = guard.as_mut()?;
+        // What was promised is given back under the lock in which it is used: nobody else gets the room in between.
+        out.claimed -= self.bytes;
+        self.done = true;
+        if !draft.kept.is_empty() {
+            // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
+            want_progress();
+            out.forwards += 1;
+            self.link.sender.forwards.store(true, Ordering::Release);
+        }
+        out.write(draft)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        self.link.return_grants(self.owned);
+        if let Some(out) = self.link.sender.out.lock().as_mut() {
+            out.claimed -= self.bytes;
+            if let Some(sent) = self.credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
+                *sent -= 1;
+            }
+        }
+    }
+}
+
+impl Outbound {
+    /// Where the frame ends in the ring, if there was room.
+    fn write(&mut self, draft: Draft<'_>) -> Option<u64> {
+        let Draft { header, entries, tensors, inline, granted, kept } = draft;
+        let mut head = std::mem::take(&mut self.head);
+        wire::write_head(&mut head, header, entries, tensors, inline);
+        #[cfg(any(test, feature = "testing"))]
+        let inline = match self.tamper.take() {
+            Some(tamper) => {
+                head.extend_from_slice(inline);
+                tamper.0(&mut head);
+                &[]
+            }
+            None => inline,
+        };
+        let written = match self.ring.reserve(head.len() + inline.len()) {
+            Ok(mut reservation) => {
+                reservation.write(0, &head);
+                reservation.write(head.len(), inline);
+                let end = reservation.commit();
+                if !granted.is_empty() || !kept.is_empty() {
+                    self.in_flight.push_back(InFlight { end, granted, kept });
+                }
+                Some(end)
+            }
+            Err(_) => None,
+        };
+        self.head = head;
+        written
+    }
+}
+
+impl SenderSide {
+    pub(super) fn new() -> Self {
+        SenderSide {
+            out: Mutex::new(None),
+            due: AtomicU8::new(0),
+            lacks_room: AtomicBool::new(false),
+            backlog: AtomicBool::new(false),
+            forwards: AtomicBool::new(false),
+        }
+    }
+
+    /// The ring to the peer is there.
+    pub(super) fn open(&self, ring: Producer) {
+        *self.out.lock() = Some(Outbound {
+            ring,
+            claimed: 0,
+            sent: vec![0; MAX_ACTORS],
+            handled: vec![0; MAX_ACTORS],
+            in_flight: VecDeque::new(),
+            forwards: 0,
+            outbox: VecDeque::new(),
+            head: Vec::new(),
+            #[cfg(any(test, feature = "testing"))]
+            tamper: None,
+        });
+    }
+
+    /// Whether frames with leases of others are under way.
+    pub(super) fn has_forwards(&self) -> bool {
+        self.forwards.load(Ordering::Acquire)
+    }
+
+    /// Whether replies wait for room.
+    pub(super) fn has_replies(&self) -> bool {
+        self.out.lock().as_ref().is_some_and(|out| !out.outbox.is_empty())
+    }
+
+    /// How far the peer has read.
+    pub(super) fn consumed(&self) -> u64 {
+        self.out.lock().as_mut().and_then(|out| out.ring.consumed().ok()).unwrap_or(0)
+    }
+}
+
+impl Link {
+    /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
+    pub(crate) fn may_send(&self, destination: &Destination) -> Result<(), TransmitError> {
+        self.check_open()?;
+        let mut out = self.sender.out.lock();
+        let Some(out) = out.as_mut() else { return Err(TransmitError::NotNow(NotNow::Connecting)) };
+        self.check_credit(out, destination)
+    }
+
+    /// Whether frames can go out, and if not, whether waiting helps.
+    pub(crate) fn check_open(&self) -> Result<(), TransmitError> {
+        if self.is_broken() || self.has_exited() {
+            return Err(TransmitError::Exited(self.peer));
+        }
+        if self.is_open() { Ok(()) } else { Err(TransmitError::NotNow(NotNow::Connecting)) }
+    }
+
+    fn check_credit(&self, out: &mut Outbound, destination: &Destination) -> Result<(), TransmitError> {
+        if !wants_credit(destination.kind) {
+            return Ok(());
+        }
+        match self.mailbox_state(destination.index) {
+            CLOSED => return Err(TransmitError::NoSuchActor),
+            AWAY => return Err(TransmitError::Restarting),
+            _ => {}
+        }
+        let index = usize::from(destination.index);
+        let sent = out.sent.get(index).copied().ok_or(TransmitError::NoSuchActor)?;
+        let handled = out.handled.get_mut(index).ok_or(TransmitError::NoSuchActor)?;
+        // A peer that claims to have handled more than was sent gets no more than a full window for it.
+        let is_full = |handled: u64| sent.saturating_sub(handled) >= u64::from(destination.capacity);
+        if is_full(*handled) {
+            // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
+            *handled = self.handled(destination.index);
+            if is_full(*handled) {
+                return Err(TransmitError::NotNow(NotNow::MailboxFull));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes credit, `bytes` of the ring, and room for the return of `owned` leases, all or nothing, for a frame with its
+    /// body in `body` where it has one. `corrupt` says what a peer is that has broken its cursor; it is called under the
+    /// lock.
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        destination: &Destination,
+        bytes: usize,
+        owned: usize,
+        body: Option<Lease>,
+        corrupt: impl FnOnce(&RingCorrupt) -> TransmitError,
+    ) -> Result<Claim, TransmitError> {
+        let mut guard = self.sender.out.lock();
+        let Some(out) = guard.as_mut() else { return Err(TransmitError::NotNow(NotNow::Connecting)) };
+        // First the credit: who lacks that waits for its mailbox, and not to be woken for room.
+        self.check_credit(out, destination)?;
+        if !out.ring.has_free(out.claimed + bytes).map_err(|error| corrupt(&error))? {
+            // Before the sender asks the reader to be woken for it, see `Sending::poll`.
+            self.sender.lacks_room.store(true, Ordering::Release);
+            return Err(TransmitError::NotNow(NotNow::RingFull));
+        }
+        if owned > 0 && self.granted() + owned > MAX_GRANTED {
+            self.sender.lacks_room.store(true, Ordering::Release);
+            return Err(TransmitError::NotNow(NotNow::LeasesOut));
+        }
+        // Everything is there: from here on all of it is taken, and nothing fails.
+        self.reserve_grants(owned);
+        out.claimed += bytes;
+        let credit = wants_credit(destination.kind).then_some(destination.index);
+        if let Some(sent) = credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
+            *sent += 1;
+        }
+        Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, done: false })
+    }
+
+    /// Whether replies wait for room: then no other goes before them.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.sender.backlog.load(Ordering::Acquire)
+    }
+
+    /// Puts a reply behind those that wait for room. How many there are then.
+    pub(crate) fn queue_reply(&self, reply: Reply) -> usize {
+        self.sender.out.lock().as_mut().map_or(0, |out| {
+            out.outbox.push_back(reply);
+            self.sender.backlog.store(true, Ordering::Release);
+            out.outbox.len()
+        })
+    }
+
+    /// Takes the first reply that waits for room.
+    pub(crate) fn next_reply(&self) -> Option<Reply> {
+        self.sender.out.lock().as_mut().and_then(|out| {
+            let next = out.outbox.pop_front();
+            // Also with the last of them: it may have to wait on.
+            self.sender.backlog.store(next.is_some(), Ordering::Release);
+            next
+        })
+    }
+
+    /// Puts the reply that was taken last back in front.
+    pub(crate) fn put_reply_back(&self, reply: Reply) {
+        if let Some(out) = self.sender.out.lock().as_mut() {
+            out.outbox.push_front(reply);
+        }
+    }
+
+    /// Notes what is to be published, see [`wake_reasons`](crate::transport::wake_reasons).
+    pub(crate) fn note_due(&self, due: u8) {
+        self.sender.due.fetch_or(due, Ordering::AcqRel);
+    }
+
+    /// Takes what is to be published; zero if nothing is. What was committed before is published behind this, by whichever
+    /// thread.
+    pub(crate) fn take_due(&self) -> u8 {
+        // The load first: most links of a turn have nothing due, and a swap takes the cache line for itself.
+        if self.sender.due.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        self.sender.due.swap(0, Ordering::AcqRel)
+    }
+
+    /// Makes all frames to the peer visible.
+    pub(crate) fn publish_frames(&self) {
+        if let Some(out) = self.sender.out.lock().as_mut() {
+            out.ring.publish();
+        }
+    }
+
+    /// How far the peer has read, if it is worth looking: with `heads`, or where leases of others wait for that, or where
+    /// many frames are remembered.
+    pub(crate) fn consumed_if_due(&self, heads: bool) -> Option<Result<u64, RingCorrupt>> {
+        let mut out = self.sender.out.lock();
+        let out = out.as_mut()?;
+        // What is not kept is only remembered, should the peer reject a frame: that has time.
+        if out.in_flight.is_empty() || !(heads || out.forwards > 0 || out.in_flight.len() >= REMEMBERED) {
+            return None;
+        }
+        Some(out.ring.consumed())
+    }
+
+    /// Takes the frames that end at `consumed` or before. To be dropped without a lock: leases go with them.
+    pub(crate) fn take_passed(&self, consumed: u64) -> Vec<InFlight> {
+        let mut passed = Vec::new();
+        if let Some(out) = self.sender.out.lock().as_mut() {
+            while out.in_flight.front().is_some_and(|frame| frame.end <= consumed) {
+                passed.extend(out.in_flight.pop_front());
+            }
+            out.forwards -= passed.iter().filter(|frame: &&InFlight| !frame.kept.is_empty()).count();
+            self.sender.forwards.store(out.forwards > 0, Ordering::Release);
+        }
+        passed
+    }
+
+    /// Takes the grants of the frame that ends at `end`; `None` if there is no such frame under way.
+    pub(crate) fn take_grants(&self, end: u64) -> Option<SmallVec<[LeaseId; 2]>> {
+        let mut out = self.sender.out.lock();
+        let frame = out.as_mut()?.in_flight.iter_mut().find(|frame| frame.end == end)?;
+        Some(std::mem::take(&mut frame.granted))
+    }
+
+    /// Takes everything that was to go over the link, and what was kept for frames under way. To be dropped without a lock:
+    /// leases go with it.
+    pub(crate) fn take_unsent(&self) -> (VecDeque<InFlight>, VecDeque<Reply>) {
+        match self.sender.out.lock().as_mut() {
+            Some(out) => {
+                out.forwards = 0;
+                (std::mem::take(&mut out.in_flight), std::mem::take(&mut out.outbox))
+            }
+            None => Default::default(),
+        }
+    }
+
+    /// Whether a sender waits that may lack room in the ring, or leases.
+    pub(crate) fn lacks_room(&self) -> bool {
+        self.has_waiting() && self.sender.lacks_room.load(Ordering::Acquire)
+    }
+
+    /// Whether a reply waits for room, or leases of others wait for the peer to pass their frame.
+    pub(crate) fn waits_for_head(&self) -> bool {
+        self.sender.out.lock().as_ref().is_some_and(|out| {
+            !out.outbox.is_empty() || out.in_flight.iter().any(|frame| !frame.kept.is_empty())
+        })
+    }
+}
+
+/// What tests look at and do.
+#[cfg(any(test, feature = "testing"))]
+impl Link {
+    /// Frames with leases under way, and replies that wait for room.
+    pub(crate) fn under_way(&self) -> (usize, usize) {
+        let out = self.sender.out.lock();
+        out.as_ref().map_or((0, 0), |out| (out.in_flight.len(), out.outbox.len()))
+    }
+
+    /// Whether there is a ring to the peer.
+    pub(crate) fn has_ring(&self) -> bool {
+        self.sender.out.lock().is_some()
+    }
+
+    /// Passes the bytes of the next frame through `tamper`.
+    pub(crate) fn tamper_next(&self, tamper: crate::testing::forge::Tamper) {
+        if let Some(out) = self.sender.out.lock().as_mut() {
+            out.tamper = Some(tamper);
+        }
+    }
+
+    /// Writes and publishes `bytes` as a frame; false where there is no room.
+    pub(crate) fn forge_frame(&self, bytes: &[u8]) -> bool {
+        let mut out = self.sender.out.lock();
+        let out = out.as_mut().expect("connected");
+        let Ok(mut reservation) = out.ring.reserve(bytes.len()) else { return false };
+        reservation.write(0, bytes);
+        reservation.commit();
+        out.ring.publish()
+    }
+
+    /// Keeps frames from being published while a test looks.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn hold_frames(&self) -> parking_lot::MutexGuard<'_, Option<Outbound>> {
+        self.sender.out.lock()
+    }
+}
+
+/// Messages take a credit of the mailbox; replies have that of their ask.
+pub(crate) fn wants_credit(kind: Kind) -> bool {
+    matches!(kind, Kind::Send | Kind::Ask)
+}

@@ -1,0 +1,96 @@
+//! Senders of this process that wait for room at the peer: one queue per mailbox there.
+//!
+//! Used by senders, which join a queue; by the directory, which takes a queue along from an actor's last place; and by the
+//! reader, which wakes whoever is in front when something has moved.
+//!
+//! **Invariants.** Every queue that anybody waits in is either one of these, or a guest; only then does the reader look at
+//! it. A queue is counted with one link at a time.
+//!
+//! **Locks.** `guests`, and a queue's own, one after the other. Nobody is woken under either.
+//!
+//! **On a crash** of the peer all are woken, and look where their actor is. **On cancellation** a place is given up.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::Link;
+use crate::limits::MAX_ACTORS;
+use crate::transport::waiting::Queue;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Senders {
+    /// Senders that wait, by the index of the peer's actor.
+    queues: Vec<OnceLock<Queue>>,
+    /// How many of them there may be.
+    queues_used: AtomicUsize,
+    /// Queues of actors that were elsewhere before, with those who waited for them to come back.
+    guests: Mutex<Vec<(u16, Queue)>>,
+    /// Senders in all of them.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Senders {
+    pub(super) fn new() -> Self {
+        Senders {
+            queues: vec![OnceLock::new(); MAX_ACTORS],
+            queues_used: AtomicUsize::new(0),
+            guests: Mutex::default(),
+            waiting: Arc::default(),
+        }
+    }
+}
+
+impl Link {
+    /// The queue of senders to the peer's actor `index`; `None` for an actor that there cannot be.
+    pub(crate) fn queue(&self, index: u16) -> Option<&Queue> {
+        let queue = self.senders.queues.get(usize::from(index))?;
+        Some(queue.get_or_init(|| {
+            self.senders.queues_used.fetch_max(usize::from(index) + 1, Ordering::Release);
+            Queue::counted_in(&self.senders.waiting)
+        }))
+    }
+
+    /// The peer's actor `index` was elsewhere before, and those who wait for it are in `queue`.
+    pub(crate) fn take_in(&self, index: u16, queue: &Queue) {
+        queue.count_in(&self.senders.waiting);
+        let mut guests = self.senders.guests.lock();
+        guests.retain(|(_, guest)| !guest.is(queue));
+        guests.push((index, queue.clone()));
+    }
+
+    /// Whether a sender waits for the peer.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.senders.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Tells the sender in front of every queue, whether or not anything has moved here.
+    pub(crate) fn wake_all_fronts(&self) {
+        let used = self.senders.queues_used.load(Ordering::Acquire);
+        self.senders.queues.iter().take(used).filter_map(OnceLock::get).for_each(Queue::wake_front);
+    }
+
+    /// Tells the sender in front of every queue whose mailbox has moved since it last tried.
+    pub(crate) fn wake_senders(&self) {
+        let guests = self.senders.guests.lock().clone();
+        // Who waits in one has made it before.
+        let used = self.senders.queues_used.load(Ordering::Acquire);
+        for (index, queue) in self.senders.queues.iter().enumerate().take(used) {
+            let Some(queue) = queue.get().filter(|queue| !queue.is_empty()) else { continue };
+            let index = index as u16; // there are MAX_ACTORS
+            if guests.iter().any(|(_, guest)| guest.is(queue)) {
+                continue; // its actor lives under another index now
+            }
+            if queue.has_moved(self.stamp(index)) {
+                queue.wake_front();
+            }
+        }
+        for (index, queue) in guests {
+            if !queue.is_empty() && queue.has_moved(self.stamp(index)) {
+                queue.wake_front();
+            }
+        }
+    }
+}

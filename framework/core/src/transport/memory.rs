@@ -1,0 +1,169 @@
+//! Memory: the pools that this process lends from, and the chunks of others that it has mapped.
+//!
+//! Used by `outgoing` (large bodies), `incoming` (mappings, leases that come back), `returns` (notices about leases), the
+//! end of a process (evictions), and whoever allocates.
+//!
+//! **Invariants.** There is one pool per device, and it is never dropped while the process lives, so a lease always finds
+//! its lease table (LEASE-1). Each pool numbers its chunks from a range of its own.
+//!
+//! **Locks.** `pools`, then a pool's own. [`Chunks`] has its own, see there; none of them is taken inside of `pools`, nor
+//! the other way round.
+//!
+//! **On a crash** of a process its leases are evicted from every pool, once everything that it had posted was read
+//! (LEASE-4). **On cancellation** nothing happens: nobody waits here but in [`Chunks::map_now`], with a deadline.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use smallvec::SmallVec;
+
+use super::chunks::Chunks;
+use super::{TransmitError, Transport};
+use crate::clock::ClockDomain;
+use crate::device::{Backend, Device, DeviceError};
+use crate::ids::{DeviceId, ProcessId};
+use crate::lease::{Lease, LeaseId, Pool, PoolOptions, Writers};
+use crate::limits::CHUNK_BYTES;
+use crate::tensor::{DType, DeviceStream, TensorError};
+
+/// See the module.
+pub(super) struct Memory {
+    me: ProcessId,
+    domain: Arc<ClockDomain>,
+    /// What the pools are surrounded by.
+    transport: Weak<Transport>,
+    /// One per device in use.
+    pools: RwLock<Vec<Arc<Pool>>>,
+    /// Of other processes.
+    pub(super) chunks: Chunks,
+    /// Of split memory of other processes.
+    writers: Writers,
+    gpu_budget: OnceLock<u64>,
+    /// Where large bodies are written.
+    scratch: OnceLock<DeviceStream>,
+}
+
+impl Memory {
+    pub(super) fn new(me: ProcessId, domain: Arc<ClockDomain>, transport: Weak<Transport>) -> Self {
+        Memory {
+            me,
+            domain,
+            transport,
+            pools: RwLock::default(),
+            chunks: Chunks::new(),
+            writers: Writers::default(),
+            gpu_budget: OnceLock::new(),
+            scratch: OnceLock::new(),
+        }
+    }
+
+    /// Bytes that the pool of a GPU may take, unless it was opened with others: a quarter of its memory.
+    fn device_budget(&self, backend: &Arc<dyn Backend>) -> u64 {
+        let set = self.gpu_budget.get().copied();
+        set.unwrap_or_else(|| (backend.total_bytes() / 4).max(CHUNK_BYTES))
+    }
+
+    /// Says how many bytes the pool of each GPU may take; the first to say so is right.
+    pub(super) fn set_gpu_budget(&self, bytes: u64) {
+        let _ = self.gpu_budget.set(bytes);
+    }
+
+    /// The process's memory on `device`, made on first use.
+    pub(super) fn pool(&self, device: &Arc<dyn Backend>, options: PoolOptions) -> Arc<Pool> {
+        if let Some(pool) = self.pool_on(device.id()) {
+            return pool;
+        }
+        let mut pools = self.pools.write();
+        // Another thread may have made it between the two locks.
+        if let Some(pool) = pools.iter().find(|pool| pool.device_id() == device.id()) {
+            return Arc::clone(pool);
+        }
+        // Each pool numbers its chunks from a range of its own; a process has a handful of devices.
+        let base = (pools.len() as u32) << 24;
+        let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
+        pool.surround(self.transport.clone());
+        pools.push(Arc::clone(&pool));
+        pool
+    }
+
+    /// The process's memory on a device, made and the device opened on first use.
+    ///
+    /// # Errors
+    /// This process cannot use the device.
+    pub(super) fn pool_for(&self, device: DeviceId) -> Result<Arc<Pool>, DeviceError> {
+        if let Some(pool) = self.pool_on(device) {
+            return Ok(pool);
+        }
+        let backend = Device::by_id(device)?.backend()?;
+        let options = PoolOptions { budget: self.device_budget(&backend), ..PoolOptions::default() };
+        Ok(self.pool(&backend, options))
+    }
+
+    /// The process's memory on a device, if it has used any.
+    pub(super) fn pool_on(&self, device: DeviceId) -> Option<Arc<Pool>> {
+        self.pools.read().iter().find(|pool| pool.device_id() == device).map(Arc::clone)
+    }
+
+    /// The devices whose memory this process has used.
+    pub(super) fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.pools.read().iter().map(|pool| pool.device_id()).collect()
+    }
+
+    /// The pools that there are, to go through without the lock.
+    pub(super) fn pools(&self) -> SmallVec<[Arc<Pool>; 4]> {
+        self.pools.read().iter().map(Arc::clone).collect()
+    }
+
+    /// The pool with the chunk of a lease that a peer has named.
+    pub(super) fn pool_of(&self, id: LeaseId) -> Result<Arc<Pool>, String> {
+        let pool = self.pools.read().iter().find(|pool| pool.has_chunk(id.chunk)).map(Arc::clone);
+        pool.ok_or_else(|| format!("chunk {} is not in any pool of this process", id.chunk.index))
+    }
+
+    /// Closes what was given back. For the reader, when it has found something, and for whoever looks how things stand.
+    pub(super) fn close_emptied(&self) {
+        self.pools().iter().for_each(|pool| pool.close_emptied());
+    }
+
+    /// As [`close_emptied`](Self::close_emptied), and waits for what another thread is about to close, for so long at
+    /// most.
+    pub(super) fn close_emptied_with_all(&self, patience: Duration) {
+        self.pools().iter().for_each(|pool| pool.close_emptied_with_all(patience));
+    }
+
+    /// Whether anybody waits for memory that peers may give back.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.pools.read().iter().any(|pool| pool.has_waiters())
+    }
+
+    /// Drops the leases of a process that has ended (LEASE-4).
+    pub(super) fn evict(&self, process: ProcessId) {
+        self.pools().iter().for_each(|pool| pool.evict(process));
+    }
+
+    /// The pieces of other processes' split allocations that have a writer in this one.
+    pub(super) fn writers(&self) -> &Writers {
+        &self.writers
+    }
+
+    /// Puts a large body into host memory, to travel as a lease.
+    pub(super) fn body_lease(&self, body: &[u8]) -> Result<Lease, TransmitError> {
+        let Some(pool) = self.pool_on(DeviceId::HOST) else {
+            return Err(TransmitError::NoSuchActor);
+        };
+        let stream = match self.scratch.get() {
+            Some(stream) => stream,
+            None => {
+                let stream = DeviceStream::new(pool, Arc::clone(&self.domain))?;
+                self.scratch.get_or_init(|| stream)
+            }
+        };
+        let mut tensor = stream.empty(DType::U8, &[body.len()]).map_err(|error| match error {
+            TensorError::Pool(error) => TransmitError::Body { bytes: body.len(), error },
+            other => TransmitError::Tensor(other),
+        })?;
+        tensor.copy_from_slice(body)?;
+        Ok(tensor.lease().clone())
+    }
+}

@@ -1,0 +1,463 @@
+//! A process's transport: its links to all peers, the memory that it lends and borrows, and the mailboxes it serves.
+//!
+//! Used by the actor layer (addresses, mailboxes), by the node's side of a process, and by each lease on memory of others.
+//!
+//! # The way of a message
+//! Read the files in this order; none is come back to.
+//!
+//! | step | file |
+//! |---|---|
+//! | send: an attempt, or a place in the queue | `actor/sending.rs`, `waiting` |
+//! | directory: where the actor is | `route`, `directory` |
+//! | links: the link to that process | `links`, `connect`, `link` |
+//! | outgoing: claim, encode, drop, commit | `outgoing`, `link/sender.rs` |
+//! | publish: the ring's tail moves, at the end of the turn | `publish` |
+//! | ring, doorbell: shared memory | `transport/ring/`, `pages`, `entry`, `transport/doorbell.rs`, `wake_reasons` |
+//! | reader: the receiver looks at the link | `reader`, `link/receiver.rs` |
+//! | incoming: checked, its leases adopted | `incoming`, `chunks` |
+//! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
+//! | handler | `actor/inbox.rs`, `actor/handles.rs` |
+//!
+//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`.
+//!
+//! # The parts
+//! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes across parts
+//! (`outgoing`, `publish`, `reader`, `incoming`, `returns`, `connect`, `from_node`, `endings`, `route`) owns nothing and takes
+//! no lock of its own.
+//!
+//! | part | owns |
+//! |---|---|
+//! | `memory`, `chunks` | the pools, the chunks of others that are mapped here |
+//! | `links`, `link` | the links to all peers |
+//! | `actors` | the places of mailboxes, how many messages are open |
+//! | `asks` | who waits for which reply |
+//! | `directory` | where actors are, and names |
+//! | `wakeups` | the wake page, the doorbells, what was put off |
+//! | `lifecycle`, `ended`, `watching` | who has ended, who watches, how far this process is itself |
+//!
+//! # Invariants
+//! Each part names those that it upholds. Of all of them: nobody waits here for another process, but for a thread that maps
+//! a chunk, with a deadline; and shared memory has one writer (ONE-WRITER, see `pages`).
+//!
+//! # Locks
+//! In the order in which they may nest; what stands on one line is never taken inside another of that line.
+//!
+//! 1. a link's `inbound`, while the reader takes frames;
+//! 2. the chunks' `came`;
+//! 3. a shard of the directory, of the asks, or of the chunks; a link's `notices_in`; the watchers' two;
+//! 4. all links, for writing (`connect`) or reading;
+//! 5. the places of actors; the pools;
+//! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a doorbell.
+//!
+//! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but 1, and under
+//! that only the decoding of messages.
+//!
+//! # On a crash, and on cancellation
+//! On a crash of a peer its link breaks: its senders get their messages back, its asks fail; `endings` has the steps. On a
+//! crash of this process what it published is still read. A cancelled send gives its place in the queue up, and nothing was
+//! sent; a dropped ask is taken out, and its reply is dropped.
+//!
+//! It knows no tensor. [`ring`] and [`doorbell`] are the protocols in shared memory, [`spin`] says when to stop
+//! polling, [`control_channel`] is what it asks of the node, [`lifecycle`] what the node says of processes that exited.
+
+mod actors;
+pub mod asks;
+mod chunks;
+mod connect;
+pub mod control_channel;
+mod directory;
+pub mod doorbell;
+mod endings;
+pub(crate) mod entry;
+mod exited;
+mod from_node;
+pub mod inbox;
+mod incoming;
+pub mod lifecycle;
+mod link;
+mod links;
+mod memory;
+mod outgoing;
+mod pages;
+mod process;
+mod publish;
+mod reader;
+mod returns;
+pub mod ring;
+mod route;
+pub mod spin;
+mod traced;
+#[cfg(any(test, feature = "testing"))]
+mod usage;
+mod waiting;
+mod wake_reasons;
+mod wakeups;
+mod watching;
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use actors::Actors;
+pub use asks::AskFailure;
+use asks::Asks;
+use directory::Directory;
+use links::Links;
+use memory::Memory;
+use process::ProcessLifecycle;
+use wakeups::Wakeups;
+
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use incoming::Parts;
+pub(crate) use link::Link;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use outgoing::{Claim, NotNow};
+pub(crate) use outgoing::{Destination, TransmitError};
+pub(crate) use route::{NoRoute, Route};
+pub(crate) use waiting::{PlaceInQueue, Queue};
+pub(crate) use watching::{Tell, Watcher};
+
+use crate::clock::{ClockDomain, ProcessPages};
+use crate::device::{Backend, DeviceError};
+use crate::ids::{ActorId, DeviceId, ProcessId};
+use crate::lease::{Pool, PoolOptions};
+use crate::limits::MAX_ACTORS;
+use crate::observe::hang_probe::HangProbe;
+use crate::observe::metrics::ProcessMetrics;
+use control_channel::{ControlChannel, ControlChannelClosed, Location};
+use inbox::Inbox;
+use lifecycle::ExitedProcess;
+
+/// See the module.
+pub struct Transport {
+    me: ProcessId,
+    this: Weak<Transport>,
+    domain: Arc<ClockDomain>,
+    wakeups: Wakeups,
+    control: Arc<dyn ControlChannel>,
+    links: Links,
+    memory: Memory,
+    actors: Actors,
+    asks: Asks,
+    directory: Directory,
+    lifecycle: ProcessLifecycle,
+    counters: Counters,
+}
+
+/// What a transport has counted since it opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) sent: AtomicU64,
+    pub(crate) received: AtomicU64,
+    pub(crate) rejected: AtomicU64,
+    pub(crate) dead_letters: AtomicU64,
+    pub(crate) bytes_lent: AtomicU64,
+    pub(crate) bytes_fetched: AtomicU64,
+    pub(crate) bytes_staged: AtomicU64,
+}
+
+/// What a transport has counted since it opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransportStats {
+    /// Frames sent to other processes.
+    pub sent: u64,
+    /// Frames taken from other processes.
+    pub received: u64,
+    /// Frames and notices refused because they were malformed or forged (WIRE-1).
+    pub rejected: u64,
+    /// Messages that no actor took, or that no handler was given because a tensor in them was lost with a process.
+    pub dead_letters: u64,
+    /// Bytes of tensors that went along as leases instead of being copied.
+    pub bytes_not_copied: u64,
+    /// Bytes of tensors that were copied to the device of the actor that got them, because it said so
+    /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
+    pub bytes_fetched: u64,
+    /// Of these, bytes that went through host memory because one GPU has no access to the other's memory.
+    pub bytes_staged: u64,
+}
+
+/// Why a transport could not open, or a device not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The operating system refused.
+    #[error("the transport could not open: {0}")]
+    Io(#[from] io::Error),
+    /// A process hosts at most [`MAX_ACTORS`] actors in its life.
+    #[error("this process has hosted {MAX_ACTORS} actors, which is the limit; start another worker")]
+    TooManyActors,
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl std::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Transport({}, {:?})", self.me, self.stats())
+    }
+}
+
+impl Transport {
+    /// Says how many bytes the pool of each GPU may take; the first to say so is right.
+    pub fn set_gpu_budget(&self, bytes: u64) {
+        self.memory.set_gpu_budget(bytes);
+    }
+
+    /// Opens the transport of process `me`, whose control channel is `control`, with the pages that the node gave it.
+    ///
+    /// # Errors
+    /// The operating system gives no memory or descriptors.
+    pub fn open(
+        me: ProcessId,
+        control: Arc<dyn ControlChannel>,
+        pages: ProcessPages,
+    ) -> Result<Arc<Self>, TransportError> {
+        let ProcessPages { clocks, epoch_page } = pages;
+        let domain = ClockDomain::with_epoch_page(me, clocks, Some(epoch_page));
+        let wakeups = Wakeups::open()?;
+        let transport = Arc::new_cyclic(|this| {
+            let memory = Memory::new(me, Arc::clone(&domain), Weak::clone(this));
+            Transport {
+                me,
+                this: Weak::clone(this),
+                domain,
+                wakeups,
+                control,
+                links: Links::new(),
+                memory,
+                actors: Actors::new(),
+                asks: Asks::new(),
+                directory: Directory::new(me),
+                lifecycle: ProcessLifecycle::begin(me),
+                counters: Counters::default(),
+            }
+        });
+        #[cfg(any(test, feature = "testing"))]
+        crate::testing::leaks::watch(Arc::downgrade(&transport));
+        Ok(transport)
+    }
+
+    /// The process that it serves.
+    pub fn process(&self) -> ProcessId {
+        self.me
+    }
+
+    /// The clocks that the process can see.
+    pub fn domain(&self) -> &Arc<ClockDomain> {
+        &self.domain
+    }
+
+    /// The process's memory on `device`, made on first use.
+    pub fn pool(&self, device: &Arc<dyn Backend>, options: PoolOptions) -> Arc<Pool> {
+        self.memory.pool(device, options)
+    }
+
+    /// The process's memory on a device, made and the device opened on first use.
+    ///
+    /// # Errors
+    /// This process cannot use the device.
+    pub fn pool_for(&self, device: DeviceId) -> Result<Arc<Pool>, DeviceError> {
+        self.memory.pool_for(device)
+    }
+
+    /// The devices whose memory this process has used.
+    pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
+        self.memory.devices_in_use()
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What it has counted.
+    pub fn stats(&self) -> TransportStats {
+        TransportStats {
+            sent: self.counters.sent.load(Ordering::Relaxed),
+            received: self.counters.received.load(Ordering::Relaxed),
+            rejected: self.counters.rejected.load(Ordering::Relaxed),
+            dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
+            bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
+            bytes_fetched: self.counters.bytes_fetched.load(Ordering::Relaxed),
+            bytes_staged: self.counters.bytes_staged.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What the process and its actors have done. Memory that peers have given back is counted as given back, whether or
+    /// not the reader has seen it.
+    pub fn metrics(&self) -> ProcessMetrics {
+        self.take_in_returns();
+        let stats = self.stats();
+        let actors = self.actors.metrics();
+        let mut metrics = ProcessMetrics {
+            sent: stats.sent,
+            received: stats.received,
+            rejected: stats.rejected,
+            dead_letters: stats.dead_letters,
+            bytes_not_copied: stats.bytes_not_copied,
+            open: self.actors.open(Ordering::Relaxed),
+            actors,
+            ..ProcessMetrics::default()
+        };
+        for pool in self.memory.pools().iter() {
+            let pool = pool.stats();
+            metrics.bytes_in_flight += pool.lent_bytes;
+            metrics.bytes_held += pool.held_bytes;
+            metrics.pool_bytes += pool.chunk_bytes;
+        }
+        metrics
+    }
+
+    /// What stands still here, if anything does. Waits for nobody.
+    pub(crate) fn hang_probe(&self) -> HangProbe {
+        HangProbe { actors: self.actors.sights(), waits: self.domain.waiting() }
+    }
+
+    /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.
+    pub fn is_busy(&self) -> bool {
+        self.actors.open(Ordering::SeqCst) > 0 || self.links.are_waited_for() || self.links.are_busy()
+    }
+
+    /// Whether messages to it, which their senders have counted, will never be read though nobody has died: it has given up
+    /// a peer.
+    pub(crate) fn leaves_unread(&self) -> bool {
+        self.lifecycle.leaves_unread()
+    }
+
+    /// A shutdown of the node has begun: whoever waits in [`until_stopping`](Self::until_stopping) is told.
+    pub(crate) fn begin_stopping(&self) {
+        self.lifecycle.begin_stopping();
+    }
+
+    /// The process is about to end, and its actors that come back after failures live on elsewhere.
+    pub(crate) fn begin_leaving(&self) {
+        self.lifecycle.begin_leaving();
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.lifecycle.is_leaving()
+    }
+
+    /// Resolves when a shutdown of the node has begun, at once if that was before.
+    pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.lifecycle.until_stopping()
+    }
+
+    /// From now on `watcher` is told what happens to `actor`. When the node has ended it is dropped.
+    pub(crate) fn watch(&self, actor: ActorId, watcher: Watcher) {
+        self.lifecycle.watching.watch(actor, watcher, &*self.control);
+    }
+
+    /// The node has ended: nothing more will happen.
+    pub(crate) fn end_watching(&self) {
+        self.lifecycle.watching.end();
+    }
+
+    /// Notes an ask before it is sent; the number goes along with it.
+    pub(crate) fn expect_reply(&self, peer: ProcessId, actor: ActorId, answer: asks::Answer) -> u64 {
+        self.asks.expect(peer, actor, answer)
+    }
+
+    /// Nobody waits for the reply any more. A reply that comes all the same is dropped, and its leases go back.
+    pub(crate) fn forget_ask(&self, correlation: u64) {
+        self.asks.forget(correlation);
+    }
+
+    /// The place that an address should remember: of one that is elsewhere now, the new one.
+    pub(crate) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
+        self.directory.location_of(actor, remembered)
+    }
+
+    /// What is known of a process that ended, for whoever loses something of `actor` with it.
+    pub(crate) fn exited(&self, process: ProcessId, actor: ActorId) -> ExitedProcess {
+        self.directory.exited(process, actor, &self.lifecycle)
+    }
+
+    /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
+    /// queue that its mailbox had.
+    pub(crate) fn goes_away(&self, actor: ActorId, location: Location) {
+        self.directory.goes_away(actor, location, &self.links, &self.actors);
+    }
+
+    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.
+    pub(crate) async fn register(
+        &self,
+        name: String,
+        actor: ActorId,
+    ) -> Result<Result<(), ActorId>, ControlChannelClosed> {
+        self.directory.register(name, actor, &*self.control).await
+    }
+
+    /// The actor under `name`.
+    pub(crate) async fn lookup(
+        &self,
+        name: String,
+    ) -> Result<Option<(ActorId, Location)>, ControlChannelClosed> {
+        self.directory.lookup(name, &*self.control).await
+    }
+
+    /// The peer will not reply any more.
+    fn fail_asks(&self, peer: ProcessId) {
+        self.asks.fail(peer, |actor| self.exited(peer, actor));
+    }
+
+    /// Whether a process has ended.
+    fn has_exited(&self, process: ProcessId) -> bool {
+        self.lifecycle.exited.contains(process)
+    }
+
+    /// Makes the reader look again.
+    pub(crate) fn wake_reader(&self) {
+        self.wakeups.wake_reader();
+    }
+
+    /// Gives an actor a location in this process; `make` gets its index.
+    ///
+    /// # Errors
+    /// [`TransportError::TooManyActors`].
+    pub fn serve(&self, make: impl FnOnce(u16) -> Arc<dyn Inbox>) -> Result<u16, TransportError> {
+        let index = self.actors.next_index();
+        self.serve_at(index as u16, make(index as u16))?;
+        Ok(index as u16)
+    }
+
+    /// Gives an actor the location `index`, which the node chose. What was meant for an earlier actor there carries
+    /// that one's identity, and does not reach the new one.
+    ///
+    /// # Errors
+    /// [`TransportError::TooManyActors`].
+    pub fn serve_at(&self, index: u16, inbox: Arc<dyn Inbox>) -> Result<(), TransportError> {
+        self.actors.serve_at(index, inbox, &self.links)
+    }
+
+    /// The actor at `index` is gone: its senders are told.
+    pub fn withdraw(&self, index: u16) {
+        self.withdraw_for(index, false);
+    }
+
+    /// As [`withdraw`](Self::withdraw); where the actor is `away`, its senders wait for its next life.
+    pub(crate) fn withdraw_for(&self, index: u16, away: bool) {
+        self.actors.withdraw(index, away, &self.links);
+    }
+
+    /// Counts a message that a local sender handed over, until it is done with.
+    pub(crate) fn opened(&self) {
+        self.actors.opened();
+    }
+
+    /// Counts a message that no handler gets.
+    pub(crate) fn dead_letter(&self) {
+        self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The counterpart of [`opened`](Self::opened).
+    pub(crate) fn done(&self) {
+        self.actors.done();
+    }
+
+    pub(crate) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
+        self.actors.inbox(index)
+    }
+
+    fn arc(&self) -> Option<Arc<Transport>> {
+        self.this.upgrade()
+    }
+}

@@ -1,0 +1,100 @@
+//! Publishing: what was written into the rings becomes visible to the peers, and those that sleep are woken.
+//!
+//! A frame that is committed and a notice that is posted lie in a ring whose tail has not moved yet. Each notes on its link
+//! what is due, see [`wake_reasons`]. The end of the turn publishes all of it together: one tail per ring, one doorbell
+//! per peer. Outside of a turn it is published at once. Used by `outgoing` (frames), `returns` (notices), and the
+//! handing back of credits.
+//!
+//! **Invariants.** What was due before [`Transport::publish_all`] swapped the mark is visible when that call has returned,
+//! whichever thread committed it. All returns are visible before any frame.
+//!
+//! **Locks.** `notices_out` of each link, then `out` of each, one at a time and none inside another.
+//!
+//! **On a crash** between the write and the publishing nobody has seen the frame: it was never sent. **On cancellation**
+//! nothing happens: a turn ends also when its future is dropped.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::link::Link;
+use super::{Transport, wake_reasons};
+use crate::clock::turn::{self, TurnEnd};
+use crate::fault;
+
+impl TurnEnd for Transport {
+    /// Publishes what the turn has gathered: one tail per link.
+    fn turn_ended(&self) {
+        self.publish_all(&self.links.all());
+    }
+}
+
+impl Transport {
+    /// Publishes at the end of the turn, or now where no turn is open. `due` is what for, see [`wake_reasons`].
+    pub(super) fn publish_soon(&self, link: &Arc<Link>, due: u8) {
+        // The mark comes after the write that it is for, and before the turn is asked: a turn that ends on another thread
+        // meanwhile publishes this too, and the one here then finds nothing due.
+        link.note_due(due);
+        if !turn::at_end(self, || self.arc()) {
+            self.publish_if_due(link);
+        }
+    }
+
+    /// Publishes if that was put off.
+    pub(super) fn publish_if_due(&self, link: &Arc<Link>) {
+        self.publish_all(std::slice::from_ref(link));
+    }
+
+    /// Publishes what was put off on any of `links`: makes everything committed there visible to the peers, and wakes those
+    /// that have to be.
+    ///
+    /// All returns are to be seen before any frame: a message that says that its sender has dropped something, or that a
+    /// third process is told of by its receiver, does not overtake the drop. (The other way round nothing needs an order: a
+    /// lease that a frame takes along is kept until the peer has passed the frame.)
+    pub(super) fn publish_all(&self, links: &[Arc<Link>]) {
+        // First all marks are taken, then anything is published: a frame that is committed after its link's mark was taken
+        // sets it again, so nothing is left without one.
+        //
+        // More than that are in few turns.
+        let mut due: SmallVec<[(&Link, u8); 16]> = SmallVec::new();
+        for link in links {
+            let what = link.take_due();
+            if what != 0 {
+                due.push((link, what));
+            }
+        }
+        #[cfg(any(test, feature = "testing"))]
+        if self.lifecycle.is_abandoned() {
+            return;
+        }
+        // Two loops and not one: the returns of all links come before the first frame of any.
+        for (link, _) in &due {
+            link.publish_notices();
+        }
+        for (link, _) in &due {
+            link.publish_frames();
+        }
+        // Doorbells last, and outside of the locks: each is a system call, and who wakes has to find everything.
+        for (link, what) in due {
+            self.tell(link, what);
+        }
+    }
+
+    /// Wakes the peer for what was published, if it has to be.
+    fn tell(&self, link: &Link, due: u8) {
+        fault::point("transport.send.published");
+        let (ring, deferred) = wake_reasons::split(due);
+        // What is put off is noted before the bell is rung for the rest: that ring ends the quiet.
+        if deferred != 0 {
+            link.defer_wakeup(deferred);
+            self.wakeups.defer_wakeup();
+        }
+        if ring != 0 {
+            // Though nothing may be new to see: what was published early has not rung yet.
+            link.ring(ring);
+        }
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;

@@ -1,0 +1,236 @@
+//! The reader: the one loop of a process that looks at everything its peers write.
+//!
+//! It polls while there is something, spins adaptively for a while, and then sleeps until its doorbell rings. Before it
+//! sleeps it says so on its wake page and looks once more: no wake-up is lost (see
+//! [`doorbell`](crate::transport::doorbell)).
+//!
+//! The reader looks at the two tails that a peer moves, and takes a lock only when one has moved; at the head in the
+//! ring to the peer only while a lease of a third process waits for it (`Link::has_moved`).
+//!
+//! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the node it has
+//! a thread of its own. Actors started with `own_thread` have theirs.
+//!
+//! Run by one task or thread of the process: a worker's main thread, beside its actors, or a thread of the node's own.
+//!
+//! **Invariants.** No wake-up is lost. A link is looked at in one order: leases back, frames passed, replies out, frames
+//! in. The reader waits for no other process.
+//!
+//! **Locks.** None across a look; each step takes those of its link.
+//!
+//! **On a crash** of a peer the reader reads to the end what it had posted, and then parts with it. **On cancellation**
+//! nothing is lost, see [`Transport::run`].
+
+#![expect(unsafe_code, reason = "tokio asks for a promise about the descriptor that it watches")]
+
+use std::io;
+use std::num::NonZero;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::link::Link;
+use super::{Transport, wake_reasons};
+use crate::clock::turn::Turn;
+use crate::os::step_aside;
+use crate::transport::doorbell::Sleeper;
+use crate::transport::ring::Word;
+use crate::transport::spin::{Spin, Step};
+
+/// The doorbells of a transport that is there for as long.
+struct Listening(Arc<Transport>);
+
+impl AsRawFd for Listening {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.wakeups.as_raw_fd()
+    }
+}
+
+/// The reader steps aside so often before it has the runtime look at its descriptors and timers, and wake whom
+/// `tokio::task::yield_now` put off: a system call.
+const STEPS_PER_LOOK: u32 = 8;
+
+/// Lets the other tasks of the thread run.
+async fn make_way(steps: &mut u32) {
+    *steps = steps.wrapping_add(1);
+    if steps.is_multiple_of(STEPS_PER_LOOK) {
+        tokio::task::yield_now().await;
+    } else {
+        step_aside().await;
+    }
+}
+
+impl Transport {
+    /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
+    /// [`run`](Self::run) calls it in a loop.
+    pub fn poll(&self, buffer: &mut Vec<u8>) -> bool {
+        self.look_at_links(buffer, true)
+    }
+
+    /// As [`poll`](Self::poll), as a reader looks that is kept busy.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn glance(&self, buffer: &mut Vec<u8>) -> bool {
+        self.look_at_links(buffer, false)
+    }
+
+    /// As [`poll`](Self::poll); what peers have passed in their rings is looked at only if `heads` or where that is waited
+    /// for.
+    fn look_at_links(&self, buffer: &mut Vec<u8>, heads: bool) -> bool {
+        let mut any = false;
+        for link in self.links.all().iter() {
+            any |= self.poll_link(link, buffer, heads);
+        }
+        // Once for all links: closing what was given back drains all return rings again.
+        if any {
+            self.memory.close_emptied();
+        }
+        self.memory.chunks.loosen_if_due(&self.links, &self.lifecycle);
+        // Only in vain: while there is something to do, more may come that rings anyway.
+        if !any {
+            self.wakeups.ring_deferred(&self.links);
+        }
+        any
+    }
+
+    fn poll_link(&self, link: &Arc<Link>, buffer: &mut Vec<u8>, heads: bool) -> bool {
+        if link.is_broken() {
+            if !link.is_given_up() {
+                self.give_up(link);
+            }
+            let exited = link.has_exited();
+            // At each look: a send that had its claim may have put more there since.
+            let any = self.let_go(link);
+            // A peer that lives keeps its link, so that its slot is known to be given up; one that has ended goes.
+            if exited {
+                self.part_with(link);
+            }
+            return any || exited;
+        }
+        // Read before the rings are: what the peer had posted before its end is then seen by this look.
+        let exited = link.has_exited();
+        let mut any = false;
+        if link.has_moved(heads) || exited {
+            // One turn: what the frames lead to here (leases back, refusals) is published together.
+            let turn = Turn::begin();
+            // Leases back first: they may be what a reply, or a hold for a frame, waits for. Frames last: what they bring
+            // back is found in the lease table, and what they lead to finds the room that the others have made.
+            any |= self.drain_link_returns(link);
+            any |= self.retire_in_flight(link, heads);
+            any |= self.flush_outbox(link);
+            any |= self.take_frames(link, buffer);
+            drop(turn);
+            if exited && link.is_drained() {
+                self.give_up(link);
+                self.part_with(link);
+                return true;
+            }
+        }
+        if link.has_waiting() {
+            link.wake_senders();
+        }
+        any
+    }
+
+    /// For which wake reasons of a peer, other than frames, this process has to be woken; see [`wake_reasons`].
+    fn wanted_wake_reasons(&self) -> u64 {
+        let links = self.links.all();
+        let credit = links.iter().any(|link| link.has_waiting());
+        let room = links.iter().any(|link| link.lacks_room() || link.is_stuck() || link.waits_for_head());
+        let room = room || self.memory.has_waiters();
+        let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
+        bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
+    }
+
+    /// Whether there are twice as many of `cores`, and of those that this thread may use, as processes that it knows of: one
+    /// that looks for long then takes none away from another.
+    fn has_cores_to_spare(&self, cores: usize) -> bool {
+        let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize);
+        cores.min(allowed) >= 2 * (self.links.all().len() + 1)
+    }
+
+    /// Reads until [`stop`](Self::stop). One task or thread of the process runs it.
+    ///
+    /// # Errors
+    /// The doorbell cannot be waited for: there is no tokio runtime with I/O, or no descriptor left.
+    ///
+    /// # Cancel safety
+    /// Dropping it between two polls loses nothing; frames stay in their rings.
+    pub async fn run(self: Arc<Self>) -> io::Result<()> {
+        // SAFETY: the descriptor is the transport's own, which the `Listening` keeps, and so is open for as long as the
+        // `AsyncFd` is there; it always names the same epoll instance.
+        let ears =
+            unsafe { AsyncFd::register_with_interest(Listening(Arc::clone(&self)), Interest::READABLE) }?;
+        let wants = self.wakeups.wants_word();
+        let mut sleeper = Sleeper::<crate::transport::ring::Native>::new(self.wakeups.sleep_word());
+        let mut spin: Spin = Spin::new();
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let (mut buffer, mut steps) = (Vec::new(), 0);
+        while !self.lifecycle.is_stopped() {
+            if self.look_at_links(&mut buffer, false) {
+                spin.found();
+                make_way(&mut steps).await;
+                continue;
+            }
+            match spin.idle() {
+                Step::Poll => std::hint::spin_loop(),
+                Step::Yield => make_way(&mut steps).await,
+                // In this order, none of which may change places: what it wants, that it is parked, that it sleeps, and
+                // then the last look. Whoever publishes something does so first and then reads these words, so it either
+                // sees them and rings, or the last look sees what it has published.
+                Step::Park => {
+                    // WANTS: written before the fence in `prepare`.
+                    let wanted = self.wanted_wake_reasons();
+                    wants.store(wanted, Ordering::Relaxed);
+                    // For this process's own threads: who puts a ring off from here on wakes the reader.
+                    self.wakeups.park();
+                    // For the peers: from here on they ring.
+                    sleeper.prepare();
+                    // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
+                    // seen here, or it came after the word was written and has written it (`want_progress`).
+                    // `poll`, and not a glance: what peers have passed counts too, because nobody rings for it.
+                    let asleep = !self.poll(&mut buffer) && self.wanted_wake_reasons() & !wanted == 0;
+                    if asleep && !self.lifecycle.is_stopped() {
+                        tokio::select! {
+                            // Cleared, and looked at again anyway: the next ring is an edge of its own.
+                            rung = ears.readable() => rung?.clear_ready(),
+                            // Another task of this thread, or another thread, goes on while the reader sleeps.
+                            () = self.wakeups.deferred_came() => {}
+                        }
+                    }
+                    // Both before the next look, so that nobody pays for waking a reader that looks.
+                    self.wakeups.unpark();
+                    sleeper.awake();
+                    spin.set_patient(self.has_cores_to_spare(cores));
+                }
+            }
+        }
+        // Nobody does it after this.
+        self.wakeups.ring_deferred(&self.links);
+        Ok(())
+    }
+
+    /// What the wake page says.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn says_it_sleeps(&self) -> bool {
+        self.wakeups.says_it_sleeps()
+    }
+
+    /// Whether something was published that nobody was rung for.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.wakeups.has_deferred()
+    }
+
+    /// Whether [`stop`](Self::stop) was called.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.lifecycle.is_stopped()
+    }
+
+    /// Ends [`run`](Self::run).
+    pub fn stop(&self) {
+        self.lifecycle.stop();
+        self.wakeups.wake_reader();
+    }
+}

@@ -1,0 +1,228 @@
+//! Leases back to their owners, and the owners' side of it.
+//!
+//! A holder posts notices (releases, holds, rejections) to the owner's return ring, see [`entry`]; the owner takes them in
+//! and keeps its lease table. Used by each lease that drops, by `incoming` (holds), by the reader, and by a pool that
+//! wants to know how things stand.
+//!
+//! **Invariants.** LEASE-2: a release never waits, and finds room. LEASE-3: a hold is visible before the cursor moves past
+//! the frame that it is for. A cursor is read before the notices that belong to it are drained.
+//!
+//! **Locks.** A link's `notices_in` while its notices are taken in, and inside of it a pool's, and the link's `out`.
+//! `notices_out` for each notice, alone. Leases that a link let go of are dropped outside of all of them.
+//!
+//! **On a crash** of the owner there is no lease table any more, and a release is for nobody. **On cancellation**
+//! nothing happens.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Transport;
+use super::entry::{self, Notice};
+use super::link::Link;
+use super::wake_reasons;
+use crate::clock::Ticket;
+use crate::clock::turn::Turn;
+use crate::device::{Access, ChunkMapping, DeviceError};
+use crate::fault;
+use crate::ids::{ChunkId, DeviceId};
+use crate::lease::pool::Surroundings;
+use crate::lease::{LeaseId, Returns, Writers};
+use crate::limits::MAX_FORWARDED;
+use crate::transport::control_channel::ToNode;
+use crate::transport::ring::Entry;
+
+/// How long a process that ends waits for its own reader to close what was given back.
+const LAST_RETURNS: Duration = Duration::from_millis(200);
+
+impl Returns for Transport {
+    fn release(&self, id: LeaseId, uses: &[Ticket]) {
+        fault::point("lease.release");
+        let Some(link) = self.link(id.chunk.owner).filter(|link| !link.has_exited()) else {
+            return; // The owner has ended: there is no lease table any more.
+        };
+        link.uncount_held();
+        self.post_notice(&link, entry::release(id, uses));
+    }
+
+    fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError> {
+        self.memory.chunks.map_now(id.chunk, Access::ReadWrite, &*self.control, &self.wakeups)
+    }
+
+    fn writers(&self) -> &Writers {
+        self.memory.writers()
+    }
+}
+
+impl Surroundings for Transport {
+    fn drain_returns(&self) {
+        for link in self.links.all().iter() {
+            self.drain_link_returns(link);
+        }
+    }
+
+    fn publish_chunk(
+        &self,
+        chunk: ChunkId,
+        device: DeviceId,
+        bytes: u64,
+        read_only: OwnedFd,
+        read_write: OwnedFd,
+    ) -> Result<(), DeviceError> {
+        let message = ToNode::PublishChunk { chunk, device, bytes };
+        self.control
+            .send(message, vec![read_only, read_write])
+            .map_err(|closed| DeviceError::Refused { what: closed.to_string() })
+    }
+
+    fn wanted(&self) {
+        self.wakeups.wake_reader();
+    }
+}
+
+impl Transport {
+    /// Takes in what peers have posted about leases, and what they have passed. A release does not wake an owner that
+    /// sleeps, so whoever wants to know how things stand does this before he looks.
+    pub(crate) fn take_in_returns(&self) {
+        let turn = Turn::begin();
+        for link in self.links.all().iter().filter(|link| !link.is_broken()) {
+            self.drain_link_returns(link);
+            self.retire_in_flight(link, true);
+        }
+        drop(turn);
+        self.memory.close_emptied();
+    }
+
+    /// [`take_in_returns`](Self::take_in_returns) for the last time: what the reader is about to do is waited for too.
+    pub(crate) fn take_in_last_returns(&self) {
+        self.take_in_returns();
+        self.memory.close_emptied_with_all(LAST_RETURNS);
+    }
+
+    /// Posts an entry to the return ring. Room was reserved: every lease is counted from the moment it is taken.
+    pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.lifecycle.is_abandoned() {
+            return;
+        }
+        match link.post(notice) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
+                self.give_up(link);
+                return;
+            }
+        }
+        fault::point("lease.released");
+        self.publish_soon(link, wake_reasons::ROOM);
+    }
+
+    /// [`post_notice`](Self::post_notice), visible to the peer when this returns: something that has to be seen before a
+    /// cursor is. Whoever else may be about to publish the ring is not waited for.
+    pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
+        self.post_notice(link, notice);
+        #[cfg(any(test, feature = "testing"))]
+        if self.lifecycle.is_abandoned() {
+            return;
+        }
+        link.publish_notices();
+    }
+
+    /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame that brought the
+    /// lease, and its forwarder lets go (LEASE-3).
+    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId) {
+        self.post_notice_now(owners, entry::hold(id));
+    }
+
+    /// Handles what the peer has posted; true if there was anything.
+    pub(super) fn drain_link_returns(&self, link: &Arc<Link>) -> bool {
+        match link.drain_notices(|entry| self.handle_notice(link, entry)) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
+                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.give_up(link);
+                true
+            }
+        }
+    }
+
+    fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) {
+        let result =
+            entry::parse(entry, link.peer).map_err(|error| error.to_string()).and_then(
+                |notice| match notice {
+                    Notice::Release { chunk, entry, generation, uses } => {
+                        let id = entry::lease_id(self.me, chunk, entry, generation);
+                        let released = self.memory.pool_of(id)?.release(id, link.peer, &uses);
+                        let was_forwarded = released.map_err(|error| error.to_string())?;
+                        if was_forwarded {
+                            link.uncount_forwarded();
+                        } else {
+                            link.return_grants(1);
+                        }
+                        fault::point("lease.taken");
+                        link.count_released();
+                        Ok(())
+                    }
+                    Notice::Hold { chunk, entry, generation } => {
+                        let id = entry::lease_id(self.me, chunk, entry, generation);
+                        if link.forwarded() >= MAX_FORWARDED {
+                            // MBX-2: it could never give them all back. The reader gives the link up.
+                            link.break_off();
+                            return Err("it took more leases than its return ring has room for".into());
+                        }
+                        self.memory.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
+                        link.count_forwarded();
+                        Ok(())
+                    }
+                    Notice::Rejected { end } => {
+                        self.take_back(link, end);
+                        Ok(())
+                    }
+                },
+            );
+        if let Err(error) = result {
+            self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer = %link.peer, error, "a notice about a lease was refused");
+        }
+    }
+
+    /// The peer could not read the frame that ends at `end`: the grants in it are void.
+    fn take_back(&self, link: &Link, end: u64) {
+        let Some(granted) = link.take_grants(end) else { return };
+        for id in granted {
+            let released = self.memory.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
+            match released {
+                Some(Ok(true)) => link.uncount_forwarded(),
+                // Also where the peer has given it back itself, against the protocol: it was counted once.
+                Some(Ok(false)) | None => link.return_grants(1),
+                Some(Err(error)) => {
+                    tracing::error!(%error, "the grant of a rejected frame was not in the lease table");
+                    continue;
+                }
+            };
+        }
+    }
+
+    /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is drained, so
+    /// that the rejection of a frame is seen before its grants are forgotten.
+    pub(super) fn retire_in_flight(&self, link: &Arc<Link>, heads: bool) -> bool {
+        let Some(consumed) = link.consumed_if_due(heads) else { return false };
+        let consumed = match consumed {
+            Ok(consumed) => consumed,
+            Err(error) => {
+                tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
+                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.give_up(link);
+                return true;
+            }
+        };
+        // Between the two locks, and behind the cursor: the peer posts a rejection before it passes the frame.
+        let drained = self.drain_link_returns(link);
+        let passed = link.take_passed(consumed);
+        // Dropped outside of the lock: this lets leases go, on other links too.
+        drained || !passed.is_empty()
+    }
+}

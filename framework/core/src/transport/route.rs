@@ -1,0 +1,162 @@
+//! The way of one message to its mailbox: looked up before the first attempt, and again when the actor was not found.
+//!
+//! Used by `actor/sending.rs` alone. A route is a snapshot: it names one life of the actor, and says whether another look
+//! leads to the same.
+//!
+//! **Invariants.** Whoever waits, waits in the queue of its route, and an actor has one queue for all its lives; so who
+//! follows an actor from one route to the next keeps its place (MBX-1).
+//!
+//! **Locks.** None is held beyond a call. As long as no actor of the node has moved, the directory is not asked at all.
+//!
+//! **On a crash** of the actor's process the link in a route is broken, and the attempt says so. **On cancellation** a
+//! route is dropped, and nothing is left of it.
+
+use std::sync::Arc;
+
+use super::directory::{Arrival, Way};
+use super::inbox::Inbox;
+use super::{Link, Queue, Transport};
+use crate::ids::ActorId;
+use crate::limits::{MAX_GRANTED, MAX_TENSORS};
+use crate::transport::control_channel::Location;
+use crate::transport::lifecycle::{EndReason, ExitedProcess};
+
+/// The way to a mailbox.
+#[derive(Clone)]
+pub(crate) enum Route {
+    /// In this process; with the queue that came along with its actor, if one did.
+    Short(Arc<dyn Inbox>, Option<Queue>),
+    /// In another.
+    Long(Arc<Link>, Location, Option<Queue>),
+    /// Nowhere yet.
+    Later(Queue),
+}
+
+/// Why there is no way to an actor.
+#[derive(Debug)]
+pub(crate) enum NoRoute {
+    /// There is none (any more).
+    NoSuchActor,
+    /// Its restarts are used up.
+    GaveUp(EndReason),
+    /// Its process has ended, and it does not come back.
+    Exited(ExitedProcess),
+}
+
+impl Transport {
+    /// The way to `actor`, whose address remembers `location`.
+    #[inline]
+    pub(crate) fn route_to(&self, actor: ActorId, location: Location) -> Result<Route, NoRoute> {
+        if self.directory.has_moved() {
+            return self.route_by_directory(actor, location);
+        }
+        // As long as no actor of the node has moved, each is where its address says.
+        match self.route_at(actor, location) {
+            Some(route) => Ok(route),
+            None => self.route_after(actor, location),
+        }
+    }
+
+    /// The way to a mailbox at `location`; `None` where nothing, or somebody else, is there now.
+    #[inline]
+    fn route_at(&self, actor: ActorId, location: Location) -> Option<Route> {
+        if location.process == self.me {
+            let inbox = self.inbox(location.index).filter(|inbox| inbox.actor() == actor);
+            return inbox.map(|inbox| Route::Short(inbox, None));
+        }
+        let link = self.link(location.process).filter(|link| !link.has_exited());
+        link.map(|link| Route::Long(link, location, None))
+    }
+
+    #[cold]
+    fn route_by_directory(&self, actor: ActorId, remembered: Location) -> Result<Route, NoRoute> {
+        match self.directory.way_to(actor, remembered) {
+            Way::To(location, queue) => self.route_along(actor, location, queue),
+            way => without_location(way),
+        }
+    }
+
+    /// The way to a mailbox at `location`, with the queue that came along with its actor, if one did.
+    fn route_along(
+        &self,
+        actor: ActorId,
+        location: Location,
+        queue: Option<Queue>,
+    ) -> Result<Route, NoRoute> {
+        let Some(mut route) = self.route_at(actor, location) else {
+            return self.route_after(actor, location);
+        };
+        if let Route::Short(_, slot) | Route::Long(_, _, slot) = &mut route {
+            *slot = queue;
+        }
+        // Before anybody waits on this way: what happens at the new place wakes those in the queue.
+        match &route {
+            Route::Short(inbox, Some(_)) => {
+                self.directory.arrive_at(actor, location, Arrival::Here(&**inbox))
+            }
+            Route::Long(link, _, Some(_)) => self.directory.arrive_at(actor, location, Arrival::There(link)),
+            _ => {}
+        }
+        Ok(route)
+    }
+
+    /// There is no such mailbox at `location`.
+    #[cold]
+    fn route_after(&self, actor: ActorId, location: Location) -> Result<Route, NoRoute> {
+        if location.process == self.me {
+            return Err(NoRoute::NoSuchActor);
+        }
+        let (links, lifecycle) = (&self.links, &self.lifecycle);
+        match self.directory.way_after(actor, location, links, lifecycle, &self.actors, &*self.control) {
+            // It moved between the two looks, to another process.
+            Way::To(location, queue) => self.route_along(actor, location, queue),
+            way => without_location(way),
+        }
+    }
+}
+
+fn without_location(way: Way) -> Result<Route, NoRoute> {
+    match way {
+        Way::Later(queue) => Ok(Route::Later(queue)),
+        Way::GaveUp(reason) => Err(NoRoute::GaveUp(reason)),
+        Way::Exited(exited) => Err(NoRoute::Exited(exited)),
+        Way::To(..) | Way::Nowhere => Err(NoRoute::NoSuchActor),
+    }
+}
+
+impl Route {
+    /// Where senders to the mailbox wait; `None` for a mailbox that there cannot be.
+    pub(crate) fn queue(&self) -> Option<&Queue> {
+        match self {
+            Route::Short(inbox, queue) => Some(queue.as_ref().unwrap_or_else(|| inbox.local().queue())),
+            Route::Long(link, location, queue) => queue.as_ref().or_else(|| link.queue(location.index)),
+            Route::Later(queue) => Some(queue),
+        }
+    }
+
+    /// A number that changes whenever a sender might find what it lacked.
+    pub(crate) fn stamp(&self) -> u64 {
+        match self {
+            Route::Short(inbox, _) => inbox.local().stamp(),
+            Route::Long(link, location, _) => link.stamp(location.index),
+            Route::Later(_) => 0,
+        }
+    }
+
+    /// Whether both lead to the same life of the actor.
+    pub(crate) fn is(&self, other: &Route) -> bool {
+        match (self, other) {
+            (Route::Short(one, _), Route::Short(other, _)) => Arc::ptr_eq(one, other),
+            (Route::Long(one, here, _), Route::Long(other, there, _)) => {
+                Arc::ptr_eq(one, other) && here == there
+            }
+            (Route::Later(_), Route::Later(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether a message on this way may lack leases: then only the reader finds those that the peer has given back.
+    pub(crate) fn may_lack_leases(&self) -> bool {
+        matches!(self, Route::Long(link, ..) if link.granted() + MAX_TENSORS > MAX_GRANTED)
+    }
+}

@@ -1,0 +1,145 @@
+//! Who is woken, and when: the reader of this process, and, put off, the peers.
+//!
+//! Each process has one reader, which sleeps on the doorbells of all its links (`Ears`). Its wake page tells the peers
+//! that it sleeps, and what it wants to be woken for. This part owns both, and the mark that something was published that
+//! nobody was rung for ([`wake_reasons`] has the rules). Used by the reader, by `publish`, by senders that wait, and by
+//! whoever hears from the node.
+//!
+//! **Invariants.** A wake-up is never lost: whoever puts a ring off sets `deferred` and then looks at `parked`; the
+//! reader sets `parked` and then looks at `deferred`. Between the two stands a fence on both sides (QUIET), so one of
+//! them sees the other. The words of the wake page have one writer, this process (ONE-WRITER).
+//!
+//! **Locks.** None. Everything here may be called under any lock.
+//!
+//! **On a crash** the kernel shuts the doorbells, and the node tells the peers. **On cancellation** of a parked reader
+//! `parked` stays set, and `Notify` keeps the wake-up for the next reader, which looks at everything first anyway.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use super::links::Links;
+use super::pages::WakePage;
+use super::wake_reasons;
+use crate::os::Ears;
+use crate::transport::ring::{NativeWord, Word};
+
+/// See the module.
+pub(super) struct Wakeups {
+    wake_page: WakePage,
+    ears: Ears,
+    /// Something was published that nobody was rung for (see [`wake_reasons`]).
+    deferred: AtomicBool,
+    /// The reader waits for its doorbell, or is about to.
+    parked: AtomicBool,
+    /// Wakes the parked reader.
+    deferred_came: Notify,
+}
+
+impl Wakeups {
+    /// The wake page and the doorbells of a process.
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Wakeups {
+            wake_page: WakePage::create()?,
+            ears: Ears::create()?,
+            deferred: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
+            deferred_came: Notify::new(),
+        })
+    }
+
+    /// Where the doorbells of links are made.
+    pub(super) fn ears(&self) -> &Ears {
+        &self.ears
+    }
+
+    /// A descriptor of the wake page, for a peer.
+    pub(super) fn export(&self) -> io::Result<OwnedFd> {
+        self.wake_page.export()
+    }
+
+    /// The word that says whether the reader sleeps.
+    pub(super) fn sleep_word(&self) -> NativeWord {
+        self.wake_page.sleep()
+    }
+
+    /// The word that says what the reader wants to be woken for.
+    pub(super) fn wants_word(&self) -> NativeWord {
+        self.wake_page.wants()
+    }
+
+    /// Makes the reader look again.
+    pub(super) fn wake_reader(&self) {
+        if let Err(error) = self.ears.wake() {
+            tracing::warn!(%error, "the reader could not be woken");
+        }
+    }
+
+    /// From now on peers' progress wakes this process. Called before what the progress is waited for is published.
+    pub(super) fn want_progress(&self) {
+        let wants = self.wake_page.wants();
+        if wants.load(Ordering::Relaxed) & u64::from(wake_reasons::ROOM) == 0 {
+            // All of it: the reader may be writing what it wants just now.
+            wants.store(wake_reasons::ALL, Ordering::Relaxed);
+        }
+    }
+
+    /// Something was published that nobody was rung for. The reader rings when it finds nothing to do: soon, if it is not
+    /// parked. It says that it is before it looks for this for the last time.
+    pub(super) fn defer_wakeup(&self) {
+        self.deferred.swap(true, Ordering::AcqRel);
+        // DEFERRED: pairs with the fence in `park`: one of the two sees what the other has written.
+        fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::Relaxed) {
+            self.deferred_came.notify_one();
+        }
+    }
+
+    /// The reader is about to sleep. What is deferred from now on wakes it; what was before is seen by its next
+    /// look.
+    pub(super) fn park(&self) {
+        self.parked.store(true, Ordering::Relaxed);
+        // DEFERRED: pairs with the fence in `defer_wakeup`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The reader sleeps no longer: it looks for what was put off by itself.
+    pub(super) fn unpark(&self) {
+        self.parked.store(false, Ordering::Relaxed);
+    }
+
+    /// Resolves when something is published quietly while the reader is parked.
+    pub(super) fn deferred_came(&self) -> Notified<'_> {
+        self.deferred_came.notified()
+    }
+
+    /// Rings for everything whose wake-up was deferred.
+    pub(super) fn ring_deferred(&self, links: &Links) {
+        // The mark goes before the links are looked at: what is put off meanwhile sets it again.
+        if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::AcqRel) {
+            links.all().iter().for_each(|link| link.ring_deferred());
+        }
+    }
+
+    /// What the wake page says.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn says_it_sleeps(&self) -> bool {
+        self.wake_page.sleep().load(Ordering::Relaxed) & 1 == 1
+    }
+
+    /// Whether something was published that nobody was rung for.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn has_deferred(&self) -> bool {
+        self.deferred.load(Ordering::Relaxed)
+    }
+}
+
+impl AsRawFd for Wakeups {
+    /// Readable when a doorbell was rung, or the reader is to look again.
+    fn as_raw_fd(&self) -> RawFd {
+        self.ears.as_raw_fd()
+    }
+}
