@@ -16,10 +16,10 @@ const ITEMS: u64 = 4;
 fn main() -> anyhow::Result<()> {
     let report = Pipeline::new("edges")
         .items("images", |env| {
-            let gpu = env.gpu();
+            let stream = env.stream();
             let mut kept = Vec::new();
             (0..ITEMS).map(move |id| {
-                let image = gpu.from_slice(&[3, HEIGHT, WIDTH], &values()).expect("room").freeze();
+                let image = stream.from_slice(&[3, HEIGHT, WIDTH], &values()).expect("room").freeze();
                 kept.extend(is_shared(id).then(|| image.clone()));
                 Named::new(id, memory(&image), image)
             })

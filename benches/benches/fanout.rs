@@ -2,7 +2,7 @@
 //!
 //! | group | receivers | measured |
 //! |---|---|---|
-//! | `fanout-stream` | each in a process of its own | the long run: fresh tensors one after the other, each to all receivers, with the mailboxes' credit as the only brake, up to the last one handled |
+//! | `fanout-streaming` | each in a process of its own | the long run: fresh tensors one after the other, each to all receivers, with the mailboxes' credit as the only brake, up to the last one handled |
 //! | `fanout-together` | all in one process | the same |
 //! | `fanout-send` | each in a process of its own | the sender's share, as time of its core: making one tensor and sending it to all, who sleep |
 //!
@@ -36,7 +36,7 @@ struct Seen;
 #[gpu_message(reply = u64)]
 struct Run {
     /// The long run, or the sender's share.
-    stream: bool,
+    streaming: bool,
     /// Those in one process.
     together: bool,
     receivers: usize,
@@ -46,7 +46,7 @@ struct Run {
 type Receivers = Vec<(Address<Frame>, Address<Seen>)>;
 
 struct Producer {
-    gpu: Gpu,
+    stream: DeviceStream,
     /// Each in a process of its own.
     apart: Receivers,
     /// All in one.
@@ -62,7 +62,7 @@ impl RemoteActor for Producer {
 
     fn create((apart, together): Self::Args, env: &Env) -> anyhow::Result<Self> {
         pin(0);
-        Ok(Producer { gpu: env.gpu(), apart, together })
+        Ok(Producer { stream: env.stream(), apart, together })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -71,8 +71,8 @@ impl RemoteActor for Producer {
 }
 
 /// One tensor to all.
-async fn fan_out(gpu: &Gpu, receivers: &Receivers, number: u64) {
-    let data = gpu.empty(DType::U8, &[BYTES]).expect("the pool has room").freeze();
+async fn fan_out(stream: &DeviceStream, receivers: &Receivers, number: u64) {
+    let data = stream.empty(DType::U8, &[BYTES]).expect("the pool has room").freeze();
     for (frames, _) in receivers {
         frames.send(Frame { number, data: data.clone() }).await.expect("the receivers run");
     }
@@ -90,7 +90,7 @@ impl Handler<Run> for Producer {
     type Result = ResponseFuture<u64>;
 
     fn handle(&mut self, run: Run, _: &mut Context<Self>) -> Self::Result {
-        let gpu = self.gpu.clone();
+        let stream = self.stream.clone();
         let receivers = if run.together { &self.together } else { &self.apart };
         let receivers: Receivers = receivers.iter().take(run.receivers).cloned().collect();
         Box::pin(async move {
@@ -98,13 +98,13 @@ impl Handler<Run> for Producer {
             let since = Instant::now();
             for number in 0..run.count {
                 let used = thread_time();
-                fan_out(&gpu, &receivers, number).await;
-                if !run.stream {
+                fan_out(&stream, &receivers, number).await;
+                if !run.streaming {
                     spent += thread_time().saturating_sub(used);
                     all_seen(&receivers).await;
                 }
             }
-            if run.stream {
+            if run.streaming {
                 all_seen(&receivers).await;
                 spent = since.elapsed();
             }
@@ -165,8 +165,8 @@ fn main() -> anyhow::Result<()> {
     };
     let producer = node.spawn::<Producer>((addresses(&apart), addresses(&together))).start()?;
     let runs = producer.address::<Run>();
-    let run = |stream: bool, together: bool, receivers: usize, count: u64| -> Duration {
-        let run = Run { stream, together, receivers, count };
+    let run = |streaming: bool, together: bool, receivers: usize, count: u64| -> Duration {
+        let run = Run { streaming, together, receivers, count };
         Duration::from_nanos(node.block_on(runs.ask(run)).expect("the producer runs"))
     };
     run(true, false, most, 1000);
@@ -180,9 +180,9 @@ fn main() -> anyhow::Result<()> {
         .configure_from_args();
     let groups =
         [("fanout-stream", true, false), ("fanout-together", true, true), ("fanout-send", false, false)];
-    for (name, stream, together) in groups {
+    for (name, streaming, together) in groups {
         let mut group = criterion.benchmark_group(name);
-        if !stream {
+        if !streaming {
             // Most of what passes is not part of what is measured.
             group
                 .sample_size(20)
@@ -192,7 +192,7 @@ fn main() -> anyhow::Result<()> {
         for receivers in RECEIVERS {
             group.throughput(Throughput::Elements(receivers as u64));
             group.bench_function(BenchmarkId::from_parameter(receivers), |b| {
-                b.iter_custom(|n| run(stream, together, receivers, n));
+                b.iter_custom(|n| run(streaming, together, receivers, n));
             });
         }
         group.finish();

@@ -1,9 +1,9 @@
 //! A million messages with tensors through three processes, and what memory that leaves behind. A program, not timed.
 //!
-//! `cargo bench --bench leak` runs a million; `cargo bench --bench leak -- --messages 50000` another number. The source makes a
-//! fresh tensor for each message and sends it with a slice of it; the relay passes both on to the sink, so the leases
-//! change hands between processes that do not own the memory (LEASE-3). Exits with 1 when resident memory at the end is
-//! more than 5 % above that after the first ten thousand messages.
+//! `ack_guard bench --bench leak` runs a million; `ack_guard bench --bench leak -- --messages 50000` another number.
+//! The source makes a fresh tensor for each message and sends it with a slice of it; the relay passes both on to the
+//! sink, so the leases change hands between processes that do not own the memory (LEASE-3). Exits with 1 when resident
+//! memory at the end is more than 5 % above that after the first ten thousand messages.
 
 use std::process::ExitCode;
 
@@ -46,7 +46,7 @@ struct Run {
 struct Seen;
 
 struct Source {
-    gpu: Gpu,
+    stream: DeviceStream,
     frames: Address<Frame>,
     seen: Address<Seen>,
 }
@@ -59,7 +59,7 @@ impl RemoteActor for Source {
     type Args = (Address<Frame>, Address<Seen>);
 
     fn create((frames, seen): Self::Args, env: &Env) -> anyhow::Result<Self> {
-        Ok(Source { gpu: env.gpu(), frames, seen })
+        Ok(Source { stream: env.stream(), frames, seen })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -71,12 +71,12 @@ impl Handler<Run> for Source {
     type Result = ResponseFuture<u64>;
 
     fn handle(&mut self, run: Run, _: &mut Context<Self>) -> Self::Result {
-        let (gpu, frames, seen) = (self.gpu.clone(), self.frames.clone(), self.seen.clone());
+        let (stream, frames, seen) = (self.stream.clone(), self.frames.clone(), self.seen.clone());
         Box::pin(async move {
             for number in 0..run.count {
                 let bytes = SIZES[number as usize % SIZES.len()];
                 let mut data =
-                    gpu.empty_when_free(DType::U8, &[bytes]).await.expect("room for a small tensor");
+                    stream.empty_when_free(DType::U8, &[bytes]).await.expect("room for a small tensor");
                 data.as_mut_slice::<u8>().expect("an own tensor on the host").fill(number as u8);
                 let data = data.freeze();
                 let part = (number % 2 == 0).then(|| data.slice(0, bytes / 2..).expect("half of it"));

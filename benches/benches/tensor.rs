@@ -35,7 +35,7 @@ struct Run {
 }
 
 struct Producer {
-    gpu: Gpu,
+    stream: DeviceStream,
     consumer: Address<Frame>,
 }
 
@@ -48,7 +48,7 @@ impl RemoteActor for Producer {
 
     fn create(consumer: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
         pin(0);
-        Ok(Producer { gpu: env.gpu(), consumer })
+        Ok(Producer { stream: env.stream(), consumer })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -57,16 +57,16 @@ impl RemoteActor for Producer {
 }
 
 /// A fresh tensor with its marks.
-fn fresh(gpu: &Gpu, number: u64, bytes: usize) -> Result<Tensor, TensorError> {
-    let mut tensor = gpu.empty(DType::U8, &[bytes])?;
+fn fresh(stream: &DeviceStream, number: u64, bytes: usize) -> Result<Tensor, TensorError> {
+    let mut tensor = stream.empty(DType::U8, &[bytes])?;
     let data = tensor.as_mut_slice::<u8>()?;
     data[..MARK].copy_from_slice(&number.to_le_bytes());
     data[bytes - MARK..].copy_from_slice(&number.to_le_bytes());
     Ok(tensor.freeze())
 }
 
-fn fill(gpu: &Gpu, number: u64, bytes: usize) -> Result<(), TensorError> {
-    gpu.empty(DType::U8, &[bytes])?.as_mut_slice::<u8>()?.fill(number as u8);
+fn fill(stream: &DeviceStream, number: u64, bytes: usize) -> Result<(), TensorError> {
+    stream.empty(DType::U8, &[bytes])?.as_mut_slice::<u8>()?.fill(number as u8);
     Ok(())
 }
 
@@ -74,14 +74,14 @@ impl Handler<Run> for Producer {
     type Result = ResponseFuture<u64>;
 
     fn handle(&mut self, run: Run, _: &mut Context<Self>) -> Self::Result {
-        let (gpu, consumer) = (self.gpu.clone(), self.consumer.clone());
+        let (stream, consumer) = (self.stream.clone(), self.consumer.clone());
         Box::pin(async move {
             let since = Instant::now();
             for number in 0..run.count {
                 if run.fill {
-                    fill(&gpu, number, run.bytes).expect("the pool has room for one tensor");
+                    fill(&stream, number, run.bytes).expect("the pool has room for one tensor");
                 } else {
-                    let data = fresh(&gpu, number, run.bytes).expect("the pool has room for one tensor");
+                    let data = fresh(&stream, number, run.bytes).expect("the pool has room for one tensor");
                     let right = consumer.ask(Frame { number, data }).await.expect("the consumer runs");
                     assert!(right, "the marks arrive");
                 }

@@ -25,7 +25,7 @@
 //! }
 //!
 //! struct Invert {
-//!     gpu: Gpu,
+//!     stream: DeviceStream,
 //!     next: Address<Frame>,
 //! }
 //!
@@ -37,7 +37,7 @@
 //!     type Args = Address<Frame>; // addresses travel in arguments and in messages
 //!
 //!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
-//!         Ok(Invert { gpu: env.gpu(), next }) // in the worker process
+//!         Ok(Invert { stream: env.stream(), next }) // in the worker process
 //!     }
 //!
 //!     fn handles(on: &mut Handles<Self>) {
@@ -47,9 +47,9 @@
 //!
 //! impl Invert {
 //!     fn invert(&self, frame: Frame) -> Result<Frame, TensorError> {
-//!         let mut inverted = self.gpu.empty(DType::F32, frame.pixels.shape())?;
+//!         let mut inverted = self.stream.empty(DType::F32, frame.pixels.shape())?;
 //!         let arguments = (frame.pixels.of::<f32>(), inverted.of_mut::<f32>());
-//!         self.gpu.run(arguments, |(pixels, inverted)| {
+//!         self.stream.run(arguments, |(pixels, inverted)| {
 //!             for (inverted, pixel) in inverted.iter_mut().zip(pixels) {
 //!                 *inverted = 1.0 - pixel;
 //!             }
@@ -109,7 +109,7 @@
 //!     let node = Node::builder().actor::<Invert>().actor::<Print>().start()?;
 //!     let print = node.spawn::<Print>(()).start()?;
 //!     let invert = node.spawn::<Invert>(print.address()).name("invert").mailbox(16).start()?;
-//!     let pixels = node.host()?.from_slice(&[1, 4], &[0.0_f32, 0.25, 0.5, 1.0])?.freeze();
+//!     let pixels = node.host_stream()?.from_slice(&[1, 4], &[0.0_f32, 0.25, 0.5, 1.0])?.freeze();
 //!     let crop = pixels.slice(1, 0..2)?; // shares the memory and the lease
 //!     let regions = vec![Region { label: "left".into(), crop: Some(crop) }];
 //!     node.block_on(invert.address().send(Frame { id: 7, pixels, regions }))?;
@@ -135,7 +135,6 @@ pub mod clock;
 pub mod device;
 pub mod fault;
 pub mod lease;
-pub mod mailbox;
 pub mod message;
 pub mod node;
 pub mod observe;
@@ -144,6 +143,7 @@ pub mod pipeline;
 pub mod published;
 pub mod tensor;
 pub mod testing;
+pub mod transport;
 
 pub mod prelude;
 
@@ -156,8 +156,8 @@ pub mod prelude;
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// let node = Node::builder().host_budget(1 << 30).start()?;
-/// let gpu = node.host()?;
-/// let ones = gpu.from_slice(&[2, 2], &[1.0_f32; 4])?.freeze();
+/// let stream = node.host_stream()?;
+/// let ones = stream.from_slice(&[2, 2], &[1.0_f32; 4])?.freeze();
 /// assert_eq!(ones.to_vec::<f32>()?, [1.0; 4]);
 /// # Ok(())
 /// # }

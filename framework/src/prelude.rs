@@ -12,7 +12,7 @@
 //! # fn main() -> anyhow::Result<()> {
 //! let node = Node::builder().start()?;
 //! let (address, mut samples) = node.channel::<Sample>()?;
-//! node.block_on(address.send(Sample(node.host()?.zeros(DType::F32, &[8])?.freeze())))?;
+//! node.block_on(address.send(Sample(node.host_stream()?.zeros(DType::F32, &[8])?.freeze())))?;
 //! assert_eq!(samples.blocking_recv()?.0.shape(), [8]);
 //! # Ok(())
 //! # }
@@ -32,4 +32,6 @@ pub use crate::device::{Device, DeviceKind};
 pub use crate::message::GpuMessage;
 pub use crate::node::{OnHang, Restart, Sharing, Strategy};
 pub use crate::pipeline::{Flow, Item, OnError, Out, Pipeline, Sink, Source, Stage};
-pub use crate::tensor::{DType, Element, Gpu, Tensor, TensorError, TensorMut, TensorPart, TensorStatus};
+pub use crate::tensor::{
+    DType, DeviceStream, Element, Tensor, TensorError, TensorMut, TensorPart, TensorStatus,
+};

@@ -19,7 +19,7 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use std::time::Instant;
 
 use tensorpost::clock::Ticket;
-use tensorpost::clock::taint::{Log, News, Table, TaintRange};
+use tensorpost::clock::taint::{Log, Table, TaintRange, TaintUpdate};
 use tensorpost::ids::ProcessId;
 use tensorpost::testing::deaths::{Act, PATIENCE, Rounds};
 
@@ -36,7 +36,7 @@ enum Flaw {
     /// A wait is noted after it was submitted.
     NotedAfterSubmit,
     /// A process does not look whether it is behind.
-    NoBoard,
+    NoEpochPage,
     /// What a late process had done by its death is good.
     LateIsBelieved,
     /// A stream goes on behind its range at once, not at the next handler.
@@ -114,7 +114,7 @@ struct Process {
     floor: u64,
     log: Log,
     /// The control thread: what it was told, and how far it is with the first of it.
-    told: VecDeque<News>,
+    told: VecDeque<TaintUpdate>,
     learning: u8,
     found: Vec<TaintRange>,
     answers: VecDeque<(u64, Vec<TaintRange>)>,
@@ -132,13 +132,13 @@ struct Process {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct World {
     node: Rounds,
-    board: u64,
+    epoch: u64,
     late: u8,
     processes: Vec<Process>,
     memory: Vec<Data>,
 }
 
-enum Standing {
+enum TicketStatus {
     Ready,
     Pending,
     Tainted,
@@ -181,7 +181,7 @@ impl Model {
         let processes: Vec<_> = processes.collect();
         // The sums come first, one for each process: zeros are good.
         let memory = vec![Data::Good; processes.len()];
-        World { node, board: 0, late: 0, processes, memory }
+        World { node, epoch: 0, late: 0, processes, memory }
     }
 
     fn passed(&self, world: &World, ticket: &Ticket) -> bool {
@@ -189,16 +189,16 @@ impl Model {
         process.released || process.clock >= ticket.value
     }
 
-    /// `ClockDomain::standing`.
-    fn standing(&self, world: &World, by: usize, ticket: &Ticket) -> Standing {
+    /// `ClockDomain::status`.
+    fn status(&self, world: &World, by: usize, ticket: &Ticket) -> TicketStatus {
         let process = &world.processes[by];
         let passed = self.passed(world, ticket);
-        let current = process.round >= world.board || self.flaw == Flaw::NoBoard;
+        let current = process.round >= world.epoch || self.flaw == Flaw::NoEpochPage;
         let believes = self.flaw == Flaw::NoLookAfterTheWait && passed;
         match process.table.of(ticket) {
-            Some(_) if !believes => Standing::Tainted,
-            _ if believes || (passed && current) => Standing::Ready,
-            _ => Standing::Pending,
+            Some(_) if !believes => TicketStatus::Tainted,
+            _ if believes || (passed && current) => TicketStatus::Ready,
+            _ => TicketStatus::Pending,
         }
     }
 
@@ -274,12 +274,12 @@ impl Model {
                 // `Stream::begin`.
                 Self::leave_range(&mut world.processes[p]);
                 world.processes[p].held.push(got);
-                let standing = self.standing(world, p, &got.ready);
+                let status = self.status(world, p, &got.ready);
                 let process = &mut world.processes[p];
-                process.at = match standing {
-                    Standing::Tainted => self.after(p, process),
-                    Standing::Ready => At::Submitted(got),
-                    Standing::Pending => {
+                process.at = match status {
+                    TicketStatus::Tainted => self.after(p, process),
+                    TicketStatus::Ready => At::Submitted(got),
+                    TicketStatus::Pending => {
                         if self.flaw != Flaw::NotedAfterSubmit {
                             process.log.push(process.written + 1, &got.ready, |_| false);
                         }
@@ -363,12 +363,12 @@ impl Model {
     /// The next step of a control thread: `ClockDomain::learn`, step by step.
     fn control(&self, world: &mut World, p: usize) -> bool {
         let process = &mut world.processes[p];
-        let Some(news) = process.told.front() else { return false };
+        let Some(update) = process.told.front() else { return false };
         match process.learning {
             0 => {
-                let mut news = news.clone();
-                news.suspects.retain(|(suspect, _)| suspect.process != name(p));
-                process.table.learn(&news);
+                let mut update = update.clone();
+                update.suspects.retain(|(suspect, _)| suspect.process != name(p));
+                process.table.learn(&update);
             }
             1 => {
                 let table = &process.table;
@@ -386,9 +386,9 @@ impl Model {
                 }
             }
             _ => {
-                process.round = process.round.max(news.round);
+                process.round = process.round.max(update.round);
                 let found = std::mem::take(&mut process.found);
-                process.answers.push_back((news.round, found));
+                process.answers.push_back((update.round, found));
                 process.told.pop_front();
                 process.learning = 0;
                 return true;
@@ -446,16 +446,16 @@ impl Model {
         world.processes[p].noticed = true;
         let mut acts = Vec::new();
         let values = [world.processes[p].clock];
-        let told = |process: &Process| process.told.iter().map(|news| news.round).max().unwrap_or(0);
+        let told = |process: &Process| process.told.iter().map(|update| update.round).max().unwrap_or(0);
         let round = world.processes.iter().map(|process| process.round.max(told(process))).max().unwrap_or(0);
         world.node.died(name(p), &values, self.now, &mut acts);
         if self.flaw == Flaw::CertificateInNextRound {
-            acts.retain(|act| !matches!(act, Act::Tell(_, news) if news.round == round));
+            acts.retain(|act| !matches!(act, Act::Tell(_, update) if update.round == round));
         }
         if self.flaw == Flaw::LateIsBelieved {
             for act in &mut acts {
-                if let Act::Tell(_, news) = act {
-                    for death in news.deaths.iter_mut().filter(|death| death.process == name(p)) {
+                if let Act::Tell(_, update) = act {
+                    for death in update.deaths.iter_mut().filter(|death| death.process == name(p)) {
                         death.last = values.to_vec();
                     }
                 }
@@ -463,10 +463,10 @@ impl Model {
         }
         if self.flaw == Flaw::ReleaseBeforeAnswers {
             let round = acts.iter().find_map(|act| match act {
-                Act::Tell(_, news) => Some(news.round),
+                Act::Tell(_, update) => Some(update.round),
                 Act::Release { .. } => None,
             });
-            acts.push(Act::Release { round: round.unwrap_or(world.board), dead: vec![name(p)] });
+            acts.push(Act::Release { round: round.unwrap_or(world.epoch), dead: vec![name(p)] });
         }
         self.act(world, acts);
         true
@@ -486,10 +486,10 @@ impl Model {
     fn act(&self, world: &mut World, acts: Vec<Act>) {
         for act in acts {
             match act {
-                Act::Tell(to, news) => world.processes[to.slot()].told.push_back(news),
+                Act::Tell(to, update) => world.processes[to.slot()].told.push_back(update),
                 Act::Release { .. } if self.flaw == Flaw::NoRelease => {}
                 Act::Release { round, dead } => {
-                    world.board = world.board.max(round);
+                    world.epoch = world.epoch.max(round);
                     for dead in dead {
                         world.processes[dead.slot()].released = true;
                     }
@@ -503,7 +503,7 @@ impl Model {
         // Who is told that a process has ended, knows by then how far its clocks had come, or hears it on the way to that.
         for (dead, _) in world.processes.iter().enumerate().filter(|(_, process)| process.noticed) {
             for (p, process) in world.processes.iter().enumerate().filter(|(_, process)| process.alive) {
-                let told = process.told.iter().flat_map(|news| &news.deaths);
+                let told = process.told.iter().flat_map(|update| &update.deaths);
                 let knows = process.table.last_of(name(dead), 0).is_some();
                 if !knows && !told.into_iter().any(|death| death.process == name(dead)) {
                     return Err(format!("process {p} hears that {dead} has ended before its certificate"));
@@ -512,7 +512,7 @@ impl Model {
         }
         for (p, process) in world.processes.iter().enumerate().filter(|(_, process)| process.alive) {
             for tensor in &process.held {
-                let ready = matches!(self.standing(world, p, &tensor.ready), Standing::Ready);
+                let ready = matches!(self.status(world, p, &tensor.ready), TicketStatus::Ready);
                 if ready && world.memory[tensor.memory] != Data::Good {
                     return Err(format!("process {p} believes in garbage: {tensor:?}"));
                 }
@@ -532,7 +532,7 @@ impl Model {
         let lost = first.clock == 0 || second.is_some_and(|second| !second.alive) || self.scenario.late > 0;
         for (p, process) in living().filter(|_| !lost) {
             for tensor in &process.held {
-                if !matches!(self.standing(world, p, &tensor.ready), Standing::Ready) {
+                if !matches!(self.status(world, p, &tensor.ready), TicketStatus::Ready) {
                     return Err(format!("process {p} lost what was done: {tensor:?}"));
                 }
             }
@@ -645,7 +645,7 @@ fn a_certificate_has_to_be_told_before_the_end() {
 
 #[test]
 fn who_is_late_has_to_see_that_it_is_behind() {
-    breaks(LATE, Flaw::NoBoard, "garbage");
+    breaks(LATE, Flaw::NoEpochPage, "garbage");
 }
 
 #[test]

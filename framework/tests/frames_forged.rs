@@ -9,7 +9,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tensorpost::ids::ChunkId;
 use tensorpost::limits::MAX_MAILBOX;
-use tensorpost::node::Resident;
+use tensorpost::node::ProcessRuntime;
 use tensorpost::tensor::Tensor;
 use tensorpost::testing::forge::{self, Field};
 use tensorpost::testing::{Cluster, Target, TestInbox};
@@ -42,7 +42,7 @@ impl Scene {
     fn message(&self, sender: usize) -> Message {
         let new = |count: usize| {
             let elements: Vec<f32> = (0..count).map(|n| n as f32).collect();
-            self.cluster.gpu(sender).from_slice(&[count], &elements).expect("memory").freeze()
+            self.cluster.stream(sender).from_slice(&[count], &elements).expect("memory").freeze()
         };
         (new(5), new(7).view(&[7, 1]).expect("seven"), "text".into())
     }
@@ -52,9 +52,9 @@ impl Scene {
         let (send, frame) = std::sync::mpsc::channel();
         self.cluster.tamper_next(A, B, move |bytes| send.send(bytes.clone()).expect("the test lives"));
         self.cluster.send(A, &self.to_b, self.message(A));
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         drop(self.at_b.take_one());
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         frame.recv().expect("it was written")
     }
 
@@ -62,7 +62,7 @@ impl Scene {
     fn send_tampered(&self, tamper: impl FnOnce(&mut Vec<u8>) + Send + Sync + 'static) {
         self.cluster.tamper_next(A, B, tamper);
         self.cluster.send(A, &self.to_b, self.message(A));
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         for received in self.at_b.take() {
             let (first, second, _) = &received.message;
             // What was let in can be looked at, whatever it is.
@@ -72,37 +72,37 @@ impl Scene {
                 }
             }
         }
-        self.cluster.settle();
+        self.cluster.run_until_idle();
     }
 
     fn rejected(&self, i: usize) -> u64 {
-        self.cluster.office(i).stats().rejected
+        self.cluster.transport(i).stats().rejected
     }
 
     /// A shutdown waits until as many frames were received as sent, so one that was rejected counts too.
     fn assert_all_counted(&self) {
-        let stats = [A, B, C].map(|i| self.cluster.office(i).stats());
+        let stats = [A, B, C].map(|i| self.cluster.transport(i).stats());
         let [sent, received] = [stats.map(|stats| stats.sent), stats.map(|stats| stats.received)];
         assert_eq!(sent.iter().sum::<u64>(), received.iter().sum::<u64>(), "{sent:?} {received:?}");
     }
 
     /// Nothing of anybody's is left behind, and B and C still serve each other and whoever they have not given up.
     fn assert_well(&self, what: &str) {
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         drop((self.at_b.take(), self.at_c.take()));
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         for i in [B, C] {
-            let holders = self.cluster.gpu(i).pool().holders();
+            let holders = self.cluster.stream(i).pool().holders();
             assert_eq!(self.cluster.leases(i), 0, "{what}: memory of process {i} is left: {holders}");
         }
         for (from, to, inbox) in [(C, &self.to_b, &self.at_b), (B, &self.to_c, &self.at_c)] {
             assert!(!self.cluster.gave_up(from, if from == C { B } else { C }), "{what}");
             self.cluster.send(from, to, self.message(from));
-            self.cluster.settle();
+            self.cluster.run_until_idle();
             let got = inbox.take_one().message;
             assert_eq!(got.0.to_vec::<f32>().expect("data"), [0.0, 1.0, 2.0, 3.0, 4.0], "{what}");
             drop(got);
-            self.cluster.settle();
+            self.cluster.run_until_idle();
             assert_eq!(self.cluster.leases(from), 0, "{what}");
         }
     }
@@ -115,7 +115,7 @@ impl Scene {
         for _ in 0..64 {
             self.cluster.send(A, &self.to_b, self.message(A));
         }
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         assert_eq!(self.at_b.len(), 64, "{what}");
         self.assert_well(what);
         assert_eq!(self.cluster.leases(A), 0, "{what}");
@@ -177,7 +177,7 @@ fn forged(field: Field, value: u64) -> impl FnOnce(&mut Vec<u8>) + Send + Sync +
     }
 }
 
-/// A's leases can go astray by its own lies: they are in its own book. Nobody else's can.
+/// A's leases can go astray by its own lies: they are in its own lease table. Nobody else's can.
 #[test]
 fn no_forged_field_harms_anybody_else() {
     let scene = Scene::new();
@@ -193,7 +193,7 @@ fn no_forged_field_harms_anybody_else() {
                 scene.send_tampered(forged(field, value));
                 // A goes down with its lies, and takes nobody along.
                 scene.cluster.end(A);
-                scene.cluster.settle();
+                scene.cluster.run_until_idle();
                 scene.assert_well(&what);
             }));
             assert!(played.is_ok(), "{what}");
@@ -214,17 +214,17 @@ fn no_lie_about_a_third_ones_memory_harms_it() {
             let (to_b, at_b) = cluster.inbox::<Tensor>(B, 8);
             let (c_0, other) = (scene.message(C).0, scene.message(C).1);
             cluster.send(C, &to_a, c_0);
-            cluster.settle();
+            cluster.run_until_idle();
             cluster.tamper_next(A, B, forged(field, value));
             cluster.send(A, &to_b, at_a.take_one().message);
-            cluster.settle();
+            cluster.run_until_idle();
             drop(at_b.take());
-            cluster.settle();
+            cluster.run_until_idle();
             assert_eq!(other.to_vec::<f32>().expect("C's own")[6], 6.0, "{what}");
             drop(other);
-            cluster.settle();
+            cluster.run_until_idle();
             // A's own lease comes back from A, lie or no lie.
-            assert_eq!(cluster.leases(C), 0, "{what}: {}", cluster.gpu(C).pool().holders());
+            assert_eq!(cluster.leases(C), 0, "{what}: {}", cluster.stream(C).pool().holders());
             scene.assert_well(&what);
         }
     }
@@ -246,12 +246,12 @@ fn a_frame_that_waits_for_ever_blocks_nobody_else() {
     let (to_a, at_a) = cluster.inbox::<Message>(A, 8);
     for from in [B, C] {
         cluster.send(from, &to_a, scene.message(from));
-        cluster.settle();
+        cluster.run_until_idle();
         drop(at_a.take_one());
     }
     // Those of A behind it wait as well (MBX-1), until A is gone.
     cluster.send(A, &scene.to_b, scene.message(A));
-    cluster.settle();
+    cluster.run_until_idle();
     assert!(scene.at_b.is_empty());
     cluster.end(A);
     scene.assert_well("after A has ended");
@@ -270,16 +270,16 @@ fn a_sender_beyond_its_credits_is_given_up() {
     for _ in 0..5 {
         assert!(cluster.forge_frame(0, 1, &frame));
     }
-    cluster.settle();
+    cluster.run_until_idle();
     assert_eq!(inbox.len(), 2);
     assert!(cluster.gave_up(1, 0));
-    assert_eq!(cluster.office(1).stats().rejected, 1);
+    assert_eq!(cluster.transport(1).stats().rejected, 1);
     // What it sent behind that is never received: a shutdown must not wait until it is.
-    cluster.settle();
-    let of = |i: usize| Resident::activity(&**cluster.office(i));
+    cluster.run_until_idle();
+    let of = |i: usize| ProcessRuntime::activity(&**cluster.transport(i));
     assert!(of(1).leaves_unread && !of(0).leaves_unread);
     cluster.end(0);
-    cluster.settle();
+    cluster.run_until_idle();
 }
 
 /// A death is told otherwise.
@@ -289,8 +289,8 @@ fn what_the_dead_leave_unread_is_told_by_their_end() {
     let (to, _inbox) = cluster.inbox::<u32>(1, 2);
     cluster.send(0, &to, 1);
     cluster.end(0);
-    cluster.settle();
-    assert!(!Resident::activity(&**cluster.office(1)).leaves_unread);
+    cluster.run_until_idle();
+    assert!(!ProcessRuntime::activity(&**cluster.transport(1)).leaves_unread);
 }
 
 proptest! {
@@ -322,7 +322,7 @@ proptest! {
         for bytes in &frames {
             assert!(scene.cluster.forge_frame(A, B, bytes));
         }
-        scene.cluster.settle();
+        scene.cluster.run_until_idle();
         prop_assert_eq!(scene.rejected(B), count);
         scene.assert_well_with_the_sender("after the bytes");
     }

@@ -1,4 +1,5 @@
-//! Notices in a return ring that no honest process writes (WIRE-1): they are counted, and the book stays right (LEASE-1).
+//! Notices in a return ring that no honest process writes (WIRE-1): they are counted, and the lease table stays right
+//! (LEASE-1).
 
 #![cfg(feature = "testing")]
 
@@ -7,10 +8,10 @@ use tensorpost::clock::Ticket;
 use tensorpost::ids::ChunkId;
 use tensorpost::lease::LeaseId;
 use tensorpost::limits::{MAX_STREAMS, RETURN_SLOTS};
-use tensorpost::mailbox::ring::Entry;
 use tensorpost::tensor::Tensor;
 use tensorpost::testing::cluster::Shares;
 use tensorpost::testing::{Cluster, Target, TestInbox, forge};
+use tensorpost::transport::ring::Entry;
 
 /// A owns the memory. B writes the notices. C is an honest holder.
 const A: usize = 0;
@@ -37,18 +38,18 @@ impl Scene {
         let id = tensor.lease().id();
         cluster.send(A, &to_b, tensor.clone());
         cluster.send(A, &to_c, tensor);
-        cluster.settle();
+        cluster.run_until_idle();
         let held = vec![at_b.take_one().message, at_c.take_one().message];
         Scene { cluster, to_b, at_b, at_c, id, held }
     }
 
     fn rejected(&self) -> u64 {
-        self.cluster.office(A).stats().rejected
+        self.cluster.transport(A).stats().rejected
     }
 
     fn write(&self, notice: Entry) {
         assert!(self.cluster.forge_notice(B, A, notice));
-        self.cluster.settle();
+        self.cluster.run_until_idle();
     }
 
     /// `notice` is counted, and changes nothing.
@@ -59,25 +60,25 @@ impl Scene {
         assert_eq!(self.cluster.shares(A, self.id), shares, "{what}");
     }
 
-    /// What is held goes back, A's book is empty, and A serves both.
+    /// What is held goes back, A's lease table is empty, and A serves both.
     fn assert_well(mut self) {
         for tensor in &self.held {
             assert_eq!(tensor.to_vec::<f32>().expect("data"), [1.0, 2.0, 3.0]);
         }
         self.held.clear();
-        self.cluster.settle();
-        assert_eq!(self.cluster.leases(A), 0, "{}", self.cluster.gpu(A).pool().holders());
+        self.cluster.run_until_idle();
+        assert_eq!(self.cluster.leases(A), 0, "{}", self.cluster.stream(A).pool().holders());
         self.cluster.send(A, &self.to_b, numbers(&self.cluster));
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         drop(self.at_b.take_one());
         assert!(self.at_c.is_empty());
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         assert_eq!(self.cluster.leases(A), 0);
     }
 }
 
 fn numbers(cluster: &Cluster) -> Tensor {
-    cluster.gpu(A).from_slice(&[3], &[1_f32, 2.0, 3.0]).expect("memory").freeze()
+    cluster.stream(A).from_slice(&[3], &[1_f32, 2.0, 3.0]).expect("memory").freeze()
 }
 
 #[test]
@@ -85,8 +86,8 @@ fn notices_that_fit_nothing_are_refused() {
     let scene = Scene::new();
     let id = scene.id;
     let unknown = [
-        LeaseId { line: id.line + 1, ..id },
-        LeaseId { line: u32::MAX, ..id },
+        LeaseId { entry: id.entry + 1, ..id },
+        LeaseId { entry: u32::MAX, ..id },
         LeaseId { generation: id.generation + 1, ..id },
         LeaseId { generation: 0, ..id },
         LeaseId { chunk: ChunkId { index: 1, ..id.chunk }, ..id },
@@ -135,13 +136,13 @@ fn notices_that_say_what_cannot_be_are_refused() {
     scene.assert_well();
 }
 
-/// LEASE-1: the book knows who holds what, so nobody gives back what another has.
+/// LEASE-1: the lease table knows who holds what, so nobody gives back what another has.
 #[test]
 fn a_lease_is_given_back_once_and_by_its_holder() {
     let mut scene = Scene::new();
     let (b, c) = (scene.cluster.process(B), scene.cluster.process(C));
     scene.held.remove(0);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.shares(A, scene.id), Some(Shares { local: 0, holders: vec![(c, 1)] }));
     for _ in 0..3 {
         scene.is_refused(forge::release(scene.id, &[]), "B has none any more");
@@ -152,12 +153,12 @@ fn a_lease_is_given_back_once_and_by_its_holder() {
     scene.write(forge::release(scene.id, &[]));
     assert_eq!(scene.cluster.shares(A, scene.id), Some(Shares { local: 0, holders: vec![(c, 1)] }));
     scene.held.clear();
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.shares(A, scene.id), None);
     let before = scene.rejected();
     scene.write(forge::hold(scene.id));
     scene.write(forge::release(scene.id, &[]));
-    assert_eq!(scene.rejected(), before + 2, "a hold on a dead line, and its release");
+    assert_eq!(scene.rejected(), before + 2, "a hold on a dead entry, and its release");
     scene.assert_well();
 }
 
@@ -169,7 +170,7 @@ fn a_rejection_takes_back_one_frames_leases_at_most() {
     for end in [0, 1, 8, 16, 1 << 20, u64::MAX] {
         assert!(scene.cluster.forge_notice(B, A, forge::rejected(end)));
     }
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     let got = scene.at_b.take_one();
     assert_eq!(got.message.to_vec::<f32>().expect("data"), [1.0, 2.0, 3.0]);
     drop(got);
@@ -185,17 +186,17 @@ fn a_use_that_never_ends_keeps_one_block_only() {
     let never = Ticket { process, slot: 3, value: 1 << 40 };
     let mine = numbers(&scene.cluster);
     scene.cluster.send(A, &scene.to_b, mine);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     let id = scene.at_b.take_one().message.lease().id();
     // It gives back what it has given back already, and one it has not.
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     scene.is_refused(forge::release(id, &[never]), "given back before");
     scene.write(forge::release(scene.id, &[never]));
     let Scene { cluster, mut held, .. } = scene;
     held.clear();
-    cluster.settle();
+    cluster.run_until_idle();
     assert_eq!(cluster.leases(A), 0);
-    assert_eq!(cluster.gpu(A).pool().stats().quarantined_bytes, 12);
+    assert_eq!(cluster.stream(A).pool().stats().quarantined_bytes, 12);
     let next = numbers(&cluster);
     assert_eq!(next.to_vec::<f32>().expect("other memory"), [1.0, 2.0, 3.0]);
 }
@@ -217,6 +218,6 @@ fn holds_without_end_are_given_up() {
     scene.cluster.end(B);
     let Scene { cluster, held, .. } = scene;
     drop(held);
-    cluster.settle();
-    assert_eq!(cluster.leases(A), 0, "{}", cluster.gpu(A).pool().holders());
+    cluster.run_until_idle();
+    assert_eq!(cluster.leases(A), 0, "{}", cluster.stream(A).pool().holders());
 }

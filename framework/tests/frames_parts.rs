@@ -30,7 +30,7 @@ impl Scene {
         cluster.connect();
         let (to, inbox) = cluster.inbox(1, 8);
         let home = cluster.inbox(0, 8);
-        let whole = cluster.gpu(0).from_slice(&[2, 4], &[0_u8; 8]).expect("memory");
+        let whole = cluster.stream(0).from_slice(&[2, 4], &[0_u8; 8]).expect("memory");
         let [first, second, third] =
             <[TensorPart; 3]>::try_from(whole.split(1, &[1, 1, 2]).expect("columns")).expect("three");
         let mut scene =
@@ -48,7 +48,7 @@ impl Scene {
     fn deliver(&self, part: TensorPart, tamper: impl FnOnce(&mut Vec<u8>) + Send + Sync + 'static) {
         self.cluster.tamper_next(0, 1, tamper);
         self.cluster.send(0, &self.to, part);
-        self.cluster.settle();
+        self.cluster.run_until_idle();
     }
 
     /// Sends the third part through `tamper`.
@@ -66,8 +66,8 @@ impl Scene {
         assert!(self.inbox.is_empty(), "it was taken");
         assert!(refused.iter().any(|text| text.contains(why)), "{refused:?}");
         drop(self.sent);
-        self.cluster.settle();
-        assert_eq!(self.cluster.leases(0), 0, "{}", self.cluster.gpu(0).pool().holders());
+        self.cluster.run_until_idle();
+        assert_eq!(self.cluster.leases(0), 0, "{}", self.cluster.stream(0).pool().holders());
     }
 
     /// All that the second process has comes home, and is joined.
@@ -77,9 +77,9 @@ impl Scene {
         for part in self.sent.drain(..).chain(arrived) {
             self.cluster.send(1, to, part);
         }
-        self.cluster.settle();
+        self.cluster.run_until_idle();
         let parts = inbox.take().into_iter().map(|received| received.message).chain(self.third.take());
-        TensorMut::join(parts, self.cluster.gpu(0))
+        TensorMut::join(parts, self.cluster.stream(0))
     }
 }
 
@@ -173,9 +173,9 @@ fn a_lease_that_is_sole_and_in_parts() {
     let mut scene = Scene::new();
     scene.third(|bytes| *lease_flags(bytes) |= 1);
     assert_eq!((scene.inbox.len(), scene.inbox.refused().len()), (0, 0));
-    assert_eq!(scene.cluster.office(1).stats().rejected, 1);
+    assert_eq!(scene.cluster.transport(1).stats().rejected, 1);
     drop(scene.sent);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.leases(0), 0);
 }
 
@@ -184,7 +184,7 @@ fn a_lease_that_is_sole_and_in_parts() {
 fn a_part_that_was_sent_before() {
     let scene = Scene::new();
     assert!(scene.cluster.forge_frame(0, 1, &scene.frame));
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     let mut scene = scene;
     drop(scene.third.take());
     scene.refused("part 1 of the tensor is in this process already");
@@ -197,13 +197,13 @@ fn a_part_that_was_sent_before_and_has_left() {
     let (to, at_home) = (scene.home.0, Arc::clone(&scene.home.1));
     let second = scene.sent.pop().expect("two");
     scene.cluster.send(1, &to, second);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     assert_eq!(at_home.len(), 1);
     assert!(scene.cluster.forge_frame(0, 1, &scene.frame));
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     let again = scene.inbox.take_one().message;
     scene.cluster.send(1, &to, again);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     let refused = at_home.refused();
     assert!(refused.iter().any(|why| why.contains("part 1 of the tensor is in this process")), "{refused:?}");
 }
@@ -220,7 +220,7 @@ fn a_part_that_was_made_up_is_refused_by_the_join() {
     assert!(matches!(error.why, JoinReason::Forged), "{error}");
     assert_eq!(error.parts.len(), 3);
     drop(error);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.leases(0), 0);
 }
 
@@ -250,9 +250,9 @@ fn a_tensor_on_a_lease_in_parts() {
         forge::reseal(bytes);
     });
     scene.cluster.send(0, &to.disguising(), third);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     assert!(inbox.is_empty() && inbox.refused()[0].contains("was split"), "{:?}", inbox.refused());
     drop(scene.sent);
-    scene.cluster.settle();
+    scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.leases(0), 0);
 }

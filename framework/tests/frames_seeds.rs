@@ -28,7 +28,7 @@ fn the_seeds_of_the_fuzzers_are_what_is_sent_today() {
     let (to, inbox) = cluster.inbox::<u8>(1, 64);
     cluster.connect();
     let tensor = |shape: &[usize]| {
-        let tensor = cluster.gpu(0).zeros(DType::U8, shape).expect("memory").freeze();
+        let tensor = cluster.stream(0).zeros(DType::U8, shape).expect("memory").freeze();
         // A frame says what is to be waited for: nothing, so that the seeds are the same every time.
         tensor.to_vec::<u8>().expect("zeros");
         tensor
@@ -52,7 +52,7 @@ fn the_seeds_of_the_fuzzers_are_what_is_sent_today() {
         }
         let committed = std::fs::read(folder.join(name)).expect("a seed of that name");
         assert!(committed == seed, "the form of a frame has changed: set {WRITE} to write `{name}` again");
-        cluster.settle();
+        cluster.run_until_idle();
         assert!(inbox.is_empty());
     }
 }

@@ -1,17 +1,18 @@
-//! Loom on the protocol of a forwarded lease (LEASE-1, LEASE-3), with the real book and the real rings.
+//! Loom on the protocol of a forwarded lease (LEASE-1, LEASE-3), with the real lease table and the real rings.
 //!
 //! A owns the memory. B holds it and forwards it to C. C posts its hold to A and then moves its cursor past the frame; B
-//! gives its own lease back when it has seen the cursor; A closes the line when the book is empty and still is after a
-//! second look at all rings. The memory is a cell that C reads and that A, once the line is closed, writes: loom panics on
-//! the first access that is not ordered with the other's.
+//! gives its own lease back when it has seen the cursor; A closes the entry when the lease table is empty and still is
+//! after a second look at all rings. The memory is a cell that C reads and that A, once the entry is closed, writes:
+//! loom panics on the first access that is not ordered with the other's.
 //!
 //! Each of the three steps is then left out, and memory that C still uses has to be found freed.
 //!
 //! In a further model C sends the memory back to A. Its hold and its frame come by two rings, and A, who looks at them one
 //! after the other, has to know of the hold when it takes the frame.
 //!
-//! In the last two, two threads of A drain at the same time (LEASE-3, ONE-WRITER). One of them closes the line, or finds
-//! that its own lease is the only one and writes, while the other has read the last release and not the hold before it.
+//! In the last two, two threads of A drain at the same time (LEASE-3, ONE-WRITER). One of them closes the entry, or
+//! finds that its own lease is the only one and writes, while the other has read the last release and not the hold
+//! before it.
 
 mod loom_platform;
 
@@ -19,9 +20,9 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
 use tensorpost::ids::ProcessId;
-use tensorpost::lease::book::{Book, Emptied, Left};
-use tensorpost::mailbox::ring::entries::ENTRY_BYTES;
-use tensorpost::mailbox::ring::{Bytes, Consumer, EntryConsumer, EntryProducer, Producer};
+use tensorpost::lease::table::{Emptied, LeaseTable, Left};
+use tensorpost::transport::ring::entries::ENTRY_BYTES;
+use tensorpost::transport::ring::{Bytes, Consumer, EntryConsumer, EntryProducer, Producer};
 
 /// Switches away from a runnable thread: three threads are too many to explore without a bound.
 const PREEMPTIONS: Option<usize> = Some(5);
@@ -32,7 +33,7 @@ enum Flaw {
     None,
     /// C moves its cursor before it posts its hold.
     HoldAfterCursor,
-    /// A closes a line as soon as the book says that it is empty.
+    /// A closes an entry as soon as the lease table says that it is empty.
     NoSecondLook,
     /// B gives its lease back as soon as the frame is out.
     ReleaseBeforeCursor,
@@ -65,7 +66,7 @@ impl Forwarder {
     }
 
     /// Looks at the receiver's cursor once.
-    fn settle(&mut self) {
+    fn close_emptied(&mut self) {
         let passed = self.flaw == Flaw::ReleaseBeforeCursor
             || self.sent.is_some_and(|end| self.frames.consumed().expect("a sound peer") >= end);
         if passed && !self.released {
@@ -110,8 +111,8 @@ fn post(returns: &mut EntryProducer<Loom>, what: u64) {
 }
 
 struct Owner {
-    book: Book<()>,
-    line: (u32, u32),
+    table: LeaseTable<()>,
+    entry: (u32, u32),
     /// The return rings of B and C.
     returns: [(ProcessId, EntryConsumer<Loom>); 2],
     memory: LoomBytes,
@@ -120,20 +121,20 @@ struct Owner {
 }
 
 impl Owner {
-    /// Handles what is in all rings; how that left the line, if it is empty.
+    /// Handles what is in all rings; how that left the entry, if it is empty.
     fn drain(&mut self) -> Option<Emptied> {
-        let (line, generation) = self.line;
+        let (entry, generation) = self.entry;
         let mut empty = None;
         // C's first: its hold comes after this look where B's release comes before the next.
         for (holder, ring) in self.returns.iter_mut().rev() {
             while let Some(notice) = ring.pop().expect("a sound peer") {
                 match notice[0] {
                     HOLD => {
-                        self.book.grant(line, generation, *holder).expect("the line is open");
+                        self.table.grant(entry, generation, *holder).expect("the entry is open");
                         empty = None;
                     }
                     _ => {
-                        let left = self.book.release(line, generation, *holder, &[]);
+                        let left = self.table.release(entry, generation, *holder, &[]);
                         if let Left::Empty(emptied) = left.expect("it holds one") {
                             empty = Some(emptied);
                         }
@@ -145,14 +146,14 @@ impl Owner {
         empty
     }
 
-    /// `Pool::settle`.
-    fn settle(&mut self) {
+    /// `Pool::close_emptied`.
+    fn close_emptied(&mut self) {
         let Some(mut emptied) = self.drain() else { return };
         while self.flaw != Flaw::NoSecondLook {
             let Some(again) = self.drain() else { break };
             emptied = again;
         }
-        if self.book.close(emptied).is_some() {
+        if self.table.close(emptied).is_some() {
             self.closed += 1;
             self.memory.write_word(0, REUSED);
         }
@@ -174,32 +175,32 @@ fn model(flaw: Flaw) {
     let memory = LoomBytes::zeroed(8);
     memory.write_word(0, DATA);
 
-    let mut book = Book::default();
-    let line = book.open((), Default::default());
-    book.grant(line.0, line.1, process(1)).expect("just opened");
-    book.release_local(line.0, line.1, &[]).expect("just opened");
+    let mut table = LeaseTable::default();
+    let entry = table.open((), Default::default());
+    table.grant(entry.0, entry.1, process(1)).expect("just opened");
+    table.release_local(entry.0, entry.1, &[]).expect("just opened");
     let returns = [(process(1), from_b), (process(2), from_c)];
-    let mut owner = Owner { book, line, returns, memory: memory.clone(), flaw, closed: 0 };
+    let mut owner = Owner { table, entry, returns, memory: memory.clone(), flaw, closed: 0 };
 
     let mut b = Forwarder { frames: frames_out, returns: b_returns, flaw, sent: None, released: false };
     let mut c = Receiver { frames: frames_in, returns: c_returns, memory, flaw, received: false };
     let b = thread::spawn(move || {
         b.send();
-        b.settle();
+        b.close_emptied();
         b
     });
     let c = thread::spawn(move || {
         c.receive();
         c
     });
-    owner.settle();
-    owner.settle();
+    owner.close_emptied();
+    owner.close_emptied();
     let (mut b, mut c) = (b.join().expect("B ends"), c.join().expect("C ends"));
-    // Whatever they did not get to: LEASE-2, the line is closed in the end, and once.
+    // Whatever they did not get to: LEASE-2, the entry is closed in the end, and once.
     c.receive();
-    b.settle();
-    owner.settle();
-    assert_eq!((owner.closed, owner.book.is_empty()), (1, true), "closed {} times", owner.closed);
+    b.close_emptied();
+    owner.close_emptied();
+    assert_eq!((owner.closed, owner.table.is_empty()), (1, true), "closed {} times", owner.closed);
 }
 
 /// C, which holds what B sent it, sends it back to A.
@@ -209,10 +210,10 @@ fn returned(looks_behind_the_frame: bool) {
         Producer::new(tail.clone(), head.clone(), bytes.clone()).expect("a power of two");
     let mut frames_in: Consumer<Loom> = Consumer::new(tail, head, bytes).expect("a power of two");
     let (mut returns, mut from_c) = entry_ring();
-    let mut book = Book::default();
-    let (line, generation) = book.open((), Default::default());
-    book.grant(line, generation, process(1)).expect("just opened");
-    book.release_local(line, generation, &[]).expect("just opened");
+    let mut table = LeaseTable::default();
+    let (entry, generation) = table.open((), Default::default());
+    table.grant(entry, generation, process(1)).expect("just opened");
+    table.release_local(entry, generation, &[]).expect("just opened");
 
     let c = thread::spawn(move || {
         post(&mut returns, HOLD);
@@ -221,38 +222,39 @@ fn returned(looks_behind_the_frame: bool) {
         frame.commit();
         frames_out.publish();
     });
-    let drain = |book: &mut Book<()>, from_c: &mut EntryConsumer<Loom>| {
+    let drain = |table: &mut LeaseTable<()>, from_c: &mut EntryConsumer<Loom>| {
         while let Some(notice) = from_c.pop().expect("a sound peer") {
             assert_eq!(notice[0], HOLD);
-            book.grant(line, generation, process(2)).expect("the line is open");
+            table.grant(entry, generation, process(2)).expect("the entry is open");
         }
     };
-    // `Office::poll_link`: first the returns, then the frames.
-    drain(&mut book, &mut from_c);
+    // `Transport::poll_link`: first the returns, then the frames.
+    drain(&mut table, &mut from_c);
     if frames_in.peek(&mut Vec::new()).expect("a sound peer").is_some() {
-        let mut adopted = book.adopt(line, generation, process(2));
+        let mut adopted = table.adopt(entry, generation, process(2));
         if adopted.is_err() && looks_behind_the_frame {
-            drain(&mut book, &mut from_c);
-            adopted = book.adopt(line, generation, process(2));
+            drain(&mut table, &mut from_c);
+            adopted = table.adopt(entry, generation, process(2));
         }
         adopted.expect("C holds what it sends");
     }
     c.join().expect("C ends");
 }
 
-/// The rule by which a thread of A that has drained believes what the book says, though another thread drains too.
+/// The rule by which a thread of A that has drained believes what the lease table says, though another thread drains
+/// too.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
-    /// The line has not changed since before the drain.
+    /// The entry has not changed since before the drain.
     StoodStill,
-    /// No candidate waits for the line now; for the last lease, two drains.
+    /// No candidate waits for the entry now; for the last lease, two drains.
     NoneWaits,
 }
 
 /// A's pool, with two threads that drain. H has forwarded to G.
 struct Shared {
-    state: Mutex<(Book<()>, Vec<Emptied>)>,
-    line: (u32, u32),
+    state: Mutex<(LeaseTable<()>, Vec<Emptied>)>,
+    entry: (u32, u32),
     /// The return rings of G and H, in the order in which they are looked at.
     rings: [(ProcessId, Mutex<EntryConsumer<Loom>>); 2],
     memory: LoomBytes,
@@ -260,17 +262,17 @@ struct Shared {
 }
 
 impl Shared {
-    /// `Office::drain_returns`.
+    /// `Transport::drain_returns`.
     fn drain(&self) {
-        let (line, generation) = self.line;
+        let (entry, generation) = self.entry;
         for (holder, ring) in &self.rings {
             let mut ring = ring.lock().expect("no panic");
             while let Some(notice) = ring.pop().expect("a sound peer") {
-                let (book, candidates) = &mut *self.state.lock().expect("no panic");
+                let (table, candidates) = &mut *self.state.lock().expect("no panic");
                 if notice[0] == HOLD {
-                    book.grant(line, generation, *holder).expect("the line is open");
+                    table.grant(entry, generation, *holder).expect("the entry is open");
                 } else if let Left::Empty(emptied) =
-                    book.release(line, generation, *holder, &[]).expect("it holds one")
+                    table.release(entry, generation, *holder, &[]).expect("it holds one")
                 {
                     candidates.push(emptied);
                 }
@@ -279,23 +281,23 @@ impl Shared {
         }
     }
 
-    /// `Pool::settle`.
-    fn settle(&self) {
+    /// `Pool::close_emptied`.
+    fn close_emptied(&self) {
         loop {
             let taken = std::mem::take(&mut self.state.lock().expect("no panic").1);
             if taken.is_empty() {
                 return;
             }
             self.drain();
-            let (book, candidates) = &mut *self.state.lock().expect("no panic");
+            let (table, candidates) = &mut *self.state.lock().expect("no panic");
             for mut emptied in taken {
                 if self.rule == Rule::NoneWaits {
                     if !candidates.is_empty() {
                         continue;
                     }
-                    emptied.changes = book.changes(self.line.0, self.line.1).unwrap_or(0);
+                    emptied.changes = table.changes(self.entry.0, self.entry.1).unwrap_or(0);
                 }
-                if book.close(emptied).is_some() {
+                if table.close(emptied).is_some() {
                     self.memory.write_word(0, REUSED);
                 }
             }
@@ -304,10 +306,10 @@ impl Shared {
 
     /// `Pool::is_sole`.
     fn is_sole(&self) -> bool {
-        let (line, generation) = self.line;
+        let (entry, generation) = self.entry;
         let look = || {
-            let (book, _) = &*self.state.lock().expect("no panic");
-            (book.is_sole(line, generation, None), book.changes(line, generation))
+            let (table, _) = &*self.state.lock().expect("no panic");
+            (table.is_sole(entry, generation, None), table.changes(entry, generation))
         };
         if self.rule == Rule::NoneWaits {
             self.drain();
@@ -331,16 +333,16 @@ fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
     let (mut from_g, mut from_h) = (entry_ring(), entry_ring());
     let memory = LoomBytes::zeroed(8);
     memory.write_word(0, DATA);
-    let mut book = Book::default();
-    let line @ (number, generation) = book.open((), Default::default());
+    let mut table = LeaseTable::default();
+    let entry @ (number, generation) = table.open((), Default::default());
     let mut candidates = Vec::new();
     if own {
-        book.grant(number, generation, process(2)).expect("just opened");
+        table.grant(number, generation, process(2)).expect("just opened");
     } else {
         // F, who forwarded to H, let go. Its release was drained, and H's hold was not.
-        book.grant(number, generation, process(3)).expect("just opened");
-        book.release_local(number, generation, &[]).expect("just opened");
-        let left = book.release(number, generation, process(3), &[]).expect("it holds one");
+        table.grant(number, generation, process(3)).expect("just opened");
+        table.release_local(number, generation, &[]).expect("just opened");
+        let left = table.release(number, generation, process(3), &[]).expect("it holds one");
         candidates.extend(match left {
             Left::Empty(emptied) => Some(emptied),
             Left::Held => None,
@@ -348,7 +350,7 @@ fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
         post(&mut from_h.0, HOLD);
     }
     let rings = [(process(1), Mutex::new(from_g.1)), (process(2), Mutex::new(from_h.1))];
-    let pool = Shared { state: Mutex::new((book, candidates)), line, rings, memory: memory.clone(), rule };
+    let pool = Shared { state: Mutex::new((table, candidates)), entry, rings, memory: memory.clone(), rule };
     let pool = Arc::new(pool);
     let peers = thread::spawn(move || {
         // G takes the frame and posts its hold; then H sees the cursor, and lets go.
@@ -360,20 +362,20 @@ fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
         let pool = Arc::clone(&pool);
         thread::spawn(move || {
             pool.drain();
-            pool.settle();
+            pool.close_emptied();
         })
     };
     does(&pool);
     other.join().expect("no panic");
     peers.join().expect("no panic");
     pool.drain();
-    pool.settle();
+    pool.close_emptied();
     let changes = pool.state.lock().expect("no panic").0.changes(number, generation);
     assert!(changes.is_some(), "G holds it");
 }
 
-fn settles(pool: &Shared) {
-    pool.settle();
+fn closes_emptied(pool: &Shared) {
+    pool.close_emptied();
 }
 
 fn writes_if_sole(pool: &Shared) {
@@ -386,13 +388,13 @@ fn writes_if_sole(pool: &Shared) {
 const SWITCHES: Option<usize> = Some(3);
 
 #[test]
-fn two_threads_that_settle_free_nothing_under_a_holder() {
-    explore(SWITCHES, || two_drain(Rule::StoodStill, false, settles));
+fn two_threads_that_close_free_nothing_under_a_holder() {
+    explore(SWITCHES, || two_drain(Rule::StoodStill, false, closes_emptied));
 }
 
 #[test]
 fn that_no_candidate_waits_is_not_enough() {
-    assert_freed_too_early(&failure_of(SWITCHES, || two_drain(Rule::NoneWaits, false, settles)));
+    assert_freed_too_early(&failure_of(SWITCHES, || two_drain(Rule::NoneWaits, false, closes_emptied)));
 }
 
 #[test]

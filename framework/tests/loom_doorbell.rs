@@ -12,9 +12,9 @@ use loom::sync::atomic::Ordering::{AcqRel, Relaxed};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
-use tensorpost::mailbox::doorbell::{Ringer, Sleeper};
-use tensorpost::mailbox::ring::entries::ENTRY_BYTES;
-use tensorpost::mailbox::ring::{EntryConsumer, EntryProducer, Orders, Platform as _, Sound};
+use tensorpost::transport::doorbell::{Ringer, Sleeper};
+use tensorpost::transport::ring::entries::ENTRY_BYTES;
+use tensorpost::transport::ring::{EntryConsumer, EntryProducer, Orders, Platform as _, Sound};
 
 /// Switches away from a runnable thread: three threads are too many to explore without a bound.
 const PREEMPTIONS: Option<usize> = Some(3);
@@ -150,23 +150,23 @@ fn bell_needs_the_second_look() {
     assert_deadlock(&failure_of(PREEMPTIONS, || model::<Sound>(1, 1, false)));
 }
 
-/// What a process does that has published something and not rung for it (`post/news.rs`): one thread publishes and keeps
-/// quiet, the reader's thread rings when it finds nothing to do, parked or not. `last_look` is the reader's look after it
-/// has said that it is parked, `wake` what the publisher does when it finds it parked.
-fn quiet_model(last_look: bool, wake: bool) {
+/// What a process does that has published something and not rung for it (`transport/wake_reasons.rs`): one thread
+/// publishes and keeps quiet, the reader's thread rings when it finds nothing to do, parked or not. `last_look` is the
+/// reader's look after it has said that it is parked, `wake` what the publisher does when it finds it parked.
+fn deferred_model(last_look: bool, wake: bool) {
     let (word, bell) = (LoomWord::zero(), Bell::new());
     let mut sleeper: Sleeper<Loom> = Sleeper::new(word.clone());
     let (mut producer, mut consumer) = ring::<Sound>(1);
-    let quiet = Arc::new(AtomicBool::new(false));
+    let deferred = Arc::new(AtomicBool::new(false));
     let parked = Arc::new(AtomicBool::new(false));
     let came = Bell::new();
 
     let publish = {
-        let (quiet, parked, came) = (Arc::clone(&quiet), Arc::clone(&parked), came.clone());
+        let (deferred, parked, came) = (Arc::clone(&deferred), Arc::clone(&parked), came.clone());
         thread::spawn(move || {
             producer.push([7; 8]).expect("there is room");
             producer.publish();
-            quiet.swap(true, AcqRel);
+            deferred.swap(true, AcqRel);
             Loom::fence_seq_cst();
             if wake && parked.load(Relaxed) {
                 came.ring();
@@ -175,8 +175,8 @@ fn quiet_model(last_look: bool, wake: bool) {
     };
     let reader = {
         let (bell, mut ringer) = (bell.clone(), Ringer::<Loom>::new(word));
-        let mut end_quiet = move || {
-            let due = quiet.load(Relaxed) && quiet.swap(false, AcqRel);
+        let mut ring_deferred = move || {
+            let due = deferred.load(Relaxed) && deferred.swap(false, AcqRel);
             if due && ringer.should_ring() {
                 bell.ring();
             }
@@ -185,12 +185,12 @@ fn quiet_model(last_look: bool, wake: bool) {
         thread::spawn(move || {
             // Until it has rung, or seen that nobody sleeps.
             loop {
-                if end_quiet() {
+                if ring_deferred() {
                     break;
                 }
                 parked.store(true, Relaxed);
                 Loom::fence_seq_cst();
-                if last_look && end_quiet() {
+                if last_look && ring_deferred() {
                     break;
                 }
                 came.wait();
@@ -210,16 +210,16 @@ fn quiet_model(last_look: bool, wake: bool) {
 }
 
 #[test]
-fn quiet_news_is_rung_for_in_the_end() {
-    explore(PREEMPTIONS, || quiet_model(true, true));
+fn a_deferred_wakeup_is_rung_for_in_the_end() {
+    explore(PREEMPTIONS, || deferred_model(true, true));
 }
 
 #[test]
-fn quiet_news_needs_the_readers_last_look() {
-    assert_deadlock(&failure_of(PREEMPTIONS, || quiet_model(false, true)));
+fn a_deferred_wakeup_needs_the_readers_last_look() {
+    assert_deadlock(&failure_of(PREEMPTIONS, || deferred_model(false, true)));
 }
 
 #[test]
-fn quiet_news_needs_a_parked_reader_to_be_woken() {
-    assert_deadlock(&failure_of(PREEMPTIONS, || quiet_model(true, false)));
+fn a_deferred_wakeup_needs_a_parked_reader_to_be_woken() {
+    assert_deadlock(&failure_of(PREEMPTIONS, || deferred_model(true, false)));
 }

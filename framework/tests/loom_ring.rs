@@ -10,8 +10,10 @@ use std::sync::atomic::Ordering;
 
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
-use tensorpost::mailbox::ring::entries::ENTRY_BYTES;
-use tensorpost::mailbox::ring::{Consumer, EntryConsumer, EntryProducer, Orders, Producer, RingError, Sound};
+use tensorpost::transport::ring::entries::ENTRY_BYTES;
+use tensorpost::transport::ring::{
+    Consumer, EntryConsumer, EntryProducer, Orders, Producer, RingError, Sound,
+};
 
 /// Switches away from a runnable thread: as many as there are, for two threads need no bound.
 const PREEMPTIONS: Option<usize> = None;

@@ -8,26 +8,26 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tensorpost::device::host::HostStream;
-use tensorpost::tensor::{DType, Gpu, Tensor, TensorError, TensorMut, TensorPart};
+use tensorpost::tensor::{DType, DeviceStream, Tensor, TensorError, TensorMut, TensorPart};
 use tensorpost::testing::Cluster;
 
 /// Long enough for what does not wait to show it.
 const A_MOMENT: Duration = Duration::from_millis(100);
 
 /// A closure on the stream has panicked, and nobody has asked yet.
-fn fail(gpu: &Gpu) {
+fn fail(stream: &DeviceStream) {
     std::panic::set_hook(Box::new(|_| {}));
-    gpu.run((), |()| panic!("unrelated")).expect("it is queued");
-    let stream = gpu.stream().backend().clone();
-    let stream = stream.as_any().downcast_ref::<HostStream>().expect("a host stream");
-    while !stream.is_idle() {
+    stream.run((), |()| panic!("unrelated")).expect("it is queued");
+    let backend = stream.clocked().backend().clone();
+    let backend = backend.as_any().downcast_ref::<HostStream>().expect("a host stream");
+    while !backend.is_idle() {
         std::thread::yield_now();
     }
 }
 
 /// The failure is still there for whoever asks for work.
-fn is_reported(gpu: &Gpu) {
-    let error = gpu.synchronize().expect_err("a closure has panicked");
+fn is_reported(stream: &DeviceStream) {
+    let error = stream.synchronize().expect_err("a closure has panicked");
     assert!(error.to_string().contains("unrelated"), "{error}");
 }
 
@@ -43,10 +43,10 @@ fn pass(gate: &Gate) {
     let _ = gate.lock().expect("nobody panics with it").recv();
 }
 
-/// A read on the stream of `gpu` that lasts until the gate opens.
-fn read(gpu: &Gpu, tensor: &Tensor, gate: &Gate) {
+/// A read on the stream of `stream` that lasts until the gate opens.
+fn read(stream: &DeviceStream, tensor: &Tensor, gate: &Gate) {
     let gate = Arc::clone(gate);
-    gpu.run((tensor.of::<u64>(),), move |(_,)| pass(&gate)).expect("a host stream");
+    stream.run((tensor.of::<u64>(),), move |(_,)| pass(&gate)).expect("a host stream");
 }
 
 fn in_a_moment() -> Option<Instant> {
@@ -61,14 +61,14 @@ fn comes_after(tensor: &TensorMut, open: Sender<()>) {
     tensor.wait(None).expect("the reader is done");
 }
 
-fn one(gpu: &Gpu) -> Tensor {
-    gpu.from_slice(&[1], &[1_u64]).expect("memory").freeze()
+fn one(stream: &DeviceStream) -> Tensor {
+    stream.from_slice(&[1], &[1_u64]).expect("memory").freeze()
 }
 
 #[test]
 fn a_writer_on_another_stream_waits_for_readers() {
     let cluster = Cluster::new(1);
-    let first = cluster.gpu(0);
+    let first = cluster.stream(0);
     let [second, third] = [(); 2].map(|()| first.with_new_stream().expect("a stream"));
     let (open, gate) = gate();
     let tensor = one(first);
@@ -84,15 +84,15 @@ fn the_next_holder_waits_for_readers_here() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
     cluster.connect();
-    let first = cluster.gpu(0);
+    let first = cluster.stream(0);
     let second = first.with_new_stream().expect("a stream");
     let (open, gate) = gate();
     let tensor = one(first);
     read(&second, &tensor, &gate);
     fail(first);
     cluster.send(0, &to, tensor);
-    cluster.settle();
-    let tensor = inbox.take_one().message.into_mut(cluster.gpu(1)).expect("it was moved all the way");
+    cluster.run_until_idle();
+    let tensor = inbox.take_one().message.into_mut(cluster.stream(1)).expect("it was moved all the way");
     comes_after(&tensor, open);
     is_reported(first);
 }
@@ -103,20 +103,20 @@ fn the_next_holder_waits_for_readers_that_let_go_before() {
     let (to_b, at_b) = cluster.inbox::<Tensor>(1, 8);
     let (to_c, at_c) = cluster.inbox::<Tensor>(2, 8);
     cluster.connect();
-    let first = cluster.gpu(0);
+    let first = cluster.stream(0);
     let (open, gate) = gate();
     let tensor = one(first);
     cluster.send(0, &to_b, tensor.clone());
-    cluster.settle();
+    cluster.run_until_idle();
     let there = at_b.take_one();
-    read(cluster.gpu(1), &there.message, &gate);
+    read(cluster.stream(1), &there.message, &gate);
     drop(there);
-    cluster.settle();
+    cluster.run_until_idle();
     fail(first);
     cluster.send(0, &to_c, tensor);
-    cluster.settle();
+    cluster.run_until_idle();
     let tensor = at_c.take_one().message;
-    match tensor.into_mut(cluster.gpu(2)) {
+    match tensor.into_mut(cluster.stream(2)) {
         Ok(tensor) => comes_after(&tensor, open),
         Err(not_sole) => panic!("the last one has let go: {}", not_sole.why),
     }
@@ -128,11 +128,11 @@ fn the_owner_waits_for_all_streams_of_a_holder_that_let_go() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
     cluster.connect();
-    let tensor = one(cluster.gpu(0));
+    let tensor = one(cluster.stream(0));
     cluster.send(0, &to, tensor.clone());
-    cluster.settle();
+    cluster.run_until_idle();
     let there = inbox.take_one();
-    let first = cluster.gpu(1);
+    let first = cluster.stream(1);
     let (open, gate) = gate();
     first.run((there.message.of::<u64>(),), |(_,)| {}).expect("a host stream");
     // More than a release has room for.
@@ -140,8 +140,8 @@ fn the_owner_waits_for_all_streams_of_a_holder_that_let_go() {
     others.iter().for_each(|other| read(other, &there.message, &gate));
     fail(first);
     drop(there);
-    cluster.settle();
-    let tensor = tensor.into_mut(cluster.gpu(0)).expect("the other has let go");
+    cluster.run_until_idle();
+    let tensor = tensor.into_mut(cluster.stream(0)).expect("the other has let go");
     comes_after(&tensor, open);
     is_reported(first);
 }
@@ -151,26 +151,27 @@ fn parts_in_one_message_wait_for_each_other() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<Vec<TensorPart>>(1, 8);
     cluster.connect();
-    let first = cluster.gpu(0);
+    let first = cluster.stream(0);
     let second = first.with_new_stream().expect("a stream");
     let (open, gate) = gate();
     let whole = first.zeros(DType::U64, &[2]).expect("memory");
     let mut parts = whole.split(0, &[1, 1]).expect("two parts");
-    for (part, gpu) in parts.iter_mut().zip([first, &second]) {
+    for (part, stream) in parts.iter_mut().zip([first, &second]) {
         let gate = Arc::clone(&gate);
-        let slow = gpu.stream() == second.stream();
-        gpu.run((part.of_mut::<u64>(),), move |(_,)| {
-            if slow {
-                pass(&gate);
-            }
-        })
-        .expect("a host stream");
+        let slow = stream.clocked() == second.clocked();
+        stream
+            .run((part.of_mut::<u64>(),), move |(_,)| {
+                if slow {
+                    pass(&gate);
+                }
+            })
+            .expect("a host stream");
     }
     fail(first);
     cluster.send(0, &to, parts);
-    cluster.settle();
+    cluster.run_until_idle();
     let parts = inbox.take_one().message;
-    let whole = TensorMut::join(parts, cluster.gpu(1)).expect("all parts");
+    let whole = TensorMut::join(parts, cluster.stream(1)).expect("all parts");
     comes_after(&whole, open);
     is_reported(first);
 }

@@ -9,7 +9,7 @@ use crate::gate::Door;
 /// See the module.
 #[derive(Debug)]
 pub struct Holder {
-    gpu: Gpu,
+    stream: DeviceStream,
     me: ActorId,
     seen: Vec<u64>,
     held: Vec<Tensor>,
@@ -126,7 +126,7 @@ impl RemoteActor for Holder {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Holder { gpu: env.gpu(), me: env.actor(), seen: Vec::new(), held: Vec::new() })
+        Ok(Holder { stream: env.stream(), me: env.actor(), seen: Vec::new(), held: Vec::new() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -174,7 +174,7 @@ impl Handler<Make> for Holder {
 
     fn handle(&mut self, make: Make, _: &mut Context<Self>) -> Self::Result {
         pass(&make.door);
-        let tensor = self.gpu.from_slice(&[make.elements.len()], &make.elements);
+        let tensor = self.stream.from_slice(&[make.elements.len()], &make.elements);
         MessageResult(tensor.expect("room for the elements").freeze())
     }
 }
@@ -208,7 +208,7 @@ impl Handler<Check> for Holder {
     type Result = MessageResult<Check>;
 
     fn handle(&mut self, _: Check, _: &mut Context<Self>) -> Self::Result {
-        let stats = self.gpu.pool().stats();
+        let stats = self.stream.pool().stats();
         MessageResult(Health {
             pid: std::process::id(),
             actor: self.me,

@@ -37,15 +37,15 @@ pub struct Rows {
 impl Gather for Numbered {
     type Gathered = Rows;
 
-    fn gather(items: Vec<Numbered>, gpu: &Gpu) -> anyhow::Result<Rows> {
-        let rows = gather_tensors(gpu, items.iter().filter_map(|item| item.tensor.as_ref()))?;
+    fn gather(items: Vec<Numbered>, stream: &DeviceStream) -> anyhow::Result<Rows> {
+        let rows = gather_tensors(stream, items.iter().filter_map(|item| item.tensor.as_ref()))?;
         Ok(Rows { numbers: items.iter().map(|item| item.number).collect(), rows })
     }
 }
 
 /// A source of the numbers from 0 on.
 pub struct Count {
-    gpu: Gpu,
+    stream: DeviceStream,
     args: CountArgs,
     next: u64,
 }
@@ -80,7 +80,7 @@ impl Source for Count {
     type Out = Numbered;
 
     fn create(args: CountArgs, env: &Env) -> anyhow::Result<Self> {
-        Ok(Count { gpu: env.gpu(), args, next: 0 })
+        Ok(Count { stream: env.stream(), args, next: 0 })
     }
 
     fn next(&mut self) -> anyhow::Result<Option<Numbered>> {
@@ -95,7 +95,7 @@ impl Source for Count {
         die_once(&self.args.dies_once, number);
         self.next += 1;
         let elements = self.args.elements;
-        let tensor = (elements > 0).then(|| numbers(&self.gpu, number as u32, elements));
+        let tensor = (elements > 0).then(|| numbers(&self.stream, number as u32, elements));
         Ok(Some(Numbered { number, tensor }))
     }
 }
@@ -178,7 +178,7 @@ impl Stage for Obey {
 /// A stage whose results are made on its stream. From one item on the stream stands at a door, so that what comes of this
 /// item and of later ones is not there yet when the next stage has it.
 pub struct Late {
-    gpu: Gpu,
+    stream: DeviceStream,
     args: LateArgs,
 }
 
@@ -195,7 +195,7 @@ impl Stage for Late {
     type Out = Numbered;
 
     fn create(args: LateArgs, env: &Env) -> anyhow::Result<Self> {
-        Ok(Late { gpu: env.gpu(), args })
+        Ok(Late { stream: env.stream(), args })
     }
 
     fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
@@ -203,10 +203,10 @@ impl Stage for Late {
             && *at == item.number
             && is_first(mark)
         {
-            let (any, door) = (self.gpu.empty(DType::U8, &[1])?.freeze(), door.clone());
-            self.gpu.run((any.of::<u8>(),), move |_| drop(door.pass()))?;
+            let (any, door) = (self.stream.empty(DType::U8, &[1])?.freeze(), door.clone());
+            self.stream.run((any.of::<u8>(),), move |_| drop(door.pass()))?;
         }
-        let tensor = item.tensor.map(|tensor| self.gpu.copy(&tensor)).transpose()?;
+        let tensor = item.tensor.map(|tensor| self.stream.copy(&tensor)).transpose()?;
         out.emit(Numbered { number: item.number, tensor: tensor.map(TensorMut::freeze) });
         Ok(())
     }

@@ -5,7 +5,7 @@ use tensorpost::prelude::*;
 
 use crate::harness::Builder;
 
-/// Hops between two news of a ball.
+/// Hops between two reports of a ball.
 const NEWS_EVERY: u64 = 50;
 /// Balls that each player begins with.
 const BALLS: usize = 4;
@@ -15,24 +15,24 @@ const BALLS: usize = 4;
 struct Ball {
     hops: u64,
     pixels: Tensor,
-    news: Address<News>,
+    reports: Address<Report>,
 }
 
 /// "So many hops." Said now and then.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
-struct News(u64);
+struct Report(u64);
 
 /// "Play to this one from now on, with balls of your own of so many elements." Replies with the process.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Play {
     next: Address<Ball>,
-    news: Address<News>,
+    reports: Address<Report>,
     elements: usize,
 }
 
 struct Player {
-    gpu: Gpu,
+    stream: DeviceStream,
     next: Option<Address<Ball>>,
 }
 
@@ -44,7 +44,7 @@ impl RemoteActor for Player {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Player { gpu: env.gpu(), next: None })
+        Ok(Player { stream: env.stream(), next: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -56,8 +56,8 @@ impl Player {
     fn pass(&self, ball: Ball, ctx: &mut Context<Self>) {
         let Some(next) = &self.next else { return };
         if ball.hops.is_multiple_of(NEWS_EVERY) {
-            let news = ball.news.send(News(ball.hops));
-            ctx.spawn(wrap_future(async move { drop(news.await) }));
+            let reports = ball.reports.send(Report(ball.hops));
+            ctx.spawn(wrap_future(async move { drop(reports.await) }));
         }
         let sending = next.send(ball);
         ctx.spawn(wrap_future(async move { drop(sending.await) }));
@@ -70,8 +70,8 @@ impl Handler<Play> for Player {
     fn handle(&mut self, play: Play, ctx: &mut Context<Self>) -> u32 {
         self.next = Some(play.next);
         for _ in 0..BALLS {
-            let pixels = self.gpu.zeros(DType::F32, &[play.elements]).expect("room").freeze();
-            self.pass(Ball { hops: 1, pixels, news: play.news.clone() }, ctx);
+            let pixels = self.stream.zeros(DType::F32, &[play.elements]).expect("room").freeze();
+            self.pass(Ball { hops: 1, pixels, reports: play.reports.clone() }, ctx);
         }
         std::process::id()
     }
@@ -81,8 +81,8 @@ impl Handler<Ball> for Player {
     type Result = ();
 
     fn handle(&mut self, ball: Ball, ctx: &mut Context<Self>) {
-        let pixels = self.gpu.copy(&ball.pixels).expect("room").freeze();
-        self.pass(Ball { hops: ball.hops + 1, pixels, news: ball.news }, ctx);
+        let pixels = self.stream.copy(&ball.pixels).expect("room").freeze();
+        self.pass(Ball { hops: ball.hops + 1, pixels, reports: ball.reports }, ctx);
     }
 }
 
@@ -92,22 +92,22 @@ pub fn program(builder: Builder) -> Builder {
 }
 
 /// Has so many workers play on a device with balls of so many elements. Prints `pids` with the ids of the node's process and
-/// theirs, and then for ever `news` with the hops of a ball. The players are restarted when they fail.
+/// theirs, and then for ever `reports` with the hops of a ball. The players are restarted when they fail.
 ///
 /// # Errors
 /// The node, or a worker, did not start or has ended.
 pub fn play_for_ever(node: &Node, device: &Device, players: usize, elements: usize) -> anyhow::Result<()> {
     let spawn = || node.spawn::<Player>(()).device(device.clone()).restart(Restart::on_failure(9)).start();
     let players = (0..players).map(|_| spawn()).collect::<Result<Vec<_>, _>>()?;
-    let (news, mut channel) = node.channel::<News>()?;
+    let (reports, mut channel) = node.channel::<Report>()?;
     let mut pids = vec![std::process::id().to_string()];
     for (number, player) in players.iter().enumerate() {
         let next = players[(number + 1) % players.len()].address();
-        let play = Play { next, news: news.clone(), elements };
+        let play = Play { next, reports: reports.clone(), elements };
         pids.push(node.block_on(player.address().ask(play))?.to_string());
     }
     println!("pids {}", pids.join(" "));
     loop {
-        println!("news {}", channel.blocking_recv()?.0);
+        println!("hops {}", channel.blocking_recv()?.0);
     }
 }

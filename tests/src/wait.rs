@@ -22,11 +22,11 @@ pub fn until_free(node: &Node) {
 
 /// Waits until `count` allocations of the node's own pool are held.
 pub fn until_allocations(node: &Node, count: usize) {
-    let office = node.resident();
-    let gpu = node.host().expect("a stream to look at the pool with");
-    until_allocations_of(gpu.pool(), count, || {
-        // What peers have given back is taken into the book when there is something else to do. This is it.
-        office.poll(&mut Vec::new());
+    let transport = node.process_runtime();
+    let stream = node.host_stream().expect("a stream to look at the pool with");
+    until_allocations_of(stream.pool(), count, || {
+        // What peers have given back is taken into the lease table when there is something else to do. This is it.
+        transport.poll(&mut Vec::new());
     });
 }
 
@@ -45,9 +45,9 @@ pub fn until_allocations_of(pool: &Pool, count: usize, drain: impl Fn()) {
 }
 
 /// A sequence of numbers as a tensor.
-pub fn numbers(gpu: &Gpu, from: u32, count: usize) -> Tensor {
+pub fn numbers(stream: &DeviceStream, from: u32, count: usize) -> Tensor {
     let numbers: Vec<u32> = (from..).take(count).collect();
-    gpu.from_slice(&[count], &numbers).expect("room for a few numbers").freeze()
+    stream.from_slice(&[count], &numbers).expect("room for a few numbers").freeze()
 }
 
 /// [`Node::block_on`] of a `send` that has to succeed.

@@ -243,7 +243,7 @@ fn an_actor_sends_its_own_address_already_from_create(builder: Builder) {
         assert_eq!(from, spawned.address());
         assert_eq!(hello.card.unwrap().actor, spawned.actor());
         // And it can be answered.
-        let tensor = Some(numbers(&node.host().unwrap(), 5, 3));
+        let tensor = Some(numbers(&node.host_stream().unwrap(), 5, 3));
         deliver(&node, &from, Hello { to: Some(home.clone()), from: None, card: None, tensor });
         let answer = hellos.blocking_recv().unwrap();
         assert_eq!(answer.tensor.unwrap().to_vec::<u32>().unwrap(), [5, 6, 7]);
@@ -258,8 +258,12 @@ fn two_workers_that_greet_each_other_at_once_both_arrive(builder: Builder) {
         let (one, other) = (person(&node, PersonArgs::default()), person(&node, PersonArgs::default()));
         // Each says hello to the other over a link that is made from both ends; each answers home.
         let to = |one: &SpawnedPerson| Some(one.address());
-        let hello =
-            |to| Hello { to, from: None, card: None, tensor: Some(numbers(&node.host().unwrap(), 0, 2)) };
+        let hello = |to| Hello {
+            to,
+            from: None,
+            card: None,
+            tensor: Some(numbers(&node.host_stream().unwrap(), 0, 2)),
+        };
         deliver(&node, &one.address(), hello(to(&other)));
         deliver(&node, &other.address(), hello(to(&one)));
         // The two now play ping-pong for ever; ask both, through each other, in the middle of it.

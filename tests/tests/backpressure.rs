@@ -34,7 +34,7 @@ impl Busy {
     }
 
     fn tensor(&self, number: u32) -> Tensor {
-        numbers(&self.node.host().unwrap(), number, 100)
+        numbers(&self.node.host_stream().unwrap(), number, 100)
     }
 
     fn open(&mut self) {
@@ -105,8 +105,8 @@ fn try_send_gives_the_message_back_with_its_tensors_as_they_were(builder: Builde
     assert_eq!((message.label, message.tensors[0].lease().id()), (5, lease));
     assert_eq!(message.tensors[0].to_vec::<u32>().unwrap()[..3], [7, 8, 9]);
     let tensor = message.tensors.pop().unwrap();
-    let gpu = busy.node.host().unwrap();
-    let mut writable = tensor.into_mut(&gpu).expect("nobody else ever had it");
+    let stream = busy.node.host_stream().unwrap();
+    let mut writable = tensor.into_mut(&stream).expect("nobody else ever had it");
     writable.as_mut_slice::<u32>().unwrap()[0] = 100;
     message.tensors.push(writable.freeze());
     busy.open();
@@ -181,7 +181,11 @@ fn cancelled_sends_leave_no_trace_and_hold_nobody_up(builder: Builder) {
     for gone in [0, 3, 5] {
         sends[gone] = None;
     }
-    assert_eq!(busy.node.host().unwrap().pool().stats().allocations, 3, "their tensors went with them");
+    assert_eq!(
+        busy.node.host_stream().unwrap().pool().stats().allocations,
+        3,
+        "their tensors went with them"
+    );
     busy.open();
     for send in sends.into_iter().flatten() {
         busy.node.block_on(send).unwrap();
@@ -240,9 +244,9 @@ fn first_and_second_are_sent(node: &Node) -> bool {
 // LEASE-2, MBX-2: what `try_send` needs comes back without anybody waiting for it.
 fn try_send_alone_can_go_on_for_ever(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let sink = node.spawn::<Sink>(()).start().unwrap();
-    let tensors = |count: usize| -> Vec<Tensor> { (0..count).map(|_| numbers(&gpu, 1, 1)).collect() };
+    let tensors = |count: usize| -> Vec<Tensor> { (0..count).map(|_| numbers(&stream, 1, 1)).collect() };
     deliver(&node, &sink.address(), Drop { tensors: vec![] });
     let mut sent = 0;
     let mut message = Drop { tensors: tensors(100) };

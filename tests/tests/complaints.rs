@@ -67,7 +67,7 @@ struct Arrived {
 static MARK: AtomicU64 = AtomicU64::new(0);
 
 struct Worker {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Worker {
@@ -78,7 +78,7 @@ impl RemoteActor for Worker {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Worker { gpu: env.gpu() })
+        Ok(Worker { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -90,14 +90,14 @@ impl Handler<SlowSum> for Worker {
     type Result = MessageResult<SlowSum>;
 
     fn handle(&mut self, SlowSum { tensor, door }: SlowSum, _: &mut Context<Self>) -> Self::Result {
-        let mut sum = self.gpu.zeros(DType::U64, &[1]).expect("room for a number");
+        let mut sum = self.stream.zeros(DType::U64, &[1]).expect("room for a number");
         let add = move |(from, to): (&[u32], &mut [u64])| {
             if let Some(door) = door {
                 door.pass().expect("the gate is there");
             }
             to[0] = from.iter().map(|n| u64::from(*n)).sum();
         };
-        self.gpu.run((tensor.of::<u32>(), sum.of_mut::<u64>()), add).expect("numbers, on this device");
+        self.stream.run((tensor.of::<u32>(), sum.of_mut::<u64>()), add).expect("numbers, on this device");
         MessageResult(sum.freeze())
     }
 }
@@ -146,36 +146,36 @@ fn kill<A: RemoteActor>(node: &Node, victim: &Spawned<A>) {
 /// "The consumer was killed, and the producer's memory never came back."
 fn memory_comes_back_when_the_consumer_is_killed(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     for round in 0..5 {
         let consumer = holder(&node);
         for index in 0..10 {
-            ask(&node, &consumer.address(), Hold::with(0, numbers(&gpu, index, 1000)));
+            ask(&node, &consumer.address(), Hold::with(0, numbers(&stream, index, 1000)));
         }
         until_allocations(&node, 10);
         kill(&node, &consumer);
         until_free(&node);
-        assert_eq!(gpu.pool().stats().chunk_bytes, 64 << 20, "round {round}: it is used again");
+        assert_eq!(stream.pool().stats().chunk_bytes, 64 << 20, "round {round}: it is used again");
     }
 }
 
 /// "A handle that was exported and never opened keeps the memory for good."
 fn memory_that_nobody_ever_opened_comes_back(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let (consumer, gate) = (holder(&node), Gate::new());
     deliver(&node, &consumer.address(), Hold::at(0, &gate.door()));
     let arrival = gate.arrival();
     // They lie in its ring and its mailbox; it is killed before it looks at any of them.
     for index in 0..50 {
-        deliver(&node, &consumer.address(), Hold::with(1, numbers(&gpu, index, 1000)));
+        deliver(&node, &consumer.address(), Hold::with(1, numbers(&stream, index, 1000)));
     }
     until_allocations(&node, 50);
     kill(&node, &consumer);
     drop(arrival);
     until_free(&node);
     // Nor does one stay that could not even be sent.
-    let error = node.block_on(consumer.address::<Hold>().send(Hold::with(2, numbers(&gpu, 0, 1000))));
+    let error = node.block_on(consumer.address::<Hold>().send(Hold::with(2, numbers(&stream, 0, 1000))));
     drop(error.expect_err("it is gone"));
     until_free(&node);
 }
@@ -184,9 +184,9 @@ fn memory_that_nobody_ever_opened_comes_back(builder: Builder) {
 fn one_tensor_to_many_opened_many_times_is_counted_exactly(builder: Builder) {
     const CONSUMERS: usize = 4;
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let consumers: Vec<_> = (0..CONSUMERS).map(|_| holder(&node)).collect();
-    let tensor = numbers(&gpu, 5, 1000);
+    let tensor = numbers(&stream, 5, 1000);
     for times in 1..=7 {
         for consumer in &consumers {
             // Twice in one message, and one message after the other.
@@ -198,7 +198,11 @@ fn one_tensor_to_many_opened_many_times_is_counted_exactly(builder: Builder) {
     until_allocations(&node, 1);
     drop(tensor);
     for (index, consumer) in consumers.iter().enumerate() {
-        assert_eq!(gpu.pool().stats().allocations, 1, "{index} of {CONSUMERS} have let go, and not one more");
+        assert_eq!(
+            stream.pool().stats().allocations,
+            1,
+            "{index} of {CONSUMERS} have let go, and not one more"
+        );
         ask(&node, &consumer.address(), LetGo);
         // An answer may be quicker than the releases; they are all there once the next one is.
         ask(&node, &consumer.address(), LetGo);
@@ -244,11 +248,11 @@ fn a_received_tensor_can_be_sent_on_and_the_owner_learns_who_has_it(builder: Bui
 /// "Putting and getting inside one process copies, or deadlocks."
 fn put_and_get_inside_one_process_is_the_same_memory(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let place = node.worker("both").unwrap();
     let here = || node.spawn::<Worker>(()).worker(place).start().unwrap();
     let (first, second) = (here(), here());
-    let tensor = numbers(&gpu, 0, 100);
+    let tensor = numbers(&stream, 0, 100);
     let lease = tensor.lease().id();
     let arrived = ask(&node, &first.address(), PutAndGet { tensor, via: Some(second.address()) });
     assert_eq!(arrived.lease, lease);
@@ -264,7 +268,7 @@ fn put_and_get_inside_one_process_is_the_same_memory(builder: Builder) {
 /// "A buffer that is overwritten and sent again is read half new, half old."
 fn a_buffer_that_is_written_again_is_read_as_it_was_sent(builder: Builder) {
     let node = builder.host_budget(64 << 20).start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let (reader, gate) = (worker(&node), Gate::new());
     let size = 1 << 20;
     let mut sums = Vec::new();
@@ -273,9 +277,9 @@ fn a_buffer_that_is_written_again_is_read_as_it_was_sent(builder: Builder) {
     for round in 0..100_u32 {
         // The reader's stream stands before it reads the first of them.
         let door = (round == 0).then(|| gate.door());
-        let mut buffer = node.block_on(gpu.empty_when_free(DType::U32, &[size])).unwrap();
+        let mut buffer = node.block_on(stream.empty_when_free(DType::U32, &[size])).unwrap();
         places.insert(buffer.lease().offset());
-        gpu.run((buffer.of_mut::<u32>(),), move |(to,): (&mut [u32],)| to.fill(round)).unwrap();
+        stream.run((buffer.of_mut::<u32>(),), move |(to,): (&mut [u32],)| to.fill(round)).unwrap();
         // Given away at once: nobody waits for the writing, nor the reading.
         sums.push(ask(&node, &reader.address(), SlowSum { tensor: buffer.freeze(), door }));
         if round == 0 {
@@ -294,13 +298,13 @@ fn a_buffer_that_is_written_again_is_read_as_it_was_sent(builder: Builder) {
 /// "When the pool is full, everything hangs, and nobody says why."
 fn a_full_pool_is_an_error_with_a_name_and_at_once(builder: Builder) {
     let node = builder.host_budget(64 << 20).start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let hoarder = holder(&node);
     let process = node.supervisor().worker(hoarder.worker()).unwrap().process.to_string();
     let mut held = 0;
     let begin = Instant::now();
     let error = loop {
-        match gpu.zeros(DType::U8, &[8 << 20]) {
+        match stream.zeros(DType::U8, &[8 << 20]) {
             Ok(tensor) => {
                 deliver(&node, &hoarder.address(), Hold::with(0, tensor.freeze()));
                 held += 1;
@@ -314,7 +318,7 @@ fn a_full_pool_is_an_error_with_a_name_and_at_once(builder: Builder) {
     assert!(begin.elapsed() < Duration::from_secs(10));
     ask(&node, &hoarder.address(), LetGo);
     until_free(&node);
-    gpu.zeros(DType::U8, &[8 << 20]).unwrap();
+    stream.zeros(DType::U8, &[8 << 20]).unwrap();
 }
 
 /// "Device 0 here is device 1 there." A device is its UUID, with tensors, in arguments and in messages; the number by which
@@ -322,7 +326,7 @@ fn a_full_pool_is_an_error_with_a_name_and_at_once(builder: Builder) {
 /// is in `gpu_suite`, for it takes GPUs.)
 fn a_device_is_named_by_its_identity_in_every_process(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let worker = worker(&node);
     // One that the sender counts as its fourth, and the receiver need not see at all.
     #[derive(Serialize)]
@@ -340,7 +344,7 @@ fn a_device_is_named_by_its_identity_in_every_process(builder: Builder) {
     let mut devices = Device::all();
     devices.push(fourth);
     for device in devices {
-        let ask_for = WhoAreYou { tensor: numbers(&gpu, 0, 3), device: device.clone() };
+        let ask_for = WhoAreYou { tensor: numbers(&stream, 0, 3), device: device.clone() };
         let who = ask(&node, &worker.address(), ask_for);
         assert_eq!((who.device, who.told), (DeviceId::HOST, device.id()));
         assert_eq!(who.text, device.id().to_string(), "no number of another process");
@@ -357,8 +361,8 @@ fn a_worker_starts_afresh_and_is_no_fork(builder: Builder) {
     MARK.store(4711, Ordering::Relaxed);
     let node = builder.start().unwrap();
     // The node has used its device before it spawns.
-    let gpu = node.host().unwrap();
-    let tensor = numbers(&gpu, 0, 3);
+    let stream = node.host_stream().unwrap();
+    let tensor = numbers(&stream, 0, 3);
     let spawned = worker(&node);
     let who = ask(&node, &spawned.address(), WhoAreYou { tensor, device: Device::host() });
     assert_eq!(who.mark, 0, "a fork would have brought the value along");

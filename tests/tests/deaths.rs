@@ -92,7 +92,7 @@ struct StageArgs {
 }
 
 struct Stage {
-    gpu: Gpu,
+    stream: DeviceStream,
     next: Option<Address<Item>>,
     items: Vec<(u32, Tensor, Tensor)>,
     sum: TensorMut,
@@ -107,9 +107,9 @@ impl RemoteActor for Stage {
     type Args = StageArgs;
 
     fn create(args: StageArgs, env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        let sum = gpu.zeros(DType::F32, &[ELEMENTS])?;
-        Ok(Stage { gpu, next: args.next, items: Vec::new(), sum, dead_letters: Vec::new() })
+        let stream = env.stream();
+        let sum = stream.zeros(DType::F32, &[ELEMENTS])?;
+        Ok(Stage { stream, next: args.next, items: Vec::new(), sum, dead_letters: Vec::new() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -138,7 +138,10 @@ fn send(to: &Address<Item>, item: Item) {
     let sent = to.send(item);
     actix::spawn(async move {
         if let Err(error) = sent.await {
-            assert!(matches!(error.reason, SendFailure::Tainted(_) | SendFailure::Gone(_)), "{error}");
+            assert!(
+                matches!(error.reason, SendFailure::Tainted(_) | SendFailure::ProcessExited(_)),
+                "{error}"
+            );
         }
     });
 }
@@ -148,12 +151,12 @@ impl Handler<Make> for Stage {
 
     fn handle(&mut self, make: Make, _: &mut Context<Self>) {
         if let Some(door) = make.door {
-            let any = self.gpu.empty(DType::U8, &[1]).unwrap().freeze();
-            self.gpu.run((any.of::<u8>(),), move |_| drop(door.pass())).unwrap();
+            let any = self.stream.empty(DType::U8, &[1]).unwrap().freeze();
+            self.stream.run((any.of::<u8>(),), move |_| drop(door.pass())).unwrap();
         }
         for id in make.ids {
-            let mut tensor = self.gpu.empty(DType::F32, &[ELEMENTS]).unwrap();
-            self.gpu.run((tensor.of_mut::<f32>(),), move |(all,)| all.fill(id as f32)).unwrap();
+            let mut tensor = self.stream.empty(DType::F32, &[ELEMENTS]).unwrap();
+            self.stream.run((tensor.of_mut::<f32>(),), move |(all,)| all.fill(id as f32)).unwrap();
             let tensor = tensor.freeze();
             if let Some(also) = &make.also {
                 send(also, Item { id, tensor: tensor.clone() });
@@ -167,15 +170,15 @@ impl Handler<Item> for Stage {
     type Result = ();
 
     fn handle(&mut self, Item { id, tensor }: Item, _: &mut Context<Self>) {
-        let mut made = self.gpu.empty(DType::F32, &[ELEMENTS]).unwrap();
+        let mut made = self.stream.empty(DType::F32, &[ELEMENTS]).unwrap();
         let add = |(to, from): (&mut [f32], &[f32])| {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = from + 1.0)
         };
-        self.gpu.run((made.of_mut::<f32>(), tensor.of::<f32>()), add).unwrap();
+        self.stream.run((made.of_mut::<f32>(), tensor.of::<f32>()), add).unwrap();
         let add =
             |(sum, from): (&mut [f32], &[f32])| sum.iter_mut().zip(from).for_each(|(sum, from)| *sum += from);
         // Once it is lost it stays that.
-        let _ = self.gpu.run((self.sum.of_mut::<f32>(), tensor.of::<f32>()), add);
+        let _ = self.stream.run((self.sum.of_mut::<f32>(), tensor.of::<f32>()), add);
         let made = made.freeze();
         self.send_on(id, made.clone());
         self.items.push((id, tensor, made));
@@ -186,12 +189,12 @@ impl Handler<Slip> for Stage {
     type Result = ();
 
     fn handle(&mut self, Slip(id): Slip, _: &mut Context<Self>) {
-        let mut tensor = self.gpu.empty(DType::F32, &[ELEMENTS]).unwrap();
+        let mut tensor = self.stream.empty(DType::F32, &[ELEMENTS]).unwrap();
         let half = move |(all,): (&mut [f32],)| {
             all[..ELEMENTS / 2].fill(id as f32);
             panic!("a slip");
         };
-        self.gpu.run((tensor.of_mut::<f32>(),), half).unwrap();
+        self.stream.run((tensor.of_mut::<f32>(),), half).unwrap();
         self.send_on(id, tensor.freeze());
     }
 }
@@ -218,7 +221,7 @@ impl Handler<Look> for Stage {
     fn handle(&mut self, _: Look, _: &mut Context<Self>) -> Self::Result {
         let look = |tensor: &Tensor| {
             let elements = tensor.to_vec();
-            assert_eq!(self.gpu.download::<f32>(tensor).is_ok(), elements.is_ok());
+            assert_eq!(self.stream.download::<f32>(tensor).is_ok(), elements.is_ok());
             seen(tensor.status(), elements)
         };
         let items = self.items.iter().map(|(id, came, made)| (*id, look(came), look(made))).collect();
@@ -271,8 +274,8 @@ impl Chain {
 
     /// Whether an item from the node comes out at the other end, as it should.
     fn goes_on(&mut self, id: u32) -> bool {
-        let gpu = self.node.host().unwrap();
-        let tensor = gpu.from_slice(&[ELEMENTS], &[id as f32; ELEMENTS]).unwrap().freeze();
+        let stream = self.node.host_stream().unwrap();
+        let tensor = stream.from_slice(&[ELEMENTS], &[id as f32; ELEMENTS]).unwrap().freeze();
         deliver(&self.node, &self.stages[1].address(), Item { id, tensor });
         let Ok(Ok(item)) = self
             .node
@@ -385,7 +388,7 @@ fn what_waits_in_a_mailbox_or_a_ring_becomes_a_dead_letter(builder: Builder) {
         let at_the_door = undone.arrival();
         let worker = node.workers().into_iter().find(|worker| worker.worker == source.worker()).unwrap();
         node.supervisor().kill_worker(source.worker());
-        let clocks = node.resident().domain();
+        let clocks = node.process_runtime().domain();
         // Then everybody has heard of it.
         until("the dead is released", || clocks.passed(&ready).expect("its page is known"));
         stands.open();
@@ -468,7 +471,7 @@ fn a_host_kernel_that_panics_ends_its_worker_and_is_never_read(builder: Builder)
     chain.until_handled(2);
     let dead = chain.process(0);
     deliver(&chain.node, &chain.stages[0].address(), Slip(3));
-    let Some(WorkerState::Ended { why: Some(why), .. }) =
+    let Some(WorkerState::Exited { why: Some(why), .. }) =
         chain.node.supervisor().await_end(chain.stages[0].worker())
     else {
         panic!("it did not say why it ended");

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tensorpost::lease::PoolError;
 use tensorpost::limits::{MAX_BODY, MAX_MAILBOX, MAX_NESTING};
-use tensorpost::mailbox::post::AskFailure;
-use tensorpost::mailbox::post::inbox::Refusal;
 use tensorpost::node::{ActorError, Spawned, StartError};
 use tensorpost::prelude::*;
+use tensorpost::transport::AskFailure;
+use tensorpost::transport::inbox::Refusal;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{self, Builder};
@@ -160,11 +160,11 @@ fn a_message_that_is_too_large_comes_back_and_the_largest_arrives(builder: Build
 
 fn a_message_that_is_nested_too_deep_comes_back_with_its_tensor(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let fragile = fragile(&node);
-    deliver(&node, &fragile.address(), nested(MAX_NESTING - 1, Some(numbers(&gpu, 1, 2)))); // a tensor is a level too
+    deliver(&node, &fragile.address(), nested(MAX_NESTING - 1, Some(numbers(&stream, 1, 2)))); // a tensor is a level too
     let error = node
-        .block_on(fragile.address().send(nested(MAX_NESTING + 1, Some(numbers(&gpu, 1, 2)))))
+        .block_on(fragile.address().send(nested(MAX_NESTING + 1, Some(numbers(&stream, 1, 2)))))
         .unwrap_err();
     assert!(error.to_string().contains("nested deeper than 64 containers"), "{error}");
     assert!(!error.is_retryable());
@@ -179,7 +179,7 @@ fn a_message_that_is_nested_too_deep_comes_back_with_its_tensor(builder: Builder
 
 fn a_tensor_outside_of_a_message_cannot_be_serialised(builder: Builder) {
     let node = builder.start().unwrap();
-    let tensor = numbers(&node.host().unwrap(), 1, 2);
+    let tensor = numbers(&node.host_stream().unwrap(), 1, 2);
     let error = rmp_serde::to_vec(&tensor).unwrap_err();
     assert!(error.to_string().contains("a Tensor can only be serialised as part of a message"), "{error}");
     let error = rmp_serde::to_vec(&vec![Hold::with(1, tensor)]).unwrap_err();
@@ -193,7 +193,7 @@ fn a_tensor_outside_of_a_message_cannot_be_serialised(builder: Builder) {
 fn a_message_that_the_actor_does_not_list_comes_back(builder: Builder) {
     let node = builder.start().unwrap();
     let fragile = fragile(&node);
-    let message = Unlisted(Some(numbers(&node.host().unwrap(), 1, 2)));
+    let message = Unlisted(Some(numbers(&node.host_stream().unwrap(), 1, 2)));
     let error = node.block_on(fragile.address().send(message)).unwrap_err();
     assert!(matches!(error.reason, SendFailure::Unregistered("Unlisted")) && !error.is_retryable());
     assert!(error.to_string().contains("on.message::<Unlisted>()"), "{error}");
@@ -201,7 +201,7 @@ fn a_message_that_the_actor_does_not_list_comes_back(builder: Builder) {
     // Under a name an address can be of any type; then the worker refuses, and an ask is told.
     node.register("fragile", &fragile.address::<Text>()).unwrap();
     let wrong = node.lookup::<Unlisted>("fragile").unwrap();
-    let asked = node.block_on(wrong.ask(Unlisted(Some(numbers(&node.host().unwrap(), 1, 2)))));
+    let asked = node.block_on(wrong.ask(Unlisted(Some(numbers(&node.host_stream().unwrap(), 1, 2)))));
     let Err(AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(why)))) = asked else {
         panic!("it was taken")
     };
@@ -231,7 +231,7 @@ fn actor_types_and_settings_that_cannot_be_are_refused(builder: Builder) {
 
 fn a_tensor_in_arguments_is_refused_before_anything_is_started(builder: Builder) {
     let node = builder.start().unwrap();
-    let tensor = numbers(&node.host().unwrap(), 1, 2);
+    let tensor = numbers(&node.host_stream().unwrap(), 1, 2);
     let error = node.spawn::<Fragile>(Start::WithTensor(tensor)).start().unwrap_err();
     assert!(error.to_string().contains("send it in a message"), "{error}");
     assert!(node.workers().is_empty());
@@ -255,7 +255,7 @@ fn what_create_says_reaches_whoever_started_it_and_the_worker_goes_on(builder: B
         assert_eq!(ask(&node, &neighbour.address(), Text("abc".into())), 3);
     }
     let error = node.spawn::<Fragile>(Start::Exit).worker(worker).start().unwrap_err();
-    assert!(matches!(error, ActorError::Start(StartError::WorkerEnded { .. })));
+    assert!(matches!(error, ActorError::Start(StartError::WorkerExited { .. })));
     assert!(error.to_string().contains("worker `host` ended (exit status: 9)"), "{error}");
     let error = node.spawn::<Fragile>(Start::Well).worker(worker).start().unwrap_err();
     assert!(
@@ -273,21 +273,21 @@ fn a_panic_ends_its_actor_and_nothing_else(builder: Builder) {
             node.spawn::<Holder>(()).worker(worker).start().unwrap(),
             node.spawn::<Holder>(()).worker(worker).start().unwrap(),
         );
-        let gpu = node.host().unwrap();
-        ask(&node, &victim.address(), Hold::with(0, numbers(&gpu, 0, 10)));
+        let stream = node.host_stream().unwrap();
+        ask(&node, &victim.address(), Hold::with(0, numbers(&stream, 0, 10)));
         let gate = Gate::new();
         deliver(&node, &victim.address(), End { how, door: Some(gate.door()) });
         let arrival = gate.arrival();
-        let waiting = victim.address::<Hold>().ask(Hold::with(1, numbers(&gpu, 0, 10)));
+        let waiting = victim.address::<Hold>().ask(Hold::with(1, numbers(&stream, 0, 10)));
         arrival.open();
         let failed = node.block_on(waiting);
         assert!(matches!(failed, Err(AskError::NoReply(_))), "{failed:?}");
         assert!(!failed.unwrap_err().is_retryable());
         // Later senders are told at once, with the message.
-        let mut message = Some(Hold::with(2, numbers(&gpu, 7, 10)));
+        let mut message = Some(Hold::with(2, numbers(&stream, 7, 10)));
         until("its end is known", || match node.block_on(victim.address().send(message.take().unwrap())) {
             Ok(()) => {
-                message = Some(Hold::with(2, numbers(&gpu, 7, 10)));
+                message = Some(Hold::with(2, numbers(&stream, 7, 10)));
                 false
             }
             Err(error) => {
@@ -345,15 +345,15 @@ fn an_ask_to_an_actor_that_stops_gets_no_reply(builder: Builder) {
 fn a_pool_that_is_full_names_its_holders_and_one_too_large_a_request_its_budget(builder: Builder) {
     const MIB: usize = 1 << 20;
     let node = builder.host_budget(64 << 20).start().unwrap();
-    let gpu = node.host().unwrap();
-    let error = gpu.empty(DType::U8, &[65 * MIB]).unwrap_err();
+    let stream = node.host_stream().unwrap();
+    let error = stream.empty(DType::U8, &[65 * MIB]).unwrap_err();
     assert!(matches!(error, TensorError::Pool(PoolError::TooLarge { .. })), "{error}");
     assert!(error.to_string().contains("budget is 67108864 bytes; raise the budget"), "{error}");
     let holder = node.spawn::<Holder>(()).start().unwrap();
-    let held = gpu.zeros(DType::U8, &[30 * MIB]).unwrap().freeze();
+    let held = stream.zeros(DType::U8, &[30 * MIB]).unwrap().freeze();
     ask(&node, &holder.address(), Hold::with(1, held));
-    let mine = gpu.zeros(DType::U8, &[20 * MIB]).unwrap();
-    let error = gpu.empty(DType::U8, &[30 * MIB]).unwrap_err();
+    let mine = stream.zeros(DType::U8, &[20 * MIB]).unwrap();
+    let error = stream.empty(DType::U8, &[30 * MIB]).unwrap_err();
     assert!(matches!(error, TensorError::Pool(PoolError::Full { .. })), "{error}");
     let text = error.to_string();
     for part in [
@@ -365,7 +365,7 @@ fn a_pool_that_is_full_names_its_holders_and_one_too_large_a_request_its_budget(
         assert!(text.contains(part), "`{part}` is missing in: {text}");
     }
     // It waits where it is asked to, and gets what the holder lets go.
-    let waiting = gpu.empty_when_free(DType::U8, &[30 * MIB]);
+    let waiting = stream.empty_when_free(DType::U8, &[30 * MIB]);
     let (free, _) = node.block_on(futures_util::future::join(waiting, holder.address().ask(LetGo)));
     drop((free.unwrap(), mine));
     until_free(&node);
@@ -373,7 +373,7 @@ fn a_pool_that_is_full_names_its_holders_and_one_too_large_a_request_its_budget(
 
 fn wrong_types_shapes_and_ranges_are_errors_with_a_way_out(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let holder = node.spawn::<Holder>(()).start().unwrap();
     let made = ask(&node, &holder.address(), Make { elements: (0..12).collect(), door: None });
     let tensor = made.view(&[3, 4]).unwrap();
@@ -384,7 +384,7 @@ fn wrong_types_shapes_and_ranges_are_errors_with_a_way_out(builder: Builder) {
     }
     says(tensor.to_vec::<f32>(), "the tensor holds u32, not f32; ask for u32");
     says(tensor.as_slice::<i32>().map(<[_]>::to_vec), "the tensor holds u32, not i32");
-    says(gpu.download::<u8>(&tensor), "the tensor holds u32, not u8");
+    says(stream.download::<u8>(&tensor), "the tensor holds u32, not u8");
     says(tensor.view_array::<f64>().map(|_| ()), "the tensor holds u32, not f64");
     says(tensor.permute(&[1, 0]).unwrap().as_slice::<u32>().map(<[_]>::to_vec), "gpu.contiguous(&tensor)");
     says(tensor.slice(0, 1..4), "4");
@@ -397,10 +397,10 @@ fn wrong_types_shapes_and_ranges_are_errors_with_a_way_out(builder: Builder) {
     says(tensor.permute(&[0, 0]), "0");
     says(tensor.broadcast_to(&[5, 4]), "3");
     says(tensor.item::<u32>(), "12");
-    says(gpu.from_slice(&[2, 2], &[1_u8; 3]), "shape [2, 2] has 4 elements, but 3 were given");
-    says(gpu.empty(DType::F64, &[usize::MAX, 2]), "");
+    says(stream.from_slice(&[2, 2], &[1_u8; 3]), "shape [2, 2] has 4 elements, but 3 were given");
+    says(stream.empty(DType::F64, &[usize::MAX, 2]), "");
     // A tensor of bool whose bytes are none.
-    let bytes = gpu.from_slice(&[2], &[true, false]).unwrap().freeze();
+    let bytes = stream.from_slice(&[2], &[true, false]).unwrap().freeze();
     assert_eq!(bytes.to_vec::<bool>().unwrap(), [true, false]);
     drop((bytes, made, tensor));
     until("nothing is left", || ask(&node, &holder.address(), Check).allocations == 0);

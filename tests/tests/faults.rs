@@ -23,7 +23,7 @@ struct Pass {
 
 /// Passes tensors on, with a copy of its own.
 struct Relay {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Relay {
@@ -34,7 +34,7 @@ impl RemoteActor for Relay {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Relay { gpu: env.gpu() })
+        Ok(Relay { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -52,11 +52,11 @@ impl Handler<Pass> for Relay {
             let sent = next.send(Pass { tensor, route, to }).timeout(Duration::from_secs(5));
             return Box::pin(async move { drop(sent.await) });
         }
-        let copied = self.gpu.empty(DType::U32, tensor.shape()).and_then(|mut copy| {
+        let copied = self.stream.empty(DType::U32, tensor.shape()).and_then(|mut copy| {
             let add = |(from, to): (&[u32], &mut [u32])| {
                 to.iter_mut().zip(from).for_each(|(to, from)| *to = from + 1)
             };
-            self.gpu.run((tensor.of::<u32>(), copy.of_mut::<u32>()), add)?;
+            self.stream.run((tensor.of::<u32>(), copy.of_mut::<u32>()), add)?;
             Ok(copy.freeze())
         });
         let Ok(copy) = copied else { return Box::pin(async {}) };
@@ -67,7 +67,7 @@ impl Handler<Pass> for Relay {
 
 struct Scene {
     node: Node,
-    gpu: Gpu,
+    stream: DeviceStream,
     relay: Spawned<Relay>,
     sink: Spawned<Holder>,
 }
@@ -77,7 +77,7 @@ impl Scene {
         let node = builder.worker_log("off").start().unwrap();
         let relay = node.spawn::<Relay>(()).name("relay").start().unwrap();
         let sink = node.spawn::<Holder>(()).name("sink").start().unwrap();
-        Scene { gpu: node.host().unwrap(), node, relay, sink }
+        Scene { stream: node.host_stream().unwrap(), node, relay, sink }
     }
 
     fn victim(&self) -> Spawned<Relay> {
@@ -86,12 +86,12 @@ impl Scene {
 
     /// A tensor that is there a little later, so that streams wait for it.
     fn slow(&self) -> Tensor {
-        let mut tensor = self.gpu.zeros(DType::U32, &[100]).expect("room");
+        let mut tensor = self.stream.zeros(DType::U32, &[100]).expect("room");
         let write = |(to,): (&mut [u32],)| {
             std::thread::sleep(Duration::from_millis(1));
             to.fill(7);
         };
-        self.gpu.run((tensor.of_mut::<u32>(),), write).expect("a stream of its own");
+        self.stream.run((tensor.of_mut::<u32>(),), write).expect("a stream of its own");
         tensor.freeze()
     }
 
@@ -123,14 +123,14 @@ impl Scene {
         self.node.supervisor().worker(worker.worker()).map(|status| status.state)
     }
 
-    fn has_ended(&self, worker: &Spawned<Relay>) -> bool {
-        matches!(self.state(worker), Some(WorkerState::Ended { .. }))
+    fn has_exited(&self, worker: &Spawned<Relay>) -> bool {
+        matches!(self.state(worker), Some(WorkerState::Exited { .. }))
     }
 
     /// The sink lets go meanwhile: what it drops goes back to the one that is to die.
     fn lets_go_until_it_has_ended(&self, worker: &Spawned<Relay>) -> bool {
         ask(&self.node, &self.sink.address(), LetGo);
-        self.has_ended(worker)
+        self.has_exited(worker)
     }
 
     /// The survivors have let go of everything, and serve.
@@ -138,7 +138,7 @@ impl Scene {
         let (node, sink) = (&self.node, self.sink.address::<Check>());
         until(&format!("everything is let go after {after}"), || {
             ask(node, &self.sink.address(), LetGo);
-            ask(node, &sink, Check).allocations == 0 && self.gpu.pool().stats().allocations == 0
+            ask(node, &sink, Check).allocations == 0 && self.stream.pool().stats().allocations == 0
         });
         until_free(node);
         assert_eq!(node.stats().rejected, 0, "{after}");
@@ -156,7 +156,7 @@ fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
         for nth in [1, 3] {
             let bystander = node.spawn::<Holder>(()).name("bystander").start().unwrap();
             let victim = scene.victim();
-            if *point == "post.drained" {
+            if *point == "transport.drained" {
                 // What the victim is to read to the end: it has to know it before.
                 let known = || ask(node, &bystander.address(), LetGo).len() > 1;
                 assert!(scene.drive(&victim, &bystander.address(), known), "the bystander is known");
@@ -203,7 +203,7 @@ fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
     arrives(&warm);
     supervisor.arm_starts("victim", Fault::new("worker.create", Action::Kill));
     supervisor.kill_worker(warm.worker());
-    until("it is given up", || scene.has_ended(&warm));
+    until("it is given up", || scene.has_exited(&warm));
     scene.check("the first one");
     let before = settled(&scene);
     let nothing_is_left = |after: &str| {
@@ -235,7 +235,7 @@ fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
             arrives(&victim);
             supervisor.arm_starts("victim", Fault::new(point, action));
             supervisor.kill_worker(victim.worker());
-            until("it is given up", || scene.has_ended(&victim));
+            until("it is given up", || scene.has_exited(&victim));
             // It said so to whoever asks for its end, and to whoever sends: not that it comes back.
             let pass = Pass { tensor: scene.slow(), route: Vec::new(), to: scene.sink.address() };
             let error = node.block_on(victim.address().send(pass)).unwrap_err();
@@ -290,7 +290,7 @@ fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Bui
     let node = &scene.node;
     let victim = scene.victim();
     let pid = node.supervisor().worker(victim.worker()).unwrap().pid;
-    for point in ["post.send.granted", "post.send.written", "post.send.published"] {
+    for point in ["transport.send.granted", "transport.send.written", "transport.send.published"] {
         node.supervisor().arm(victim.worker(), Fault::new(point, Action::Stop));
         assert!(scene.drive(&victim, &scene.sink.address(), || is_stopped(pid)), "{point}");
         // The others do without it.
@@ -302,7 +302,7 @@ fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Bui
         until("what was on its way arrives", || !ask(node, &scene.sink.address(), LetGo).is_empty());
         scene.check(point);
     }
-    assert!(!scene.has_ended(&victim));
+    assert!(!scene.has_exited(&victim));
 }
 
 fn a_panic_while_reading_a_message_costs_that_message(builder: Builder) {
@@ -315,14 +315,14 @@ fn a_panic_while_reading_a_message_costs_that_message(builder: Builder) {
         arrived > 10
     }));
     scene.check("a panic while decoding");
-    assert!(!scene.has_ended(&victim));
+    assert!(!scene.has_exited(&victim));
 }
 
 // A worker that nobody can reach would hang, and everybody who sends to it.
 fn a_panic_of_the_reader_ends_the_worker(builder: Builder) {
     let scene = Scene::new(builder);
     let victim = scene.victim();
-    scene.node.supervisor().arm(victim.worker(), Fault::new("post.take.frame", Action::Panic).at(2));
+    scene.node.supervisor().arm(victim.worker(), Fault::new("transport.take.frame", Action::Panic).at(2));
     assert!(scene.drive(&victim, &scene.sink.address(), || scene.lets_go_until_it_has_ended(&victim)));
     scene.check("a panic of the reader");
 }
@@ -340,11 +340,11 @@ fn a_panic_of_a_streams_thread_ends_the_worker(builder: Builder) {
 fn a_panic_before_half_a_link_is_sent_leaves_nobody_waiting(builder: Builder) {
     let scene = Scene::new(builder);
     let victim = scene.victim();
-    scene.node.supervisor().arm(victim.worker(), Fault::new("post.link.begin", Action::Panic));
+    scene.node.supervisor().arm(victim.worker(), Fault::new("transport.link.begin", Action::Panic));
     let mut arrived = 0;
     assert!(scene.drive(&victim, &scene.sink.address(), || {
         arrived += ask(&scene.node, &scene.sink.address(), LetGo).len();
-        arrived > 10 || scene.has_ended(&victim)
+        arrived > 10 || scene.has_exited(&victim)
     }));
     scene.check("a panic before the half of a link is sent");
 }
@@ -353,7 +353,7 @@ fn a_delay_is_no_end(builder: Builder) {
     let scene = Scene::new(builder);
     let victim = scene.victim();
     let delay = Action::Delay(Duration::from_millis(30));
-    scene.node.supervisor().arm(victim.worker(), Fault::new("post.take.frame", delay));
+    scene.node.supervisor().arm(victim.worker(), Fault::new("transport.take.frame", delay));
     let begin = Instant::now();
     let mut arrived = 0;
     assert!(scene.drive(&victim, &scene.sink.address(), || {
@@ -361,7 +361,7 @@ fn a_delay_is_no_end(builder: Builder) {
         arrived > 10
     }));
     scene.check("a delay");
-    assert!(!scene.has_ended(&victim) && begin.elapsed() > Duration::from_millis(30));
+    assert!(!scene.has_exited(&victim) && begin.elapsed() > Duration::from_millis(30));
 }
 
 fn main() {

@@ -40,7 +40,7 @@ struct ShareAndWrite {
 }
 
 struct Relay {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Relay {
@@ -51,7 +51,7 @@ impl RemoteActor for Relay {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Relay { gpu: env.gpu() })
+        Ok(Relay { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -69,8 +69,8 @@ impl Handler<Pass> for Relay {
         }
         trail.push(Step { pid: std::process::id(), lease: tensor.lease().id(), sole: tensor.is_sole() });
         if in_place {
-            let mut writable = tensor.into_mut(&self.gpu).expect("it was moved all the way");
-            self.gpu
+            let mut writable = tensor.into_mut(&self.stream).expect("it was moved all the way");
+            self.stream
                 .run((writable.of_mut::<u32>(),), |(numbers,)| numbers.iter_mut().for_each(|n| *n += 1))
                 .unwrap();
             tensor = writable.freeze();
@@ -86,10 +86,10 @@ impl Handler<ShareAndWrite> for Relay {
 
     fn handle(&mut self, message: ShareAndWrite, _: &mut Context<Self>) -> Self::Result {
         let ShareAndWrite { tensor, to } = message;
-        let gpu = self.gpu.clone();
+        let stream = self.stream.clone();
         Box::pin(async move {
             to.ask(Hold::with(0, tensor.clone())).await.expect("the other holds it");
-            tensor.into_mut(&gpu).map(|_| ()).map_err(|error| error.to_string())
+            tensor.into_mut(&stream).map(|_| ()).map_err(|error| error.to_string())
         })
     }
 }
@@ -102,13 +102,13 @@ fn holder(node: &Node) -> Spawned<Holder> {
     node.spawn::<Holder>(()).start().unwrap()
 }
 
-// LEASE-3: each next holder is in the owner's book before the previous one lets go.
+// LEASE-3: each next holder is in the owner's lease table before the previous one lets go.
 fn a_tensor_passed_on_and_on_stays_where_it_is_and_comes_home(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let [b, c] = <[_; 2]>::try_from(relays(&node, 2)).unwrap();
     let (home, mut arrivals) = node.channel::<Pass>().unwrap();
-    let tensor = numbers(&gpu, 0, 1000);
+    let tensor = numbers(&stream, 0, 1000);
     let lease = tensor.lease().id();
     for round in 0..20 {
         let route = vec![c.clone(), b.clone(), c.clone(), home.clone()];
@@ -119,7 +119,7 @@ fn a_tensor_passed_on_and_on_stays_where_it_is_and_comes_home(builder: Builder) 
         assert_eq!(back.tensor.lease().id(), lease);
         assert!(back.trail.iter().all(|step| step.lease == lease && !step.sole), "round {round}");
         assert_eq!(back.trail.len(), 4);
-        assert_eq!(gpu.pool().stats().allocations, 1);
+        assert_eq!(stream.pool().stats().allocations, 1);
     }
     drop(tensor);
     until_free(&node);
@@ -128,10 +128,10 @@ fn a_tensor_passed_on_and_on_stays_where_it_is_and_comes_home(builder: Builder) 
 // ONE-WRITER: it is handed over, with the memory.
 fn one_buffer_is_written_in_place_by_three_processes_one_after_the_other(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let relays = relays(&node, 3);
     let (home, mut arrivals) = node.channel::<Pass>().unwrap();
-    let mut tensor = numbers(&gpu, 0, 5000);
+    let mut tensor = numbers(&stream, 0, 5000);
     let lease = tensor.lease().id();
     for round in 1..=20 {
         let mut route = relays[1..].to_vec();
@@ -141,7 +141,7 @@ fn one_buffer_is_written_in_place_by_three_processes_one_after_the_other(builder
         let pids: std::collections::HashSet<u32> = back.trail.iter().map(|step| step.pid).collect();
         assert_eq!(pids.len(), 3);
         assert!(back.trail.iter().all(|step| step.lease == lease && step.sole), "{:?}", back.trail);
-        let mut writable = back.tensor.into_mut(&gpu).expect("it came home");
+        let mut writable = back.tensor.into_mut(&stream).expect("it came home");
         let numbers = writable.as_mut_slice::<u32>().unwrap();
         assert!(
             numbers.iter().copied().eq(4 * round - 1..4 * round - 1 + 5000),
@@ -150,7 +150,7 @@ fn one_buffer_is_written_in_place_by_three_processes_one_after_the_other(builder
         );
         numbers.iter_mut().for_each(|number| *number += 1);
         tensor = writable.freeze();
-        assert_eq!(gpu.pool().stats().allocations, 1);
+        assert_eq!(stream.pool().stats().allocations, 1);
     }
     drop(tensor);
     until_free(&node);
@@ -185,17 +185,17 @@ fn a_tensor_that_came_in_a_reply_can_be_handed_over_at_once(builder: Builder) {
         deliver(&node, &relays[0], Pass { tensor, route, in_place: false, door: None, trail: vec![] });
         let back = arrivals.blocking_recv().unwrap();
         assert!(back.trail[0].sole);
-        assert!(back.tensor.into_mut(&node.host().unwrap()).is_ok());
+        assert!(back.tensor.into_mut(&node.host_stream().unwrap()).is_ok());
     }
 }
 
 // ONE-WRITER, with a copy that went out in between.
 fn who_has_given_a_copy_on_cannot_write(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let relay = node.spawn::<Relay>(()).start().unwrap();
     let keeper = holder(&node);
-    let message = ShareAndWrite { tensor: numbers(&gpu, 0, 10), to: keeper.address() };
+    let message = ShareAndWrite { tensor: numbers(&stream, 0, 10), to: keeper.address() };
     let refused = ask(&node, &relay.address(), message).unwrap_err();
     assert!(refused.contains("another process holds it too"), "{refused}");
     ask(&node, &keeper.address(), LetGo);
@@ -204,11 +204,11 @@ fn who_has_given_a_copy_on_cannot_write(builder: Builder) {
 
 fn a_tensor_that_others_hold_cannot_be_written_until_they_let_go(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let keeper = holder(&node);
-    let tensor = numbers(&gpu, 0, 10);
+    let tensor = numbers(&stream, 0, 10);
     let clone = tensor.clone();
-    let refused = tensor.into_mut(&gpu).unwrap_err();
+    let refused = tensor.into_mut(&stream).unwrap_err();
     assert!(
         refused.to_string().contains("1 other handles on its memory are left in this process"),
         "{refused}"
@@ -216,11 +216,11 @@ fn a_tensor_that_others_hold_cannot_be_written_until_they_let_go(builder: Builde
     drop(clone);
     let tensor = refused.tensor;
     ask(&node, &keeper.address(), Hold::with(0, tensor.clone()));
-    let refused = tensor.into_mut(&gpu).unwrap_err();
+    let refused = tensor.into_mut(&stream).unwrap_err();
     assert!(refused.to_string().contains("another process holds it too"), "{refused}");
     ask(&node, &keeper.address(), LetGo);
     let mut tensor = Some(refused.tensor);
-    until("the holder's release is seen", || match tensor.take().unwrap().into_mut(&gpu) {
+    until("the holder's release is seen", || match tensor.take().unwrap().into_mut(&stream) {
         Ok(_) => true,
         Err(refused) => {
             tensor = Some(refused.tensor);
@@ -232,13 +232,13 @@ fn a_tensor_that_others_hold_cannot_be_written_until_they_let_go(builder: Builde
 
 fn one_tensor_for_eight_workers_is_one_allocation(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let holders: Vec<_> = (0..8).map(|_| holder(&node)).collect();
-    let tensor = numbers(&gpu, 0, 10_000);
+    let tensor = numbers(&stream, 0, 10_000);
     let held = |holder: &Spawned<Holder>| ask(&node, &holder.address(), Hold::with(0, tensor.clone()));
     assert!(holders.iter().all(|holder| held(holder) == 1));
     drop(tensor);
-    let stats = gpu.pool().stats();
+    let stats = stream.pool().stats();
     assert_eq!((stats.allocations, stats.held_bytes), (1, 40_000));
     for holder in &holders {
         until_allocations(&node, 1);
@@ -250,16 +250,16 @@ fn one_tensor_for_eight_workers_is_one_allocation(builder: Builder) {
 // LEASE-2, for messages that were never opened.
 fn a_full_mailbox_of_an_actor_that_ends_gives_everything_back(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     for how in [How::Stop, How::Terminate, How::Panic] {
         let gate = Gate::new();
         let holder = node.spawn::<Holder>(()).mailbox(50).start().unwrap();
         deliver(&node, &holder.address(), End { how, door: Some(gate.door()) });
         let arrival = gate.arrival();
         for label in 1..50 {
-            deliver(&node, &holder.address(), Hold::with(label, numbers(&gpu, 0, 100)));
+            deliver(&node, &holder.address(), Hold::with(label, numbers(&stream, 0, 100)));
         }
-        assert_eq!(gpu.pool().stats().allocations, 49);
+        assert_eq!(stream.pool().stats().allocations, 49);
         arrival.open();
         until_free(&node);
     }
@@ -268,7 +268,7 @@ fn a_full_mailbox_of_an_actor_that_ends_gives_everything_back(builder: Builder) 
 // LEASE-2, for messages whose actor ended while they were in the ring.
 fn messages_to_an_actor_that_is_gone_give_everything_back(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let worker = node.worker("both").unwrap();
     let reader = node.spawn::<Holder>(()).worker(worker).start().unwrap();
     let gone = node.spawn::<Holder>(()).worker(worker).own_thread().start().unwrap();
@@ -281,9 +281,9 @@ fn messages_to_an_actor_that_is_gone_give_everything_back(builder: Builder) {
     deliver(&node, &reader.address(), Hold::at(0, &reader_gate.door()));
     let reading = reader_gate.arrival();
     let address = gone.address::<Hold>();
-    (1..100).for_each(|label| deliver(&node, &address, Hold::with(label, numbers(&gpu, 0, 100))));
+    (1..100).for_each(|label| deliver(&node, &address, Hold::with(label, numbers(&stream, 0, 100))));
     ending.open();
-    let mut probe = Some(Hold::with(100, numbers(&gpu, 0, 1)));
+    let mut probe = Some(Hold::with(100, numbers(&stream, 0, 1)));
     until("its end is seen", || {
         match address.try_send(probe.take().unwrap()).map_err(|error| (error.reason, error.message)) {
             Err((SendFailure::NoSuchActor, _)) => true,
@@ -292,7 +292,7 @@ fn messages_to_an_actor_that_is_gone_give_everything_back(builder: Builder) {
                 false
             }
             Ok(()) => {
-                probe = Some(Hold::with(100, numbers(&gpu, 0, 1)));
+                probe = Some(Hold::with(100, numbers(&stream, 0, 1)));
                 false
             }
         }
@@ -326,7 +326,7 @@ fn a_reply_that_nobody_waits_for_gives_everything_back(builder: Builder) {
 // happens in its process.
 fn a_forwarder_that_sleeps_lets_go(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let relay = node.spawn::<Relay>(()).own_thread().start().unwrap();
     let (home, mut arrivals) = node.channel::<Pass>().unwrap();
     let pid = node.workers()[0].pid;
@@ -334,7 +334,7 @@ fn a_forwarder_that_sleeps_lets_go(builder: Builder) {
     // The link between the two is made by a first one.
     let route = || vec![next[0].clone(), home.clone()];
     let pass =
-        |door| Pass { tensor: numbers(&gpu, 0, 10), route: route(), in_place: false, door, trail: vec![] };
+        |door| Pass { tensor: numbers(&stream, 0, 10), route: route(), in_place: false, door, trail: vec![] };
     deliver(&node, &relay.address(), pass(None));
     drop(arrivals.blocking_recv().unwrap());
     let gate = Gate::new();
@@ -359,13 +359,13 @@ fn is_asleep(pid: u32) -> bool {
 // LEASE-4.
 fn leases_of_a_killed_worker_come_back(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let (victim, other) = (holder(&node), holder(&node));
-    let shared = numbers(&gpu, 0, 100);
+    let shared = numbers(&stream, 0, 100);
     ask(&node, &victim.address(), Hold::with(0, shared.clone()));
     ask(&node, &other.address(), Hold::with(0, shared));
     for label in 1..10 {
-        ask(&node, &victim.address(), Hold::with(label, numbers(&gpu, 0, 100)));
+        ask(&node, &victim.address(), Hold::with(label, numbers(&stream, 0, 100)));
     }
     node.supervisor().kill_worker(victim.worker());
     node.supervisor().await_end(victim.worker());
@@ -383,7 +383,10 @@ fn memory_of_a_killed_worker_stays_with_its_holders(builder: Builder) {
     node.supervisor().kill_worker(victim.worker());
     node.supervisor().await_end(victim.worker());
     assert_eq!(tensor.to_vec::<u32>().unwrap(), [1, 2, 3]);
-    assert_eq!(node.host().unwrap().copy(&tensor).unwrap().freeze().to_vec::<u32>().unwrap(), [1, 2, 3]);
+    assert_eq!(
+        node.host_stream().unwrap().copy(&tensor).unwrap().freeze().to_vec::<u32>().unwrap(),
+        [1, 2, 3]
+    );
 }
 
 fn main() {

@@ -17,7 +17,7 @@ const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), 
 
 /// Has its stream wait at doors, or for others' tensors.
 struct Streamer {
-    gpu: Gpu,
+    stream: DeviceStream,
     held: Vec<Tensor>,
 }
 
@@ -29,7 +29,7 @@ impl RemoteActor for Streamer {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Streamer { gpu: env.gpu(), held: Vec::new() })
+        Ok(Streamer { stream: env.stream(), held: Vec::new() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -46,8 +46,8 @@ impl Handler<Late> for Streamer {
     type Result = MessageResult<Late>;
 
     fn handle(&mut self, Late(door): Late, _: &mut Context<Self>) -> Self::Result {
-        let mut late = self.gpu.zeros(DType::F32, &[4]).unwrap();
-        self.gpu
+        let mut late = self.stream.zeros(DType::F32, &[4]).unwrap();
+        self.stream
             .run((late.of_mut::<f32>(),), move |(late,)| {
                 let _ = door.pass();
                 late.fill(1.0);
@@ -66,7 +66,7 @@ impl Handler<Copy> for Streamer {
     type Result = u32;
 
     fn handle(&mut self, Copy(tensor): Copy, _: &mut Context<Self>) -> u32 {
-        self.held.push(self.gpu.copy(&tensor).unwrap().freeze());
+        self.held.push(self.stream.copy(&tensor).unwrap().freeze());
         std::process::id()
     }
 }

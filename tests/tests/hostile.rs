@@ -1,5 +1,6 @@
 //! Workers that do what they must not, with real processes: what they can reach they may spoil, and it costs themselves
-//! (ONE-WRITER, WIRE-1). What forged frames, notices and letters lead to is tested step by step in `framework/tests`.
+//! (ONE-WRITER, WIRE-1). What forged frames, notices and link messages lead to is tested step by step in
+//! `framework/tests`.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -7,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use tensorpost::ids::{ChunkId, DeviceId};
-use tensorpost::mailbox::port::{Letter, ToNode};
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
+use tensorpost::transport::control_channel::{LinkMessage, ToNode};
 use tensorpost_tests::cases;
 use tensorpost_tests::faults::plan::Draw;
 use tensorpost_tests::harness::{self, Builder};
@@ -158,7 +159,7 @@ fn store(address: u64) {
 
 struct Scene {
     node: Node,
-    gpu: Gpu,
+    stream: DeviceStream,
     vandal: Spawned<Vandal>,
     peers: [Spawned<Holder>; 2],
 }
@@ -168,22 +169,22 @@ impl Scene {
         let node = builder.worker_log("off").start().unwrap();
         let peer = || node.spawn::<Holder>(()).start().unwrap();
         let (peers, vandal) = ([peer(), peer()], node.spawn::<Vandal>(()).name("vandal").start().unwrap());
-        let scene = Scene { gpu: node.host().unwrap(), vandal, peers, node };
+        let scene = Scene { stream: node.host_stream().unwrap(), vandal, peers, node };
         let others = scene.peers.iter().map(Spawned::address).collect();
-        ask(&scene.node, &scene.vandal.address(), Meet { tensor: numbers(&scene.gpu, 0, 100), others });
+        ask(&scene.node, &scene.vandal.address(), Meet { tensor: numbers(&scene.stream, 0, 100), others });
         scene
     }
 
     /// The others serve each other, and lose nothing.
     fn check(&self) {
         for peer in &self.peers {
-            let tensor = numbers(&self.gpu, 3, 50);
+            let tensor = numbers(&self.stream, 3, 50);
             assert_eq!(ask(&self.node, &peer.address(), Hold::with(9, tensor)), 1);
             assert_eq!(ask(&self.node, &peer.address(), LetGo), [9]);
         }
     }
 
-    fn has_ended(&self) -> bool {
+    fn has_exited(&self) -> bool {
         let state = self.node.supervisor().worker(self.vandal.worker()).map(|status| status.state);
         !matches!(state, Some(WorkerState::Running))
     }
@@ -199,9 +200,9 @@ impl Scene {
     }
 }
 
-/// Garbage in all that a worker may write: its rings, its cursors and credits, its clocks, its mail page.
+/// Garbage in all that a worker may write: its rings, its cursors and credits, its clocks, its wake page.
 fn garbage_in_its_own_pages_costs_the_worker_alone(builder: Builder) {
-    let names = ["link", "mail", "clocks"];
+    let names = ["link", "wake", "clocks"];
     for round in 0..6_u64 {
         let scene = Scene::new(builder_like(&builder));
         let names = match round {
@@ -215,7 +216,7 @@ fn garbage_in_its_own_pages_costs_the_worker_alone(builder: Builder) {
         for _ in 0..20 {
             scene.check();
             // Whoever talks to it gets an error or nothing, and goes on.
-            let meet = Meet { tensor: numbers(&scene.gpu, 0, 10), others: vec![] };
+            let meet = Meet { tensor: numbers(&scene.stream, 0, 10), others: vec![] };
             let asked = scene.vandal.address().ask(meet).timeout(std::time::Duration::from_millis(5));
             drop(scene.node.block_on(asked));
         }
@@ -231,23 +232,23 @@ fn builder_like(_: &Builder) -> Builder {
 fn what_others_own_cannot_be_written(builder: Builder) {
     let scene = Scene::new(builder);
     let tried = ask(&scene.node, &scene.vandal.address(), Trespass);
-    for name in ["link", "mail", "clocks", "chunk"] {
+    for name in ["link", "wake", "clocks", "chunk"] {
         assert!(tried.iter().any(|(what, _)| what.starts_with(name)), "{name} is not among {tried:?}");
     }
     let written: Vec<_> = tried.iter().filter(|(_, written)| *written).collect();
     assert!(written.is_empty(), "it has written {written:?}");
-    assert!(!scene.has_ended());
+    assert!(!scene.has_exited());
     scene.check();
     scene.end();
 }
 
 fn a_store_into_what_others_own_faults(builder: Builder) {
-    for name in ["link", "mail", "clocks", "chunk"] {
+    for name in ["link", "wake", "clocks", "chunk"] {
         let scene = Scene::new(builder_like(&builder));
         deliver(&scene.node, &scene.vandal.address(), Store { name: name.to_owned() });
-        until(&format!("a store into `{name}` ends the worker"), || scene.has_ended());
+        until(&format!("a store into `{name}` ends the worker"), || scene.has_exited());
         let state = scene.node.supervisor().await_end(scene.vandal.worker());
-        let Some(WorkerState::Ended { exit: Some(exit), .. }) = state else { panic!("{state:?}") };
+        let Some(WorkerState::Exited { exit: Some(exit), .. }) = state else { panic!("{state:?}") };
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(exit.signal(), Some(11), "`{name}`: {exit}");
         scene.check();
@@ -302,7 +303,7 @@ impl Break {
 
     fn end_of_the_evil(&self) -> String {
         match self.node.supervisor().await_end(self.evil.worker()) {
-            Some(WorkerState::Ended { why, .. }) => why.unwrap_or_default(),
+            Some(WorkerState::Exited { why, .. }) => why.unwrap_or_default(),
             state => panic!("{state:?}"),
         }
     }
@@ -366,12 +367,12 @@ fn a_worker_that_says_too_much_is_given_up(builder: Builder) {
     scene.goes_on();
 }
 
-// Nor does it cost whom a letter is for: the node passes each letter on once.
-fn a_flood_of_letters_costs_its_sender(builder: Builder) {
+// Nor does it cost whom a link message is for: the node passes each link message on once.
+fn a_flood_of_link_messages_costs_its_sender(builder: Builder) {
     let scene = Break::new(builder);
     let to = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
-    let letter = Up::Node(ToNode::Route { to, letter: Letter::Link }).bytes();
-    scene.does(Deed::SayWithMemory(letter, 20_000));
+    let link_message = Up::Node(ToNode::Route { to, link_message: LinkMessage::Link }).bytes();
+    scene.does(Deed::SayWithMemory(link_message, 20_000));
     scene.end_of_the_evil();
     scene.goes_on();
 }
@@ -391,7 +392,7 @@ fn main() {
             a_descriptor_that_closes_slowly_holds_up_nobody,
             a_reason_of_any_length_or_form_costs_its_worker_alone,
             a_worker_that_says_too_much_is_given_up,
-            a_flood_of_letters_costs_its_sender,
+            a_flood_of_link_messages_costs_its_sender,
         ],
     )
 }

@@ -40,7 +40,7 @@ struct Usage {
 }
 
 impl Usage {
-    fn of_this_process(gpu: &Gpu) -> Usage {
+    fn of_this_process(stream: &DeviceStream) -> Usage {
         let count = |path: &str| std::fs::read_dir(path).unwrap().count();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         // The clocks of the dead stay for a while, of a bounded number of them.
@@ -53,7 +53,7 @@ impl Usage {
             descriptors: count("/proc/self/fd"),
             mappings,
             threads: count("/proc/self/task"),
-            chunk_bytes: gpu.pool().stats().chunk_bytes,
+            chunk_bytes: stream.pool().stats().chunk_bytes,
         }
     }
 
@@ -71,7 +71,7 @@ impl Usage {
 }
 
 struct Worker {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Worker {
@@ -82,7 +82,7 @@ impl RemoteActor for Worker {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Worker { gpu: env.gpu() })
+        Ok(Worker { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -94,10 +94,10 @@ impl Handler<Increment> for Worker {
     type Result = ResponseFuture<Tensor>;
 
     fn handle(&mut self, Increment { tensor, mut route }: Increment, _: &mut Context<Self>) -> Self::Result {
-        let mut sum = self.gpu.empty(DType::U32, tensor.shape()).expect("room for a small tensor");
+        let mut sum = self.stream.empty(DType::U32, tensor.shape()).expect("room for a small tensor");
         let add =
             |(from, to): (&[u32], &mut [u32])| to.iter_mut().zip(from).for_each(|(to, from)| *to = from + 1);
-        self.gpu.run((tensor.of::<u32>(), sum.of_mut::<u32>()), add).expect("the same shape and device");
+        self.stream.run((tensor.of::<u32>(), sum.of_mut::<u32>()), add).expect("the same shape and device");
         let tensor = sum.freeze();
         if route.is_empty() {
             return Box::pin(async move { tensor });
@@ -112,7 +112,7 @@ impl Handler<Measure> for Worker {
     type Result = MessageResult<Measure>;
 
     fn handle(&mut self, _: Measure, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(Usage::of_this_process(&self.gpu))
+        MessageResult(Usage::of_this_process(&self.stream))
     }
 }
 
@@ -126,7 +126,7 @@ fn messages() -> u32 {
 
 struct Scene {
     node: Node,
-    gpu: Gpu,
+    stream: DeviceStream,
     workers: Vec<Spawned<Worker>>,
 }
 
@@ -134,14 +134,14 @@ impl Scene {
     fn new(builder: Builder, workers: usize) -> Self {
         let node = builder.start().unwrap();
         let workers = (0..workers).map(|_| node.spawn::<Worker>(()).start().unwrap()).collect();
-        Scene { gpu: node.host().unwrap(), node, workers }
+        Scene { stream: node.host_stream().unwrap(), node, workers }
     }
 
     fn usage(&self) -> Vec<Usage> {
         let workers = self.workers.iter().map(|worker| ask(&self.node, &worker.address(), Measure));
         let mut usage: Vec<Usage> = workers.collect();
         // The last, because asking may make a link.
-        usage.push(Usage::of_this_process(&self.gpu));
+        usage.push(Usage::of_this_process(&self.stream));
         usage
     }
 
@@ -178,7 +178,7 @@ fn asks_with_tensors_through_three_processes(builder: Builder) {
     let route: Vec<_> = others.iter().map(Spawned::address).collect();
     scene.check(messages() / 2 / 6 / 64, 0, |round| {
         let asked = (0..64).map(|index| {
-            let tensor = numbers(&scene.gpu, round + index, 1 + (index as usize * 37) % 500);
+            let tensor = numbers(&scene.stream, round + index, 1 + (index as usize * 37) % 500);
             address.ask(Increment { tensor, route: route.clone() })
         });
         let answers = scene.node.block_on(join_all(asked.collect::<Vec<_>>()));
@@ -200,18 +200,18 @@ fn sends_refusals_and_timeouts(builder: Builder) {
     let health = AtomicBool::new(true);
     scene.check(messages() / 4 / 50, 0, |round| {
         for index in 0..40 {
-            let message = Hold::with(0, numbers(&scene.gpu, index, 100));
+            let message = Hold::with(0, numbers(&scene.stream, index, 100));
             if let Err(error) = hold.try_send(message) {
                 deliver(node, &hold, error.message);
             }
         }
         for index in 0..5 {
             // Not waited for: some never go, some replies come late.
-            drop(hold.send(Hold::with(0, numbers(&scene.gpu, index, 100))));
+            drop(hold.send(Hold::with(0, numbers(&scene.stream, index, 100))));
             drop(make.ask(Make { elements: vec![index; 10], door: None }));
         }
         // Refused there, each.
-        let refused = Increment { tensor: numbers(&scene.gpu, 0, 10), route: vec![] };
+        let refused = Increment { tensor: numbers(&scene.stream, 0, 10), route: vec![] };
         assert!(node.block_on(wrong.ask(refused)).is_err());
         ask(node, &holder.address(), LetGo);
         if round % 100 == 0 {
@@ -233,10 +233,10 @@ fn workers_that_come_and_go(builder: Builder) {
     let mut kept = VecDeque::new();
     scene.check(messages() / 1000, REMEMBERED, |round| {
         let worker = node.spawn::<Worker>(()).start().unwrap();
-        let message = Increment { tensor: numbers(&scene.gpu, round, 10), route: vec![fixed.address()] };
+        let message = Increment { tensor: numbers(&scene.stream, round, 10), route: vec![fixed.address()] };
         let of_fixed = ask(node, &worker.address(), message);
         assert_eq!(of_fixed.slice(0, ..1).unwrap().item::<u32>().unwrap(), round + 2);
-        let message = Increment { tensor: numbers(&scene.gpu, round, 10), route: vec![worker.address()] };
+        let message = Increment { tensor: numbers(&scene.stream, round, 10), route: vec![worker.address()] };
         let sum = ask(node, &fixed.address(), message);
         ask(node, &keeper.address(), Hold::with(0, sum.clone()));
         // Its stream may be behind its answer, and what it had not written when it dies is nobody's.

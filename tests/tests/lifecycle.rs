@@ -8,9 +8,9 @@ use actix::fut::wrap_future;
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::limits::MAX_ACTORS;
-use tensorpost::mailbox::post::AskFailure;
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
+use tensorpost::transport::AskFailure;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{self, Builder};
@@ -86,12 +86,12 @@ fn pipeline(node: &Node, folder: &Path) {
         .own_thread()
         .start()
         .unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     node.block_on(async {
         let address = first.address();
         let sends: Vec<_> = (0..ITEMS)
             .map(|number| {
-                let tensor = number.is_multiple_of(10).then(|| numbers(&gpu, number as u32, 1));
+                let tensor = number.is_multiple_of(10).then(|| numbers(&stream, number as u32, 1));
                 address.send(Item { number, tensor })
             })
             .collect();
@@ -125,14 +125,14 @@ fn dropping_the_node_handles_everything_that_was_accepted(builder: Builder) {
 
 fn after_a_shutdown_everything_says_so_and_nothing_waits(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let holder = node.spawn::<Holder>(()).start().unwrap();
     let (home, mut channel) = node.channel::<Hold>().unwrap();
     ask(&node, &holder.address(), Hold::label(1));
-    let tensor = numbers(&gpu, 3, 1);
+    let tensor = numbers(&stream, 3, 1);
     assert!(node.shutdown(Duration::from_secs(20)).unwrap().is_clean());
     let error = node.block_on(holder.address().send(Hold::with(2, tensor))).unwrap_err();
-    assert!(matches!(error.reason, SendFailure::Gone(_) | SendFailure::NoSuchActor), "{error}");
+    assert!(matches!(error.reason, SendFailure::ProcessExited(_) | SendFailure::NoSuchActor), "{error}");
     assert_eq!(error.message.tensors[0].item::<u32>().unwrap(), 3);
     assert!(node.block_on(holder.address().ask(Seen)).is_err());
     assert!(node.spawn::<Holder>(()).start().unwrap_err().to_string().contains("the node has shut down"));
@@ -146,13 +146,13 @@ fn after_a_shutdown_everything_says_so_and_nothing_waits(builder: Builder) {
 
 fn sixteen_workers_start_work_and_end(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let holders: Vec<Spawned<Holder>> = std::thread::scope(|scope| {
         let starting: Vec<_> =
             (0..16).map(|_| scope.spawn(|| node.spawn::<Holder>(()).start().unwrap())).collect();
         starting.into_iter().map(|starting| starting.join().unwrap()).collect()
     });
-    let tensor = numbers(&gpu, 0, 100);
+    let tensor = numbers(&stream, 0, 100);
     let asked = holders.iter().map(|holder| holder.address().ask(Hold::with(1, tensor.clone())));
     let held = node.block_on(join_all(asked.collect::<Vec<_>>()));
     assert!(held.into_iter().all(|held| held.unwrap() == 1));
@@ -248,33 +248,33 @@ fn a_node_makes_more_channels_one_after_the_other_than_it_can_have_at_once(build
 // DEATH-2.
 fn a_worker_killed_while_idle_costs_its_senders_an_error_and_nobody_else_anything(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let (victim, other) =
         (node.spawn::<Holder>(()).start().unwrap(), node.spawn::<Holder>(()).start().unwrap());
     let sender = node.spawn::<Stage>((PathBuf::from("/dev/null"), None)).start().unwrap();
     ask(&node, &other.address(), Hold::label(1));
     let pid = ask(&node, &victim.address(), Check).pid;
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
-    let Some(WorkerState::Ended { exit: Some(exit), .. }) = node.supervisor().await_end(victim.worker())
+    let Some(WorkerState::Exited { exit: Some(exit), .. }) = node.supervisor().await_end(victim.worker())
     else {
         panic!("it did not end")
     };
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&exit), Some(9));
-    let mut message = Some(Hold::with(2, numbers(&gpu, 5, 1)));
+    let mut message = Some(Hold::with(2, numbers(&stream, 5, 1)));
     until("its end is known", || match victim.address().try_send(message.take().unwrap()) {
         Ok(()) => {
-            message = Some(Hold::with(2, numbers(&gpu, 5, 1)));
+            message = Some(Hold::with(2, numbers(&stream, 5, 1)));
             false
         }
         Err(error) => {
-            let gone = matches!(error.reason, SendFailure::Gone(_));
+            let gone = matches!(error.reason, SendFailure::ProcessExited(_));
             assert!(gone || matches!(error.reason, SendFailure::Full), "{error}");
             message = Some(error.message);
             gone
         }
     });
     let error = node.block_on(victim.address().send(message.take().unwrap())).unwrap_err();
-    assert!(matches!(error.reason, SendFailure::Gone(_)) && !error.is_retryable());
+    assert!(matches!(error.reason, SendFailure::ProcessExited(_)) && !error.is_retryable());
     assert_eq!(error.message.tensors[0].item::<u32>().unwrap(), 5);
     let asked = node.block_on(victim.address().ask(error.message)).unwrap_err();
     let AskError::NotSent(error) = asked else { panic!("{asked:?}") };
@@ -282,7 +282,7 @@ fn a_worker_killed_while_idle_costs_its_senders_an_error_and_nobody_else_anythin
     drop(error);
     // The others never noticed.
     assert_eq!(ask(&node, &other.address(), Seen), [1]);
-    deliver(&node, &sender.address(), Item { number: 1, tensor: Some(numbers(&gpu, 1, 1)) });
+    deliver(&node, &sender.address(), Item { number: 1, tensor: Some(numbers(&stream, 1, 1)) });
     assert!(node.spawn::<Holder>(()).start().is_ok());
     until_free(&node);
     assert!(
@@ -294,16 +294,16 @@ fn a_worker_killed_while_idle_costs_its_senders_an_error_and_nobody_else_anythin
 fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder) {
     for dies_itself in [false, true] {
         let node = fresh(&builder).start().unwrap();
-        let gpu = node.host().unwrap();
+        let stream = node.host_stream().unwrap();
         let victim = node.spawn::<Holder>(()).mailbox(3).start().unwrap();
         let gate = Gate::new();
         let how = if dies_itself { How::Exit } else { How::Stop };
         deliver(&node, &victim.address(), End { how, door: Some(gate.door()) });
         let arrival = gate.arrival();
-        let asked = victim.address::<Hold>().ask(Hold::with(1, numbers(&gpu, 1, 1)));
+        let asked = victim.address::<Hold>().ask(Hold::with(1, numbers(&stream, 1, 1)));
         let made = victim.address::<Make>().ask(Make { elements: vec![1], door: None });
         let waiting: Vec<_> = (2..6)
-            .map(|label| victim.address::<Hold>().send(Hold::with(label, numbers(&gpu, 1, 1))))
+            .map(|label| victim.address::<Hold>().send(Hold::with(label, numbers(&stream, 1, 1))))
             .collect();
         if dies_itself {
             arrival.open();
@@ -312,7 +312,7 @@ fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder)
         }
         let failed = node.block_on(asked).unwrap_err();
         assert!(
-            matches!(failed, AskError::NoReply(AskFailure::Gone(_))) && !failed.is_retryable(),
+            matches!(failed, AskError::NoReply(AskFailure::ProcessExited(_))) && !failed.is_retryable(),
             "{failed:?}"
         );
         // Who it was, and how it ended.
@@ -322,10 +322,10 @@ fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder)
             "{failed}"
         );
         let failed = node.block_on(made).unwrap_err();
-        assert!(matches!(failed, AskError::NoReply(AskFailure::Gone(_))), "{failed:?}");
+        assert!(matches!(failed, AskError::NoReply(AskFailure::ProcessExited(_))), "{failed:?}");
         for (label, sent) in (2..).zip(node.block_on(join_all(waiting))) {
             let error = sent.unwrap_err();
-            assert!(matches!(error.reason, SendFailure::Gone(_)), "{error}");
+            assert!(matches!(error.reason, SendFailure::ProcessExited(_)), "{error}");
             assert_eq!(error.message.label, label);
         }
         until_free(&node);
@@ -336,13 +336,14 @@ fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder)
 fn a_channel_that_is_dropped_tells_its_senders(builder: Builder) {
     let folder = tempfile::tempdir().unwrap();
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let (home, channel) = node.channel::<Item>().unwrap();
     let stage = node.spawn::<Stage>((folder.path().join("stage"), Some(home.clone()))).start().unwrap();
-    deliver(&node, &stage.address(), Item { number: 1, tensor: Some(numbers(&gpu, 0, 1)) });
-    deliver(&node, &home, Item { number: 2, tensor: Some(numbers(&gpu, 0, 1)) });
+    deliver(&node, &stage.address(), Item { number: 1, tensor: Some(numbers(&stream, 0, 1)) });
+    deliver(&node, &home, Item { number: 2, tensor: Some(numbers(&stream, 0, 1)) });
     drop(channel);
-    let error = node.block_on(home.send(Item { number: 3, tensor: Some(numbers(&gpu, 9, 1)) })).unwrap_err();
+    let error =
+        node.block_on(home.send(Item { number: 3, tensor: Some(numbers(&stream, 9, 1)) })).unwrap_err();
     assert!(matches!(error.reason, SendFailure::NoSuchActor), "{error}");
     assert_eq!(error.message.tensor.unwrap().item::<u32>().unwrap(), 9);
     until_free(&node);
@@ -352,8 +353,8 @@ fn two_nodes_in_one_process_have_nothing_to_do_with_each_other(builder: Builder)
     let other = fresh(&builder).start().unwrap();
     let node = builder.start().unwrap();
     let (one, two) = (node.spawn::<Holder>(()).start().unwrap(), other.spawn::<Holder>(()).start().unwrap());
-    ask(&node, &one.address(), Hold::with(1, numbers(&node.host().unwrap(), 0, 1)));
-    ask(&other, &two.address(), Hold::with(2, numbers(&other.host().unwrap(), 0, 1)));
+    ask(&node, &one.address(), Hold::with(1, numbers(&node.host_stream().unwrap(), 0, 1)));
+    ask(&other, &two.address(), Hold::with(2, numbers(&other.host_stream().unwrap(), 0, 1)));
     drop(node);
     assert_eq!(ask(&other, &two.address(), LetGo), [2]);
     until_free(&other);

@@ -57,7 +57,7 @@ echo!(
 
 struct Scene {
     node: Node,
-    gpu: Gpu,
+    stream: DeviceStream,
     echo: tensorpost::node::Spawned<Echo>,
 }
 
@@ -65,7 +65,7 @@ impl Scene {
     fn new(builder: Builder) -> Self {
         let node = builder.start().unwrap();
         let echo = node.spawn::<Echo>(()).start().unwrap();
-        Scene { gpu: node.host().unwrap(), node, echo }
+        Scene { stream: node.host_stream().unwrap(), node, echo }
     }
 
     fn echo<M: GpuMessage>(&self, message: M) -> M::Reply
@@ -77,7 +77,7 @@ impl Scene {
 
     /// A tensor that only holds its number.
     fn tensor(&self, number: u32) -> Tensor {
-        numbers(&self.gpu, number, 1)
+        numbers(&self.stream, number, 1)
     }
 
     fn tensors(&self, from: u32) -> impl Iterator<Item = Tensor> {
@@ -306,7 +306,7 @@ fn as_many_tensors_as_a_message_may_have_and_not_one_more(builder: Builder) {
 
 fn one_tensor_many_times_is_one_lease(builder: Builder) {
     let scene = Scene::new(builder);
-    let whole = numbers(&scene.gpu, 0, 100);
+    let whole = numbers(&scene.stream, 0, 100);
     let mut tensors: Vec<Tensor> = (0..100).map(|index| whole.slice(0, index..=index).unwrap()).collect();
     tensors.push(whole);
     let back = scene.echo(Many { tensors, loose: vec![] });
@@ -357,8 +357,8 @@ struct Checked {
 fn a_tensor_that_does_not_fit_its_attribute_is_not_sent_and_the_message_comes_back(builder: Builder) {
     let scene = Scene::new(builder);
     let address = scene.echo.address::<Checked>();
-    let good = || scene.gpu.from_slice(&[2, 4], &[7_u32; 8]).unwrap().freeze();
-    let float = || scene.gpu.zeros(DType::F32, &[2, 4]).unwrap().freeze();
+    let good = || scene.stream.from_slice(&[2, 4], &[7_u32; 8]).unwrap().freeze();
+    let float = || scene.stream.zeros(DType::F32, &[2, 4]).unwrap().freeze();
     let message = |images, mask| Checked { images, mask, anything: Some(float()) };
     let bad = [
         (

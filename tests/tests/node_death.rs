@@ -76,7 +76,7 @@ impl Running {
 
     /// Waits until the balls fly.
     fn traffic(&mut self) {
-        while self.line("news ").split(' ').next_back().is_none_or(|hops| hops.parse::<u64>().unwrap() < 400)
+        while self.line("hops ").split(' ').next_back().is_none_or(|hops| hops.parse::<u64>().unwrap() < 400)
         {
         }
     }

@@ -159,7 +159,7 @@ fn killing_the_node_leaves_no_worker_and_nothing_in_the_file_system() {
     let mut node = Running::start(command);
     let workers = node.workers();
     assert_eq!(workers.len(), 3);
-    assert!(workers.iter().all(|worker| !worker.has_ended().unwrap()));
+    assert!(workers.iter().all(|worker| !worker.has_exited().unwrap()));
     node.child.kill().unwrap();
     for worker in workers {
         assert!(worker.wait(Some(LONG)).unwrap(), "a worker outlived its node");
@@ -178,7 +178,7 @@ fn dropping_the_node_ends_its_workers() {
     let mut node = Running::start(probe(&["dropped"]));
     let workers = node.workers();
     node.line("dropped");
-    assert!(workers.iter().all(|worker| worker.has_ended().unwrap()));
+    assert!(workers.iter().all(|worker| worker.has_exited().unwrap()));
     drop(node.child.stdin.take());
     assert!(node.child.wait().unwrap().success());
 }

@@ -1,4 +1,4 @@
-//! Traces and figures of real processes: what is in the file, and that it is one that viewers open.
+//! Traces and metrics of real processes: what is in the file, and that it is one that viewers open.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Spawned, WorkerState};
-use tensorpost::observe::figures::ActorFigures;
+use tensorpost::observe::metrics::ActorMetrics;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Event, Trace, text};
@@ -63,10 +63,11 @@ const ITEMS: usize = 100;
 fn relay_items(node: &Node) {
     let last = node.spawn::<Relay>(None).name("last").start().unwrap();
     let first = node.spawn::<Relay>(Some(last.address())).name("first").mailbox(8).start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let address = first.address();
-    let sends = (0..ITEMS)
-        .map(|number| address.send(Item { number: number as u64, tensor: numbers(&gpu, number as u32, 16) }));
+    let sends = (0..ITEMS).map(|number| {
+        address.send(Item { number: number as u64, tensor: numbers(&stream, number as u32, 16) })
+    });
     node.block_on(join_all(sends.collect::<Vec<_>>())).into_iter().for_each(|sent| sent.unwrap());
 }
 
@@ -122,11 +123,11 @@ fn a_killed_workers_last_handler_is_in_the_file(builder: Builder) {
     let victim = node.spawn::<Holder>(()).name("victim").start().unwrap();
     ask(&node, &victim.address(), Hold::label(1));
     let gate = Gate::new();
-    let tensor = numbers(&node.host().unwrap(), 0, 16);
+    let tensor = numbers(&node.host_stream().unwrap(), 0, 16);
     deliver(&node, &victim.address(), Hold { tensors: vec![tensor], ..Hold::at(2, &gate.door()) });
     let arrival = gate.arrival(); // it is in its handler now
     node.supervisor().kill_worker(victim.worker());
-    assert!(matches!(node.supervisor().await_end(victim.worker()), Some(WorkerState::Ended { .. })));
+    assert!(matches!(node.supervisor().await_end(victim.worker()), Some(WorkerState::Exited { .. })));
     arrival.open();
     drop(node);
 
@@ -190,15 +191,15 @@ fn what_a_full_ring_drops_is_counted_and_the_rest_is_whole(builder: Builder) {
 
 /// A tensor whose writing waits at a door, sent on.
 fn send_unfinished(node: &Node, to: &Spawned<Holder>, gate: &Gate) {
-    let gpu = node.host().unwrap();
-    let mut tensor = gpu.zeros(DType::U32, &[4]).unwrap();
+    let stream = node.host_stream().unwrap();
+    let mut tensor = stream.zeros(DType::U32, &[4]).unwrap();
     let door = gate.door();
-    gpu.run((tensor.of_mut::<u32>(),), move |_| door.pass().expect("the gate is there")).unwrap();
+    stream.run((tensor.of_mut::<u32>(),), move |_| door.pass().expect("the gate is there")).unwrap();
     ask(node, &to.address(), Hold::with(1, tensor.freeze()));
 }
 
 // CLOCK-1, to be seen.
-fn a_stream_that_waits_is_in_the_trace_and_in_the_figures(builder: Builder) {
+fn a_stream_that_waits_is_in_the_trace_and_in_the_metrics(builder: Builder) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
     let node = builder.trace(&file).start().unwrap();
@@ -221,15 +222,15 @@ fn a_stream_that_waits_is_in_the_trace_and_in_the_figures(builder: Builder) {
     assert!(waits[0]["ts"].as_f64() >= enqueued[0]["ts"].as_f64());
 }
 
-fn actor(node: &Node, of: &Spawned<Holder>) -> ActorFigures {
-    node.figures().unwrap().actor(of.actor()).expect("it is there").clone()
+fn actor(node: &Node, of: &Spawned<Holder>) -> ActorMetrics {
+    node.metrics().unwrap().actor(of.actor()).expect("it is there").clone()
 }
 
-fn figures_say_what_is_queued_handled_and_in_flight(builder: Builder) {
+fn metrics_say_what_is_queued_handled_and_in_flight(builder: Builder) {
     let node = builder.start().unwrap();
     let holder = node.spawn::<Holder>(()).name("held").start().unwrap();
-    let before = node.figures().unwrap();
-    let gpu = node.host().unwrap();
+    let before = node.metrics().unwrap();
+    let stream = node.host_stream().unwrap();
     for label in 0..10 {
         ask(&node, &holder.address(), Hold::label(label));
     }
@@ -237,25 +238,25 @@ fn figures_say_what_is_queued_handled_and_in_flight(builder: Builder) {
     deliver(
         &node,
         &holder.address(),
-        Hold { tensors: vec![numbers(&gpu, 0, 4096)], ..Hold::at(10, &gate.door()) },
+        Hold { tensors: vec![numbers(&stream, 0, 4096)], ..Hold::at(10, &gate.door()) },
     );
     let arrival = gate.arrival();
     // The worker's one thread stands in the handler, so these stay where they are; the control thread answers.
-    let now = node.figures().unwrap();
-    let figures = now.actor(holder.actor()).unwrap();
-    assert_eq!((figures.name.as_str(), figures.handled, figures.handler.count()), ("held", 10, 10));
-    assert!(figures.busy > Duration::ZERO && figures.longest <= figures.busy);
+    let now = node.metrics().unwrap();
+    let metrics = now.actor(holder.actor()).unwrap();
+    assert_eq!((metrics.name.as_str(), metrics.handled, metrics.handler.count()), ("held", 10, 10));
+    assert!(metrics.busy > Duration::ZERO && metrics.longest <= metrics.busy);
     assert!(now.bytes_in_flight() >= 4096 * 4, "{now:?}");
     assert!(now.silent.is_empty() && now.processes.len() == 2);
-    assert_eq!(now.processes[1].figures.open, 1);
+    assert_eq!(now.processes[1].metrics.open, 1);
     let rows = now.rows(&before);
     assert!(rows[0].rate > 0.0 && rows[0].p50 <= rows[0].p99 && rows[0].process == "held", "{rows:?}");
     arrival.open();
     ask(&node, &holder.address(), LetGo);
-    until("the memory is back", || node.figures().unwrap().bytes_in_flight() == 0);
+    until("the memory is back", || node.metrics().unwrap().bytes_in_flight() == 0);
     assert_eq!(actor(&node, &holder).handled, 12);
 
-    // Letters behind one that a handler with a thread of its own stands in are counted.
+    // Messages behind one that a handler with a thread of its own stands in are counted.
     let worker = holder.worker();
     let alone = node.spawn::<Holder>(()).worker(worker).own_thread().start().unwrap();
     deliver(&node, &alone.address(), Hold::at(0, &gate.door()));
@@ -278,20 +279,20 @@ fn a_process_that_does_not_answer_is_named_and_one_that_ends_is_left_out(builder
     until("all of it has stopped", || has_stopped(pid));
     // On a machine that is busy the other one may be late once.
     until("only the stopped one is silent", || {
-        let figures = node.figures().unwrap();
-        assert!(figures.silent.contains(&"silent".to_owned()), "{:?}", figures.silent);
-        assert!(figures.actor(silent.actor()).is_none());
-        figures.silent.len() == 1 && figures.actor(other.actor()).is_some()
+        let metrics = node.metrics().unwrap();
+        assert!(metrics.silent.contains(&"silent".to_owned()), "{:?}", metrics.silent);
+        assert!(metrics.actor(silent.actor()).is_none());
+        metrics.silent.len() == 1 && metrics.actor(other.actor()).is_some()
     });
     kill_process(pid, Signal::KILL).unwrap();
     node.supervisor().await_end(silent.worker());
     until("the others answer", || {
-        let figures = node.figures().unwrap();
-        assert!(!figures.silent.contains(&"silent".to_owned()), "{:?}", figures.silent);
-        figures.processes.len() == 2
+        let metrics = node.metrics().unwrap();
+        assert!(!metrics.silent.contains(&"silent".to_owned()), "{:?}", metrics.silent);
+        metrics.processes.len() == 2
     });
     drop(node.shutdown(Duration::from_secs(20)));
-    assert!(node.figures().is_err());
+    assert!(node.metrics().is_err());
 }
 
 fn has_stopped(pid: Pid) -> bool {
@@ -367,8 +368,8 @@ fn main() {
             a_killed_workers_last_handler_is_in_the_file,
             every_life_of_a_restarted_worker_is_in_the_file,
             what_a_full_ring_drops_is_counted_and_the_rest_is_whole,
-            a_stream_that_waits_is_in_the_trace_and_in_the_figures,
-            figures_say_what_is_queued_handled_and_in_flight,
+            a_stream_that_waits_is_in_the_trace_and_in_the_metrics,
+            metrics_say_what_is_queued_handled_and_in_flight,
             a_process_that_does_not_answer_is_named_and_one_that_ends_is_left_out,
             a_trace_can_be_written_while_everything_goes_on,
             a_file_that_cannot_be_written_costs_the_run_nothing,

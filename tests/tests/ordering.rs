@@ -76,7 +76,7 @@ impl Handler<Numbered> for Counter {
 }
 
 struct Source {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Source {
@@ -87,7 +87,7 @@ impl RemoteActor for Source {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Source { gpu: env.gpu() })
+        Ok(Source { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -99,15 +99,15 @@ impl Handler<Go> for Source {
     type Result = ResponseFuture<u32>;
 
     fn handle(&mut self, Go { to, sender, count }: Go, _: &mut Context<Self>) -> Self::Result {
-        let gpu = self.gpu.clone();
-        Box::pin(send_all(gpu, to, sender, count))
+        let stream = self.stream.clone();
+        Box::pin(send_all(stream, to, sender, count))
     }
 }
 
 /// Sends `count` messages, one of 50 with a tensor, in rounds of each way of sending.
-async fn send_all(gpu: Gpu, to: Address<Numbered>, sender: usize, count: u32) -> u32 {
+async fn send_all(stream: DeviceStream, to: Address<Numbered>, sender: usize, count: u32) -> u32 {
     let mut made = (0..count).map(|number| {
-        let tensor = number.is_multiple_of(50).then(|| numbers(&gpu, number, 1));
+        let tensor = number.is_multiple_of(50).then(|| numbers(&stream, number, 1));
         Numbered { sender, number, tensor }
     });
     let mut sent = 0;
@@ -153,13 +153,13 @@ fn a_hundred_thousand_messages_of_three_processes_arrive_in_order(builder: Build
     let to = counter.address::<Numbered>();
     let sources: Vec<Address<Go>> =
         (1..SENDERS).map(|_| node.spawn::<Source>(()).start().unwrap().address()).collect();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     node.block_on(async {
         let others: Vec<_> = (1..)
             .zip(&sources)
             .map(|(sender, source)| source.ask(Go { to: to.clone(), sender, count: EACH }))
             .collect();
-        let (mine, others) = join(send_all(gpu, to.clone(), 0, EACH), join_all(others)).await;
+        let (mine, others) = join(send_all(stream, to.clone(), 0, EACH), join_all(others)).await;
         assert_eq!(mine, EACH);
         others.into_iter().for_each(|sent| assert_eq!(sent.unwrap(), EACH));
     });

@@ -37,7 +37,7 @@ struct Keep(Vec<TensorPart>);
 struct Join(Vec<TensorPart>);
 
 struct Adder {
-    gpu: Gpu,
+    stream: DeviceStream,
     kept: Vec<TensorPart>,
 }
 
@@ -49,7 +49,7 @@ impl RemoteActor for Adder {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Adder { gpu: env.gpu(), kept: Vec::new() })
+        Ok(Adder { stream: env.stream(), kept: Vec::new() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -66,7 +66,7 @@ impl Handler<Add> for Adder {
             let kernel = move |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| {
                 part.runs_mut().flatten().for_each(|element| *element += what);
             };
-            self.gpu.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
+            self.stream.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
         }
         MessageResult(part)
     }
@@ -82,7 +82,7 @@ impl Handler<AddLate> for Adder {
             }
             part.runs_mut().flatten().for_each(|element| *element += 1);
         };
-        self.gpu.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
+        self.stream.run((part.of_mut::<u64>(),), kernel).expect("a host stream");
         MessageResult(part)
     }
 }
@@ -100,14 +100,14 @@ impl Handler<Join> for Adder {
     type Result = MessageResult<Join>;
 
     fn handle(&mut self, join: Join, _: &mut Context<Self>) -> Self::Result {
-        let joined = TensorMut::join(join.0, &self.gpu).map(TensorMut::freeze);
+        let joined = TensorMut::join(join.0, &self.stream).map(TensorMut::freeze);
         MessageResult(joined.map_err(|error| error.to_string()))
     }
 }
 
 struct Scene<const N: usize> {
     node: Node,
-    gpu: Gpu,
+    stream: DeviceStream,
     workers: [tensorpost::node::Spawned<Adder>; N],
 }
 
@@ -115,8 +115,8 @@ impl<const N: usize> Scene<N> {
     fn new(builder: Builder) -> Self {
         let node = builder.start().unwrap();
         let workers = std::array::from_fn(|_| node.spawn::<Adder>(()).start().unwrap());
-        let gpu = node.host().unwrap();
-        Scene { node, gpu, workers }
+        let stream = node.host_stream().unwrap();
+        Scene { node, stream, workers }
     }
 
     fn address<M: GpuMessage>(&self, worker: usize) -> Address<M>
@@ -130,16 +130,16 @@ impl<const N: usize> Scene<N> {
 const ROWS: usize = 61;
 const COLUMNS: usize = 37;
 
-fn counting(gpu: &Gpu) -> TensorMut {
+fn counting(stream: &DeviceStream) -> TensorMut {
     let numbers: Vec<u64> = (0..(ROWS * COLUMNS) as u64).collect();
-    gpu.from_slice(&[ROWS, COLUMNS], &numbers).unwrap()
+    stream.from_slice(&[ROWS, COLUMNS], &numbers).unwrap()
 }
 
 /// ONE-WRITER: neighbouring columns share every cache line of the tensor, and every element is right, over many rounds
 /// of scatter and gather of the same memory (CLOCK-1, CLOCK-2).
 fn workers_write_neighbouring_columns_at_the_same_time(builder: Builder) {
     let scene = Scene::<3>::new(builder);
-    let mut whole = counting(&scene.gpu);
+    let mut whole = counting(&scene.stream);
     let id = whole.lease().id();
     let rounds = 20_u64;
     for round in 0..rounds {
@@ -152,7 +152,7 @@ fn workers_write_neighbouring_columns_at_the_same_time(builder: Builder) {
             })
             .collect();
         let parts: Vec<TensorPart> = asks.into_iter().map(|ask| scene.node.block_on(ask).unwrap()).collect();
-        whole = TensorMut::join(parts, &scene.gpu).unwrap();
+        whole = TensorMut::join(parts, &scene.stream).unwrap();
     }
     assert_eq!(whole.lease().id(), id, "one memory all along");
     let sum_for = |worker: u64| (0..rounds).map(|round| 5 * (1 + (worker + round) % 3)).sum::<u64>();
@@ -168,14 +168,14 @@ fn workers_write_neighbouring_columns_at_the_same_time(builder: Builder) {
 /// In a process that neither owns the memory nor split the tensor; and back, as a whole.
 fn the_parts_are_joined_in_another_process(builder: Builder) {
     let scene = Scene::<2>::new(builder);
-    let mut parts = counting(&scene.gpu).split_tiles(&[16, 16]).unwrap();
+    let mut parts = counting(&scene.stream).split_tiles(&[16, 16]).unwrap();
     assert_eq!(parts.len(), 12);
     let mine = parts.split_off(6);
     let missing = ask(&scene.node, &scene.address::<Join>(0), Join(mine)).unwrap_err();
     assert!(missing.contains("number [0, 1, 2, 3, 4, 5] is missing"), "{missing}");
     drop(parts);
 
-    let parts = counting(&scene.gpu).split_tiles(&[16, 16]).unwrap();
+    let parts = counting(&scene.stream).split_tiles(&[16, 16]).unwrap();
     let added: Vec<TensorPart> = parts
         .into_iter()
         .map(|part| ask(&scene.node, &scene.address::<Add>(1), Add { part, what: 7, times: 1 }))
@@ -190,13 +190,13 @@ fn the_parts_are_joined_in_another_process(builder: Builder) {
 /// LEASE-4: the part of a killed worker is missing, the join names it, and the memory comes back.
 fn a_killed_worker_takes_its_part_with_it(builder: Builder) {
     let scene = Scene::<2>::new(builder);
-    let mut parts = counting(&scene.gpu).split_evenly(0, 4).unwrap();
+    let mut parts = counting(&scene.stream).split_evenly(0, 4).unwrap();
     let (third, first) = (parts.remove(2), parts.remove(0));
     assert_eq!(ask(&scene.node, &scene.address::<Keep>(0), Keep(vec![third])), 1);
     let first = ask(&scene.node, &scene.address::<Add>(1), Add { part: first, what: 1, times: 1 });
     scene.node.supervisor().kill_worker(scene.workers[0].worker());
     parts.push(first);
-    let error = TensorMut::join(parts, &scene.gpu).unwrap_err();
+    let error = TensorMut::join(parts, &scene.stream).unwrap_err();
     assert!(matches!(&error.why, JoinReason::Missing { missing, count: 4 } if *missing == [2]), "{error}");
     drop(error);
     until_free(&scene.node);
@@ -206,11 +206,11 @@ fn a_killed_worker_takes_its_part_with_it(builder: Builder) {
 /// it would have written the parts that others have by then.
 fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(builder: Builder) {
     let scene = Scene::<3>::new(builder);
-    let (node, gpu) = (&scene.node, &scene.gpu);
+    let (node, stream) = (&scene.node, &scene.stream);
     let gate = Gate::new();
     let late = |part, door| ask(node, &scene.address::<AddLate>(0), AddLate { part, door });
     let add = |worker, part| ask(node, &scene.address::<Add>(worker), Add { part, what: 1, times: 1 });
-    let split = || counting(gpu).split_evenly(1, 3).unwrap().into_iter();
+    let split = || counting(stream).split_evenly(1, 3).unwrap().into_iter();
     let mut parts = split();
     let first = late(parts.next().unwrap(), Some(gate.door()));
     let at_the_door = gate.arrival();
@@ -223,12 +223,12 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
         let [a, b, c] = split().collect::<Vec<_>>().try_into().expect("three");
         vec![a, late(b, None), add(2, c)]
     };
-    let here = TensorMut::join(some_late(), gpu).unwrap();
+    let here = TensorMut::join(some_late(), stream).unwrap();
     let there = ask(node, &scene.address::<Join>(2), Join(some_late())).unwrap();
     assert_eq!((here.status(), there.status()), (TensorStatus::Pending, TensorStatus::Pending));
     // And split again.
     let again = some_late();
-    let again = TensorMut::join(again, gpu).unwrap().split_evenly(0, 2).unwrap();
+    let again = TensorMut::join(again, stream).unwrap().split_evenly(0, 2).unwrap();
 
     let dead = node.supervisor().worker(scene.workers[0].worker()).unwrap().process;
     node.supervisor().kill_worker(scene.workers[0].worker());
@@ -238,13 +238,13 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
         assert!(is_lost(&part.wait(None).unwrap_err()), "{part:?}");
         assert_eq!(part.status(), TensorStatus::Tainted { by: dead });
         assert!(is_lost(&part.elements_mut::<u64>().unwrap_err()), "{part:?}");
-        assert!(is_lost(&part.write_on(gpu.stream()).unwrap_err()), "{part:?}");
+        assert!(is_lost(&part.write_on(stream.clocked()).unwrap_err()), "{part:?}");
         let fill = |(mut part,): (tensorpost::tensor::part::view::PartMut<'_, u64>,)| part.fill(1);
-        assert!(is_lost(&gpu.run((part.of_mut::<u64>(),), fill).unwrap_err()), "{part:?}");
+        assert!(is_lost(&stream.run((part.of_mut::<u64>(),), fill).unwrap_err()), "{part:?}");
     }
     assert!(parts[2].to_vec::<u64>().is_ok());
     // The join refuses it, and gives all back; so does a message.
-    let error = TensorMut::join(parts, gpu).unwrap_err();
+    let error = TensorMut::join(parts, stream).unwrap_err();
     assert!(matches!(&error.why, JoinReason::Tensor(error) if is_lost(error)), "{error}");
     let mut parts = error.parts;
     let part = parts.swap_remove(0);
@@ -262,7 +262,7 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
     // DEATH-2: new parts go on, also on the streams that waited.
     drop((there, parts, unsent));
     let parts: Vec<_> = split().map(|part| add(1, add(2, part))).collect();
-    let whole = TensorMut::join(parts, gpu).unwrap().freeze();
+    let whole = TensorMut::join(parts, stream).unwrap().freeze();
     assert_eq!(whole.to_vec::<u64>().unwrap(), (2..2 + (ROWS * COLUMNS) as u64).collect::<Vec<_>>());
     drop((whole, at_the_door));
     until_free(node);
@@ -271,12 +271,12 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
 /// An ask whose part is of the wrong form gives the message back, part and all.
 fn a_part_that_does_not_fit_comes_back(builder: Builder) {
     let scene = Scene::<1>::new(builder);
-    let part = scene.gpu.zeros(DType::F32, &[2, 2]).unwrap().split_evenly(0, 1).unwrap().remove(0);
+    let part = scene.stream.zeros(DType::F32, &[2, 2]).unwrap().split_evenly(0, 1).unwrap().remove(0);
     let error =
         scene.node.block_on(scene.address::<Add>(0).ask(Add { part, what: 1, times: 1 })).unwrap_err();
     let AskError::NotSent(unsent) = error else { panic!("{error}") };
     assert!(unsent.to_string().contains("its dtype must be u64"), "{unsent}");
-    TensorMut::join([unsent.message.part], &scene.gpu).unwrap();
+    TensorMut::join([unsent.message.part], &scene.stream).unwrap();
     until_free(&scene.node);
 }
 

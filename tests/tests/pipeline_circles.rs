@@ -292,7 +292,7 @@ fn what_a_death_took_is_an_error_where_that_was_asked_for(builder: Builder) {
 
 /// The source is gone for good; then its receiver dies, and comes back. All that the source makes fits into the
 /// mailbox of the receiver, which stands at its door.
-fn a_later_life_is_told_who_is_gone(builder: Builder) {
+fn a_later_life_is_told_which_processes_exited(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let mark = |name: &str| folder.path().join(name);
     let args = CountArgs { elements: 0, dies_once: Some((5, mark("source"))), ..CountArgs::to(50) };
@@ -378,7 +378,7 @@ fn main() {
             pairs_that_were_batched_have_their_own_ids_again,
             a_loss_that_no_death_explains_is_an_error,
             what_a_death_took_is_an_error_where_that_was_asked_for,
-            a_later_life_is_told_who_is_gone,
+            a_later_life_is_told_which_processes_exited,
             branches_do_not_stand_in_for_each_other,
             a_pipeline_that_is_killed_says_whose_end_is_missing,
         ],

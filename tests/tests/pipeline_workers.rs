@@ -22,7 +22,7 @@ fn program(builder: Builder) -> Builder {
 
 /// Shows what comes to the program, as a copy that its stream makes when a door was opened.
 struct Show {
-    gpu: Gpu,
+    stream: DeviceStream,
     args: ShowArgs,
 }
 
@@ -37,14 +37,14 @@ impl Sink for Show {
     type In = Numbered;
 
     fn create(args: ShowArgs, env: &Env) -> anyhow::Result<Self> {
-        Ok(Show { gpu: env.gpu(), args })
+        Ok(Show { stream: env.stream(), args })
     }
 
     fn consume(&mut self, item: Numbered) -> anyhow::Result<()> {
         let tensor = item.tensor.ok_or_else(|| anyhow::anyhow!("no tensor"))?;
-        let mut copy = self.gpu.empty(DType::U32, tensor.shape())?;
+        let mut copy = self.stream.empty(DType::U32, tensor.shape())?;
         let door = self.args.door.clone();
-        self.gpu.run((tensor.of::<u32>(), copy.of_mut::<u32>()), move |(from, to)| {
+        self.stream.run((tensor.of::<u32>(), copy.of_mut::<u32>()), move |(from, to)| {
             if let Some(door) = &door {
                 door.pass().expect("the gate is there");
             }
@@ -88,7 +88,7 @@ fn ended(node: &Node) -> Vec<WorkerState> {
 }
 
 fn is_in_order(state: &WorkerState) -> bool {
-    matches!(state, WorkerState::Ended { exit: Some(exit), .. } if exit.success())
+    matches!(state, WorkerState::Exited { exit: Some(exit), .. } if exit.success())
 }
 
 fn they_end_with_it_and_its_tensors_stay(builder: Builder) {
@@ -101,7 +101,7 @@ fn they_end_with_it_and_its_tensors_stay(builder: Builder) {
         for number in 0..3 {
             let item = node.block_on(shown.recv()).unwrap();
             assert_eq!(item.number, number);
-            let found = node.host().unwrap().download::<u32>(item.tensor.as_ref().unwrap()).unwrap();
+            let found = node.host_stream().unwrap().download::<u32>(item.tensor.as_ref().unwrap()).unwrap();
             assert_eq!(found, (number as u32..).take(4).collect::<Vec<_>>());
         }
     }
@@ -121,7 +121,7 @@ fn what_is_on_a_stream_is_done_before_they_end(builder: Builder) {
         gate.pass_one();
     }
     tensor.wait(Some(Instant::now() + SOON)).unwrap();
-    assert_eq!(node.host().unwrap().download::<u32>(&tensor).unwrap(), [0, 1, 2, 3]);
+    assert_eq!(node.host_stream().unwrap().download::<u32>(&tensor).unwrap(), [0, 1, 2, 3]);
     let ends = ended(&node);
     assert!(ends.iter().all(is_in_order), "{ends:?}");
 }
@@ -144,7 +144,7 @@ fn a_death_meanwhile_is_not_theirs(builder: Builder) {
     assert_eq!(theirs.status(), TensorStatus::Pending);
     gates[0].pass_one();
     theirs.wait(Some(Instant::now() + SOON)).unwrap();
-    assert_eq!(node.host().unwrap().download::<u32>(&theirs).unwrap(), [0, 1, 2, 3]);
+    assert_eq!(node.host_stream().unwrap().download::<u32>(&theirs).unwrap(), [0, 1, 2, 3]);
 }
 
 /// One that always comes back does not when its pipeline has ended.
@@ -194,7 +194,7 @@ fn killed_they_end_at_once(builder: Builder) {
     assert!(matches!(running.wait(), Err(PipelineError::Killed { .. })));
     let ends = ended(&node);
     assert!(ends.len() == 3 && !ends.iter().any(is_in_order), "{ends:?}");
-    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Ended { .. });
+    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Exited { .. });
     assert!(node.workers().iter().all(is_over), "{:?}", node.workers());
 }
 
@@ -208,7 +208,7 @@ fn one_that_does_not_start_leaves_nothing(builder: Builder) {
     assert!(error.to_string().contains("it will not"), "{error}");
     let ends = ended(&node);
     assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
-    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Ended { .. });
+    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Exited { .. });
     assert!(node.workers().iter().all(is_over), "{:?}", node.workers());
 }
 

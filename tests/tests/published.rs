@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
-use tensorpost::published::{Board, Latest, Publisher};
+use tensorpost::published::{Publisher, Subscriber, Topic};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
@@ -20,10 +20,10 @@ struct Weights {
 const LAYERS: usize = 3;
 
 /// The weights of one step, each layer written by a kernel of its own.
-fn weights(gpu: &Gpu, step: u64) -> Weights {
+fn weights(stream: &DeviceStream, step: u64) -> Weights {
     let layer = |elements: usize| {
-        let mut layer = gpu.empty(DType::U64, &[elements]).unwrap();
-        gpu.run((layer.of_mut::<u64>(),), move |(layer,)| layer.fill(step)).unwrap();
+        let mut layer = stream.empty(DType::U64, &[elements]).unwrap();
+        stream.run((layer.of_mut::<u64>(),), move |(layer,)| layer.fill(step)).unwrap();
         layer.freeze()
     };
     Weights { step, layers: [100, 1000, 10].map(layer).into() }
@@ -59,7 +59,7 @@ struct Seen {
 struct Have;
 
 struct Reader {
-    weights: Latest<Weights>,
+    weights: Subscriber<Weights>,
 }
 
 impl Actor for Reader {
@@ -70,7 +70,7 @@ impl RemoteActor for Reader {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Reader { weights: Latest::follow(env, "weights") })
+        Ok(Reader { weights: Subscriber::follow(env, "weights") })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -89,7 +89,7 @@ impl Handler<Read> for Reader {
         Box::pin(async move {
             let mut seen = Seen { versions: Vec::new(), whole: true };
             loop {
-                if let Some(version) = weights.latest() {
+                if let Some(version) = weights.subscriber() {
                     seen.versions.push((version.number, version.value.step));
                     seen.whole &= is_whole(&version.value);
                     if version.value.step >= read.until {
@@ -106,7 +106,7 @@ impl Handler<Have> for Reader {
     type Result = MessageResult<Have>;
 
     fn handle(&mut self, _: Have, _: &mut Context<Self>) -> Self::Result {
-        let version = self.weights.latest().filter(|version| is_whole(&version.value));
+        let version = self.weights.subscriber().filter(|version| is_whole(&version.value));
         MessageResult(version.map(|version| (version.number, version.value.step)))
     }
 }
@@ -117,7 +117,7 @@ impl Handler<Have> for Reader {
 struct Train(std::ops::Range<u64>);
 
 struct Trainer {
-    gpu: Gpu,
+    stream: DeviceStream,
     weights: Publisher<Weights>,
 }
 
@@ -129,7 +129,7 @@ impl RemoteActor for Trainer {
     type Args = Publisher<Weights>;
 
     fn create(weights: Publisher<Weights>, env: &Env) -> anyhow::Result<Self> {
-        Ok(Trainer { gpu: env.gpu(), weights })
+        Ok(Trainer { stream: env.stream(), weights })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -141,11 +141,11 @@ impl Handler<Train> for Trainer {
     type Result = ResponseFuture<Result<Vec<u64>, String>>;
 
     fn handle(&mut self, train: Train, _: &mut Context<Self>) -> Self::Result {
-        let (gpu, publisher) = (self.gpu.clone(), self.weights.clone());
+        let (stream, publisher) = (self.stream.clone(), self.weights.clone());
         Box::pin(async move {
             let mut numbers = Vec::new();
             for step in train.0 {
-                let published = publisher.publish(weights(&gpu, step)).await;
+                let published = publisher.publish(weights(&stream, step)).await;
                 numbers.push(published.map_err(|error| error.to_string())?);
             }
             Ok(numbers)
@@ -154,23 +154,23 @@ impl Handler<Train> for Trainer {
 }
 
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Board<Weights>>().actor::<Reader>().actor::<Trainer>()
+    builder.actor::<Topic<Weights>>().actor::<Reader>().actor::<Trainer>()
 }
 
 struct Scene {
     node: Node,
-    gpu: Gpu,
-    board: Spawned<Board<Weights>>,
+    stream: DeviceStream,
+    topic: Spawned<Topic<Weights>>,
     publisher: Publisher<Weights>,
 }
 
 impl Scene {
     fn new(builder: Builder) -> Self {
         let node = builder.start().unwrap();
-        let gpu = node.host().unwrap();
-        let board = node.spawn::<Board<Weights>>(()).name("weights").start().unwrap();
-        let publisher = Publisher::new(board.address());
-        Scene { node, gpu, board, publisher }
+        let stream = node.host_stream().unwrap();
+        let topic = node.spawn::<Topic<Weights>>(()).name("weights").start().unwrap();
+        let publisher = Publisher::new(topic.address());
+        Scene { node, stream, topic, publisher }
     }
 
     fn reader(&self) -> Spawned<Reader> {
@@ -180,7 +180,7 @@ impl Scene {
     fn publish(&self, steps: std::ops::RangeInclusive<u64>) {
         self.node.block_on(async {
             for step in steps {
-                self.publisher.publish(weights(&self.gpu, step)).await.unwrap();
+                self.publisher.publish(weights(&self.stream, step)).await.unwrap();
             }
         });
     }
@@ -218,10 +218,10 @@ fn a_slow_reader_skips_versions_and_holds_few(builder: Builder) {
     let read = reader.address().ask(Read { until: 50, door: Some(gate.door()) });
     let arrival = gate.arrival();
     scene.publish(2..=50);
-    // The board's, the reader's, and one that is on its way.
+    // The topic's, the reader's, and one that is on its way.
     until("old versions return while a reader is busy", || {
-        scene.node.resident().poll(&mut Vec::new());
-        scene.gpu.pool().stats().allocations <= 3 * LAYERS
+        scene.node.process_runtime().poll(&mut Vec::new());
+        scene.stream.pool().stats().allocations <= 3 * LAYERS
     });
     arrival.open();
     let seen = scene.node.block_on(read).unwrap();
@@ -238,13 +238,13 @@ fn a_late_reader_gets_the_newest_at_once_and_nothing_else(builder: Builder) {
     assert_eq!((seen.whole, seen.versions), (true, vec![(20, 20)]));
 
     // One in the program itself, which looks for a name that nobody has yet.
-    let mut early = Latest::<Weights>::follow(&scene.node, "others");
-    assert!(early.latest().is_none());
-    let others = scene.node.spawn::<Board<Weights>>(()).name("others").start().unwrap();
+    let mut early = Subscriber::<Weights>::follow(&scene.node, "others");
+    assert!(early.subscriber().is_none());
+    let others = scene.node.spawn::<Topic<Weights>>(()).name("others").start().unwrap();
     let publisher = scene.node.block_on(Publisher::named(&scene.node, "others")).unwrap();
-    assert_eq!(scene.node.block_on(publisher.publish(weights(&scene.gpu, 7))).unwrap(), 1);
+    assert_eq!(scene.node.block_on(publisher.publish(weights(&scene.stream, 7))).unwrap(), 1);
     scene.node.block_on(early.changed()).unwrap();
-    let version = early.latest().unwrap();
+    let version = early.subscriber().unwrap();
     assert!(version.number == 1 && is_whole(&version.value));
     let quiet = scene
         .node
@@ -286,30 +286,30 @@ fn readers_keep_the_last_version_of_a_publisher_that_died(builder: Builder) {
     scene.until_has(&late, 5, 21);
 }
 
-/// Under the same name, a new board: what is published there is newer than what any reader has.
-fn readers_find_the_board_again_when_it_is_another(builder: Builder) {
+/// Under the same name, a new topic: what is published there is newer than what any reader has.
+fn subscribers_find_the_topic_again_when_it_is_another(builder: Builder) {
     let scene = Scene::new(builder);
     let reader = scene.reader();
     scene.publish(1..=9);
     scene.until_has(&reader, 9, 9);
-    scene.node.supervisor().kill_worker(scene.board.worker());
+    scene.node.supervisor().kill_worker(scene.topic.worker());
     until("the name is free", || scene.node.lookup::<Read>("weights").is_err());
     scene.until_has(&reader, 9, 9);
 
-    let board = scene.node.spawn::<Board<Weights>>(()).name("weights").start().unwrap();
-    let publisher = Publisher::<Weights>::new(board.address());
-    scene.node.block_on(publisher.publish(weights(&scene.gpu, 100))).unwrap();
+    let topic = scene.node.spawn::<Topic<Weights>>(()).name("weights").start().unwrap();
+    let publisher = Publisher::<Weights>::new(topic.address());
+    scene.node.block_on(publisher.publish(weights(&scene.stream, 100))).unwrap();
     scene.until_has(&reader, 10, 100);
-    assert_eq!(scene.node.block_on(publisher.publish(weights(&scene.gpu, 101))).unwrap(), 11);
+    assert_eq!(scene.node.block_on(publisher.publish(weights(&scene.stream, 101))).unwrap(), 11);
     scene.until_has(&reader, 11, 101);
 }
 
 /// The same addresses, and other processes behind them.
-fn a_board_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
+fn a_topic_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
     let node = builder.start().unwrap();
     let policy = Restart::on_failure(3);
-    let board = node.spawn::<Board<Weights>>(()).name("weights").restart(policy).start().unwrap();
-    let trainer = node.spawn::<Trainer>(Publisher::new(board.address())).restart(policy).start().unwrap();
+    let topic = node.spawn::<Topic<Weights>>(()).name("weights").restart(policy).start().unwrap();
+    let trainer = node.spawn::<Trainer>(Publisher::new(topic.address())).restart(policy).start().unwrap();
     let reader = node.spawn::<Reader>(()).start().unwrap();
     let has = |step: u64, above: u64| {
         let mut number = 0;
@@ -329,9 +329,9 @@ fn a_board_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
     // Waits for the next life of the trainer, unless the node has not seen the end of this one yet.
     until("it trains again", || matches!(node.block_on(trainer.address().ask(Train(10..12))), Ok(Ok(_))));
     let number = has(11, number);
-    node.supervisor().kill_worker(board.worker());
-    until("the board is restarted", || {
-        node.workers().iter().any(|worker| worker.worker == board.worker() && worker.restarts > 0)
+    node.supervisor().kill_worker(topic.worker());
+    until("the topic is restarted", || {
+        node.workers().iter().any(|worker| worker.worker == topic.worker() && worker.restarts > 0)
     });
     until("it publishes again", || matches!(node.block_on(trainer.address().ask(Train(20..21))), Ok(Ok(_))));
     has(20, number);
@@ -343,11 +343,11 @@ fn a_node_with_readers_shuts_down_at_once(builder: Builder) {
     let readers = [scene.reader(), scene.reader()];
     scene.publish(1..=2);
     readers.iter().for_each(|reader| scene.until_has(reader, 2, 2));
-    let mut own = Latest::<Weights>::follow(&scene.node, "weights");
+    let mut own = Subscriber::<Weights>::follow(&scene.node, "weights");
     scene.node.block_on(own.changed()).unwrap();
     let report = scene.node.shutdown(Duration::from_secs(10)).unwrap();
     assert!(report.is_clean(), "{report:?}");
-    assert!(own.latest().is_some(), "it keeps what it has");
+    assert!(own.subscriber().is_some(), "it keeps what it has");
     assert!(scene.node.block_on(own.changed()).is_err());
 }
 
@@ -360,8 +360,8 @@ fn main() {
             a_late_reader_gets_the_newest_at_once_and_nothing_else,
             a_reader_that_dies_is_dropped,
             readers_keep_the_last_version_of_a_publisher_that_died,
-            readers_find_the_board_again_when_it_is_another,
-            a_board_and_a_publisher_that_are_restarted_go_on,
+            subscribers_find_the_topic_again_when_it_is_another,
+            a_topic_and_a_publisher_that_are_restarted_go_on,
             a_node_with_readers_shuts_down_at_once,
         ],
     );

@@ -79,7 +79,7 @@ fn photographs_become_edges_and_nothing_is_copied(builder: Builder) {
 
 /// A source of small matrices: of three shapes in turn where it is told so.
 struct Ramps {
-    gpu: Gpu,
+    stream: DeviceStream,
     count: u64,
     is_mixed: bool,
     next: u64,
@@ -90,7 +90,7 @@ impl Source for Ramps {
     type Out = Named;
 
     fn create((count, is_mixed): (u64, bool), env: &Env) -> anyhow::Result<Self> {
-        Ok(Ramps { gpu: env.gpu(), count, is_mixed, next: 0 })
+        Ok(Ramps { stream: env.stream(), count, is_mixed, next: 0 })
     }
 
     fn next(&mut self) -> anyhow::Result<Option<Named>> {
@@ -101,7 +101,7 @@ impl Source for Ramps {
         self.next += 1;
         let rows = if self.is_mixed && id % 5 == 4 { 3 } else { 2 };
         let values: Vec<f32> = (0..rows * 2).map(|at| (id * 10) as f32 + at as f32).collect();
-        Ok(Some(Named::new(id, "ramp", self.gpu.from_slice(&[rows, 2], &values)?.freeze())))
+        Ok(Some(Named::new(id, "ramp", self.stream.from_slice(&[rows, 2], &values)?.freeze())))
     }
 }
 
@@ -177,7 +177,7 @@ fn what_passes_is_seen_and_slowed_down(builder: Builder) {
 
 /// A worker that does as its task says.
 struct Obedient {
-    gpu: Gpu,
+    stream: DeviceStream,
     factor: u64,
 }
 
@@ -205,14 +205,14 @@ impl Job for Obedient {
 
     fn create(factor: u64, env: &Env) -> anyhow::Result<Self> {
         anyhow::ensure!(factor > 0, "no factor");
-        Ok(Obedient { gpu: env.gpu(), factor })
+        Ok(Obedient { stream: env.stream(), factor })
     }
 
     fn run(&mut self, order: Order) -> anyhow::Result<Done> {
         match order {
             Order::Multiply(numbers) => {
                 let product: Vec<u64> = numbers.as_slice::<u64>()?.iter().map(|n| n * self.factor).collect();
-                Ok(Done::Product(self.gpu.from_slice(numbers.shape(), &product)?.freeze()))
+                Ok(Done::Product(self.stream.from_slice(numbers.shape(), &product)?.freeze()))
             }
             Order::Refuse => anyhow::bail!("not today"),
             Order::Panic => panic!("as it was told"),
@@ -228,8 +228,8 @@ fn pool(node: &Node, settings: TaskPoolSettings) -> TaskPool<Obedient> {
 
 fn a_pool_does_all_tasks_within_its_bounds(builder: Builder) {
     let node = builder.start().expect("a node");
-    let gpu = node.host().expect("the host");
-    let order = |n: u64| Order::Multiply(gpu.from_slice(&[2], &[n, n + 1]).expect("room").freeze());
+    let stream = node.host_stream().expect("the host");
+    let order = |n: u64| Order::Multiply(stream.from_slice(&[2], &[n, n + 1]).expect("room").freeze());
     let mut pool = pool(&node, TaskPoolSettings { queue: 4, ..TaskPoolSettings::workers(3) });
     let results: BTreeMap<u64, Vec<u64>> = pool
         .map((0..500).map(order))
@@ -259,8 +259,8 @@ fn a_pool_does_all_tasks_within_its_bounds(builder: Builder) {
 
 fn an_error_of_a_task_is_its_result(builder: Builder) {
     let node = builder.start().expect("a node");
-    let gpu = node.host().expect("the host");
-    let floats = gpu.zeros(DType::F32, &[1]).expect("room").freeze();
+    let stream = node.host_stream().expect("the host");
+    let floats = stream.zeros(DType::F32, &[1]).expect("room").freeze();
     let mut pool = pool(&node, TaskPoolSettings::workers(1));
     let orders = [Order::Refuse, Order::Multiply(floats), Order::Pid];
     let results: BTreeMap<u64, Result<Done, TaskError>> = pool.map(orders).collect();

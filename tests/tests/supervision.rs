@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::mailbox::post::AskFailure;
 use tensorpost::node::{EndReason, RestartReport, Spawned, WorkerId, WorkerState, WorkerStatus};
 use tensorpost::prelude::*;
+use tensorpost::transport::AskFailure;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
@@ -108,7 +108,7 @@ impl Handler<Life> for Fragile {
 /// Passes labels on to a holder that it knows from its arguments.
 struct Relay {
     to: Address<Hold>,
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Relay {
@@ -119,7 +119,7 @@ impl RemoteActor for Relay {
     type Args = Address<Hold>;
 
     fn create(to: Address<Hold>, env: &Env) -> anyhow::Result<Self> {
-        Ok(Relay { to, gpu: env.gpu() })
+        Ok(Relay { to, stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -136,7 +136,7 @@ impl Handler<Pass> for Relay {
     type Result = ResponseFuture<Result<u32, String>>;
 
     fn handle(&mut self, Pass(label): Pass, _: &mut Context<Self>) -> Self::Result {
-        let asking = self.to.ask(Hold::with(label, numbers(&self.gpu, 0, 4)));
+        let asking = self.to.ask(Hold::with(label, numbers(&self.stream, 0, 4)));
         Box::pin(async move { asking.await.map(|_| std::process::id()).map_err(|error| error.to_string()) })
     }
 }
@@ -167,13 +167,13 @@ fn kill_and_see(node: &Node, worker: WorkerId) {
 
 fn a_killed_worker_comes_back_under_the_same_address_and_name(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let holder = node.spawn::<Holder>(()).name("holder").restart(SOON).start().unwrap();
     let relay = node.spawn::<Relay>(holder.address()).start().unwrap();
     let first = status(&node, holder.worker());
     for life in 1..=4_u32 {
         let before = health(&node, &holder);
-        ask(&node, &holder.address(), Hold::with(7, numbers(&gpu, 0, 8)));
+        ask(&node, &holder.address(), Hold::with(7, numbers(&stream, 0, 8)));
         kill(before.pid);
         // Not a word of it to anybody: it is sent until it arrives in the next life.
         let after = loop {
@@ -230,12 +230,12 @@ fn what_an_earlier_life_made_is_read_right_by_the_next(builder: Builder) {
 // MBX-1.
 fn what_is_sent_while_an_actor_is_restarted_waits_in_order(builder: Builder) {
     let node = builder.start().unwrap();
-    let gpu = node.host().unwrap();
+    let stream = node.host_stream().unwrap();
     let holder = node.spawn::<Holder>(()).mailbox(2).restart(LATE).start().unwrap();
     let relay = node.spawn::<Relay>(holder.address()).start().unwrap();
     let gate = Gate::new();
     // Two are with the holder when it dies, and lost with it; the others wait for room.
-    let send = |label| holder.address::<Hold>().send(Hold::with(label, numbers(&gpu, 0, 1)));
+    let send = |label| holder.address::<Hold>().send(Hold::with(label, numbers(&stream, 0, 1)));
     deliver(&node, &holder.address(), Hold::at(0, &gate.door()));
     let mut sent = vec![send(1)];
     sent.extend((2..6).map(send));
@@ -243,7 +243,7 @@ fn what_is_sent_while_an_actor_is_restarted_waits_in_order(builder: Builder) {
     kill_and_see(&node, holder.worker());
     drop(arrival);
     assert!(matches!(status(&node, holder.worker()).state, WorkerState::Restarting { .. }));
-    let error = holder.address().try_send(Hold::with(99, numbers(&gpu, 4, 1))).unwrap_err();
+    let error = holder.address().try_send(Hold::with(99, numbers(&stream, 4, 1))).unwrap_err();
     assert!(matches!(error.reason, SendFailure::Restarting) && error.is_retryable(), "{error}");
     assert_eq!(error.message.tensors[0].item::<u32>().unwrap(), 4);
     let late = node.block_on(async { send(98).timeout(Duration::from_millis(5)).await }).unwrap_err();
@@ -279,8 +279,8 @@ fn asks_that_a_life_ends_with_name_the_worker_and_whether_to_ask_again(builder: 
             error.to_string().contains("worker `victim` (p1.0) has ended: signal: 9 (SIGKILL)"),
             "{error}"
         );
-        let AskError::NoReply(AskFailure::Gone(departed)) = error else { panic!("{error:?}") };
-        assert_eq!(departed.worker, Some(("victim".into(), EndReason::Signal(9))));
+        let AskError::NoReply(AskFailure::ProcessExited(exited)) = error else { panic!("{error:?}") };
+        assert_eq!(exited.worker, Some(("victim".into(), EndReason::Signal(9))));
         if again {
             assert_eq!(
                 ask(&node, &holder.address(), Make { elements: vec![2], door: None })
@@ -369,7 +369,7 @@ fn one_that_dies_while_it_starts_is_given_up_at_its_budget(builder: Builder) {
         assert!(error.to_string().contains(&last.to_string()), "{error}");
         assert!(node.lookup::<Life>("fragile").is_err(), "its name is free");
         let now = status(&node, fragile.worker());
-        assert!(matches!(now.state, WorkerState::Ended { .. }), "{now:?}");
+        assert!(matches!(now.state, WorkerState::Exited { .. }), "{now:?}");
         let report = node.shutdown(Duration::from_secs(20)).unwrap();
         let ends = [EndReason::Signal(9), last.clone(), last.clone(), last];
         assert_eq!((report.restarts[0].restarts, report.restarts[0].ends.as_slice()), (3, &ends[..]));
@@ -399,8 +399,8 @@ fn a_first_start_that_fails_is_reported_and_not_repeated(builder: Builder) {
     let error = node.spawn::<Fragile>(file).restart(SOON).start().unwrap_err();
     assert!(error.to_string().contains("it does not want to"), "{error}");
     // Nor does the worker stay that was started for it.
-    let has_ended = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Ended { .. });
-    until("its worker has ended", || node.workers().iter().all(has_ended));
+    let has_exited = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Exited { .. });
+    until("its worker has ended", || node.workers().iter().all(has_exited));
     assert!(node.shutdown(Duration::from_secs(20)).unwrap().restarts.is_empty());
 }
 
@@ -412,13 +412,13 @@ fn who_has_waited_for_an_end_finds_it_everywhere(builder: Builder) {
         node.supervisor().kill_worker(holder.worker());
         let ended = node.supervisor().await_end(holder.worker());
         let error = holder.address().try_send(Hold::label(1)).unwrap_err();
-        assert!(matches!(ended, Some(WorkerState::Ended { .. })), "{ended:?}");
+        assert!(matches!(ended, Some(WorkerState::Exited { .. })), "{ended:?}");
         (error.reason, status(&node, holder.worker()).state)
     };
     for _ in 0..20 {
         let holder = node.spawn::<Holder>(()).name("mortal").start().unwrap();
         let now = ends(&holder);
-        assert!(matches!(now, (SendFailure::Gone(_), WorkerState::Ended { .. })), "{now:?}");
+        assert!(matches!(now, (SendFailure::ProcessExited(_), WorkerState::Exited { .. })), "{now:?}");
         assert!(node.lookup::<Hold>("mortal").is_err());
     }
     let holder = node.spawn::<Holder>(()).restart(LATE).start().unwrap();
@@ -445,7 +445,7 @@ fn actors_that_share_a_worker_come_back_together_if_they_have_a_policy(builder: 
     assert!(one_now.pid != before && one_now.pid == other_now.pid);
     assert_eq!((one_now.actor, other_now.actor), (one.actor(), other.actor()));
     let error = node.block_on(mortal.address().send(Hold::label(1))).unwrap_err();
-    assert!(matches!(error.reason, SendFailure::Gone(_)) && !error.is_retryable(), "{error}");
+    assert!(matches!(error.reason, SendFailure::ProcessExited(_)) && !error.is_retryable(), "{error}");
     assert!(error.to_string().contains("worker `house`"), "{error}");
 }
 

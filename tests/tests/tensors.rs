@@ -28,7 +28,7 @@ struct Seen {
 }
 
 struct Looker {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Looker {
@@ -39,7 +39,7 @@ impl RemoteActor for Looker {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Looker { gpu: env.gpu() })
+        Ok(Looker { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -52,7 +52,7 @@ impl Handler<Look> for Looker {
 
     fn handle(&mut self, Look(tensor): Look, _: &mut Context<Self>) -> Self::Result {
         let elements = bytes_of(&tensor);
-        let copy = self.gpu.copy(&tensor).expect("room for a copy").freeze();
+        let copy = self.stream.copy(&tensor).expect("room for a copy").freeze();
         MessageResult(Seen {
             process: std::process::id(),
             dtype: tensor.dtype(),
@@ -91,15 +91,15 @@ fn bytes_of(tensor: &Tensor) -> Vec<u8> {
 struct Scene {
     node: Node,
     looker: Address<Look>,
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Scene {
     fn new(builder: Builder) -> Self {
         let node = builder.start().unwrap();
         let looker = node.spawn::<Looker>(()).start().unwrap().address();
-        let gpu = node.host().unwrap();
-        Scene { node, looker, gpu }
+        let stream = node.host_stream().unwrap();
+        Scene { node, looker, stream }
     }
 
     /// Sends `tensor` and checks that all three see the same: this process, the other, and this one again.
@@ -124,7 +124,7 @@ impl Scene {
     /// A packed tensor of numbers from 0.
     fn arange(&self, shape: &[usize]) -> Tensor {
         let numbers: Vec<i32> = (0..).take(shape.iter().product()).collect();
-        self.gpu.from_slice(shape, &numbers).unwrap().freeze()
+        self.stream.from_slice(shape, &numbers).unwrap().freeze()
     }
 
     /// Nothing may be left of what was sent (LEASE-2).
@@ -135,12 +135,12 @@ impl Scene {
 
 fn every_dtype_arrives_as_it_was_and_comes_back(builder: Builder) {
     fn check<T: Element>(scene: &Scene, elements: &[T]) {
-        let tensor = scene.gpu.from_slice(&[elements.len()], elements).unwrap().freeze();
+        let tensor = scene.stream.from_slice(&[elements.len()], elements).unwrap().freeze();
         assert_eq!(tensor.dtype(), T::DTYPE);
         scene.check(&tensor);
         assert_eq!(
             bytes_of(&tensor),
-            bytemuck::cast_slice::<T, u8>(&scene.gpu.download::<T>(&tensor).unwrap())
+            bytemuck::cast_slice::<T, u8>(&scene.stream.download::<T>(&tensor).unwrap())
         );
     }
     let scene = Scene::new(builder);
@@ -168,8 +168,8 @@ fn every_rank_from_0_to_8(builder: Builder) {
         assert_eq!(tensor.rank(), rank);
         scene.check(&tensor);
     }
-    assert!(scene.gpu.zeros(DType::U8, &[1; 9]).is_err());
-    let scalar = scene.gpu.from_slice(&[], &[7.5_f64]).unwrap().freeze();
+    assert!(scene.stream.zeros(DType::U8, &[1; 9]).is_err());
+    let scalar = scene.stream.from_slice(&[], &[7.5_f64]).unwrap().freeze();
     assert_eq!(scalar.item::<f64>().unwrap(), 7.5);
     drop(scalar);
     scene.end();
@@ -214,7 +214,7 @@ fn slices_permutations_and_broadcasts_keep_their_strides_and_share_the_memory(bu
         whole.slice(0, 2..3).unwrap().broadcast_to(&[9, 5, 6]).unwrap(),
     ];
     assert!(forms.iter().filter(|form| !form.is_contiguous()).count() > 8);
-    assert_eq!(scene.gpu.pool().stats().allocations, 2, "views take no memory");
+    assert_eq!(scene.stream.pool().stats().allocations, 2, "views take no memory");
     forms.iter().for_each(|form| scene.check(form));
     assert_eq!(forms[5].to_vec::<i32>().unwrap()[..4], [0, 6, 12, 18]);
     assert_eq!(forms[8].to_vec::<i32>().unwrap()[5..9], [0, 0, 1, 1]);
@@ -225,8 +225,8 @@ fn slices_permutations_and_broadcasts_keep_their_strides_and_share_the_memory(bu
 fn arrays_go_in_and_views_come_out_without_a_copy(builder: Builder) {
     let scene = Scene::new(builder);
     let array = Array2::from_shape_fn((3, 4), |(row, column)| (10 * row + column) as f32);
-    let packed = scene.gpu.from_array(&array.view()).unwrap().freeze();
-    let turned = scene.gpu.from_array(&array.t()).unwrap().freeze();
+    let packed = scene.stream.from_array(&array.view()).unwrap().freeze();
+    let turned = scene.stream.from_array(&array.t()).unwrap().freeze();
     let seen = ask(&scene.node, &scene.looker, Look(packed.clone()));
     assert_eq!(seen.same.view_array::<f32>().unwrap(), array.clone().into_dyn());
     drop(seen);
@@ -239,9 +239,9 @@ fn arrays_go_in_and_views_come_out_without_a_copy(builder: Builder) {
     let wide = packed.slice(1, 0..1).unwrap().broadcast_to(&[2, 3, 5]).unwrap();
     assert_eq!(wide.view_array::<f32>().unwrap()[[1, 2, 4]], 20.0);
     let none: ArrayD<f32> = ArrayD::zeros(IxDyn(&[0, 4]));
-    let empty = scene.gpu.from_array(&none.view()).unwrap().freeze();
+    let empty = scene.stream.from_array(&none.view()).unwrap().freeze();
     assert_eq!(empty.view_array::<f32>().unwrap(), none);
-    let mut writable = scene.gpu.zeros(DType::F32, &[3, 4]).unwrap();
+    let mut writable = scene.stream.zeros(DType::F32, &[3, 4]).unwrap();
     writable.view_array_mut::<f32>().unwrap().assign(&array);
     scene.check(&writable.freeze());
     drop((packed, turned, seen, view, wide, empty));
@@ -254,10 +254,10 @@ fn a_tensor_of_the_other_process_can_be_read_downloaded_and_copied_here(builder:
     let column = theirs.slice(1, 3..4).unwrap();
     let expected: Vec<i32> = (0..8).map(|row| 8 * row + 3).collect();
     assert_eq!(column.to_vec::<i32>().unwrap(), expected);
-    assert_eq!(scene.gpu.download::<i32>(&column).unwrap(), expected);
-    let ours = scene.gpu.contiguous(&column).unwrap();
+    assert_eq!(scene.stream.download::<i32>(&column).unwrap(), expected);
+    let ours = scene.stream.contiguous(&column).unwrap();
     assert_eq!(ours.as_slice::<i32>().unwrap(), expected);
-    assert_eq!(scene.gpu.contiguous(&theirs).unwrap().lease().id(), theirs.lease().id());
+    assert_eq!(scene.stream.contiguous(&theirs).unwrap().lease().id(), theirs.lease().id());
     // And a tensor that is theirs goes back to them.
     scene.check_theirs(&theirs);
     drop((theirs, column, ours));
@@ -277,7 +277,7 @@ fn large_and_many_tensors_arrive_whole(builder: Builder) {
     let scene = Scene::new(builder);
     // One beyond a chunk, and more than fit one chunk together.
     let large: Vec<u64> = (0..9 << 20).collect();
-    let large = scene.gpu.from_slice(&[large.len()], &large).unwrap().freeze();
+    let large = scene.stream.from_slice(&[large.len()], &large).unwrap().freeze();
     let seen = ask(&scene.node, &scene.looker, Look(large.slice(0, (9 << 20) - 2..).unwrap()));
     assert_eq!(seen.copy.to_vec::<u64>().unwrap(), [(9 << 20) - 2, (9 << 20) - 1]);
     drop((seen, large));

@@ -30,7 +30,7 @@ const COPIES: usize = 4;
 /// Multiplies a matrix by another, again and again, and sends the last product without waiting for any.
 #[derive(Debug)]
 pub struct Chain {
-    gpu: Gpu,
+    stream: DeviceStream,
     multiply: Multiply,
     task: Task,
     factor: Tensor,
@@ -47,21 +47,21 @@ impl RemoteActor for Chain {
     type Args = ChainArgs;
 
     fn create(args: ChainArgs, env: &Env) -> anyhow::Result<Self> {
-        let (gpu, task) = (env.gpu(), args.task);
-        let multiply = Multiply::new(&gpu)?;
+        let (stream, task) = (env.stream(), args.task);
+        let multiply = Multiply::new(&stream)?;
         let upload = |matrix: Vec<f32>| -> Result<Tensor, TensorError> {
-            Ok(gpu.from_slice(&[task.size, task.size], &matrix)?.freeze())
+            Ok(stream.from_slice(&[task.size, task.size], &matrix)?.freeze())
         };
         let factor = upload(task.factor())?;
         let starts = task.starts().into_iter().map(upload).collect::<Result<Vec<_>, _>>()?;
         // Loads the kernels: a later load would wait for the stream.
-        multiply.product(&gpu, &factor, &factor)?;
+        multiply.product(&stream, &factor, &factor)?;
         let head_start = match args.head_start {
             0 => None,
-            bytes => Some((gpu.zeros(DType::U8, &[bytes])?.freeze(), gpu.empty(DType::U8, &[bytes])?)),
+            bytes => Some((stream.zeros(DType::U8, &[bytes])?.freeze(), stream.empty(DType::U8, &[bytes])?)),
         };
-        gpu.synchronize()?;
-        Ok(Chain { gpu, multiply, task, factor, starts, next: args.next, head_start })
+        stream.synchronize()?;
+        Ok(Chain { stream, multiply, task, factor, starts, next: args.next, head_start })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -96,12 +96,12 @@ impl Chain {
     fn multiply(&mut self, repetition: u64) -> Result<Outcome, MultiplyError> {
         if let Some((from, to)) = &mut self.head_start {
             for _ in 0..COPIES {
-                self.gpu.copy_into(to, 0, from)?;
+                self.stream.copy_into(to, 0, from)?;
             }
         }
         let mut matrix = self.starts[self.task.start_of(repetition)].clone();
         for _ in 0..self.task.products {
-            matrix = self.multiply.product(&self.gpu, &self.factor, &matrix)?;
+            matrix = self.multiply.product(&self.stream, &self.factor, &matrix)?;
         }
         Ok(Outcome { repetition, result: Products { count: self.task.products, matrix } })
     }

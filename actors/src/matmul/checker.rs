@@ -51,7 +51,7 @@ const BATCH: usize = 64;
 /// computed in double precision.
 #[derive(Debug)]
 pub struct Checker {
-    gpu: Gpu,
+    stream: DeviceStream,
     multiply: Multiply,
     task: Task,
     factor: Tensor,
@@ -70,16 +70,16 @@ impl RemoteActor for Checker {
     type Args = CheckerArgs;
 
     fn create(args: CheckerArgs, env: &Env) -> anyhow::Result<Self> {
-        let (gpu, task) = (env.gpu(), args.task);
-        let multiply = Multiply::new(&gpu)?;
-        let factor = gpu.from_slice(&[task.size, task.size], &task.factor())?.freeze();
-        multiply.product(&gpu, &factor, &factor)?;
-        gpu.synchronize()?;
+        let (stream, task) = (env.stream(), args.task);
+        let multiply = Multiply::new(&stream)?;
+        let factor = stream.from_slice(&[task.size, task.size], &task.factor())?.freeze();
+        multiply.product(&stream, &factor, &factor)?;
+        stream.synchronize()?;
         let references = task.references(1);
         #[cfg(feature = "testing")]
         tensorpost::clock::stream::testing_skip_waits(args.skip_waits);
         Ok(Checker {
-            gpu,
+            stream,
             multiply,
             task,
             factor,
@@ -126,10 +126,10 @@ impl Checker {
         let matrix = &outcome.result.matrix;
         anyhow::ensure!(outcome.result.count == self.task.products, "a chain of another length");
         anyhow::ensure!(matrix.shape() == [self.task.size; 2], "a matrix of shape {:?}", matrix.shape());
-        let clocks = self.gpu.stream().domain();
+        let clocks = self.stream.clocked().domain();
         let is_early = matrix.ready().is_none_or(|ready| clocks.passed(&ready).unwrap_or(false));
         self.verdict.early += u64::from(is_early);
-        let used = self.multiply.product(&self.gpu, &self.factor, matrix)?;
+        let used = self.multiply.product(&self.stream, &self.factor, matrix)?;
         self.used.push((outcome.repetition, used));
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Checker {
 
     /// The largest error, relative to the reference's largest entry; infinite where an entry is no number.
     fn error_of(&self, repetition: u64, used: &Tensor) -> Result<f64, TensorError> {
-        let found = self.gpu.download::<f32>(used)?;
+        let found = self.stream.download::<f32>(used)?;
         let reference = &self.references[self.task.start_of(repetition)];
         let largest = reference.iter().fold(f64::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
         let error = found.iter().zip(reference).fold(0.0_f64, |worst, (found, wanted)| {

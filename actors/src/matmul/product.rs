@@ -39,39 +39,40 @@ pub struct Multiply {
 }
 
 impl Multiply {
-    /// Products on the stream of `gpu`; on a GPU this loads cuBLAS.
+    /// Products on the stream of `stream`; on a GPU this loads cuBLAS.
     ///
     /// # Errors
     /// cuBLAS is not there, or this build has none.
-    pub fn new(gpu: &Gpu) -> Result<Self, MultiplyError> {
+    pub fn new(stream: &DeviceStream) -> Result<Self, MultiplyError> {
         #[cfg(feature = "cuda")]
         return Ok(Multiply {
-            blas: (gpu.kind() == DeviceKind::Cuda).then(|| blas::Blas::new(gpu)).transpose()?,
+            blas: (stream.kind() == DeviceKind::Cuda).then(|| blas::Blas::new(stream)).transpose()?,
         });
         #[cfg(not(feature = "cuda"))]
-        match gpu.kind() {
+        match stream.kind() {
             DeviceKind::Host => Ok(Multiply {}),
-            _ => Err(MultiplyError::Device(gpu.name())),
+            _ => Err(MultiplyError::Device(stream.name())),
         }
     }
 
     /// `a · b`, in a fresh tensor `[m, n]`, of two packed f32 tensors of shapes `[m, k]` and `[k, n]`. Puts the product on the stream of
-    /// `gpu`, which has to be the one that this was made for, and does not wait for it.
+    /// `stream`, which has to be the one that this was made for, and does not wait for it.
     ///
     /// # Errors
     /// [`MultiplyError`] says what is wrong with a matrix, the pool or cuBLAS.
-    pub fn product(&self, gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor, MultiplyError> {
+    pub fn product(&self, stream: &DeviceStream, a: &Tensor, b: &Tensor) -> Result<Tensor, MultiplyError> {
         let sizes = match (a.shape(), b.shape()) {
             (&[m, k], &[rows, n]) if k == rows && ![m, k, n].contains(&0) => Sizes { m, k, n },
             (a, b) => return Err(MultiplyError::Shape { a: a.to_vec(), b: b.to_vec() }),
         };
-        let mut c = gpu.empty(DType::F32, &[sizes.m, sizes.n])?;
+        let mut c = stream.empty(DType::F32, &[sizes.m, sizes.n])?;
         #[cfg(feature = "cuda")]
         if let Some(blas) = &self.blas {
-            blas.product(gpu, a, b, &mut c, sizes)?;
+            blas.product(stream, a, b, &mut c, sizes)?;
             return Ok(c.freeze());
         }
-        gpu.run((a.of::<f32>(), b.of::<f32>(), c.of_mut::<f32>()), move |(a, b, c)| host(a, b, c, sizes))?;
+        stream
+            .run((a.of::<f32>(), b.of::<f32>(), c.of_mut::<f32>()), move |(a, b, c)| host(a, b, c, sizes))?;
         Ok(c.freeze())
     }
 }

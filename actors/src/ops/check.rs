@@ -14,8 +14,14 @@ use crate::image::stats::Stats;
 /// # Errors
 /// [`OpError::Differs`] with the first element that is off; [`OpError::Shape`] for another number of elements; data that
 /// will not come. `what` names the result in the error.
-pub fn floats(gpu: &Gpu, what: &str, found: &Tensor, wanted: &[f32], tolerance: f32) -> Result<f32, OpError> {
-    let found = download::<f32>(gpu, found, wanted.len())?;
+pub fn floats(
+    stream: &DeviceStream,
+    what: &str,
+    found: &Tensor,
+    wanted: &[f32],
+    tolerance: f32,
+) -> Result<f32, OpError> {
+    let found = download::<f32>(stream, found, wanted.len())?;
     let mut largest = 0.0_f32;
     for (at, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
         let difference = if found == wanted || (found.is_nan() && wanted.is_nan()) {
@@ -37,8 +43,14 @@ pub fn floats(gpu: &Gpu, what: &str, found: &Tensor, wanted: &[f32], tolerance: 
 ///
 /// # Errors
 /// As [`floats`].
-pub fn bytes(gpu: &Gpu, what: &str, found: &Tensor, wanted: &[u8], tolerance: u8) -> Result<u8, OpError> {
-    let found = download::<u8>(gpu, found, wanted.len())?;
+pub fn bytes(
+    stream: &DeviceStream,
+    what: &str,
+    found: &Tensor,
+    wanted: &[u8],
+    tolerance: u8,
+) -> Result<u8, OpError> {
+    let found = download::<u8>(stream, found, wanted.len())?;
     let mut largest = 0;
     for (at, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
         let difference = found.abs_diff(wanted);
@@ -54,8 +66,13 @@ pub fn bytes(gpu: &Gpu, what: &str, found: &Tensor, wanted: &[u8], tolerance: u8
 ///
 /// # Errors
 /// [`OpError::Differs`] with the number of the word that is off; data that will not come.
-pub fn summary(gpu: &Gpu, what: &str, summary: &Tensor, values: &[f32]) -> Result<Stats, OpError> {
-    let (found, wanted) = (read_stats(gpu, summary)?, Stats::of(values));
+pub fn summary(
+    stream: &DeviceStream,
+    what: &str,
+    summary: &Tensor,
+    values: &[f32],
+) -> Result<Stats, OpError> {
+    let (found, wanted) = (read_stats(stream, summary)?, Stats::of(values));
     if found.agrees(&wanted) {
         return Ok(found);
     }
@@ -69,11 +86,15 @@ pub fn summary(gpu: &Gpu, what: &str, summary: &Tensor, values: &[f32]) -> Resul
     Err(differs(what, at, found[at], wanted[at], crate::image::stats::TOLERANCE))
 }
 
-fn download<T: Element + Debug>(gpu: &Gpu, tensor: &Tensor, wanted: usize) -> Result<Vec<T>, OpError> {
+fn download<T: Element + Debug>(
+    stream: &DeviceStream,
+    tensor: &Tensor,
+    wanted: usize,
+) -> Result<Vec<T>, OpError> {
     if tensor.len() != wanted {
         return Err(super::wrong("the result to check", tensor.shape(), &format!("{wanted} elements")));
     }
-    Ok(gpu.download(tensor)?)
+    Ok(stream.download(tensor)?)
 }
 
 fn differs(what: &str, at: usize, found: f64, wanted: f64, tolerance: f64) -> OpError {
@@ -87,28 +108,29 @@ mod tests {
     #[test]
     fn what_is_off_is_named() {
         let node = Node::builder().start().expect("a node");
-        let gpu = node.host().expect("the host");
-        let values = gpu.from_slice(&[4], &[1.0_f32, f32::NAN, f32::INFINITY, -3.0]).expect("room").freeze();
+        let stream = node.host_stream().expect("the host");
+        let values =
+            stream.from_slice(&[4], &[1.0_f32, f32::NAN, f32::INFINITY, -3.0]).expect("room").freeze();
         let same = [1.0, f32::NAN, f32::INFINITY, -3.0];
-        assert_eq!(floats(&gpu, "it", &values, &same, 0.0).expect("the same"), 0.0);
+        assert_eq!(floats(&stream, "it", &values, &same, 0.0).expect("the same"), 0.0);
         assert_eq!(
-            floats(&gpu, "it", &values, &[1.5, f32::NAN, f32::INFINITY, -3.0], 0.5).expect("near"),
+            floats(&stream, "it", &values, &[1.5, f32::NAN, f32::INFINITY, -3.0], 0.5).expect("near"),
             0.5
         );
         for (at, wanted) in [(0, [2.0, f32::NAN, f32::INFINITY, -3.0]), (1, [1.0, 0.0, f32::INFINITY, -3.0])]
         {
-            let error = floats(&gpu, "it", &values, &wanted, 0.5).expect_err("off");
+            let error = floats(&stream, "it", &values, &wanted, 0.5).expect_err("off");
             assert!(matches!(error, OpError::Differs { at: found, .. } if found == at), "{error}");
         }
-        assert!(matches!(floats(&gpu, "it", &values, &[1.0], 0.0), Err(OpError::Shape { .. })));
+        assert!(matches!(floats(&stream, "it", &values, &[1.0], 0.0), Err(OpError::Shape { .. })));
 
-        let gray = gpu.from_slice(&[2], &[7_u8, 9]).expect("room").freeze();
-        assert_eq!(bytes(&gpu, "it", &gray, &[8, 9], 1).expect("near"), 1);
-        assert!(matches!(bytes(&gpu, "it", &gray, &[8, 9], 0), Err(OpError::Differs { at: 0, .. })));
+        let gray = stream.from_slice(&[2], &[7_u8, 9]).expect("room").freeze();
+        assert_eq!(bytes(&stream, "it", &gray, &[8, 9], 1).expect("near"), 1);
+        assert!(matches!(bytes(&stream, "it", &gray, &[8, 9], 0), Err(OpError::Differs { at: 0, .. })));
 
-        let words = super::super::stats(&gpu, &values).expect("measured");
-        summary(&gpu, "it", &words, &same).expect("the same");
-        let error = summary(&gpu, "it", &words, &[1.0, f32::NAN, f32::INFINITY, -4.0]).expect_err("off");
+        let words = super::super::stats(&stream, &values).expect("measured");
+        summary(&stream, "it", &words, &same).expect("the same");
+        let error = summary(&stream, "it", &words, &[1.0, f32::NAN, f32::INFINITY, -4.0]).expect_err("off");
         assert!(matches!(error, OpError::Differs { at: 2, .. }), "{error}");
     }
 }

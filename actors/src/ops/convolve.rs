@@ -20,9 +20,9 @@ impl Convolver {
     ///
     /// # Errors
     /// No memory, or no kernels for the device in this build.
-    pub fn new(gpu: &Gpu, convolution: Convolution) -> Result<Self, OpError> {
-        let weights = if is_cuda(gpu)? {
-            Some(gpu.from_slice(&[convolution.weights().len()], convolution.weights())?.freeze())
+    pub fn new(stream: &DeviceStream, convolution: Convolution) -> Result<Self, OpError> {
+        let weights = if is_cuda(stream)? {
+            Some(stream.from_slice(&[convolution.weights().len()], convolution.weights())?.freeze())
         } else {
             None
         };
@@ -39,19 +39,19 @@ impl Convolver {
     ///
     /// # Errors
     /// [`OpError`] says what is wrong with a tensor or the device.
-    pub fn run(&self, gpu: &Gpu, planes: &Tensor, out: &mut TensorMut) -> Result<(), OpError> {
+    pub fn run(&self, stream: &DeviceStream, planes: &Tensor, out: &mut TensorMut) -> Result<(), OpError> {
         let size = size_of(planes.shape())?;
         expect_shape("the tensor for the convolved image", out.shape(), planes.shape())?;
-        if is_cuda(gpu)? {
+        if is_cuda(stream)? {
             #[cfg(feature = "cuda")]
             if let Some(weights) = &self.weights {
                 let side = self.convolution.side();
-                return super::cuda::convolve::launch(gpu, planes, weights, side, out, size);
+                return super::cuda::convolve::launch(stream, planes, weights, side, out, size);
             }
-            return Err(OpError::Device { device: gpu.name() }); // made for another device
+            return Err(OpError::Device { device: stream.name() }); // made for another device
         }
         let convolution = self.convolution.clone();
-        gpu.run((planes.of::<f32>(), out.of_mut::<f32>()), move |(planes, out)| {
+        stream.run((planes.of::<f32>(), out.of_mut::<f32>()), move |(planes, out)| {
             for (hw, out) in planes.chunks_exact(size.pixels()).zip(out.chunks_exact_mut(size.pixels())) {
                 must(convolution.apply(hw, size, out));
             }
@@ -64,9 +64,13 @@ impl Convolver {
 ///
 /// # Errors
 /// As [`Convolver::run`], and no memory.
-pub fn convolve(gpu: &Gpu, planes: &Tensor, convolution: &Convolution) -> Result<TensorMut, OpError> {
-    let mut out = gpu.empty(DType::F32, planes.shape())?;
-    Convolver::new(gpu, convolution.clone())?.run(gpu, planes, &mut out)?;
+pub fn convolve(
+    stream: &DeviceStream,
+    planes: &Tensor,
+    convolution: &Convolution,
+) -> Result<TensorMut, OpError> {
+    let mut out = stream.empty(DType::F32, planes.shape())?;
+    Convolver::new(stream, convolution.clone())?.run(stream, planes, &mut out)?;
     Ok(out)
 }
 

@@ -10,10 +10,10 @@ use crate::image::edge;
 ///
 /// # Errors
 /// [`OpError`] says what is wrong with the tensor or the device; no memory.
-pub fn edges(gpu: &Gpu, planes: &Tensor) -> Result<Tensor, OpError> {
+pub fn edges(stream: &DeviceStream, planes: &Tensor) -> Result<Tensor, OpError> {
     let size = rgb_size("the image to find edges in", planes.shape())?;
-    let mut own = gpu.empty(DType::F32, &[2, size.height() as usize, size.width() as usize])?;
-    edges_into(gpu, planes, &mut own)?;
+    let mut own = stream.empty(DType::F32, &[2, size.height() as usize, size.width() as usize])?;
+    edges_into(stream, planes, &mut own)?;
     Ok(own.freeze().index(0, 1)?)
 }
 
@@ -21,15 +21,15 @@ pub fn edges(gpu: &Gpu, planes: &Tensor) -> Result<Tensor, OpError> {
 ///
 /// # Errors
 /// As [`edges`].
-pub fn edges_into(gpu: &Gpu, planes: &Tensor, own: &mut TensorMut) -> Result<(), OpError> {
+pub fn edges_into(stream: &DeviceStream, planes: &Tensor, own: &mut TensorMut) -> Result<(), OpError> {
     let size = rgb_size("the image to find edges in", planes.shape())?;
     let wanted = [2, size.height() as usize, size.width() as usize];
     expect_shape("the tensor for luma and edges", own.shape(), &wanted)?;
-    if is_cuda(gpu)? {
+    if is_cuda(stream)? {
         #[cfg(feature = "cuda")]
-        return super::cuda::edge::beside(gpu, planes, own, size);
+        return super::cuda::edge::beside(stream, planes, own, size);
     }
-    gpu.run((planes.of::<f32>(), own.of_mut::<f32>()), move |(chw, own)| {
+    stream.run((planes.of::<f32>(), own.of_mut::<f32>()), move |(chw, own)| {
         let (luma, magnitude) = own.split_at_mut(size.pixels());
         must(edge::edges(chw, size, luma, magnitude));
     })?;
@@ -41,13 +41,13 @@ pub fn edges_into(gpu: &Gpu, planes: &Tensor, own: &mut TensorMut) -> Result<(),
 ///
 /// # Errors
 /// As [`edges`], no memory excepted.
-pub fn edges_in_place(gpu: &Gpu, mut planes: TensorMut) -> Result<Tensor, OpError> {
+pub fn edges_in_place(stream: &DeviceStream, mut planes: TensorMut) -> Result<Tensor, OpError> {
     let size = rgb_size("the image to find edges in", planes.shape())?;
-    if is_cuda(gpu)? {
+    if is_cuda(stream)? {
         #[cfg(feature = "cuda")]
-        super::cuda::edge::in_place(gpu, &mut planes, size)?;
+        super::cuda::edge::in_place(stream, &mut planes, size)?;
     } else {
-        gpu.run((planes.of_mut::<f32>(),), move |(chw,)| must(edge::edges_in_place(chw, size)))?;
+        stream.run((planes.of_mut::<f32>(),), move |(chw,)| must(edge::edges_in_place(chw, size)))?;
     }
     Ok(planes.freeze().index(0, edge::EDGES_PLANE)?)
 }

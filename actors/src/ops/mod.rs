@@ -1,8 +1,8 @@
 //! The arithmetic of [`image`](crate::image) on tensors: one call for every device.
 //!
-//! Each function puts its work on the stream of the [`Gpu`] that it is given and returns at once. On the host device that
-//! is a closure around the function of [`image`](crate::image); on an NVIDIA GPU it is a kernel, compiled from source by
-//! NVRTC once per process. [`prepare`] compiles them ahead: call it where an actor is created.
+//! Each function puts its work on the stream of the [`DeviceStream`] that it is given and returns at once. On the host
+//! device that is a closure around the function of [`image`](crate::image); on an NVIDIA GPU it is a kernel, compiled
+//! from source by NVRTC once per process. [`prepare`] compiles them ahead: call it where an actor is created.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -11,13 +11,13 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! # let node = Node::builder().start()?;
-//! let gpu = node.host()?; // in an actor: `env.gpu()`, on whatever device it was started
-//! ops::prepare(&gpu, &[Op::Resize, Op::Normalise, Op::Edges])?;
-//! let gray = gpu.from_slice(&[2, 2, 3], &[128_u8; 12])?.freeze();
-//! let mut planes = ops::resize(&gpu, &gray, ImageSize::new(4, 3)?, Range::Bytes)?;
-//! ops::normalise(&gpu, &mut planes, &Normalisation::IMAGENET)?;
-//! let edges = ops::edges(&gpu, &planes.freeze())?;
-//! assert_eq!(gpu.download::<f32>(&edges)?, [0.0; 12]); // waits for all of it
+//! let stream = node.host_stream()?; // in an actor: `env.stream()`, on whatever device it was started
+//! ops::prepare(&stream, &[Op::Resize, Op::Normalise, Op::Edges])?;
+//! let gray = stream.from_slice(&[2, 2, 3], &[128_u8; 12])?.freeze();
+//! let mut planes = ops::resize(&stream, &gray, ImageSize::new(4, 3)?, Range::Bytes)?;
+//! ops::normalise(&stream, &mut planes, &Normalisation::IMAGENET)?;
+//! let edges = ops::edges(&stream, &planes.freeze())?;
+//! assert_eq!(stream.download::<f32>(&edges)?, [0.0; 12]); // waits for all of it
 //! # Ok(())
 //! # }
 //! ```
@@ -79,26 +79,26 @@ impl Op {
     pub const ALL: [Op; 6] = [Op::Resize, Op::Normalise, Op::Edges, Op::Convolve, Op::ToGray8, Op::Stats];
 }
 
-/// Makes operations ready on the device of `gpu`: on a GPU, compiles and loads their kernels, once per process. Not needed,
-/// but a first use without it makes its caller wait, and may wait for other work on the GPU.
+/// Makes operations ready on the device of `stream`: on a GPU, compiles and loads their kernels, once per process. Not
+/// needed, but a first use without it makes its caller wait, and may wait for other work on the GPU.
 ///
 /// # Errors
 /// [`OpError::NoCompiler`] without NVRTC; [`OpError::Device`] in a build without the device's kernels.
-pub fn prepare(gpu: &Gpu, ops: &[Op]) -> Result<(), OpError> {
-    if is_cuda(gpu)? {
+pub fn prepare(stream: &DeviceStream, ops: &[Op]) -> Result<(), OpError> {
+    if is_cuda(stream)? {
         #[cfg(feature = "cuda")]
-        return ops.iter().try_for_each(|&op| cuda::prepare(gpu, op));
+        return ops.iter().try_for_each(|&op| cuda::prepare(stream, op));
     }
     let _ = ops;
     Ok(())
 }
 
 /// Whether the work is a CUDA kernel's; a closure's on the host otherwise.
-fn is_cuda(gpu: &Gpu) -> Result<bool, OpError> {
-    match gpu.kind() {
+fn is_cuda(stream: &DeviceStream) -> Result<bool, OpError> {
+    match stream.kind() {
         DeviceKind::Host => Ok(false),
         DeviceKind::Cuda if cfg!(feature = "cuda") => Ok(true),
-        _ => Err(OpError::Device { device: gpu.name() }),
+        _ => Err(OpError::Device { device: stream.name() }),
     }
 }
 

@@ -9,14 +9,18 @@ use crate::image::normalise::Normalisation;
 ///
 /// # Errors
 /// [`OpError`] says what is wrong with the tensor or the device.
-pub fn normalise(gpu: &Gpu, planes: &mut TensorMut, normalisation: &Normalisation) -> Result<(), OpError> {
+pub fn normalise(
+    stream: &DeviceStream,
+    planes: &mut TensorMut,
+    normalisation: &Normalisation,
+) -> Result<(), OpError> {
     let size = rgb_size("the image to normalise", planes.shape())?;
-    if is_cuda(gpu)? {
+    if is_cuda(stream)? {
         #[cfg(feature = "cuda")]
-        return super::cuda::normalise::launch(gpu, planes, size, normalisation, "normalise");
+        return super::cuda::normalise::launch(stream, planes, size, normalisation, "normalise");
     }
     let normalisation = *normalisation;
-    gpu.run((planes.of_mut::<f32>(),), move |(chw,)| must(normalisation.apply(chw, size)))?;
+    stream.run((planes.of_mut::<f32>(),), move |(chw,)| must(normalisation.apply(chw, size)))?;
     Ok(())
 }
 
@@ -24,13 +28,17 @@ pub fn normalise(gpu: &Gpu, planes: &mut TensorMut, normalisation: &Normalisatio
 ///
 /// # Errors
 /// As [`normalise`].
-pub fn denormalise(gpu: &Gpu, planes: &mut TensorMut, normalisation: &Normalisation) -> Result<(), OpError> {
+pub fn denormalise(
+    stream: &DeviceStream,
+    planes: &mut TensorMut,
+    normalisation: &Normalisation,
+) -> Result<(), OpError> {
     let size = rgb_size("the image to undo the normalisation of", planes.shape())?;
-    if is_cuda(gpu)? {
+    if is_cuda(stream)? {
         #[cfg(feature = "cuda")]
-        return super::cuda::normalise::launch(gpu, planes, size, normalisation, "denormalise");
+        return super::cuda::normalise::launch(stream, planes, size, normalisation, "denormalise");
     }
     let normalisation = *normalisation;
-    gpu.run((planes.of_mut::<f32>(),), move |(chw,)| must(normalisation.invert(chw, size)))?;
+    stream.run((planes.of_mut::<f32>(),), move |(chw,)| must(normalisation.invert(chw, size)))?;
     Ok(())
 }

@@ -9,9 +9,9 @@ use crate::image::quantise;
 ///
 /// # Errors
 /// [`OpError`] says what is wrong with the tensor or the device; no memory.
-pub fn to_gray8(gpu: &Gpu, values: &Tensor, gain: f32) -> Result<TensorMut, OpError> {
-    let mut gray = gpu.empty(DType::U8, values.shape())?;
-    to_gray8_into(gpu, values, gain, &mut gray)?;
+pub fn to_gray8(stream: &DeviceStream, values: &Tensor, gain: f32) -> Result<TensorMut, OpError> {
+    let mut gray = stream.empty(DType::U8, values.shape())?;
+    to_gray8_into(stream, values, gain, &mut gray)?;
     Ok(gray)
 }
 
@@ -19,13 +19,18 @@ pub fn to_gray8(gpu: &Gpu, values: &Tensor, gain: f32) -> Result<TensorMut, OpEr
 ///
 /// # Errors
 /// As [`to_gray8`], no memory excepted.
-pub fn to_gray8_into(gpu: &Gpu, values: &Tensor, gain: f32, gray: &mut TensorMut) -> Result<(), OpError> {
+pub fn to_gray8_into(
+    stream: &DeviceStream,
+    values: &Tensor,
+    gain: f32,
+    gray: &mut TensorMut,
+) -> Result<(), OpError> {
     expect_shape("the tensor for gray bytes", gray.shape(), values.shape())?;
-    if is_cuda(gpu)? {
+    if is_cuda(stream)? {
         #[cfg(feature = "cuda")]
-        return super::cuda::quantise::launch(gpu, values, gain, gray);
+        return super::cuda::quantise::launch(stream, values, gain, gray);
     }
-    gpu.run((values.of::<f32>(), gray.of_mut::<u8>()), move |(values, gray)| {
+    stream.run((values.of::<f32>(), gray.of_mut::<u8>()), move |(values, gray)| {
         must(quantise::to_gray8(values, gain, gray));
     })?;
     Ok(())

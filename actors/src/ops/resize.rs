@@ -41,15 +41,15 @@ impl Resizer {
     ///
     /// # Errors
     /// [`OpError`] says what is wrong with a tensor or the device.
-    pub fn run(&self, gpu: &Gpu, pixels: &Tensor, planes: &mut TensorMut) -> Result<(), OpError> {
+    pub fn run(&self, stream: &DeviceStream, pixels: &Tensor, planes: &mut TensorMut) -> Result<(), OpError> {
         let from = hwc_size(pixels.shape())?;
         expect_shape("the tensor for the resized image", planes.shape(), &self.shape())?;
-        if is_cuda(gpu)? {
+        if is_cuda(stream)? {
             #[cfg(feature = "cuda")]
-            return super::cuda::resize::launch(gpu, pixels, from, planes, self.size, self.range);
+            return super::cuda::resize::launch(stream, pixels, from, planes, self.size, self.range);
         }
         let (tables, to, range) = (Arc::clone(&self.tables), self.size, self.range);
-        gpu.run((pixels.of::<u8>(), planes.of_mut::<f32>()), move |(hwc, chw)| {
+        stream.run((pixels.of::<u8>(), planes.of_mut::<f32>()), move |(hwc, chw)| {
             must(on_host(&tables, from, to, hwc, chw, range));
         })?;
         Ok(())
@@ -60,10 +60,15 @@ impl Resizer {
 ///
 /// # Errors
 /// As [`Resizer::run`], and no memory.
-pub fn resize(gpu: &Gpu, pixels: &Tensor, size: ImageSize, range: Range) -> Result<TensorMut, OpError> {
+pub fn resize(
+    stream: &DeviceStream,
+    pixels: &Tensor,
+    size: ImageSize,
+    range: Range,
+) -> Result<TensorMut, OpError> {
     let resizer = Resizer::new(size, range);
-    let mut planes = gpu.empty(DType::F32, &resizer.shape())?;
-    resizer.run(gpu, pixels, &mut planes)?;
+    let mut planes = stream.empty(DType::F32, &resizer.shape())?;
+    resizer.run(stream, pixels, &mut planes)?;
     Ok(planes)
 }
 

@@ -16,9 +16,9 @@ pub const SUMMARY_WORDS: usize = 7 + BLOCKS * 5;
 ///
 /// # Errors
 /// [`OpError`] says what is wrong with the tensor or the device; no memory.
-pub fn stats(gpu: &Gpu, values: &Tensor) -> Result<Tensor, OpError> {
-    let mut summary = gpu.empty(DType::U64, &[SUMMARY_WORDS])?;
-    stats_into(gpu, values, &mut summary)?;
+pub fn stats(stream: &DeviceStream, values: &Tensor) -> Result<Tensor, OpError> {
+    let mut summary = stream.empty(DType::U64, &[SUMMARY_WORDS])?;
+    stats_into(stream, values, &mut summary)?;
     Ok(summary.freeze().slice(0, ..7)?)
 }
 
@@ -26,13 +26,13 @@ pub fn stats(gpu: &Gpu, values: &Tensor) -> Result<Tensor, OpError> {
 ///
 /// # Errors
 /// As [`stats`], no memory excepted.
-pub fn stats_into(gpu: &Gpu, values: &Tensor, summary: &mut TensorMut) -> Result<(), OpError> {
+pub fn stats_into(stream: &DeviceStream, values: &Tensor, summary: &mut TensorMut) -> Result<(), OpError> {
     expect_shape("the tensor for statistics", summary.shape(), &[SUMMARY_WORDS])?;
-    if is_cuda(gpu)? {
+    if is_cuda(stream)? {
         #[cfg(feature = "cuda")]
-        return super::cuda::stats::launch(gpu, values, summary);
+        return super::cuda::stats::launch(stream, values, summary);
     }
-    gpu.run((values.of::<f32>(), summary.of_mut::<u64>()), |(values, summary)| {
+    stream.run((values.of::<f32>(), summary.of_mut::<u64>()), |(values, summary)| {
         summary[..7].copy_from_slice(&Stats::of(values).to_words());
     })?;
     Ok(())
@@ -42,8 +42,8 @@ pub fn stats_into(gpu: &Gpu, values: &Tensor, summary: &mut TensorMut) -> Result
 ///
 /// # Errors
 /// A tensor of another dtype, device or fewer than seven elements; data that will not come.
-pub fn read_stats(gpu: &Gpu, summary: &Tensor) -> Result<Stats, OpError> {
-    let words = gpu.download::<u64>(&summary.slice(0, ..7)?)?;
+pub fn read_stats(stream: &DeviceStream, summary: &Tensor) -> Result<Stats, OpError> {
+    let words = stream.download::<u64>(&summary.slice(0, ..7)?)?;
     match <[u64; 7]>::try_from(words) {
         Ok(words) => Ok(Stats::from_words(words)),
         Err(words) => Err(super::wrong("the statistics", &[words.len()], "[7]")),

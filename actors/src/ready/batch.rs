@@ -37,12 +37,12 @@ impl BatcherArgs {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Batcher<Named>>(BatcherArgs::of(2))`. To try it out:
-/// let mut stage = Batcher::<Named>::new(BatcherArgs::of(2), &gpu)?;
+/// let mut stage = Batcher::<Named>::new(BatcherArgs::of(2), &stream)?;
 /// let mut out = Out::new();
 /// for id in 0..3 {
-///     stage.process(Named::new(id, "pair", gpu.from_slice(&[2], &[id, id + 10])?.freeze()), &mut out)?;
+///     stage.process(Named::new(id, "pair", stream.from_slice(&[2], &[id, id + 10])?.freeze()), &mut out)?;
 /// }
 /// stage.finish(&mut out)?;
 /// let batches = out.take();
@@ -53,7 +53,7 @@ impl BatcherArgs {
 /// ```
 #[derive(Debug)]
 pub struct Batcher<T: Carrier> {
-    gpu: Gpu,
+    stream: DeviceStream,
     args: BatcherArgs,
     parts: Vec<Part<T::Label>>,
     /// When the first of them came.
@@ -69,13 +69,13 @@ struct Part<L> {
 }
 
 impl<T: Carrier> Batcher<T> {
-    /// The stage on the stream of `gpu`.
+    /// The stage on the stream of `stream`.
     ///
     /// # Errors
     /// A batch of no items.
-    pub fn new(args: BatcherArgs, gpu: &Gpu) -> anyhow::Result<Self> {
+    pub fn new(args: BatcherArgs, stream: &DeviceStream) -> anyhow::Result<Self> {
         ensure!(args.items > 0, "a batch of 0 items is never full; give at least 1");
-        Ok(Batcher { gpu: gpu.clone(), args, parts: Vec::new(), since: None, types: PhantomData })
+        Ok(Batcher { stream: stream.clone(), args, parts: Vec::new(), since: None, types: PhantomData })
     }
 
     /// Sends on what there is. On an error nothing has changed.
@@ -83,7 +83,7 @@ impl<T: Carrier> Batcher<T> {
         if self.parts.is_empty() {
             return Ok(());
         }
-        let gathered = gather_tensors(&self.gpu, self.parts.iter().map(|part| &part.tensor))?;
+        let gathered = gather_tensors(&self.stream, self.parts.iter().map(|part| &part.tensor))?;
         let (labels, held): (Vec<_>, Vec<_>) =
             self.parts.drain(..).map(|part| (part.label, part.held)).unzip();
         self.since = None;
@@ -98,7 +98,7 @@ impl<T: Carrier> Stage for Batcher<T> {
     type Out = Stack<T::Label>;
 
     fn create(args: BatcherArgs, env: &Env) -> anyhow::Result<Self> {
-        Self::new(args, &env.gpu())
+        Self::new(args, &env.stream())
     }
 
     fn process(&mut self, item: T, out: &mut Out<Self::Out>) -> anyhow::Result<()> {
@@ -142,12 +142,12 @@ mod tests {
 
     #[test]
     fn other_shapes_and_waiting_end_a_batch() {
-        let (_node, gpu) = host();
+        let (_node, stream) = host();
         let named = |id, len: usize| {
-            Named::new(id, "n", gpu.from_slice(&[len], &vec![id as u32; len]).expect("room").freeze())
+            Named::new(id, "n", stream.from_slice(&[len], &vec![id as u32; len]).expect("room").freeze())
         };
         let args = BatcherArgs { items: 8, wait: Some(Duration::from_secs(3600)) };
-        let mut stage = Batcher::<Named>::new(args, &gpu).expect("a batcher");
+        let mut stage = Batcher::<Named>::new(args, &stream).expect("a batcher");
         let mut out = Out::new();
         assert_eq!(stage.wake_at(), None);
         for (id, len) in [(0, 2), (1, 2), (2, 3)] {
@@ -165,6 +165,6 @@ mod tests {
         );
         stage.finish(&mut out).expect("nothing is left");
         assert!(out.take().is_empty());
-        assert!(Batcher::<Named>::new(BatcherArgs::of(0), &gpu).is_err());
+        assert!(Batcher::<Named>::new(BatcherArgs::of(0), &stream).is_err());
     }
 }

@@ -17,32 +17,32 @@ use crate::ops::{self, Convolver, Op};
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Convolve<Named>>(Convolution::mean(3)?)`. To try it out:
-/// let mut stage = Convolve::<Named>::new(Convolution::new([1.0; 9])?, &gpu)?;
+/// let mut stage = Convolve::<Named>::new(Convolution::new([1.0; 9])?, &stream)?;
 /// let dot = [0.0_f32, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0];
 /// let mut out = Out::new();
-/// stage.process(Named::new(0, "dot", gpu.from_slice(&[3, 3], &dot)?.freeze()), &mut out)?;
+/// stage.process(Named::new(0, "dot", stream.from_slice(&[3, 3], &dot)?.freeze()), &mut out)?;
 /// assert_eq!(out.take()[0].tensor.to_vec::<f32>()?, [2.0; 9]);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct Convolve<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     convolver: Convolver,
     types: PhantomData<fn(T) -> T>,
 }
 
 impl<T> Convolve<T> {
-    /// The stage on the stream of `gpu`.
+    /// The stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled; no memory for the weights.
-    pub fn new(convolution: Convolution, gpu: &Gpu) -> anyhow::Result<Self> {
-        ops::prepare(gpu, &[Op::Convolve])?;
-        let convolver = Convolver::new(gpu, convolution)?;
-        Ok(Convolve { gpu: gpu.clone(), convolver, types: PhantomData })
+    pub fn new(convolution: Convolution, stream: &DeviceStream) -> anyhow::Result<Self> {
+        ops::prepare(stream, &[Op::Convolve])?;
+        let convolver = Convolver::new(stream, convolution)?;
+        Ok(Convolve { stream: stream.clone(), convolver, types: PhantomData })
     }
 }
 
@@ -52,14 +52,14 @@ impl<T: Carrier> Stage for Convolve<T> {
     type Out = T;
 
     fn create(convolution: Convolution, env: &Env) -> anyhow::Result<Self> {
-        Self::new(convolution, &env.gpu())
+        Self::new(convolution, &env.stream())
     }
 
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
         out.emit(item.with(|planes| -> anyhow::Result<Tensor> {
-            let planes = self.gpu.contiguous(&planes)?;
-            let mut convolved = self.gpu.empty(DType::F32, planes.shape())?;
-            self.convolver.run(&self.gpu, &planes, &mut convolved)?;
+            let planes = self.stream.contiguous(&planes)?;
+            let mut convolved = self.stream.empty(DType::F32, planes.shape())?;
+            self.convolver.run(&self.stream, &planes, &mut convolved)?;
             Ok(convolved.freeze())
         })?);
         Ok(())

@@ -16,10 +16,10 @@ use crate::ops::{self, Op};
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Edges<Named>>(())`. To try it out:
-/// let mut stage = Edges::<Named>::new(&gpu)?;
-/// let even = Named::new(0, "even", gpu.from_slice(&[3, 2, 2], &[9.0_f32; 12])?.freeze());
+/// let mut stage = Edges::<Named>::new(&stream)?;
+/// let even = Named::new(0, "even", stream.from_slice(&[3, 2, 2], &[9.0_f32; 12])?.freeze());
 /// let memory = even.tensor.lease().id();
 /// let mut out = Out::new();
 /// stage.process(even, &mut out)?;
@@ -30,18 +30,18 @@ use crate::ops::{self, Op};
 /// ```
 #[derive(Debug)]
 pub struct Edges<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     types: PhantomData<fn(T) -> T>,
 }
 
 impl<T> Edges<T> {
-    /// The stage on the stream of `gpu`.
+    /// The stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.
-    pub fn new(gpu: &Gpu) -> anyhow::Result<Self> {
-        ops::prepare(gpu, &[Op::Edges])?;
-        Ok(Edges { gpu: gpu.clone(), types: PhantomData })
+    pub fn new(stream: &DeviceStream) -> anyhow::Result<Self> {
+        ops::prepare(stream, &[Op::Edges])?;
+        Ok(Edges { stream: stream.clone(), types: PhantomData })
     }
 }
 
@@ -51,14 +51,14 @@ impl<T: Carrier> Stage for Edges<T> {
     type Out = T;
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Self::new(&env.gpu())
+        Self::new(&env.stream())
     }
 
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
         out.emit(item.with(|planes| -> anyhow::Result<Tensor> {
-            Ok(match planes.into_mut(&self.gpu) {
-                Ok(planes) => ops::edges_in_place(&self.gpu, planes)?,
-                Err(shared) => ops::edges(&self.gpu, &shared.tensor)?,
+            Ok(match planes.into_mut(&self.stream) {
+                Ok(planes) => ops::edges_in_place(&self.stream, planes)?,
+                Err(shared) => ops::edges(&self.stream, &shared.tensor)?,
             })
         })?);
         Ok(())

@@ -67,11 +67,11 @@ impl ImagesArgs {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data");
 /// // In a pipeline: `.source::<Images>(args)`. To try it out:
 /// let args = ImagesArgs::pattern(format!("{folder}/c*.png")).repeat(Repeat::Images(4));
-/// let mut source = Images::new(args, &gpu)?;
+/// let mut source = Images::new(args, &stream)?;
 /// let mut names = Vec::new();
 /// while let Some(image) = source.next()? {
 ///     names.push(image.label.to_string());
@@ -82,7 +82,7 @@ impl ImagesArgs {
 /// ```
 #[derive(Debug)]
 pub struct Images {
-    gpu: Gpu,
+    stream: DeviceStream,
     folder: ImageFolder,
     next: u64,
     /// `None`: for ever.
@@ -93,11 +93,11 @@ pub struct Images {
 }
 
 impl Images {
-    /// The source with the device of `gpu`.
+    /// The source with the device of `stream`.
     ///
     /// # Errors
     /// There is no such folder, or no image.
-    pub fn new(args: ImagesArgs, gpu: &Gpu) -> anyhow::Result<Self> {
+    pub fn new(args: ImagesArgs, stream: &DeviceStream) -> anyhow::Result<Self> {
         let folder = match args.from {
             Place::Folder(folder) => ImageFolder::open(folder)?,
             Place::Pattern(pattern) => ImageFolder::matching(&pattern)?,
@@ -107,7 +107,7 @@ impl Images {
             Repeat::Images(count) => Some(count),
             Repeat::Forever => None,
         };
-        Ok(Images { gpu: gpu.clone(), folder, next: 0, count, skip_bad: args.skip_bad, bad: 0 })
+        Ok(Images { stream: stream.clone(), folder, next: 0, count, skip_bad: args.skip_bad, bad: 0 })
     }
 
     fn read(&self, path: &Path) -> anyhow::Result<Result<Tensor, ImageError>> {
@@ -117,13 +117,13 @@ impl Images {
         };
         let size = image.size();
         let shape = [size.height() as usize, size.width() as usize, 3];
-        let mut pixels = self.gpu.empty(DType::U8, &shape)?;
-        let decoded = match self.gpu.kind() {
+        let mut pixels = self.stream.empty(DType::U8, &shape)?;
+        let decoded = match self.stream.kind() {
             DeviceKind::Host => image.decode_into(pixels.as_mut_slice::<u8>()?),
             _ => {
                 let mut hwc = vec![0; size.rgb_len()];
                 let decoded = image.decode_into(&mut hwc);
-                self.gpu.upload(&mut pixels, &hwc)?;
+                self.stream.upload(&mut pixels, &hwc)?;
                 decoded
             }
         };
@@ -136,7 +136,7 @@ impl Source for Images {
     type Out = Named;
 
     fn create(args: ImagesArgs, env: &Env) -> anyhow::Result<Self> {
-        Self::new(args, &env.gpu())
+        Self::new(args, &env.stream())
     }
 
     fn next(&mut self) -> anyhow::Result<Option<Named>> {
@@ -171,13 +171,13 @@ mod tests {
 
     #[test]
     fn files_come_once_or_over_and_over_and_bad_ones_are_named_or_left_out() {
-        let (_node, gpu) = host();
+        let (_node, stream) = host();
         let folder = tempfile::tempdir().expect("a folder");
         let size = ImageSize::new(2, 1).expect("in bounds");
         png::write_rgb8(folder.path().join("b.png"), &[1, 2, 3, 4, 5, 6], size).expect("written");
         std::fs::write(folder.path().join("a.png"), "no picture").expect("written");
 
-        let mut images = Images::new(ImagesArgs::folder(folder.path()), &gpu).expect("a folder");
+        let mut images = Images::new(ImagesArgs::folder(folder.path()), &stream).expect("a folder");
         let error = images.next().expect_err("bad").to_string();
         assert!(error.contains("a.png"), "{error}");
         let image = images.next().expect("good").expect("one more");
@@ -186,13 +186,13 @@ mod tests {
         assert!(images.next().expect("the end").is_none());
 
         let args = ImagesArgs::folder(folder.path()).repeat(Repeat::Forever).skip_bad();
-        let mut images = Images::new(args, &gpu).expect("a folder");
+        let mut images = Images::new(args, &stream).expect("a folder");
         let mut id = || images.next().expect("good").expect("for ever").label.id;
         assert_eq!([id(), id(), id()], [1, 3, 5]);
 
         // All of them: an error, and no endless search.
         std::fs::remove_file(folder.path().join("b.png")).expect("removed");
         let args = ImagesArgs::folder(folder.path()).repeat(Repeat::Forever).skip_bad();
-        assert!(Images::new(args, &gpu).expect("a folder").next().is_err());
+        assert!(Images::new(args, &stream).expect("a folder").next().is_err());
     }
 }

@@ -96,8 +96,8 @@ impl Carrier for Named {
 impl Gather for Named {
     type Gathered = Stack<Label>;
 
-    fn gather(items: Vec<Named>, gpu: &Gpu) -> anyhow::Result<Stack<Label>> {
-        let tensor = gather_tensors(gpu, items.iter().map(|item| &item.tensor))?;
+    fn gather(items: Vec<Named>, stream: &DeviceStream) -> anyhow::Result<Stack<Label>> {
+        let tensor = gather_tensors(stream, items.iter().map(|item| &item.tensor))?;
         Ok(Stack { labels: Labels(items.into_iter().map(|item| item.label).collect()), tensor })
     }
 }
@@ -144,8 +144,8 @@ where
 }
 
 /// The tensor to write into: itself where nobody else has it, a copy otherwise.
-pub(super) fn own(gpu: &Gpu, tensor: Tensor) -> Result<TensorMut, TensorError> {
-    tensor.into_mut(gpu).or_else(|shared| gpu.copy(&shared.tensor))
+pub(super) fn own(stream: &DeviceStream, tensor: Tensor) -> Result<TensorMut, TensorError> {
+    tensor.into_mut(stream).or_else(|shared| stream.copy(&shared.tensor))
 }
 
 #[cfg(test)]
@@ -153,10 +153,10 @@ pub(super) mod tests {
     use super::*;
 
     /// A node without workers and its host device.
-    pub(in crate::ready) fn host() -> (Node, Gpu) {
+    pub(in crate::ready) fn host() -> (Node, DeviceStream) {
         let node = Node::builder().start().expect("a node");
-        let gpu = node.host().expect("the host");
-        (node, gpu)
+        let stream = node.host_stream().expect("the host");
+        (node, stream)
     }
 
     #[test]
@@ -172,13 +172,13 @@ pub(super) mod tests {
 
     #[test]
     fn a_tensor_is_written_in_place_unless_it_is_shared() {
-        let (_node, gpu) = host();
-        let item = Named::new(0, "zeros", gpu.zeros(DType::F32, &[4]).expect("room").freeze());
+        let (_node, stream) = host();
+        let item = Named::new(0, "zeros", stream.zeros(DType::F32, &[4]).expect("room").freeze());
         let memory = item.tensor.lease().id();
-        let item = item.with(|tensor| own(&gpu, tensor).map(TensorMut::freeze)).expect("alone");
+        let item = item.with(|tensor| own(&stream, tensor).map(TensorMut::freeze)).expect("alone");
         assert_eq!(item.tensor.lease().id(), memory);
         let kept = item.tensor.clone();
-        let item = item.with(|tensor| own(&gpu, tensor).map(TensorMut::freeze)).expect("copied");
+        let item = item.with(|tensor| own(&stream, tensor).map(TensorMut::freeze)).expect("copied");
         assert_ne!(item.tensor.lease().id(), kept.lease().id());
     }
 }

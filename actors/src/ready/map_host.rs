@@ -17,7 +17,7 @@ use super::Carrier;
 /// fn main() -> anyhow::Result<()> {
 ///     Pipeline::new("squares")
 ///         .items("numbers", |env| {
-///             let numbers = env.gpu().from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0]).map(TensorMut::freeze);
+///             let numbers = env.stream().from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0]).map(TensorMut::freeze);
 ///             numbers.map(|numbers| Named::new(0, "numbers", numbers))
 ///         })
 ///         .apply("square", map_host(|from: &[f32], to: &mut [f32]| {
@@ -41,26 +41,26 @@ where
     B: Element + Default,
 {
     move |item: T, out: &mut Out<T>, env: &Env| {
-        let gpu = env.gpu();
-        out.emit(item.with(|tensor| mapped(&gpu, &tensor, &map))?);
+        let stream = env.stream();
+        out.emit(item.with(|tensor| mapped(&stream, &tensor, &map))?);
         Ok(())
     }
 }
 
 fn mapped<A: Element, B: Element + Default>(
-    gpu: &Gpu,
+    stream: &DeviceStream,
     tensor: &Tensor,
     map: &(impl Fn(&[A], &mut [B]) + Clone + Send + 'static),
 ) -> Result<Tensor, TensorError> {
-    let mut result = gpu.empty(B::DTYPE, tensor.shape())?;
-    if gpu.kind() == DeviceKind::Host {
-        let (tensor, map) = (gpu.contiguous(tensor)?, map.clone());
-        gpu.run((tensor.of::<A>(), result.of_mut::<B>()), move |(from, to)| map(from, to))?;
+    let mut result = stream.empty(B::DTYPE, tensor.shape())?;
+    if stream.kind() == DeviceKind::Host {
+        let (tensor, map) = (stream.contiguous(tensor)?, map.clone());
+        stream.run((tensor.of::<A>(), result.of_mut::<B>()), move |(from, to)| map(from, to))?;
     } else {
-        let from = gpu.download::<A>(tensor)?;
+        let from = stream.download::<A>(tensor)?;
         let mut to = vec![B::default(); from.len()];
         map(&from, &mut to);
-        gpu.upload(&mut result, &to)?;
+        stream.upload(&mut result, &to)?;
     }
     Ok(result.freeze())
 }
@@ -72,14 +72,14 @@ mod tests {
 
     #[test]
     fn the_dtype_may_change_and_strides_do_not_matter() {
-        let (_node, gpu) = host();
-        let tensor = gpu.from_slice(&[2, 2], &[1_i32, -2, 3, -4]).expect("room").freeze();
+        let (_node, stream) = host();
+        let tensor = stream.from_slice(&[2, 2], &[1_i32, -2, 3, -4]).expect("room").freeze();
         let columns = tensor.permute(&[1, 0]).expect("turned");
-        let signs = mapped(&gpu, &columns, &|from: &[i32], to: &mut [bool]| {
+        let signs = mapped(&stream, &columns, &|from: &[i32], to: &mut [bool]| {
             to.iter_mut().zip(from).for_each(|(to, from)| *to = *from < 0);
         });
         assert_eq!(signs.expect("mapped").to_vec::<bool>().expect("signs"), [false, false, true, true]);
-        let wrong = mapped(&gpu, &tensor, &|_: &[f32], _: &mut [f32]| {});
+        let wrong = mapped(&stream, &tensor, &|_: &[f32], _: &mut [f32]| {});
         assert!(matches!(wrong, Err(TensorError::DType { .. })));
     }
 }

@@ -69,13 +69,13 @@ pub struct MapKernelArgs {
 /// };
 /// let node = Node::builder().start()?;
 /// // In a pipeline: `.stage::<MapKernel<Named>>(args).on(Device::cuda(0)?)`. To try it out:
-/// let gpu = node.gpu(&Device::best())?;
-/// match MapKernel::<Named>::new(args, &gpu) {
+/// let stream = node.stream(&Device::best())?;
+/// match MapKernel::<Named>::new(args, &stream) {
 ///     Ok(mut stage) => {
 ///         let mut out = Out::new();
-///         let numbers = gpu.from_slice(&[3], &[1.0_f32, 2.0, 3.0])?.freeze();
+///         let numbers = stream.from_slice(&[3], &[1.0_f32, 2.0, 3.0])?.freeze();
 ///         stage.process(Named::new(0, "numbers", numbers), &mut out)?;
-///         assert_eq!(gpu.download::<f32>(&out.take()[0].tensor)?, [3.0, 6.0, 9.0]);
+///         assert_eq!(stream.download::<f32>(&out.take()[0].tensor)?, [3.0, 6.0, 9.0]);
 ///     }
 ///     // The host runs no kernels, and a GPU none without a compiler.
 ///     Err(error) => println!("{error:#}"),
@@ -85,23 +85,23 @@ pub struct MapKernelArgs {
 /// ```
 #[derive(Debug)]
 pub struct MapKernel<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernel: CudaFunction,
     args: MapKernelArgs,
     types: PhantomData<fn(T) -> T>,
 }
 
 impl<T> MapKernel<T> {
-    /// The stage on the stream of `gpu`; compiles and loads the kernel.
+    /// The stage on the stream of `stream`; compiles and loads the kernel.
     ///
     /// # Errors
     /// The device is no GPU; a source that does not compile, or has no such kernel; no NVRTC.
-    pub fn new(args: MapKernelArgs, gpu: &Gpu) -> anyhow::Result<Self> {
-        if gpu.kind() != DeviceKind::Cuda {
+    pub fn new(args: MapKernelArgs, stream: &DeviceStream) -> anyhow::Result<Self> {
+        if stream.kind() != DeviceKind::Cuda {
             bail!(
                 "the kernel `{}` needs a GPU, and {} is none; put the stage on one with `.on(Device::cuda(0)?)`",
                 args.kernel,
-                gpu.name()
+                stream.name()
             );
         }
         if args.kernel.contains('\0') {
@@ -114,22 +114,22 @@ impl<T> MapKernel<T> {
             }
             Code::Ptx(source) => Ptx::from_src(source.clone()),
         };
-        let kernel = cuda::find(&cuda::load(gpu, &args.kernel, ptx)?, &args.kernel)?;
-        Ok(MapKernel { gpu: gpu.clone(), kernel, args, types: PhantomData })
+        let kernel = cuda::find(&cuda::load(stream, &args.kernel, ptx)?, &args.kernel)?;
+        Ok(MapKernel { stream: stream.clone(), kernel, args, types: PhantomData })
     }
 
     fn launch(&self, tensor: &Tensor) -> anyhow::Result<Tensor> {
-        let gpu = &self.gpu;
-        let tensor = gpu.contiguous(tensor)?;
-        let mut result = gpu.empty(self.args.dtype, tensor.shape())?;
+        let stream = &self.stream;
+        let tensor = stream.contiguous(tensor)?;
+        let mut result = stream.empty(self.args.dtype, tensor.shape())?;
         let n = tensor.len() as u64;
         let Some((config, sides)) = config(self.args.grid, tensor.shape())? else {
             return Ok(result.freeze());
         };
         // On this stream, whatever stream the tensor was delivered to.
-        tensor.read_on(gpu.stream())?;
-        result.write_on(gpu.stream())?;
-        let mut args = gpu.launch_builder(&self.kernel)?;
+        tensor.read_on(stream.clocked())?;
+        result.write_on(stream.clocked())?;
+        let mut args = stream.launch_builder(&self.kernel)?;
         args.arg(&tensor).arg(&mut result);
         match &sides {
             None => _ = args.arg(&n),
@@ -191,7 +191,7 @@ impl<T: Carrier> Stage for MapKernel<T> {
 
     fn create(args: MapKernelArgs, env: &Env) -> anyhow::Result<Self> {
         let kernel = args.kernel.clone();
-        Self::new(args, &env.gpu()).with_context(|| format!("a stage around the kernel `{kernel}`"))
+        Self::new(args, &env.stream()).with_context(|| format!("a stage around the kernel `{kernel}`"))
     }
 
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {

@@ -24,9 +24,9 @@ impl<L> Summary<L> {
     /// The statistics. Blocks until they are there.
     ///
     /// # Errors
-    /// A tensor on another device than that of `gpu`; data that will not come.
-    pub fn read(&self, gpu: &Gpu) -> Result<Stats, OpError> {
-        ops::read_stats(gpu, &self.words)
+    /// A tensor on another device than that of `stream`; data that will not come.
+    pub fn read(&self, stream: &DeviceStream) -> Result<Stats, OpError> {
+        ops::read_stats(stream, &self.words)
     }
 }
 
@@ -54,12 +54,12 @@ where
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Measure<Named>>(())`. To try it out:
-/// let mut stage = Measure::<Named>::new(&gpu)?;
+/// let mut stage = Measure::<Named>::new(&stream)?;
 /// let mut out = Out::new();
-/// stage.process(Named::new(0, "n", gpu.from_slice(&[4], &[1.0_f32, 3.0, 1.0, 3.0])?.freeze()), &mut out)?;
-/// let stats = out.take()[0].read(&gpu)?;
+/// stage.process(Named::new(0, "n", stream.from_slice(&[4], &[1.0_f32, 3.0, 1.0, 3.0])?.freeze()), &mut out)?;
+/// let stats = out.take()[0].read(&stream)?;
 /// assert_eq!((stats.count, stats.min, stats.max, stats.mean, stats.std), (4, 1.0, 3.0, 2.0, 1.0));
 /// assert_eq!(stats.sum(), 8.0);
 /// # Ok(())
@@ -67,18 +67,18 @@ where
 /// ```
 #[derive(Debug)]
 pub struct Measure<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     types: PhantomData<fn(T)>,
 }
 
 impl<T> Measure<T> {
-    /// The stage on the stream of `gpu`.
+    /// The stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.
-    pub fn new(gpu: &Gpu) -> anyhow::Result<Self> {
-        ops::prepare(gpu, &[Op::Stats])?;
-        Ok(Measure { gpu: gpu.clone(), types: PhantomData })
+    pub fn new(stream: &DeviceStream) -> anyhow::Result<Self> {
+        ops::prepare(stream, &[Op::Stats])?;
+        Ok(Measure { stream: stream.clone(), types: PhantomData })
     }
 }
 
@@ -88,13 +88,13 @@ impl<T: Carrier> Stage for Measure<T> {
     type Out = Summary<T::Label>;
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Self::new(&env.gpu())
+        Self::new(&env.stream())
     }
 
     fn process(&mut self, item: T, out: &mut Out<Self::Out>) -> anyhow::Result<()> {
         let (label, values) = item.apart();
-        let values = self.gpu.contiguous(&values)?;
-        out.emit(Summary { label, words: ops::stats(&self.gpu, &values)? });
+        let values = self.stream.contiguous(&values)?;
+        out.emit(Summary { label, words: ops::stats(&self.stream, &values)? });
         Ok(())
     }
 }

@@ -68,7 +68,9 @@ pub use normalise::Normalise;
 pub use product::{Product, ProductArgs};
 pub use resize::{Resize, ResizeArgs};
 pub use save::{SavePng, SavePngArgs, SaveRaw, SaveSafetensors, SaveSafetensorsArgs, file_name};
-pub use tasks::{Assign, Job, Map, Outcome, TaskError, TaskPool, TaskPoolError, TaskPoolSettings, Worker};
+pub use tasks::{
+    Assign, Job, Map, TaskError, TaskOutcome, TaskPool, TaskPoolError, TaskPoolSettings, Worker,
+};
 pub use tee::{Tee, TeeArgs};
 pub use throttle::{Throttle, ThrottleArgs};
 pub use unbatch::Unbatch;

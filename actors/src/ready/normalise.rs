@@ -18,10 +18,10 @@ use crate::ops::{self, Op};
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Normalise<Named>>(Normalisation::IMAGENET)`. To try it out:
-/// let mut stage = Normalise::<Named>::new(Normalisation::new([0.5; 3], [0.5; 3])?, &gpu)?;
-/// let pixel = Named::new(0, "pixel", gpu.from_slice(&[3, 1, 1], &[0.0_f32, 127.5, 255.0])?.freeze());
+/// let mut stage = Normalise::<Named>::new(Normalisation::new([0.5; 3], [0.5; 3])?, &stream)?;
+/// let pixel = Named::new(0, "pixel", stream.from_slice(&[3, 1, 1], &[0.0_f32, 127.5, 255.0])?.freeze());
 /// let mut out = Out::new();
 /// stage.process(pixel, &mut out)?;
 /// assert_eq!(out.take()[0].tensor.to_vec::<f32>()?, [-1.0, 0.0, 1.0]);
@@ -30,19 +30,19 @@ use crate::ops::{self, Op};
 /// ```
 #[derive(Debug)]
 pub struct Normalise<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     normalisation: Normalisation,
     types: PhantomData<fn(T) -> T>,
 }
 
 impl<T> Normalise<T> {
-    /// The stage on the stream of `gpu`.
+    /// The stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.
-    pub fn new(normalisation: Normalisation, gpu: &Gpu) -> anyhow::Result<Self> {
-        ops::prepare(gpu, &[Op::Normalise])?;
-        Ok(Normalise { gpu: gpu.clone(), normalisation, types: PhantomData })
+    pub fn new(normalisation: Normalisation, stream: &DeviceStream) -> anyhow::Result<Self> {
+        ops::prepare(stream, &[Op::Normalise])?;
+        Ok(Normalise { stream: stream.clone(), normalisation, types: PhantomData })
     }
 }
 
@@ -52,13 +52,13 @@ impl<T: Carrier> Stage for Normalise<T> {
     type Out = T;
 
     fn create(normalisation: Normalisation, env: &Env) -> anyhow::Result<Self> {
-        Self::new(normalisation, &env.gpu())
+        Self::new(normalisation, &env.stream())
     }
 
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
         out.emit(item.with(|planes| -> anyhow::Result<Tensor> {
-            let mut planes = own(&self.gpu, planes)?;
-            ops::normalise(&self.gpu, &mut planes, &self.normalisation)?;
+            let mut planes = own(&self.stream, planes)?;
+            ops::normalise(&self.stream, &mut planes, &self.normalisation)?;
             Ok(planes.freeze())
         })?);
         Ok(())

@@ -25,35 +25,35 @@ pub struct ProductArgs {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Product<Named>>(args)`. To try it out:
 /// let args = ProductArgs { shape: [1, 2], factor: vec![1.0, 10.0] }; // the first row, and ten times the second
-/// let mut stage = Product::<Named>::new(args, &gpu)?;
+/// let mut stage = Product::<Named>::new(args, &stream)?;
 /// let mut out = Out::new();
-/// stage.process(Named::new(0, "m", gpu.from_slice(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?.freeze()), &mut out)?;
-/// let product = &out.take()[0].tensor;
+/// stage.process(Named::new(0, "m", stream.from_slice(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?.freeze()), &mut
+/// out)?; let product = &out.take()[0].tensor;
 /// assert_eq!((product.shape(), product.to_vec::<f32>()?), (&[1, 3][..], vec![41.0, 52.0, 63.0]));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct Product<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     multiply: Multiply,
     factor: Tensor,
     types: PhantomData<fn(T) -> T>,
 }
 
 impl<T> Product<T> {
-    /// The stage on the stream of `gpu`.
+    /// The stage on the stream of `stream`.
     ///
     /// # Errors
     /// A factor of another length; no cuBLAS on a GPU; no memory.
-    pub fn new(args: ProductArgs, gpu: &Gpu) -> anyhow::Result<Self> {
+    pub fn new(args: ProductArgs, stream: &DeviceStream) -> anyhow::Result<Self> {
         let ProductArgs { shape, factor } = args;
-        let multiply = Multiply::new(gpu)?;
-        let factor = gpu.from_slice(&shape, &factor)?.freeze();
-        Ok(Product { gpu: gpu.clone(), multiply, factor, types: PhantomData })
+        let multiply = Multiply::new(stream)?;
+        let factor = stream.from_slice(&shape, &factor)?.freeze();
+        Ok(Product { stream: stream.clone(), multiply, factor, types: PhantomData })
     }
 }
 
@@ -63,13 +63,13 @@ impl<T: Carrier> Stage for Product<T> {
     type Out = T;
 
     fn create(args: ProductArgs, env: &Env) -> anyhow::Result<Self> {
-        Self::new(args, &env.gpu())
+        Self::new(args, &env.stream())
     }
 
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
         out.emit(item.with(|matrix| -> anyhow::Result<Tensor> {
-            let matrix = self.gpu.contiguous(&matrix)?;
-            Ok(self.multiply.product(&self.gpu, &self.factor, &matrix)?)
+            let matrix = self.stream.contiguous(&matrix)?;
+            Ok(self.multiply.product(&self.stream, &self.factor, &matrix)?)
         })?);
         Ok(())
     }

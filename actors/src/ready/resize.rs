@@ -40,10 +40,10 @@ impl ResizeArgs {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Resize<Named>>(ResizeArgs::unit(size))`. To try it out:
-/// let mut stage = Resize::<Named>::new(ResizeArgs::unit(ImageSize::new(4, 2)?), &gpu)?;
-/// let white = Named::new(0, "white", gpu.from_slice(&[8, 8, 3], &[255_u8; 192])?.freeze());
+/// let mut stage = Resize::<Named>::new(ResizeArgs::unit(ImageSize::new(4, 2)?), &stream)?;
+/// let white = Named::new(0, "white", stream.from_slice(&[8, 8, 3], &[255_u8; 192])?.freeze());
 /// let mut out = Out::new();
 /// stage.process(white, &mut out)?;
 /// let resized = out.take().remove(0).tensor;
@@ -53,19 +53,23 @@ impl ResizeArgs {
 /// ```
 #[derive(Debug)]
 pub struct Resize<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     resizer: Resizer,
     types: PhantomData<fn(T) -> T>,
 }
 
 impl<T> Resize<T> {
-    /// The stage on the stream of `gpu`.
+    /// The stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.
-    pub fn new(args: ResizeArgs, gpu: &Gpu) -> anyhow::Result<Self> {
-        ops::prepare(gpu, &[Op::Resize])?;
-        Ok(Resize { gpu: gpu.clone(), resizer: Resizer::new(args.size, args.range), types: PhantomData })
+    pub fn new(args: ResizeArgs, stream: &DeviceStream) -> anyhow::Result<Self> {
+        ops::prepare(stream, &[Op::Resize])?;
+        Ok(Resize {
+            stream: stream.clone(),
+            resizer: Resizer::new(args.size, args.range),
+            types: PhantomData,
+        })
     }
 }
 
@@ -75,13 +79,13 @@ impl<T: Carrier> Stage for Resize<T> {
     type Out = T;
 
     fn create(args: ResizeArgs, env: &Env) -> anyhow::Result<Self> {
-        Self::new(args, &env.gpu())
+        Self::new(args, &env.stream())
     }
 
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
         out.emit(item.with(|pixels| -> anyhow::Result<Tensor> {
-            let mut planes = self.gpu.empty(DType::F32, &self.resizer.shape())?;
-            self.resizer.run(&self.gpu, &pixels, &mut planes)?;
+            let mut planes = self.stream.empty(DType::F32, &self.resizer.shape())?;
+            self.resizer.run(&self.stream, &pixels, &mut planes)?;
             Ok(planes.freeze())
         })?);
         Ok(())

@@ -28,13 +28,13 @@ impl<T: Item> Clone for TeeArgs<T> {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// let (to, mut seen) = node.channel::<Named>()?;
 /// // In a pipeline: `.stage::<Tee<Named>>(TeeArgs { to, every: 2 })`. To try it out:
 /// let mut stage = Tee::new(TeeArgs { to, every: 2 });
 /// let mut out = Out::new();
 /// for id in 0..3 {
-///     stage.process(Named::new(id, "n", gpu.zeros(DType::U8, &[1])?.freeze()), &mut out)?;
+///     stage.process(Named::new(id, "n", stream.zeros(DType::U8, &[1])?.freeze()), &mut out)?;
 /// }
 /// assert_eq!(out.take().len(), 3);
 /// assert_eq!((seen.blocking_recv()?.label.id, seen.blocking_recv()?.label.id), (0, 2));

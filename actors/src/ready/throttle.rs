@@ -23,12 +23,12 @@ pub struct ThrottleArgs {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// // In a pipeline: `.stage::<Throttle<Named>>(ThrottleArgs { per_second: 30.0 })`. To try it out:
 /// let mut stage = Throttle::new(ThrottleArgs { per_second: 1000.0 })?;
 /// let (mut out, began) = (Out::new(), Instant::now());
 /// for id in 0..11 {
-///     stage.process(Named::new(id, "n", gpu.zeros(DType::U8, &[1])?.freeze()), &mut out)?;
+///     stage.process(Named::new(id, "n", stream.zeros(DType::U8, &[1])?.freeze()), &mut out)?;
 /// }
 /// assert!(began.elapsed().as_millis() >= 10);
 /// # Ok(())

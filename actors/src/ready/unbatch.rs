@@ -16,9 +16,9 @@ use super::{Carrier, Stack};
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// let labels = Labels(vec![Label { id: 3, name: "left".into() }, Label { id: 4, name: "right".into() }]);
-/// let tensor = gpu.from_slice(&[2, 3], &[1_u8, 2, 3, 4, 5, 6])?.freeze();
+/// let tensor = stream.from_slice(&[2, 3], &[1_u8, 2, 3, 4, 5, 6])?.freeze();
 /// // In a pipeline: `.stage::<Unbatch<Named>>(())`. To try it out:
 /// let mut out = Out::new();
 /// Unbatch::<Named>::default().process(Stack { labels, tensor }, &mut out)?;

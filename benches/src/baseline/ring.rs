@@ -5,9 +5,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tensorpost::mailbox::ring::data::in_memory;
-use tensorpost::mailbox::ring::{Consumer, Producer};
-use tensorpost::mailbox::spin::{Spin, Step};
+use tensorpost::transport::ring::data::in_memory;
+use tensorpost::transport::ring::{Consumer, Producer};
+use tensorpost::transport::spin::{Spin, Step};
 
 use super::{MESSAGE, RING};
 use crate::cores::pin;

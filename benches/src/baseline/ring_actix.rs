@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, Context, Handler, Message, System};
-use tensorpost::mailbox::ring::data::in_memory;
-use tensorpost::mailbox::ring::{Consumer, Producer};
-use tensorpost::mailbox::spin::{Spin, Step};
+use tensorpost::transport::ring::data::in_memory;
+use tensorpost::transport::ring::{Consumer, Producer};
+use tensorpost::transport::spin::{Spin, Step};
 use tokio::sync::oneshot;
 
 use super::{MESSAGE, RING};

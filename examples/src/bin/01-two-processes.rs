@@ -13,7 +13,7 @@ struct Double {
 }
 
 struct Doubler {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Doubler {
@@ -24,7 +24,7 @@ impl RemoteActor for Doubler {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Doubler { gpu: env.gpu() })
+        Ok(Doubler { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -38,9 +38,9 @@ impl Handler<Double> for Doubler {
     fn handle(&mut self, message: Double, _: &mut Context<Self>) -> Self::Result {
         let double = || -> Result<Tensor, TensorError> {
             // By the CPU, which is short and the same on every device; 05, 09 and 11 launch kernels.
-            let mut values = self.gpu.download::<f32>(&message.values)?;
+            let mut values = self.stream.download::<f32>(&message.values)?;
             values.iter_mut().for_each(|value| *value *= 2.0);
-            Ok(self.gpu.from_slice(message.values.shape(), &values)?.freeze())
+            Ok(self.stream.from_slice(message.values.shape(), &values)?.freeze())
         };
         MessageResult(double().expect("room for a tensor as large as the one that came"))
     }
@@ -50,9 +50,9 @@ fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
     let node = Node::builder().actor::<Doubler>().sharing(sharing).start()?;
     let doubler = node.spawn::<Doubler>(()).device(device.clone()).start()?;
-    let gpu = node.gpu(&device)?;
-    let values = gpu.from_slice(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?.freeze();
+    let stream = node.stream(&device)?;
+    let values = stream.from_slice(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?.freeze();
     let doubled = node.block_on(doubler.address::<Double>().ask(Double { values }))?;
-    println!("{doubled:?} came back: {:?}", gpu.download::<f32>(&doubled)?);
+    println!("{doubled:?} came back: {:?}", stream.download::<f32>(&doubled)?);
     Ok(())
 }

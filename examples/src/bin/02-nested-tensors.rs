@@ -65,8 +65,8 @@ impl Handler<Scene> for Describer {
 fn main() -> anyhow::Result<()> {
     let node = Node::builder().actor::<Describer>().start()?;
     let describer = node.spawn::<Describer>(()).start()?;
-    let gpu = node.host()?;
-    let image = gpu.zeros(DType::F32, &[3, 4, 6])?.freeze();
+    let stream = node.host_stream()?;
+    let image = stream.zeros(DType::F32, &[3, 4, 6])?.freeze();
     let scene = Scene {
         title: "street".to_owned(),
         regions: vec![
@@ -77,7 +77,7 @@ fn main() -> anyhow::Result<()> {
             ("blue".to_owned(), image.index(0, 2)?),
             ("red".to_owned(), image.index(0, 0)?),
         ]),
-        mask: Mask::Alpha { values: Box::new(gpu.zeros(DType::U8, &[4, 6])?.freeze()), gain: 0.5 },
+        mask: Mask::Alpha { values: Box::new(stream.zeros(DType::U8, &[4, 6])?.freeze()), gain: 0.5 },
     };
     for line in node.block_on(describer.address().ask(scene))? {
         println!("{line}");

@@ -19,7 +19,7 @@ struct Sorted {
 }
 
 struct Sorter {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Sorter {
@@ -30,7 +30,7 @@ impl RemoteActor for Sorter {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Sorter { gpu: env.gpu() })
+        Ok(Sorter { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -48,12 +48,12 @@ impl Handler<Sort> for Sorter {
 
 impl Sorter {
     fn sort(&self, values: &Tensor) -> anyhow::Result<Sorted> {
-        let mut values = self.gpu.download::<f32>(values)?;
+        let mut values = self.stream.download::<f32>(values)?;
         anyhow::ensure!(!values.is_empty(), "there are no values");
         anyhow::ensure!(values.iter().all(|value| !value.is_nan()), "there is a NaN among the values");
         values.sort_by(f32::total_cmp);
         let median = values[values.len() / 2];
-        Ok(Sorted { values: self.gpu.from_slice(&[values.len()], &values)?.freeze(), median })
+        Ok(Sorted { values: self.stream.from_slice(&[values.len()], &values)?.freeze(), median })
     }
 }
 
@@ -61,23 +61,23 @@ fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
     let node = Node::builder().actor::<Sorter>().sharing(sharing).start()?;
     let sorter = node.spawn::<Sorter>(()).device(device.clone()).start()?.address::<Sort>();
-    let gpu = node.gpu(&device)?;
+    let stream = node.stream(&device)?;
     let ask = |values: &[f32]| -> anyhow::Result<_> {
-        let values = gpu.from_slice(&[values.len()], values)?.freeze();
+        let values = stream.from_slice(&[values.len()], values)?.freeze();
         Ok(sorter.ask(Sort { values }))
     };
 
     // Both are sent before either is answered.
     let (first, second) = (ask(&[3.0, 1.0, 2.0])?, ask(&[1.0, f32::NAN])?);
     match node.block_on(first)? {
-        Ok(Sorted { values, median }) => println!("{:?}, median {median}", gpu.download::<f32>(&values)?),
+        Ok(Sorted { values, median }) => println!("{:?}, median {median}", stream.download::<f32>(&values)?),
         Err(why) => println!("refused: {why}"),
     }
     if let Err(why) = node.block_on(second)? {
         println!("refused: {why}");
     }
 
-    let wrong = gpu.zeros(DType::I32, &[2, 2])?.freeze();
+    let wrong = stream.zeros(DType::I32, &[2, 2])?.freeze();
     if let Err(AskError::NotSent(error)) = node.block_on(sorter.ask(Sort { values: wrong })) {
         println!("{error}; {:?} is back", error.message.values);
     }

@@ -48,9 +48,9 @@ fn main() -> anyhow::Result<()> {
     let node = Node::builder().actor::<Worker>().start()?;
     let (results, mut taken) = node.channel::<Work>()?;
     let worker = node.spawn::<Worker>(results).mailbox(2).start()?.address::<Work>();
-    let gpu = node.host()?;
+    let stream = node.host_stream()?;
     let work =
-        |number| Ok::<_, TensorError>(Work { number, values: gpu.zeros(DType::U8, &[1024])?.freeze() });
+        |number| Ok::<_, TensorError>(Work { number, values: stream.zeros(DType::U8, &[1024])?.freeze() });
 
     for number in 1..=2 {
         node.block_on(worker.send(work(number)?))?;

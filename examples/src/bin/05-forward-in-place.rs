@@ -18,20 +18,20 @@ extern "C" __global__ void add_one(int *values, unsigned n) {
 }"#;
 
 #[derive(Serialize, Deserialize, GpuMessage)]
-struct Parcel {
+struct Document {
     values: Tensor,
     trail: Vec<String>,
 }
 
-/// Who stamps, and where parcels go then.
+/// Who stamps, and where documents go then.
 #[derive(Serialize, Deserialize)]
 struct Stamp {
     name: String,
-    next: Address<Parcel>,
+    next: Address<Document>,
 }
 
 struct Stamper {
-    gpu: Gpu,
+    stream: DeviceStream,
     /// On a GPU.
     kernel: Option<CudaFunction>,
     stamp: Stamp,
@@ -45,28 +45,28 @@ impl RemoteActor for Stamper {
     type Args = Stamp;
 
     fn create(stamp: Stamp, env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        let kernel = match gpu.kind() {
+        let stream = env.stream();
+        let kernel = match stream.kind() {
             DeviceKind::Host => None,
             DeviceKind::Cuda => {
                 let module =
-                    Arc::clone(gpu.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
+                    Arc::clone(stream.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
                 Some(module.load_function("add_one")?)
             }
         };
-        Ok(Stamper { gpu, kernel, stamp })
+        Ok(Stamper { stream, kernel, stamp })
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Parcel>();
+        on.message::<Document>();
     }
 }
 
-impl Handler<Parcel> for Stamper {
+impl Handler<Document> for Stamper {
     type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, parcel: Parcel, _: &mut Context<Self>) -> Self::Result {
-        let sending = self.stamp(parcel).map(|parcel| self.stamp.next.send(parcel));
+    fn handle(&mut self, document: Document, _: &mut Context<Self>) -> Self::Result {
+        let sending = self.stamp(document).map(|document| self.stamp.next.send(document));
         Box::pin(async move {
             match sending {
                 Ok(sending) => sending.await.unwrap_or_else(|error| eprintln!("{error}")),
@@ -77,21 +77,21 @@ impl Handler<Parcel> for Stamper {
 }
 
 impl Stamper {
-    fn stamp(&self, Parcel { values, mut trail }: Parcel) -> anyhow::Result<Parcel> {
+    fn stamp(&self, Document { values, mut trail }: Document) -> anyhow::Result<Document> {
         // Fails, and gives the tensor back, if anybody else still holds it.
-        let mut values = values.into_mut(&self.gpu)?;
+        let mut values = values.into_mut(&self.stream)?;
         self.add_one(&mut values)?;
         trail.push(format!("{} added 1 in place: {}", self.stamp.name, whose(values.lease())));
-        Ok(Parcel { values: values.freeze(), trail })
+        Ok(Document { values: values.freeze(), trail })
     }
 
     fn add_one(&self, values: &mut TensorMut) -> anyhow::Result<()> {
         let Some(kernel) = &self.kernel else {
             let add = |(values,): (&mut [i32],)| values.iter_mut().for_each(|value| *value += 1);
-            return Ok(self.gpu.run((values.of_mut::<i32>(),), add)?);
+            return Ok(self.stream.run((values.of_mut::<i32>(),), add)?);
         };
         let n = values.len() as u32;
-        let mut launch = self.gpu.launch_builder(kernel)?;
+        let mut launch = self.stream.launch_builder(kernel)?;
         launch.arg(values).arg(&n);
         // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements.
         unsafe { launch.launch(LaunchConfig::for_num_elems(n))? };
@@ -102,27 +102,27 @@ impl Stamper {
 /// The same for the same memory, in every process.
 fn whose(lease: &tensorpost::lease::Lease) -> String {
     let id = lease.id();
-    format!("line {} of the book of {}, use {}", id.line, lease.owner(), id.generation)
+    format!("entry {} of the lease table of {}, use {}", id.entry, lease.owner(), id.generation)
 }
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
     let node = Node::builder().actor::<Stamper>().sharing(sharing).start()?;
-    let (back, mut parcels) = node.channel::<Parcel>()?;
+    let (back, mut documents) = node.channel::<Document>()?;
     let start = |name: &str, next| {
         node.spawn::<Stamper>(Stamp { name: name.to_owned(), next }).device(device.clone()).name(name).start()
     };
     let c = start("C", back)?;
     let b = start("B", c.address())?;
 
-    let gpu = node.gpu(&device)?;
-    let values = gpu.from_slice(&[3], &[10, 20, 30])?.freeze();
+    let stream = node.stream(&device)?;
+    let values = stream.from_slice(&[3], &[10, 20, 30])?.freeze();
     println!("A made {values:?}: {}", whose(values.lease()));
     // Moved, not cloned: A keeps no handle.
-    node.block_on(b.address().send(Parcel { values, trail: Vec::new() }))?;
+    node.block_on(b.address().send(Document { values, trail: Vec::new() }))?;
 
-    let Parcel { values, trail } = parcels.blocking_recv()?;
-    trail.iter().for_each(|line| println!("{line}"));
-    println!("A has it again, {:?}: {}", gpu.download::<i32>(&values)?, whose(values.lease()));
+    let Document { values, trail } = documents.blocking_recv()?;
+    trail.iter().for_each(|entry| println!("{entry}"));
+    println!("A has it again, {:?}: {}", stream.download::<i32>(&values)?, whose(values.lease()));
     Ok(())
 }

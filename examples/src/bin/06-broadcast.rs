@@ -16,7 +16,7 @@ struct Sum {
 }
 
 struct Summer {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Summer {
@@ -27,7 +27,7 @@ impl RemoteActor for Summer {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Summer { gpu: env.gpu() })
+        Ok(Summer { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -42,7 +42,7 @@ impl Handler<Sum> for Summer {
         let rows = table.shape()[0] / WORKERS;
         let sum = || -> Result<f64, TensorError> {
             let part = table.slice(0, share * rows..(share + 1) * rows)?;
-            Ok(self.gpu.download::<f32>(&part)?.into_iter().map(f64::from).sum())
+            Ok(self.stream.download::<f32>(&part)?.into_iter().map(f64::from).sum())
         };
         MessageResult(sum().unwrap_or(f64::NAN))
     }
@@ -56,7 +56,7 @@ fn main() -> anyhow::Result<()> {
     let workers = (0..WORKERS).map(start).collect::<Result<Vec<_>, _>>()?;
 
     let elements: Vec<f32> = (0..1024 * 256).map(|index| (index % 1024) as f32).collect();
-    let table = node.gpu(&device)?.from_slice(&[1024, 256], &elements)?.freeze();
+    let table = node.stream(&device)?.from_slice(&[1024, 256], &elements)?.freeze();
     // All asks are under way before the first reply is waited for.
     let asks: Vec<_> = workers
         .iter()

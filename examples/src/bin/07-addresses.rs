@@ -83,15 +83,15 @@ fn main() -> anyhow::Result<()> {
     let clerk = node.spawn::<Clerk>(()).start()?;
     let (reply_to, mut totals) = node.channel::<Total>()?;
 
-    let gpu = node.host()?;
-    let values = gpu.from_slice(&[3], &[1_i64, 2, 39])?.freeze();
+    let stream = node.host_stream()?;
+    let values = stream.from_slice(&[3], &[1_i64, 2, 39])?.freeze();
     node.block_on(clerk.address().send(Order { values, reply_to }))?;
     println!("the clerk found the till, and told: {}", totals.blocking_recv()?.0);
 
     let till = node.lookup::<Add>("till")?;
     println!(
         "so did the program: {}",
-        node.block_on(till.ask(Add(gpu.from_slice(&[1], &[58_i64])?.freeze())))?
+        node.block_on(till.ask(Add(stream.from_slice(&[1], &[58_i64])?.freeze())))?
     );
     if let Err(error) = node.lookup::<Add>("tilt") {
         println!("{error}");

@@ -22,17 +22,17 @@ struct Place {
     thread: String,
 }
 
-struct Resident;
+struct Guest;
 
-impl Actor for Resident {
+impl Actor for Guest {
     type Context = Context<Self>;
 }
 
-impl RemoteActor for Resident {
+impl RemoteActor for Guest {
     type Args = ();
 
     fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Resident)
+        Ok(Guest)
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -40,7 +40,7 @@ impl RemoteActor for Resident {
     }
 }
 
-impl Handler<WhereAreYou> for Resident {
+impl Handler<WhereAreYou> for Guest {
     type Result = MessageResult<WhereAreYou>;
 
     fn handle(&mut self, _: WhereAreYou, _: &mut Context<Self>) -> Self::Result {
@@ -49,7 +49,7 @@ impl Handler<WhereAreYou> for Resident {
     }
 }
 
-impl Handler<Meet> for Resident {
+impl Handler<Meet> for Guest {
     type Result = bool;
 
     fn handle(&mut self, _: Meet, _: &mut Context<Self>) -> bool {
@@ -59,13 +59,13 @@ impl Handler<Meet> for Resident {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Resident>().start()?;
+    let node = Node::builder().actor::<Guest>().start()?;
     let house = node.worker("house")?;
-    let ann = node.spawn::<Resident>(()).worker(house).name("ann").start()?;
-    let bob = node.spawn::<Resident>(()).worker(house).name("bob").start()?;
-    let cleo = node.spawn::<Resident>(()).worker(house).name("cleo").own_thread().start()?;
+    let ann = node.spawn::<Guest>(()).worker(house).name("ann").start()?;
+    let bob = node.spawn::<Guest>(()).worker(house).name("bob").start()?;
+    let cleo = node.spawn::<Guest>(()).worker(house).name("cleo").own_thread().start()?;
 
-    let place = |actor: &tensorpost::node::Spawned<Resident>| node.block_on(actor.address().ask(WhereAreYou));
+    let place = |actor: &tensorpost::node::Spawned<Guest>| node.block_on(actor.address().ask(WhereAreYou));
     let (a, b, c) = (place(&ann)?, place(&bob)?, place(&cleo)?);
     println!(
         "one process: {}, and not this one: {}",

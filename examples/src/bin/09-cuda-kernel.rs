@@ -31,7 +31,7 @@ struct Scaled {
 }
 
 struct Scaler {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernel: CudaFunction,
 }
 
@@ -43,9 +43,9 @@ impl RemoteActor for Scaler {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        let module = Arc::clone(gpu.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
-        Ok(Scaler { kernel: module.load_function("scale")?, gpu })
+        let stream = env.stream();
+        let module = Arc::clone(stream.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
+        Ok(Scaler { kernel: module.load_function("scale")?, stream })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -55,9 +55,9 @@ impl RemoteActor for Scaler {
 
 impl Scaler {
     fn scale(&self, message: &Scale) -> anyhow::Result<Tensor> {
-        let mut scaled = self.gpu.empty(DType::F32, message.values.shape())?;
+        let mut scaled = self.stream.empty(DType::F32, message.values.shape())?;
         let n = message.values.len() as u32;
-        let mut launch = self.gpu.launch_builder(&self.kernel)?;
+        let mut launch = self.stream.launch_builder(&self.kernel)?;
         launch.arg(&mut scaled).arg(&message.values).arg(&message.factor).arg(&n);
         // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements of both tensors.
         unsafe { launch.launch(LaunchConfig::for_num_elems(n))? };
@@ -89,13 +89,13 @@ fn main() -> anyhow::Result<()> {
             return Ok(());
         }
     };
-    let gpu = node.gpu(&device)?;
+    let stream = node.stream(&device)?;
     let doubler = node.spawn::<Scaler>(()).device(device.clone()).name("doubler").start()?.address::<Scale>();
     let tripler = node.spawn::<Scaler>(()).device(device).name("tripler").start()?.address::<Scale>();
-    let mut values = gpu.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?.freeze();
+    let mut values = stream.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?.freeze();
     for (scaler, factor) in [(&doubler, 2.0), (&tripler, 3.0)] {
         values = node.block_on(scaler.ask(Scale { values, factor }))?.values;
     }
-    println!("{:?}", gpu.download::<f32>(&values)?);
+    println!("{:?}", stream.download::<f32>(&values)?);
     Ok(())
 }

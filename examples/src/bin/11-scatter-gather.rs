@@ -31,7 +31,7 @@ extern "C" __global__ void add(unsigned *part, unsigned rows, unsigned columns, 
 }"#;
 
 struct Adder {
-    gpu: Gpu,
+    stream: DeviceStream,
     /// On a GPU.
     kernel: Option<CudaFunction>,
 }
@@ -44,16 +44,16 @@ impl RemoteActor for Adder {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        let kernel = match gpu.kind() {
+        let stream = env.stream();
+        let kernel = match stream.kind() {
             DeviceKind::Host => None,
             DeviceKind::Cuda => {
                 let module =
-                    Arc::clone(gpu.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
+                    Arc::clone(stream.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
                 Some(module.load_function("add")?)
             }
         };
-        Ok(Adder { gpu, kernel })
+        Ok(Adder { stream, kernel })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -65,7 +65,7 @@ impl Adder {
     fn add(&self, part: &mut TensorPart) -> anyhow::Result<()> {
         let first = part.start()[1];
         let Some(kernel) = &self.kernel else {
-            self.gpu.run((part.of_mut::<u32>(),), move |(mut part,)| {
+            self.stream.run((part.of_mut::<u32>(),), move |(mut part,)| {
                 // A run is what the part has of one row; between two runs are the columns of the others.
                 for (row, run) in part.runs_mut().enumerate() {
                     for (column, element) in run.iter_mut().enumerate() {
@@ -77,7 +77,7 @@ impl Adder {
         };
         let (rows, columns) = (part.shape()[0] as u32, part.shape()[1] as u32);
         let (stride, first) = (part.strides()[0] as u32, first as u32);
-        let mut launch = self.gpu.launch_builder(kernel)?;
+        let mut launch = self.stream.launch_builder(kernel)?;
         launch.arg(&mut *part).arg(&rows).arg(&columns).arg(&stride).arg(&first);
         // SAFETY: the kernel has these parameters, and writes the elements of the part: `columns` of each of the `rows`,
         // which are `stride` elements apart.
@@ -102,9 +102,9 @@ fn main() -> anyhow::Result<()> {
         |worker| node.spawn::<Adder>(()).device(device.clone()).name(format!("worker {worker}")).start();
     let workers = (0..WORKERS).map(start).collect::<Result<Vec<_>, _>>()?;
 
-    let gpu = node.gpu(&device)?;
+    let stream = node.stream(&device)?;
     let start: Vec<u32> = (0..(ROWS * COLUMNS) as u32).collect();
-    let table = gpu.from_slice(&[ROWS, COLUMNS], &start)?;
+    let table = stream.from_slice(&[ROWS, COLUMNS], &start)?;
     let memory = table.lease().id();
 
     let parts = table.split_evenly(1, WORKERS)?;
@@ -118,10 +118,10 @@ fn main() -> anyhow::Result<()> {
     for ask in asks {
         parts.push(node.block_on(ask)?.map_err(anyhow::Error::msg)?);
     }
-    let table = TensorMut::join(parts, &gpu)?.freeze();
+    let table = TensorMut::join(parts, &stream)?.freeze();
 
     let same = table.lease().id() == memory;
-    let elements = gpu.download::<u32>(&table)?;
+    let elements = stream.download::<u32>(&table)?;
     let expected = start.iter().map(|at| {
         let (row, column) = (at / COLUMNS as u32, at % COLUMNS as u32);
         at + row * column

@@ -19,7 +19,7 @@ struct Divide {
 struct Die;
 
 struct Divider {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Divider {
@@ -30,7 +30,7 @@ impl RemoteActor for Divider {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Divider { gpu: env.gpu() })
+        Ok(Divider { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -44,8 +44,8 @@ impl Handler<Divide> for Divider {
     fn handle(&mut self, Divide { values, by }: Divide, _: &mut Context<Self>) -> Self::Result {
         let divide = || -> Result<Tensor, TensorError> {
             let elements: Vec<i32> =
-                self.gpu.download(&values)?.into_iter().map(|value: i32| value / by).collect();
-            Ok(self.gpu.from_slice(values.shape(), &elements)?.freeze())
+                self.stream.download(&values)?.into_iter().map(|value: i32| value / by).collect();
+            Ok(self.stream.from_slice(values.shape(), &elements)?.freeze())
         };
         MessageResult(divide().expect("room for a tensor as large as the one that came"))
     }
@@ -69,11 +69,11 @@ fn main() -> anyhow::Result<()> {
     let mut watch = node.watch(&address);
     let mut event = || watch.blocking_recv().iter().for_each(|event| println!("event: {event}"));
 
-    let gpu = node.gpu(&device)?;
-    let values = gpu.from_slice(&[3], &[10, 20, 30])?.freeze();
+    let stream = node.stream(&device)?;
+    let values = stream.from_slice(&[3], &[10, 20, 30])?.freeze();
     let divide = |by| -> anyhow::Result<()> {
         match node.block_on(address.ask(Divide { values: values.clone(), by })) {
-            Ok(divided) => println!("by {by}: {:?}", gpu.download::<i32>(&divided)?),
+            Ok(divided) => println!("by {by}: {:?}", stream.download::<i32>(&divided)?),
             Err(error) => println!("by {by}: {error}"),
         }
         Ok(())

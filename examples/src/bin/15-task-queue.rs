@@ -15,7 +15,7 @@ const STEPS: u8 = 63;
 struct Line(f64);
 
 /// What a worker does.
-struct Mandelbrot(Gpu);
+struct Mandelbrot(DeviceStream);
 
 impl Job for Mandelbrot {
     type Args = ();
@@ -23,7 +23,7 @@ impl Job for Mandelbrot {
     type Done = Tensor;
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Mandelbrot(env.gpu())) // in the worker process
+        Ok(Mandelbrot(env.stream())) // in the worker process
     }
 
     fn run(&mut self, Line(y): Line) -> anyhow::Result<Tensor> {
@@ -48,14 +48,14 @@ fn main() -> anyhow::Result<()> {
     let node = Node::builder().actor::<Worker<Mandelbrot>>().sharing(sharing).start()?;
     let settings = TaskPoolSettings { queue: 4, ..TaskPoolSettings::workers(3).on(device.clone()) };
     let mut pool = TaskPool::<Mandelbrot>::start(&node, (), settings)?;
-    let gpu = node.gpu(&device)?;
+    let stream = node.stream(&device)?;
 
     // A task is taken from the iterator when there is room for it.
     let tasks = (0..LINES).map(|line| Line(1.15 - 2.3 * line as f64 / (LINES - 1) as f64));
     let mut picture = vec![String::new(); LINES];
     for (number, line) in pool.map(tasks) {
         let shade = |steps: u8| [' ', '.', ':', '+', '*', '%', '@'][(steps + 1).ilog2() as usize];
-        picture[number as usize] = gpu.download::<u8>(&line?)?.into_iter().map(shade).collect();
+        picture[number as usize] = stream.download::<u8>(&line?)?.into_iter().map(shade).collect();
     }
     picture.iter().for_each(|line| println!("{}", line.trim_end()));
     println!("{LINES} tasks are done, {} are open", pool.open());

@@ -11,9 +11,9 @@ use super::asking::Ask;
 use super::error::SendError;
 use super::sending::{self, Send};
 use crate::ids::ActorId;
-use crate::mailbox::port::{Place, PortClosed};
-use crate::mailbox::post::Office;
 use crate::message::{GpuMessage, message_key, scope};
+use crate::transport::Transport;
+use crate::transport::control_channel::{ControlChannelClosed, Location};
 
 /// The address of an actor that takes messages of type `M`.
 ///
@@ -32,7 +32,7 @@ use crate::message::{GpuMessage, message_key, scope};
 /// # fn main() -> anyhow::Result<()> {
 /// let node = Node::builder().start()?;
 /// let (address, mut frames) = node.channel::<Frame>()?;
-/// let pixels = node.host()?.from_slice(&[3], &[1_u8, 2, 3])?.freeze();
+/// let pixels = node.host_stream()?.from_slice(&[3], &[1_u8, 2, 3])?.freeze();
 ///
 /// // `send` waits for room; `try_send` gives the message back when there is none.
 /// node.block_on(address.send(Frame { pixels: pixels.clone() }))?;
@@ -46,9 +46,9 @@ use crate::message::{GpuMessage, message_key, scope};
 /// # }
 /// ```
 pub struct Address<M> {
-    office: Arc<Office>,
+    transport: Arc<Transport>,
     actor: ActorId,
-    place: Place,
+    location: Location,
     /// Whether the actor is known to take `M`; false only where it is known not to.
     takes: bool,
     /// The message's type on the wire. Kept, because it is hashed from names.
@@ -64,7 +64,7 @@ pub enum LookupError {
     Unknown(String),
     /// The node is gone.
     #[error(transparent)]
-    NodeGone(#[from] PortClosedText),
+    NodeExited(#[from] NodeExited),
 }
 
 /// Why a name was not registered.
@@ -75,28 +75,28 @@ pub enum RegisterError {
     Taken(String),
     /// The node is gone.
     #[error(transparent)]
-    NodeGone(#[from] PortClosedText),
+    NodeExited(#[from] NodeExited),
 }
 
 /// The node is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the node has ended")]
-pub struct PortClosedText;
+pub struct NodeExited;
 
-impl From<PortClosed> for PortClosedText {
-    fn from(_: PortClosed) -> Self {
-        PortClosedText
+impl From<ControlChannelClosed> for NodeExited {
+    fn from(_: ControlChannelClosed) -> Self {
+        NodeExited
     }
 }
 
 impl<M: GpuMessage> Address<M> {
-    pub(crate) fn new(office: Arc<Office>, actor: ActorId, place: Place, takes: bool) -> Self {
-        let place = office.place_of(actor, place);
+    pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location, takes: bool) -> Self {
+        let location = transport.location_of(actor, location);
         // Made now, the link is there when the first message is sent.
-        if place.process != office.process() {
-            let _ = office.link(place.process);
+        if location.process != transport.process() {
+            let _ = transport.link(location.process);
         }
-        Address { office, actor, place, takes, key: message_key::<M>(), message: PhantomData }
+        Address { transport, actor, location, takes, key: message_key::<M>(), message: PhantomData }
     }
 
     /// The actor that it leads to.
@@ -137,13 +137,13 @@ impl<M: GpuMessage> Address<M> {
         Ask::new(self.clone(), message)
     }
 
-    pub(super) fn office(&self) -> &Arc<Office> {
-        &self.office
+    pub(super) fn transport(&self) -> &Arc<Transport> {
+        &self.transport
     }
 
     /// Where the actor was when this address was made.
-    pub(super) fn place(&self) -> Place {
-        self.place
+    pub(super) fn location(&self) -> Location {
+        self.location
     }
 
     pub(super) fn key(&self) -> u64 {
@@ -157,27 +157,31 @@ impl<M: GpuMessage> Address<M> {
 
 /// Looks up the actor under `name`.
 pub(crate) async fn lookup<M: GpuMessage>(
-    office: &Arc<Office>,
+    transport: &Arc<Transport>,
     name: &str,
 ) -> Result<Address<M>, LookupError> {
-    match office.lookup(name.to_owned()).await.map_err(PortClosedText::from)? {
-        Some((actor, place)) => Ok(Address::new(Arc::clone(office), actor, place, true)),
+    match transport.lookup(name.to_owned()).await.map_err(NodeExited::from)? {
+        Some((actor, location)) => Ok(Address::new(Arc::clone(transport), actor, location, true)),
         None => Err(LookupError::Unknown(name.to_owned())),
     }
 }
 
 /// Registers `actor` under `name`.
-pub(crate) async fn register(office: &Arc<Office>, name: &str, actor: ActorId) -> Result<(), RegisterError> {
-    let result = office.register(name.to_owned(), actor).await.map_err(PortClosedText::from)?;
+pub(crate) async fn register(
+    transport: &Arc<Transport>,
+    name: &str,
+    actor: ActorId,
+) -> Result<(), RegisterError> {
+    let result = transport.register(name.to_owned(), actor).await.map_err(NodeExited::from)?;
     result.map_err(|_| RegisterError::Taken(name.to_owned()))
 }
 
 impl<M> Clone for Address<M> {
     fn clone(&self) -> Self {
         Address {
-            office: Arc::clone(&self.office),
+            transport: Arc::clone(&self.transport),
             actor: self.actor,
-            place: self.place,
+            location: self.location,
             takes: self.takes,
             key: self.key,
             message: PhantomData,
@@ -201,24 +205,24 @@ impl<M> Hash for Address<M> {
 
 impl<M> fmt::Debug for Address<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Address({} in {})", self.actor, self.place.process)
+        write!(f, "Address({} in {})", self.actor, self.location.process)
     }
 }
 
 impl<M> Serialize for Address<M> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Of an actor that was restarted since, the new place: its reader need not ask for it.
-        (self.actor, self.office.place_of(self.actor, self.place)).serialize(serializer)
+        // Of an actor that was restarted since, the new location: its reader need not ask for it.
+        (self.actor, self.transport.location_of(self.actor, self.location)).serialize(serializer)
     }
 }
 
 impl<'de, M: GpuMessage> Deserialize<'de> for Address<M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (actor, place) = <(ActorId, Place)>::deserialize(deserializer)?;
-        let office = scope::context().and_then(|context| context.downcast::<Office>().ok());
-        let office = office.ok_or_else(|| {
+        let (actor, location) = <(ActorId, Location)>::deserialize(deserializer)?;
+        let transport = scope::context().and_then(|context| context.downcast::<Transport>().ok());
+        let transport = transport.ok_or_else(|| {
             de::Error::custom("an Address can only be read from a message, a reply or an actor's arguments")
         })?;
-        Ok(Address::new(office, actor, place, true))
+        Ok(Address::new(transport, actor, location, true))
     }
 }

@@ -11,9 +11,9 @@ use tokio::time::{Sleep, sleep};
 use super::address::Address;
 use super::error::{AskError, SendFailure};
 use super::sending::Sending;
-use crate::mailbox::post::AskFailure;
-use crate::mailbox::post::inbox::Refusal;
 use crate::message::GpuMessage;
+use crate::transport::AskFailure;
+use crate::transport::inbox::Refusal;
 
 /// The future of [`Address::ask`].
 #[must_use = "an ask that found no room waits only while it is polled"]
@@ -116,7 +116,7 @@ impl<M: GpuMessage> Drop for Ask<M> {
     fn drop(&mut self) {
         let sent = self.correlation.take().or_else(|| self.sending.as_ref().and_then(Sending::correlation));
         if let Some(correlation) = sent {
-            self.address.office().forget_ask(correlation);
+            self.address.transport().forget_ask(correlation);
         }
     }
 }

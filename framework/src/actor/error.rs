@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::ids::ProcessId;
 use crate::lease::PoolError;
-use crate::mailbox::lives::{Departed, EndReason};
-use crate::mailbox::post::AskFailure;
 use crate::message::{EncodeError, TensorCheckError};
 use crate::tensor::TensorError;
+use crate::transport::AskFailure;
+use crate::transport::lifecycle::{EndReason, ExitedProcess};
 
 /// A message that was not accepted, and why. Its tensors are as they were.
 pub struct SendError<M> {
@@ -38,7 +38,7 @@ pub enum SendFailure {
     GaveUp(EndReason),
     /// The actor's process has ended, and the actor does not come back.
     #[error("{0}")]
-    Gone(Departed),
+    ProcessExited(ExitedProcess),
     /// The actor does not take this type.
     #[error("the actor does not handle {0}; list it in `RemoteActor::handles` with `on.message::<{0}>()`")]
     Unregistered(&'static str),

@@ -28,7 +28,7 @@ use crate::ids::DeviceId;
 use crate::lease::{Lease, PoolError};
 use crate::limits::ALLOCATION_UNIT;
 use crate::message::scope::Outline;
-use crate::tensor::{DType, Gpu, TensorError, TensorMut};
+use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
 /// Pieces of one tensor that are on their way at a time.
 const PIECES: usize = 4;
@@ -69,14 +69,14 @@ impl Wanted<'_> {
 pub(super) type Leases = Vec<(Lease, Option<Ticket>)>;
 
 impl Fetches {
-    /// Replaces the leases of a message that `is_foreign` names by such on fresh memory of `gpu`, filled by its stream, and
-    /// moves the outlines accordingly. Pending, with `waker` noted, where the pool has no room now.
+    /// Replaces the leases of a message that `is_foreign` names by such on fresh memory of `stream`, filled by its
+    /// stream, and moves the outlines accordingly. Pending, with `waker` noted, where the pool has no room now.
     ///
     /// # Errors
     /// A pool that never has the room, a layout that leaves its lease, a device that refuses.
     pub(super) fn fetch(
         &self,
-        gpu: &Gpu,
+        stream: &DeviceStream,
         leases: &mut Leases,
         outlines: &mut [Outline],
         is_foreign: impl Fn(DeviceId) -> bool,
@@ -87,7 +87,7 @@ impl Fetches {
             Ok(wanted) => wanted,
             Err(error) => return Poll::Ready(Err(error)),
         };
-        let targets = match allocate(gpu, &wanted, waker) {
+        let targets = match allocate(stream, &wanted, waker) {
             Poll::Ready(Ok(targets)) => targets,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending => return Poll::Pending,
@@ -95,7 +95,7 @@ impl Fetches {
         let mut fetched = Vec::with_capacity(targets.len());
         let mut moved = Moved::default();
         for (wanted, mut target) in wanted.iter().zip(targets) {
-            match self.copy(gpu, wanted, &mut target, &backend_of) {
+            match self.copy(stream, wanted, &mut target, &backend_of) {
                 Ok(staged) => moved.staged += staged,
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -119,36 +119,38 @@ impl Fetches {
     /// Returns how many bytes were staged for want of anything better.
     fn copy(
         &self,
-        gpu: &Gpu,
+        stream: &DeviceStream,
         wanted: &Wanted<'_>,
         target: &mut TensorMut,
         backend_of: &impl Fn(DeviceId) -> Result<Arc<dyn Backend>, DeviceError>,
     ) -> Result<u64, TensorError> {
         let (lease, bytes) = (wanted.lease, wanted.bytes());
-        let to = target.write_on(gpu.stream())?;
+        let to = target.write_on(stream.clocked())?;
         let target_mapping = target.lease().writable()?.1;
         let from = lease.address() + wanted.span.start;
         let source_mapping = Arc::clone(lease.mapping());
-        let here = gpu.pool().backend();
+        let here = stream.pool().backend();
         if here.can_reach(lease.device()) {
             // CLOCK-1, then CLOCK-2.
-            gpu.stream().wait(wanted.ready)?;
-            lease.used_on(gpu.stream());
+            stream.clocked().wait(wanted.ready)?;
+            lease.used_on(stream.clocked());
             let keep: Keep = smallvec![source_mapping, target_mapping];
             // SAFETY: the span lies in the allocation, whose mapping is kept, and this device's streams reach it; the
             // target has as many bytes, is kept, and nobody else's yet. Both are ordered with all other uses by the calls
             // above.
-            unsafe { gpu.stream().backend().copy(to, from, bytes, keep)? };
+            unsafe { stream.clocked().backend().copy(to, from, bytes, keep)? };
             return Ok(0);
         }
         let there = backend_of(lease.device())?;
-        let out = self.stream_on(&there, gpu.stream())?;
+        let out = self.stream_on(&there, stream.clocked())?;
         out.wait(wanted.ready)?;
         lease.used_on(&out);
         // Of the two, the one that is a GPU: its copies need page-locked memory.
         let staging = if there.id() == DeviceId::HOST { here } else { &there };
         // SAFETY: as above, for the stream that reads and the one that writes.
-        unsafe { stage((&out, from, source_mapping), (gpu.stream(), to, target_mapping), bytes, staging)? };
+        unsafe {
+            stage((&out, from, source_mapping), (stream.clocked(), to, target_mapping), bytes, staging)?
+        };
         if there.id() == DeviceId::HOST || here.id() == DeviceId::HOST {
             return Ok(0);
         }
@@ -210,19 +212,23 @@ fn no_span() -> TensorError {
 }
 
 /// Memory for all of it or for none.
-fn allocate(gpu: &Gpu, wanted: &[Wanted<'_>], waker: &Waker) -> Poll<Result<Vec<TensorMut>, TensorError>> {
+fn allocate(
+    stream: &DeviceStream,
+    wanted: &[Wanted<'_>],
+    waker: &Waker,
+) -> Poll<Result<Vec<TensorMut>, TensorError>> {
     loop {
         // This look takes leases and gives them back, which wakes others and not the one who waits here.
-        gpu.pool().waits_no_more(waker);
-        if let Some(done) = try_allocate(gpu, wanted).transpose() {
+        stream.pool().waits_no_more(waker);
+        if let Some(done) = try_allocate(stream, wanted).transpose() {
             return Poll::Ready(done);
         }
-        if let Some(never) = gpu.pool().never_has(wanted.iter().map(Wanted::bytes).sum()) {
+        if let Some(never) = stream.pool().never_has(wanted.iter().map(Wanted::bytes).sum()) {
             return Poll::Ready(Err(never.into()));
         }
-        let returned = gpu.pool().returned();
-        gpu.pool().wake_on_return(waker);
-        if gpu.pool().returned() == returned {
+        let returned = stream.pool().returned();
+        stream.pool().wake_on_return(waker);
+        if stream.pool().returned() == returned {
             return Poll::Pending;
         }
         // Memory came back between the two steps, and has woken nobody: look again.
@@ -230,10 +236,10 @@ fn allocate(gpu: &Gpu, wanted: &[Wanted<'_>], waker: &Waker) -> Poll<Result<Vec<
 }
 
 /// `None` where there is no room for all of it now.
-fn try_allocate(gpu: &Gpu, wanted: &[Wanted<'_>]) -> Result<Option<Vec<TensorMut>>, TensorError> {
+fn try_allocate(stream: &DeviceStream, wanted: &[Wanted<'_>]) -> Result<Option<Vec<TensorMut>>, TensorError> {
     let mut targets = Vec::with_capacity(wanted.len());
     for one in wanted {
-        match gpu.empty(DType::U8, &[one.bytes() as usize]) {
+        match stream.empty(DType::U8, &[one.bytes() as usize]) {
             Ok(target) => targets.push(target),
             Err(TensorError::Pool(PoolError::Full { .. })) => return Ok(None),
             Err(error) => return Err(error),

@@ -20,11 +20,11 @@ use crate::clock::turn::Turn;
 use crate::clock::{ClockDomain, ClockError, Ticket};
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
-use crate::mailbox::post::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
-use crate::mailbox::post::{AskFailure, Office};
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::trace::FrameId;
 use crate::os::vital;
+use crate::transport::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
+use crate::transport::{AskFailure, Transport};
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -32,26 +32,26 @@ pub struct Handles<A: RemoteActor> {
     by_key: Vec<(u64, Entry<A>)>,
 }
 
-/// A letter, boxed because a mailbox holds letters of all types that its actor takes.
-type AnyLetter<A> = Box<dyn Letter<A>>;
+/// An envelope, boxed because a mailbox holds envelopes of all types that its actor takes.
+type BoxedEnvelope<A> = Box<dyn AnyEnvelope<A>>;
 
-type Decode<A> = fn(&Arc<Office>, Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>;
+type Decode<A> = fn(&Arc<Transport>, Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>;
 
 struct Entry<A: RemoteActor> {
     name: &'static str,
     decode: Decode<A>,
-    accept: fn(inbox::Parcel) -> Result<AnyLetter<A>, inbox::Parcel>,
+    accept: fn(inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::LocalMessage>,
 }
 
 /// A message in an actor's mailbox.
-pub(super) trait Letter<A: RemoteActor>: std::marker::Send {
+pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
     /// Runs the handler. What it returns, if anything, has to be polled until the handler's result resolves.
     fn open(
         self: Box<Self>,
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
-        office: &Weak<Office>,
+        transport: &Weak<Transport>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
     /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
@@ -135,12 +135,12 @@ impl<A: RemoteActor> Handles<A> {
 
     pub(super) fn decode(
         &self,
-        office: &Arc<Office>,
+        transport: &Arc<Transport>,
         delivery: Delivery<'_>,
-    ) -> Result<AnyLetter<A>, Undelivered> {
+    ) -> Result<BoxedEnvelope<A>, Undelivered> {
         let key = delivery.key;
         match self.find(key) {
-            Some(entry) => (entry.decode)(office, delivery),
+            Some(entry) => (entry.decode)(transport, delivery),
             None => {
                 let error = Undelivered::Unregistered { key };
                 delivery.receipt.refuse(&Refusal::Undelivered(error.to_string()));
@@ -152,36 +152,36 @@ impl<A: RemoteActor> Handles<A> {
     pub(super) fn accept(
         &self,
         key: u64,
-        parcel: inbox::Parcel,
-    ) -> Result<AnyLetter<A>, (inbox::Parcel, Undelivered)> {
+        message: inbox::LocalMessage,
+    ) -> Result<BoxedEnvelope<A>, (inbox::LocalMessage, Undelivered)> {
         match self.find(key) {
             Some(entry) => {
-                (entry.accept)(parcel).map_err(|parcel| (parcel, Undelivered::Unregistered { key }))
+                (entry.accept)(message).map_err(|message| (message, Undelivered::Unregistered { key }))
             }
-            None => Err((parcel, Undelivered::Unregistered { key })),
+            None => Err((message, Undelivered::Unregistered { key })),
         }
     }
 }
 
 fn decode_acknowledged<A, M>(
-    office: &Arc<Office>,
+    transport: &Arc<Transport>,
     mut delivery: Delivery<'_>,
-) -> Result<AnyLetter<A>, Undelivered>
+) -> Result<BoxedEnvelope<A>, Undelivered>
 where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
     delivery.receipt.acknowledge();
-    decode::<A, M>(office, delivery)
+    decode::<A, M>(transport, delivery)
 }
 
-fn decode<A, M>(office: &Arc<Office>, delivery: Delivery<'_>) -> Result<AnyLetter<A>, Undelivered>
+fn decode<A, M>(transport: &Arc<Transport>, delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>
 where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
     let Delivery { body, tensors, tickets, receipt, .. } = delivery;
-    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Office>::clone(office);
+    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Transport>::clone(transport);
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
     let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
         Ok(Ok(())) => Ok(message),
@@ -189,7 +189,7 @@ where
         Err(panic) => Err(format!("checking it panicked: {}", vital::panic_text(panic.as_ref()))),
     });
     match checked {
-        Ok(message) => Ok(Box::new(Parcel { message, tickets, done: Done::Remote(receipt) })),
+        Ok(message) => Ok(Box::new(Envelope { message, tickets, done: Done::Remote(receipt) })),
         Err(why) => {
             receipt.refuse(&Refusal::Undelivered(why.clone()));
             Err(Undelivered::Malformed { message: M::NAME, why })
@@ -197,17 +197,17 @@ where
     }
 }
 
-fn accept<A, M>(parcel: inbox::Parcel) -> Result<AnyLetter<A>, inbox::Parcel>
+fn accept<A, M>(message: inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::LocalMessage>
 where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
-    let parcel: Box<Parcel<M>> = parcel.downcast()?;
-    Ok(parcel)
+    let message: Box<Envelope<M>> = message.downcast()?;
+    Ok(message)
 }
 
 /// A message with what has to happen when it is done with.
-pub(super) struct Parcel<M: GpuMessage> {
+pub(super) struct Envelope<M: GpuMessage> {
     pub(super) message: M,
     pub(super) tickets: SmallVec<[Ticket; 2]>,
     pub(super) done: Done<M::Reply>,
@@ -222,7 +222,7 @@ pub(super) enum Done<R> {
 /// The receipt of a message from the same process.
 pub(super) struct LocalReceipt<R> {
     credits: Arc<LocalCredits>,
-    office: Arc<Office>,
+    transport: Arc<Transport>,
     answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
 }
 
@@ -230,11 +230,11 @@ impl<R> LocalReceipt<R> {
     /// For a message whose credit was taken.
     pub(super) fn new(
         credits: Arc<LocalCredits>,
-        office: Arc<Office>,
+        transport: Arc<Transport>,
         answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
     ) -> Self {
-        office.opened();
-        LocalReceipt { credits, office, answer }
+        transport.opened();
+        LocalReceipt { credits, transport, answer }
     }
 
     /// Takes the way back to whoever asked out of a message that was not taken: it is told nothing then.
@@ -250,7 +250,7 @@ impl<R> Drop for LocalReceipt<R> {
             let _ = answer.send(Err(AskFailure::Refused(Refusal::of_an_end())));
         }
         self.credits.hand_back();
-        self.office.done();
+        self.transport.done();
     }
 }
 
@@ -269,7 +269,7 @@ impl<R: serde::Serialize> Done<R> {
             Done::Remote(receipt) => receipt.reply(reply),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
-                    let tainted = taint_in(receipt.office.domain(), &reply);
+                    let tainted = taint_in(receipt.transport.domain(), &reply);
                     let reply = match tainted {
                         Some(by) => Err(AskFailure::Refused(Refusal::Tainted(by))),
                         None => Ok(reply),
@@ -295,7 +295,7 @@ impl<R: serde::Serialize> Done<R> {
     fn sender(&self) -> ProcessId {
         match self {
             Done::Remote(receipt) => receipt.sender(),
-            Done::Local(receipt) => receipt.office.process(),
+            Done::Local(receipt) => receipt.transport.process(),
         }
     }
 }
@@ -306,7 +306,7 @@ fn taint_in<T: serde::Serialize>(domain: &ClockDomain, value: &T) -> Option<Proc
     domain.has_taint().then(|| scope::taint_in(value))?.map(|tainted| tainted.by)
 }
 
-impl<M: GpuMessage> Parcel<M> {
+impl<M: GpuMessage> Envelope<M> {
     /// The process whose death took the data of one of the tensors, if any did (DEATH-3).
     pub(super) fn taint(&self, domain: &ClockDomain) -> Option<ProcessId> {
         match &self.done {
@@ -317,11 +317,11 @@ impl<M: GpuMessage> Parcel<M> {
     }
 
     /// There is no handler's call for it: tells whoever asked, and counts it.
-    pub(super) fn refuse_tainted(self, by: ProcessId, office: Option<Arc<Office>>) -> (M, ProcessId) {
+    pub(super) fn refuse_tainted(self, by: ProcessId, transport: Option<Arc<Transport>>) -> (M, ProcessId) {
         let sender = self.done.sender();
         self.done.refuse(Refusal::Tainted(by));
-        if let Some(office) = office {
-            office.dead_letter();
+        if let Some(transport) = transport {
+            transport.dead_letter();
         }
         (self.message, sender)
     }
@@ -333,34 +333,34 @@ fn is_done<M: GpuMessage, R>() -> bool {
     result == type_name::<()>() || result == type_name::<MessageResult<M>>()
 }
 
-impl<M: GpuMessage> Parcel<M> {
+impl<M: GpuMessage> Envelope<M> {
     /// Its tensors cannot be waited for.
     #[cold]
-    fn unready<A>(self, error: DeviceError, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    fn unready<A>(self, error: DeviceError, actor: &mut A, ctx: &mut Context<A>, transport: &Weak<Transport>)
     where
         A: RemoteActor + Handler<M>,
     {
         if let DeviceError::Clock(ClockError::Tainted(tainted)) = &error {
-            return self.tainted(tainted.by, actor, ctx, office);
+            return self.tainted(tainted.by, actor, ctx, transport);
         }
         tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-        let Parcel { message, tickets: _, done } = self;
+        let Envelope { message, tickets: _, done } = self;
         done.refuse(Refusal::Undelivered(error.to_string()));
         drop(message);
     }
 
     /// DEATH-3: it is never handed to a handler as if it were good.
     #[cold]
-    fn tainted<A>(self, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, office: &Weak<Office>)
+    fn tainted<A>(self, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, transport: &Weak<Transport>)
     where
         A: RemoteActor + Handler<M>,
     {
-        let (message, sender) = self.refuse_tainted(by, office.upgrade());
+        let (message, sender) = self.refuse_tainted(by, transport.upgrade());
         actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
     }
 }
 
-impl<A, M> Letter<A> for Parcel<M>
+impl<A, M> AnyEnvelope<A> for Envelope<M>
 where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
@@ -370,22 +370,22 @@ where
         actor: &mut A,
         ctx: &mut Context<A>,
         stream: &Stream,
-        office: &Weak<Office>,
+        transport: &Weak<Transport>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
         // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
         // stream, is waited for when it is used.
         if let Err(error) = stream.begin(&self.tickets) {
-            self.unready(error, actor, ctx, office);
+            self.unready(error, actor, ctx, transport);
             return None;
         }
         // Known now that was not when it was sent.
         if matches!(self.done, Done::Local(_))
             && let Some(by) = self.taint(stream.domain())
         {
-            self.tainted(by, actor, ctx, office);
+            self.tainted(by, actor, ctx, transport);
             return None;
         }
-        let Parcel { message, tickets: _, done } = *self;
+        let Envelope { message, tickets: _, done } = *self;
         let response = <A as Handler<M>>::handle(actor, message, ctx);
         // A handler that returns `()` or its reply is done; any other result may resolve later, and holds the credit until
         // then.
@@ -435,7 +435,7 @@ where
     }
 
     fn turn_away(self: Box<Self>) {
-        let Parcel { message, done, .. } = *self;
+        let Envelope { message, done, .. } = *self;
         drop(message);
         done.refuse(Refusal::Restarting);
     }

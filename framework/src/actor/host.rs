@@ -18,16 +18,16 @@ use super::{Env, RemoteActor};
 use crate::clock::turn::Turn;
 use crate::fault;
 use crate::ids::{ActorId, DeviceId};
-use crate::mailbox::lives::{EndReason, RestartWhen};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::Office;
 use crate::message::codec;
 use crate::os::vital;
-use crate::tensor::Gpu;
+use crate::tensor::DeviceStream;
+use crate::transport::Transport;
+use crate::transport::control_channel::Location;
+use crate::transport::lifecycle::{EndReason, RestartWhen};
 
 /// Called once when an actor has ended, with the reason if it was a failure, and whether its senders were told to wait for
 /// another life.
-pub(crate) type Ended = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
+pub(crate) type OnActorEnd = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
 
 /// The actor types of a program; the same in the node and in every worker.
 #[derive(Clone, Debug, Default)]
@@ -36,7 +36,7 @@ pub struct Program {
 }
 
 /// Starts an actor of one type: its environment, where its tensors have to be, its arguments, how.
-type StartFn = fn(Env, Receive, &[u8], How, Ended) -> Result<Hosted, String>;
+type StartFn = fn(Env, Receive, &[u8], How, OnActorEnd) -> Result<Hosted, String>;
 
 #[derive(Clone, Debug)]
 struct ActorType {
@@ -88,14 +88,14 @@ fn start<A: RemoteActor>(
     receive: Receive,
     args: &[u8],
     how: How,
-    ended: Ended,
+    ended: OnActorEnd,
 ) -> Result<Hosted, String> {
-    let context: Arc<dyn std::any::Any + Send + Sync> = env.office.clone();
+    let context: Arc<dyn std::any::Any + Send + Sync> = env.transport.clone();
     let args = codec::decode::<A::Args>(args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
     let inbox = ActorInbox::<A>::new(&env, receive, how.restarts);
     // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
-    env.office.serve_at(env.place.index, inbox.clone()).map_err(|error| error.to_string())?;
+    env.transport.serve_at(env.location.index, inbox.clone()).map_err(|error| error.to_string())?;
     let created = {
         let _turn = Turn::begin();
         fault::point("worker.create");
@@ -119,14 +119,14 @@ fn start<A: RemoteActor>(
         Ok(Err(error)) => format!("{error:#}"),
         Err(panic) => format!("`create` panicked: {}", vital::panic_text(panic.as_ref())),
     };
-    env.office.withdraw(env.place.index);
+    env.transport.withdraw(env.location.index);
     Err(why)
 }
 
 /// An order to start an actor.
 pub(crate) struct Start {
     pub(crate) actor: ActorId,
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) name: String,
     pub(crate) type_name: String,
     pub(crate) args: Vec<u8>,
@@ -139,35 +139,36 @@ pub(crate) struct Start {
 }
 
 /// The actors of one worker.
-pub(crate) struct WorkerStage {
+pub(crate) struct WorkerActors {
     program: Program,
-    office: Arc<Office>,
+    transport: Arc<Transport>,
     hosted: Mutex<Vec<Hosted>>,
 }
 
-impl WorkerStage {
-    pub(crate) fn new(program: Program, office: Arc<Office>) -> Self {
-        WorkerStage { program, office, hosted: Mutex::default() }
+impl WorkerActors {
+    pub(crate) fn new(program: Program, transport: Arc<Transport>) -> Self {
+        WorkerActors { program, transport, hosted: Mutex::default() }
     }
 
     /// Starts an actor, on this thread or on one of its own.
-    pub(crate) async fn start(&self, start: Start, ended: Ended) -> Result<(), String> {
+    pub(crate) async fn start(&self, start: Start, ended: OnActorEnd) -> Result<(), String> {
         let Some(kind) = self.program.types.get(start.type_name.as_str()) else {
             return Err(format!(
                 "this program does not know the actor type {}; add it with `Node::builder().actor::<…>()`",
                 start.type_name
             ));
         };
-        let pool = self.office.pool_for(start.device).map_err(|error| error.to_string())?;
-        let gpu = Gpu::new(pool, Arc::clone(self.office.domain())).map_err(|error| error.to_string())?;
+        let pool = self.transport.pool_for(start.device).map_err(|error| error.to_string())?;
+        let stream = DeviceStream::new(pool, Arc::clone(self.transport.domain()))
+            .map_err(|error| error.to_string())?;
         let receive =
-            Receive::new(&gpu, start.receive_on, &self.office).map_err(|error| error.to_string())?;
+            Receive::new(&stream, start.receive_on, &self.transport).map_err(|error| error.to_string())?;
         let env = Env {
-            office: Arc::clone(&self.office),
-            gpu,
+            transport: Arc::clone(&self.transport),
+            stream,
             name: start.name,
             actor: start.actor,
-            place: start.place,
+            location: start.location,
             life: start.life,
         };
         let make = kind.start;

@@ -27,26 +27,26 @@ use futures_util::stream::{FuturesUnordered, Stream as _};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::handles::{Handles, Letter};
-use super::host::Ended;
+use super::handles::{AnyEnvelope, Handles};
+use super::host::OnActorEnd;
 use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::{self, Turn};
 use crate::ids::ActorId;
-use crate::mailbox::lives::{EndReason, RestartWhen};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::Office;
-use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Undelivered};
-use crate::observe::figures::{ActorFigures, Meter};
-use crate::observe::sight::ActorSight;
+use crate::observe::hang_probe::ActorProbe;
+use crate::observe::metrics::{ActorMetrics, Meter};
 use crate::observe::trace::{Of, Tracer};
 use crate::os::{monotonic_ns, vital};
+use crate::transport::Transport;
+use crate::transport::control_channel::Location;
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Undelivered};
+use crate::transport::lifecycle::{EndReason, RestartWhen};
 
 mod channel;
 pub use channel::{Channel, ChannelError};
 
-/// Letters handled before other tasks of the thread get their turn.
+/// Envelopes handled before other tasks of the thread get their turn.
 const BATCH: usize = 64;
 /// Short handlers share a turn for this long, in nanoseconds, so that what they send is published together.
 const TURN: u64 = 20_000;
@@ -55,23 +55,23 @@ const TURN: u64 = 20_000;
 pub(super) struct ActorInbox<A: RemoteActor> {
     actor: ActorId,
     name: String,
-    place: Place,
+    location: Location,
     meter: Meter,
     /// For whoever looks for what stands still; written by the actor's thread alone.
-    standing: Standing,
+    activity: MailboxActivity,
     handles: Handles<A>,
-    office: Weak<Office>,
+    transport: Weak<Transport>,
     stream: Stream,
     receive: Receive,
     local: Arc<LocalCredits>,
     /// When its supervisor starts it anew.
     restarts: RestartWhen,
-    queue: Mutex<Letters<A>>,
+    queue: Mutex<MailboxQueue<A>>,
 }
 
 /// The state of an actor.
 #[derive(Default)]
-struct Standing {
+struct MailboxActivity {
     /// Whether a handler is being called.
     handling: AtomicBool,
     /// Handlers that have returned and whose results have not resolved.
@@ -80,8 +80,8 @@ struct Standing {
     resolved: AtomicU64,
 }
 
-struct Letters<A: RemoteActor> {
-    letters: VecDeque<Queued<A>>,
+struct MailboxQueue<A: RemoteActor> {
+    envelopes: VecDeque<Queued<A>>,
     waker: Option<Waker>,
     /// Stop when empty, and say so once the actor is gone.
     closing: Option<Vec<oneshot::Sender<()>>>,
@@ -91,14 +91,14 @@ struct Letters<A: RemoteActor> {
 }
 
 struct Queued<A: RemoteActor> {
-    letter: Box<dyn Letter<A>>,
+    envelope: Box<dyn AnyEnvelope<A>>,
     /// Whether its tensors may have to be fetched first.
     fetch: bool,
 }
 
 /// Stopping an actor of whatever type.
 pub(super) trait Close: std::marker::Send + Sync {
-    /// Asks the actor to stop once the letters that are here are handled. Resolves when it has stopped, its
+    /// Asks the actor to stop once the envelopes that are here are handled. Resolves when it has stopped, its
     /// `stopped` included.
     fn close(&self) -> oneshot::Receiver<()>;
 }
@@ -108,8 +108,8 @@ pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
     pub(super) fn new(env: &Env, receive: Receive, restarts: RestartWhen) -> Arc<Self> {
-        let Env { office, gpu, name, actor, place, .. } = env;
-        let (actor, place, stream) = (*actor, *place, gpu.stream().clone());
+        let Env { transport, stream, name, actor, location, .. } = env;
+        let (actor, location, stream) = (*actor, *location, stream.clocked().clone());
         let handles = Handles::of();
         let tracer = stream.domain().tracer();
         tracer.name(Of::Actor, actor.0, name);
@@ -119,16 +119,16 @@ impl<A: RemoteActor> ActorInbox<A> {
             restarts,
             actor,
             name: name.clone(),
-            place,
+            location,
             meter: Meter::default(),
-            standing: Standing::default(),
+            activity: MailboxActivity::default(),
             handles,
-            office: Arc::downgrade(office),
+            transport: Arc::downgrade(transport),
             stream,
             receive,
-            local: LocalCredits::new(place.capacity),
-            queue: Mutex::new(Letters {
-                letters: VecDeque::new(),
+            local: LocalCredits::new(location.capacity),
+            queue: Mutex::new(MailboxQueue {
+                envelopes: VecDeque::new(),
                 waker: None,
                 closing: None,
                 failing: None,
@@ -141,13 +141,13 @@ impl<A: RemoteActor> ActorInbox<A> {
         self.stream.domain().tracer()
     }
 
-    fn push(&self, letter: Box<dyn Letter<A>>, fetch: bool) -> Result<(), Box<dyn Letter<A>>> {
+    fn push(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
         let waker = {
             let mut queue = self.queue.lock();
             if queue.closed {
-                return Err(letter);
+                return Err(envelope);
             }
-            queue.letters.push_back(Queued { letter, fetch });
+            queue.envelopes.push_back(Queued { envelope, fetch });
             queue.waker.take()
         };
         if let Some(waker) = waker {
@@ -168,19 +168,19 @@ enum Opened<A: RemoteActor> {
 
 impl<A: RemoteActor> ActorInbox<A> {
     fn open(&self, queued: Queued<A>, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> Opened<A> {
-        let Queued { mut letter, fetch } = queued;
+        let Queued { mut envelope, fetch } = queued;
         if fetch {
-            match letter.fetch(&self.receive, waker) {
-                Poll::Pending => return Opened::Not(Queued { letter, fetch }),
+            match envelope.fetch(&self.receive, waker) {
+                Poll::Pending => return Opened::Not(Queued { envelope, fetch }),
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(why)) => {
-                    tracing::error!(message = letter.name(), %why, "a message was dropped: its tensors cannot be fetched");
-                    letter.refuse(why);
+                    tracing::error!(message = envelope.name(), %why, "a message was dropped: its tensors cannot be fetched");
+                    envelope.refuse(why);
                     return Opened::Done;
                 }
             }
         }
-        letter.open(actor, ctx, &self.stream, &self.office).map_or(Opened::Done, Opened::Goes)
+        envelope.open(actor, ctx, &self.stream, &self.transport).map_or(Opened::Done, Opened::Goes)
     }
 }
 
@@ -221,26 +221,26 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
     }
 
     fn capacity(&self) -> u32 {
-        self.place.capacity
+        self.location.capacity
     }
 
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
-        let Some(office) = self.office.upgrade() else { return Err(Undelivered::Stopped) };
+        let Some(transport) = self.transport.upgrade() else { return Err(Undelivered::Stopped) };
         for tensor in &delivery.tensors {
             tensor.lease().set_home(&self.stream);
         }
         let fetch = self.receive.concerns(&delivery.tensors);
-        let letter = self.handles.decode(&office, delivery)?;
-        self.push(letter, fetch).map_err(|_| Undelivered::Stopped)
+        let envelope = self.handles.decode(&transport, delivery)?;
+        self.push(envelope, fetch).map_err(|_| Undelivered::Stopped)
     }
 
-    fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)> {
+    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
         if self.local.is_closed() {
-            return Err((parcel, Undelivered::Stopped));
+            return Err((message, Undelivered::Stopped));
         }
-        let letter = self.handles.accept(key, parcel)?;
-        if self.push(letter, self.receive.may_concern()).is_err() {
-            // It stopped between the two looks: the letter's receipt has told the sender who asked.
+        let envelope = self.handles.accept(key, message)?;
+        if self.push(envelope, self.receive.may_concern()).is_err() {
+            // It stopped between the two looks: the envelope's receipt has told the sender who asked.
             tracing::debug!(actor = %self.actor, "a message came as its actor stopped");
         }
         Ok(())
@@ -261,12 +261,12 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         }
     }
 
-    fn sight(&self) -> Option<ActorSight> {
-        let Standing { handling, unresolved, resolved } = &self.standing;
+    fn hang_probe(&self) -> Option<ActorProbe> {
+        let MailboxActivity { handling, unresolved, resolved } = &self.activity;
         let handling = handling.load(Ordering::Relaxed);
-        let queued = self.queue.lock().letters.len();
+        let queued = self.queue.lock().envelopes.len();
         let unresolved = unresolved.load(Ordering::Relaxed);
-        Some(ActorSight {
+        Some(ActorProbe {
             actor: self.actor,
             name: self.name.clone(),
             open: (queued + unresolved + usize::from(handling)) as u64,
@@ -275,15 +275,15 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         })
     }
 
-    fn figures(&self) -> Option<ActorFigures> {
+    fn metrics(&self) -> Option<ActorMetrics> {
         let handler = self.meter.histogram();
         let (busy, longest) = self.meter.total_and_longest();
         let (waits, waited) = self.stream.waits();
-        Some(ActorFigures {
+        Some(ActorMetrics {
             actor: self.actor,
             name: self.name.clone(),
             handled: handler.count(),
-            queued: self.queue.lock().letters.len(),
+            queued: self.queue.lock().envelopes.len(),
             busy,
             longest,
             handler,
@@ -299,11 +299,11 @@ pub(super) struct InboxTask<A: RemoteActor> {
     /// Handlers whose results have not resolved.
     pending: FuturesUnordered<LocalBoxFuture<'static, ()>>,
     failure: Option<EndReason>,
-    ended: Option<Ended>,
+    ended: Option<OnActorEnd>,
 }
 
 impl<A: RemoteActor> InboxTask<A> {
-    pub(super) fn new(inbox: Arc<ActorInbox<A>>, ended: Ended) -> Self {
+    pub(super) fn new(inbox: Arc<ActorInbox<A>>, ended: OnActorEnd) -> Self {
         InboxTask { inbox, pending: FuturesUnordered::new(), failure: None, ended: Some(ended) }
     }
 
@@ -317,14 +317,14 @@ impl<A: RemoteActor> InboxTask<A> {
     /// Goes on with what handlers have left.
     fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
         let _acting = self.inbox.tracer().acting(self.inbox.actor);
-        let standing = &self.inbox.standing;
+        let activity = &self.inbox.activity;
         while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {
-            standing.resolved.store(standing.resolved.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            activity.resolved.store(activity.resolved.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
-        standing.unresolved.store(self.pending.len(), Ordering::Relaxed);
+        activity.unresolved.store(self.pending.len(), Ordering::Relaxed);
     }
 
-    /// Handles letters until the batch or the mailbox is empty; true if there are more.
+    /// Handles envelopes until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
         let mut turn = Turn::begin_on(&self.inbox.stream);
         let (mut since, mut last): (Option<u64>, Option<u64>) = (None, None);
@@ -332,15 +332,15 @@ impl<A: RemoteActor> InboxTask<A> {
             if ctx.waiting() {
                 return false; // the context polls again when what it waits for is done
             }
-            let Some(queued) = self.inbox.queue.lock().letters.pop_front() else { return false };
-            let name = queued.letter.name();
+            let Some(queued) = self.inbox.queue.lock().envelopes.pop_front() else { return false };
+            let name = queued.envelope.name();
             // The end of one handler is the beginning of the next: one look at the clock each.
             let began = last.unwrap_or_else(monotonic_ns);
             turn::note_time(began);
-            let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.letter.origin());
-            self.inbox.standing.handling.store(true, Ordering::Relaxed);
+            let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.envelope.origin());
+            self.inbox.activity.handling.store(true, Ordering::Relaxed);
             let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));
-            self.inbox.standing.handling.store(false, Ordering::Relaxed);
+            self.inbox.activity.handling.store(false, Ordering::Relaxed);
             drop(handling);
             let now = monotonic_ns();
             last = Some(now);
@@ -352,7 +352,7 @@ impl<A: RemoteActor> InboxTask<A> {
                 Ok(Opened::Goes(result)) => self.pending.push(result),
                 Ok(Opened::Not(queued)) => {
                     // Still the first, until there is memory for what it has to have.
-                    self.inbox.queue.lock().letters.push_front(queued);
+                    self.inbox.queue.lock().envelopes.push_front(queued);
                     return false;
                 }
                 Err(panic) => {
@@ -407,7 +407,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
         self.poll_pending(task);
         let finished = {
             let queue = self.inbox.queue.lock();
-            queue.closing.is_some() && queue.letters.is_empty() && self.pending.is_empty()
+            queue.closing.is_some() && queue.envelopes.is_empty() && self.pending.is_empty()
         };
         if finished && !ctx.waiting() {
             ctx.stop();
@@ -421,28 +421,28 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
     fn drop(&mut self) {
         let panicked = || std::thread::panicking().then(|| EndReason::HandlerPanic("it panicked".to_owned()));
         let failure = self.failure.take().or_else(panicked);
-        let ActorInbox { actor, place, .. } = *self.inbox;
-        let office = self.inbox.office.upgrade();
-        let leaving = office.as_ref().is_some_and(|office| office.is_leaving());
+        let ActorInbox { actor, location, .. } = *self.inbox;
+        let transport = self.inbox.transport.upgrade();
+        let leaving = transport.as_ref().is_some_and(|transport| transport.is_leaving());
         let away = self.comes_back(failure.is_some() || leaving);
-        if let Some(office) = office.as_ref().filter(|_| away) {
-            office.goes_away(actor, place);
+        if let Some(transport) = transport.as_ref().filter(|_| away) {
+            transport.goes_away(actor, location);
         }
         self.inbox.local.close(away);
-        if let Some(office) = office {
-            office.withdraw_for(place.index, away);
+        if let Some(transport) = transport {
+            transport.withdraw_for(location.index, away);
         }
-        let letters = {
+        let envelopes = {
             let mut queue = self.inbox.queue.lock();
             queue.closed = true;
             queue.waker = None;
-            std::mem::take(&mut queue.letters)
+            std::mem::take(&mut queue.envelopes)
         };
         // Each refuses for itself, and lets its leases go (LEASE-2).
         if away {
-            letters.into_iter().for_each(|queued| queued.letter.turn_away());
+            envelopes.into_iter().for_each(|queued| queued.envelope.turn_away());
         } else {
-            drop(letters);
+            drop(envelopes);
         }
         if let Some(ended) = self.ended.take() {
             ended(failure, away);

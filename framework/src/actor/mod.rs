@@ -21,7 +21,7 @@
 //! }
 //!
 //! struct Brighten {
-//!     gpu: Gpu,
+//!     stream: DeviceStream,
 //!     next: Address<Frame>,
 //! }
 //!
@@ -33,7 +33,7 @@
 //!     type Args = Address<Frame>; // addresses travel in arguments and in messages
 //!
 //!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
-//!         Ok(Brighten { gpu: env.gpu(), next }) // runs in the worker process
+//!         Ok(Brighten { stream: env.stream(), next }) // runs in the worker process
 //!     }
 //!
 //!     fn handles(on: &mut Handles<Self>) {
@@ -44,9 +44,9 @@
 //! impl Brighten {
 //!     fn brighten(&self, frame: Frame) -> Result<Frame, TensorError> {
 //!         // In place if nobody else holds the pixels, in a copy otherwise.
-//!         let mut pixels = frame.pixels.into_mut(&self.gpu).or_else(|shared| self.gpu.copy(&shared.tensor))?;
-//!         self.gpu.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = (2.0 * *p).min(1.0)))?;
-//!         Ok(Frame { pixels: pixels.freeze(), ..frame })
+//!         let mut pixels = frame.pixels.into_mut(&self.stream).or_else(|shared| self.stream.copy(&shared.tensor))?;
+//!         self.stream.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = (2.0 *
+//!         *p).min(1.0)))?; Ok(Frame { pixels: pixels.freeze(), ..frame })
 //!     }
 //! }
 //!
@@ -73,7 +73,7 @@
 //!     let (sink, mut frames) = node.channel::<Frame>()?;
 //!     let brighten = node.spawn::<Brighten>(sink).start()?.address::<Frame>();
 //!
-//!     let pixels = node.host()?.from_slice(&[2, 2], &[0.1_f32, 0.2, 0.4, 0.8])?.freeze();
+//!     let pixels = node.host_stream()?.from_slice(&[2, 2], &[0.1_f32, 0.2, 0.4, 0.8])?.freeze();
 //!     node.block_on(brighten.send(Frame { id: 1, pixels }))?;
 //!
 //!     let frame = frames.blocking_recv()?;
@@ -107,18 +107,18 @@ pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::Program;
-pub(crate) use host::{Ended, Start, WorkerStage, takes};
+pub(crate) use host::{OnActorEnd, Start, WorkerActors, takes};
 pub use inbox::{Channel, ChannelError};
 pub use sending::Send;
 pub use watching::Watch;
 
 use crate::ids::{ActorId, ProcessId};
-pub use crate::mailbox::lives::{Departed, EndReason, Lifecycle};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::{Office, OfficeStats};
 use crate::message::GpuMessage;
 pub use crate::os::step_aside;
-use crate::tensor::Gpu;
+use crate::tensor::DeviceStream;
+use crate::transport::control_channel::Location;
+pub use crate::transport::lifecycle::{EndReason, ExitedProcess, Lifecycle};
+use crate::transport::{Transport, TransportStats};
 
 /// An actor that can be started in a worker process.
 ///
@@ -164,7 +164,7 @@ use crate::tensor::Gpu;
 /// # fn main() -> anyhow::Result<()> {
 /// let node = Node::builder().actor::<Adder>().start()?;
 /// let adder = node.spawn::<Adder>(0.5).start()?.address::<Sum>();
-/// let values = node.host()?.from_slice(&[2], &[1.0_f32, 2.0])?.freeze();
+/// let values = node.host_stream()?.from_slice(&[2], &[1.0_f32, 2.0])?.freeze();
 /// assert_eq!(node.block_on(adder.ask(Sum(values)))?, 3.5);
 /// # Ok(())
 /// # }
@@ -196,7 +196,7 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
 /// # use tensorpost::prelude::*;
 /// # #[derive(Serialize, Deserialize, GpuMessage)] struct Tick;
 /// struct Ticker {
-///     gpu: Gpu,
+///     stream: DeviceStream,
 ///     itself: Address<Tick>,
 ///     env: Env, // kept, to look others up later: `self.env.lookup::<Tick>("sink").await`
 /// }
@@ -206,7 +206,7 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
 ///     type Args = ();
 ///
 ///     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-///         Ok(Ticker { gpu: env.gpu(), itself: env.address(), env: env.clone() })
+///         Ok(Ticker { stream: env.stream(), itself: env.address(), env: env.clone() })
 ///     }
 /// #   fn handles(on: &mut Handles<Self>) { on.message::<Tick>(); }
 /// }
@@ -214,11 +214,11 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Env {
-    pub(crate) office: Arc<Office>,
-    pub(crate) gpu: Gpu,
+    pub(crate) transport: Arc<Transport>,
+    pub(crate) stream: DeviceStream,
     pub(crate) name: String,
     pub(crate) actor: ActorId,
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) life: u32,
 }
 
@@ -226,8 +226,8 @@ impl Env {
     /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this stream. It
     /// is the actor's own, unless its process has so many actors on one GPU that they share
     /// ([`cuda_streams`](crate::limits::cuda_streams)).
-    pub fn gpu(&self) -> Gpu {
-        self.gpu.clone()
+    pub fn stream(&self) -> DeviceStream {
+        self.stream.clone()
     }
 
     /// The actor's name.
@@ -251,14 +251,14 @@ impl Env {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub fn stopping(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
-        self.office.until_stopping()
+        self.transport.until_stopping()
     }
 
     /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other
     /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
     /// that what came before does not wait for it.
     pub fn publish(&self) {
-        crate::clock::turn::settle();
+        crate::clock::turn::flush_now();
     }
 
     /// Resolves when nothing more comes from `process`, which has ended: all messages that it had sent to actors of this
@@ -269,17 +269,17 @@ impl Env {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn until_read(&self, process: ProcessId) {
-        self.office.until_read(process).await;
+        self.transport.until_read(process).await;
     }
 
     /// Counts of what the actor's process has sent and received, for all its actors together.
-    pub fn stats(&self) -> OfficeStats {
-        self.office.stats()
+    pub fn stats(&self) -> TransportStats {
+        self.transport.stats()
     }
 
     /// The actor's own address, to send along.
     pub fn address<M: GpuMessage>(&self) -> Address<M> {
-        Address::new(Arc::clone(&self.office), self.actor, self.place, true)
+        Address::new(Arc::clone(&self.transport), self.actor, self.location, true)
     }
 
     /// The actor that was started or registered under `name`.
@@ -290,7 +290,7 @@ impl Env {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        address::lookup(&self.office, name).await
+        address::lookup(&self.transport, name).await
     }
 
     /// Registers this actor under one more name.
@@ -301,6 +301,6 @@ impl Env {
     /// # Cancel safety
     /// Once polled, the name may be registered although the future was dropped.
     pub async fn register(&self, name: &str) -> Result<(), RegisterError> {
-        address::register(&self.office, name, self.actor).await
+        address::register(&self.transport, name, self.actor).await
     }
 }

@@ -18,16 +18,16 @@ use super::fetch::{Fetches, Leases};
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceKind;
 use crate::ids::DeviceId;
-use crate::mailbox::post::Office;
 use crate::message::{GpuMessage, codec};
-use crate::tensor::{Gpu, Tensor, TensorError};
+use crate::tensor::{DeviceStream, Tensor, TensorError};
+use crate::transport::Transport;
 
 /// See the module.
 pub(super) struct Receive {
-    gpu: Gpu,
+    stream: DeviceStream,
     /// Whether everything has to be on the device, not only what it cannot reach otherwise.
     all: bool,
-    office: Weak<Office>,
+    transport: Weak<Transport>,
     fetches: Fetches,
 }
 
@@ -43,27 +43,27 @@ impl Receive {
     /// # Errors
     /// The device cannot be used, or the process has no clock left.
     pub(super) fn new(
-        own: &Gpu,
+        own: &DeviceStream,
         wanted: Option<DeviceId>,
-        office: &Arc<Office>,
+        transport: &Arc<Transport>,
     ) -> Result<Self, TensorError> {
-        let gpu = match wanted {
+        let stream = match wanted {
             Some(device) if device != own.device_id() => {
-                Gpu::new(office.pool_for(device)?, Arc::clone(office.domain()))?
+                DeviceStream::new(transport.pool_for(device)?, Arc::clone(transport.domain()))?
             }
             _ => own.clone(),
         };
-        let (all, office) = (wanted.is_some(), Arc::downgrade(office));
-        Ok(Receive { gpu, all, office, fetches: Fetches::default() })
+        let (all, transport) = (wanted.is_some(), Arc::downgrade(transport));
+        Ok(Receive { stream, all, transport, fetches: Fetches::default() })
     }
 
     /// What the process knows of clocks.
     pub(super) fn domain(&self) -> Option<Arc<ClockDomain>> {
-        self.office.upgrade().map(|office| Arc::clone(office.domain()))
+        self.transport.upgrade().map(|transport| Arc::clone(transport.domain()))
     }
 
     fn is_foreign(&self, device: DeviceId) -> bool {
-        let here = self.gpu.pool().backend();
+        let here = self.stream.pool().backend();
         if device == here.id() {
             return false;
         }
@@ -78,9 +78,9 @@ impl Receive {
     /// Whether a message that came as a value may have such a tensor: nobody has looked for its tensors.
     pub(super) fn may_concern(&self) -> bool {
         self.all
-            || (self.gpu.kind() == DeviceKind::Cuda
-                && self.office.upgrade().is_some_and(|office| {
-                    office.devices_in_use().into_iter().any(|device| self.is_foreign(device))
+            || (self.stream.kind() == DeviceKind::Cuda
+                && self.transport.upgrade().is_some_and(|transport| {
+                    transport.devices_in_use().into_iter().any(|device| self.is_foreign(device))
                 }))
     }
 
@@ -94,7 +94,7 @@ impl Receive {
         message: &M,
         waker: &Waker,
     ) -> Poll<Result<Option<Fetched<M>>, String>> {
-        let Some(office) = self.office.upgrade() else { return Poll::Ready(Ok(None)) };
+        let Some(transport) = self.transport.upgrade() else { return Poll::Ready(Ok(None)) };
         let encoded = match codec::encode(message, Vec::new()) {
             Ok(encoded) => encoded,
             Err(error) => return Poll::Ready(Err(error.to_string())),
@@ -105,27 +105,27 @@ impl Receive {
         }
         if let Some(part) = parts.first() {
             // ONE-WRITER: the whole is others' to write, so a part of it is nowhere else.
-            let reaches = self.gpu.pool().backend().can_reach(part.lease().device());
+            let reaches = self.stream.pool().backend().can_reach(part.lease().device());
             let why =
                 || format!("a part of a tensor on {} cannot be moved, or reached", part.lease().device());
             return Poll::Ready(if reaches || self.all { Ok(None) } else { Err(why()) });
         }
         let mut leases: Leases = leases;
-        let backend_of = |device| office.pool_for(device).map(|pool| Arc::clone(pool.backend()));
+        let backend_of = |device| transport.pool_for(device).map(|pool| Arc::clone(pool.backend()));
         let is_foreign = |device| self.is_foreign(device);
-        match self.fetches.fetch(&self.gpu, &mut leases, &mut tensors, is_foreign, backend_of, waker) {
+        match self.fetches.fetch(&self.stream, &mut leases, &mut tensors, is_foreign, backend_of, waker) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error.to_string())),
             Poll::Ready(Ok(moved)) => {
-                office.counters().bytes_fetched.fetch_add(moved.bytes, Ordering::Relaxed);
-                office.counters().bytes_staged.fetch_add(moved.staged, Ordering::Relaxed);
+                transport.counters().bytes_fetched.fetch_add(moved.bytes, Ordering::Relaxed);
+                transport.counters().bytes_staged.fetch_add(moved.staged, Ordering::Relaxed);
             }
         }
         let tickets = leases.iter().filter_map(|(_, ready)| *ready).collect();
         let read = codec::tensors(&leases, &tensors).and_then(|tensors| {
             // As in a delivery: the tensors are the only ones on their leases.
             drop(leases);
-            codec::decode::<M>(&body, tensors, Some(office))
+            codec::decode::<M>(&body, tensors, Some(transport))
         });
         Poll::Ready(read.map(|message| Some(Fetched { message, tickets })).map_err(|error| error.to_string()))
     }

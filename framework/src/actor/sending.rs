@@ -12,17 +12,17 @@ use tokio::time::{Sleep, sleep};
 
 use super::address::Address;
 use super::error::{SendError, SendFailure};
-use super::handles::{Done, LocalReceipt, Parcel};
+use super::handles::{Done, Envelope, LocalReceipt};
 use crate::clock::turn::Turn;
 use crate::ids::ActorId;
 use crate::limits::{MAX_GRANTED, MAX_TENSORS};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::inbox::{Inbox, Undelivered};
-use crate::mailbox::post::{
-    AskFailure, Envelope, Link, Office, PlaceInQueue, PostError, Queue, Settled, Way,
-};
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
+use crate::transport::control_channel::Location;
+use crate::transport::inbox::{Inbox, Undelivered};
+use crate::transport::{
+    Arrival, AskFailure, Destination, Link, PlaceInQueue, Queue, TransmitError, Transport, Way,
+};
 
 /// The way to a mailbox.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ enum Route {
     /// In this process; with the queue that came along with its actor, if one did.
     Short(Arc<dyn Inbox>, Option<Queue>),
     /// In another.
-    Long(Arc<Link>, Place, Option<Queue>),
+    Long(Arc<Link>, Location, Option<Queue>),
     /// Nowhere yet.
     Later(Queue),
 }
@@ -38,75 +38,75 @@ enum Route {
 impl Route {
     #[inline]
     fn to<M: GpuMessage>(address: &Address<M>) -> Result<Self, SendFailure> {
-        if address.office().has_moved() {
+        if address.transport().has_moved() {
             return Self::by_directory(address);
         }
         // As long as no actor of the node has moved, each is where its address says.
-        let place = address.place();
-        match Self::at(address, place) {
+        let location = address.location();
+        match Self::at(address, location) {
             Some(route) => Ok(route),
-            None => Self::after(address, place),
+            None => Self::after(address, location),
         }
     }
 
-    /// The way to a mailbox at `place`; `None` where nothing, or somebody else, is there now.
+    /// The way to a mailbox at `location`; `None` where nothing, or somebody else, is there now.
     #[inline]
-    fn at<M: GpuMessage>(address: &Address<M>, place: Place) -> Option<Self> {
-        let office = address.office();
-        if place.process == office.process() {
-            let inbox = office.inbox(place.index).filter(|inbox| inbox.actor() == address.actor());
+    fn at<M: GpuMessage>(address: &Address<M>, location: Location) -> Option<Self> {
+        let transport = address.transport();
+        if location.process == transport.process() {
+            let inbox = transport.inbox(location.index).filter(|inbox| inbox.actor() == address.actor());
             return inbox.map(|inbox| Route::Short(inbox, None));
         }
-        let link = office.link(place.process).filter(|link| !link.has_ended());
-        link.map(|link| Route::Long(link, place, None))
+        let link = transport.link(location.process).filter(|link| !link.has_exited());
+        link.map(|link| Route::Long(link, location, None))
     }
 
     #[cold]
     fn by_directory<M: GpuMessage>(address: &Address<M>) -> Result<Self, SendFailure> {
-        match address.office().way_to(address.actor(), address.place()) {
-            Way::To(place, queue) => Self::along(address, place, queue),
-            way => Self::without_place(way),
+        match address.transport().way_to(address.actor(), address.location()) {
+            Way::To(location, queue) => Self::along(address, location, queue),
+            way => Self::without_location(way),
         }
     }
 
-    /// The way to a mailbox at `place`, with the queue that came along with its actor, if one did.
+    /// The way to a mailbox at `location`, with the queue that came along with its actor, if one did.
     fn along<M: GpuMessage>(
         address: &Address<M>,
-        place: Place,
+        location: Location,
         queue: Option<Queue>,
     ) -> Result<Self, SendFailure> {
-        let (office, actor) = (address.office(), address.actor());
-        let Some(mut route) = Self::at(address, place) else { return Self::after(address, place) };
+        let (transport, actor) = (address.transport(), address.actor());
+        let Some(mut route) = Self::at(address, location) else { return Self::after(address, location) };
         if let Route::Short(_, slot) | Route::Long(_, _, slot) = &mut route {
             *slot = queue;
         }
         match &route {
-            Route::Short(inbox, Some(_)) => office.settle(actor, place, Settled::Here(&**inbox)),
-            Route::Long(link, _, Some(_)) => office.settle(actor, place, Settled::There(link)),
+            Route::Short(inbox, Some(_)) => transport.arrive_at(actor, location, Arrival::Here(&**inbox)),
+            Route::Long(link, _, Some(_)) => transport.arrive_at(actor, location, Arrival::There(link)),
             _ => {}
         }
         Ok(route)
     }
 
-    /// There is no such mailbox at `place`.
+    /// There is no such mailbox at `location`.
     #[cold]
-    fn after<M: GpuMessage>(address: &Address<M>, place: Place) -> Result<Self, SendFailure> {
-        let office = address.office();
-        if place.process == office.process() {
+    fn after<M: GpuMessage>(address: &Address<M>, location: Location) -> Result<Self, SendFailure> {
+        let transport = address.transport();
+        if location.process == transport.process() {
             return Err(SendFailure::NoSuchActor);
         }
-        match office.way_after(address.actor(), place) {
+        match transport.way_after(address.actor(), location) {
             // It moved between the two looks, to another process.
-            Way::To(place, queue) => Self::along(address, place, queue),
-            way => Self::without_place(way),
+            Way::To(location, queue) => Self::along(address, location, queue),
+            way => Self::without_location(way),
         }
     }
 
-    fn without_place(way: Way) -> Result<Self, SendFailure> {
+    fn without_location(way: Way) -> Result<Self, SendFailure> {
         match way {
             Way::Later(queue) => Ok(Route::Later(queue)),
             Way::GaveUp(reason) => Err(SendFailure::GaveUp(reason)),
-            Way::Gone(departed) => Err(SendFailure::Gone(departed)),
+            Way::Exited(exited) => Err(SendFailure::ProcessExited(exited)),
             Way::To(..) | Way::Nowhere => Err(SendFailure::NoSuchActor),
         }
     }
@@ -115,7 +115,7 @@ impl Route {
     fn queue(&self) -> Option<&Queue> {
         match self {
             Route::Short(inbox, queue) => Some(queue.as_ref().unwrap_or_else(|| inbox.local().queue())),
-            Route::Long(link, place, queue) => queue.as_ref().or_else(|| link.queue(place.index)),
+            Route::Long(link, location, queue) => queue.as_ref().or_else(|| link.queue(location.index)),
             Route::Later(queue) => Some(queue),
         }
     }
@@ -123,7 +123,7 @@ impl Route {
     fn stamp(&self) -> u64 {
         match self {
             Route::Short(inbox, _) => inbox.local().stamp(),
-            Route::Long(link, place, _) => link.stamp(place.index),
+            Route::Long(link, location, _) => link.stamp(location.index),
             Route::Later(_) => 0,
         }
     }
@@ -151,18 +151,18 @@ fn may_wait(reason: &SendFailure) -> bool {
 
 /// Whether the actor is not where it was, and may be elsewhere.
 fn is_lost(reason: &SendFailure) -> bool {
-    matches!(reason, SendFailure::Restarting | SendFailure::Gone(_) | SendFailure::NoSuchActor)
+    matches!(reason, SendFailure::Restarting | SendFailure::ProcessExited(_) | SendFailure::NoSuchActor)
 }
 
-fn failure(office: &Office, actor: ActorId, error: PostError) -> SendFailure {
+fn failure(transport: &Transport, actor: ActorId, error: TransmitError) -> SendFailure {
     match error {
-        PostError::NotNow(_) => SendFailure::Full,
-        PostError::NoSuchActor => SendFailure::NoSuchActor,
-        PostError::Restarting => SendFailure::Restarting,
-        PostError::Gone(process) => SendFailure::Gone(office.departed(process, actor)),
-        PostError::Body { error, .. } => SendFailure::Body(error),
-        PostError::Tainted(by) => SendFailure::Tainted(by),
-        PostError::Tensor(error) => SendFailure::Tensor(error),
+        TransmitError::NotNow(_) => SendFailure::Full,
+        TransmitError::NoSuchActor => SendFailure::NoSuchActor,
+        TransmitError::Restarting => SendFailure::Restarting,
+        TransmitError::Exited(process) => SendFailure::ProcessExited(transport.exited(process, actor)),
+        TransmitError::Body { error, .. } => SendFailure::Body(error),
+        TransmitError::Tainted(by) => SendFailure::Tainted(by),
+        TransmitError::Tensor(error) => SendFailure::Tensor(error),
     }
 }
 
@@ -177,7 +177,7 @@ fn attempt<M: GpuMessage>(
 ) -> Result<Option<u64>, SendFailure> {
     match route {
         Route::Short(inbox, _) => offer(address, inbox, message, answer).map(|()| None),
-        Route::Long(link, place, _) => post(address, link, place, message, answer),
+        Route::Long(link, location, _) => post(address, link, location, message, answer),
         Route::Later(_) => Err(SendFailure::Restarting),
     }
 }
@@ -198,11 +198,11 @@ fn offer<M: GpuMessage>(
         *message = Some(value);
         return Err(SendFailure::Full);
     }
-    let receipt = LocalReceipt::new(Arc::clone(local), Arc::clone(address.office()), answer.take());
-    let parcel = Parcel { message: value, tickets: Default::default(), done: Done::Local(receipt) };
-    inbox.offer(address.key(), Box::new(parcel)).map_err(|(parcel, why)| {
-        if let Ok(parcel) = parcel.downcast::<Parcel<M>>() {
-            let Parcel { message: value, done, .. } = *parcel;
+    let receipt = LocalReceipt::new(Arc::clone(local), Arc::clone(address.transport()), answer.take());
+    let envelope = Envelope { message: value, tickets: Default::default(), done: Done::Local(receipt) };
+    inbox.offer(address.key(), Box::new(envelope)).map_err(|(envelope, why)| {
+        if let Ok(envelope) = envelope.downcast::<Envelope<M>>() {
+            let Envelope { message: value, done, .. } = *envelope;
             *message = Some(value);
             if let Done::Local(mut receipt) = done {
                 // Whoever asked asks the actor's next life, where there is one, and waits for that.
@@ -220,51 +220,51 @@ fn offer<M: GpuMessage>(
 fn post<M: GpuMessage>(
     address: &Address<M>,
     link: &Arc<Link>,
-    place: &Place,
+    location: &Location,
     message: &mut Option<M>,
     answer: &mut Option<Answer<M::Reply>>,
 ) -> Result<Option<u64>, SendFailure> {
-    let office = address.office();
-    let mut envelope = Envelope {
+    let transport = address.transport();
+    let mut destination = Destination {
         kind: if answer.is_some() { Kind::Ask } else { Kind::Send },
-        index: place.index,
+        index: location.index,
         actor: address.actor(),
         correlation: 0,
         key: address.key(),
-        capacity: place.capacity,
+        capacity: location.capacity,
     };
     // A first look at credit and room, before the work of encoding. `claim` looks again.
-    let failed = |error| failure(office, address.actor(), error);
-    office.may_send(link, &envelope).map_err(failed)?;
+    let failed = |error| failure(transport, address.actor(), error);
+    transport.may_send(link, &destination).map_err(failed)?;
     let Some(value) = message.as_ref() else { return Ok(None) };
     // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock write.
     let _turn = Turn::begin();
     let encoded = codec::encode(value, codec::buffer())?;
     // All or nothing, while the value is still here to give back.
-    let claim = office.claim(link, &envelope, &encoded).map_err(failed)?;
+    let claim = transport.claim(link, &destination, &encoded).map_err(failed)?;
     // Nothing fails from here on. The ask is noted before its frame can be answered.
-    let correlation = answer.take().map(|answer| expect::<M>(office, place, address.actor(), answer));
-    envelope.correlation = correlation.unwrap_or(0);
+    let correlation = answer.take().map(|answer| expect::<M>(transport, location, address.actor(), answer));
+    destination.correlation = correlation.unwrap_or(0);
     // The value goes before the frame is written: what has no handle left then was moved all the way.
     drop(message.take());
-    office.commit(claim, &envelope, encoded);
+    transport.commit(claim, &destination, encoded);
     Ok(correlation)
 }
 
 /// Notes the ask; its reply is decoded on the reader's thread.
 fn expect<M: GpuMessage>(
-    office: &Arc<Office>,
-    place: &Place,
+    transport: &Arc<Transport>,
+    location: &Location,
     actor: ActorId,
     answer: Answer<M::Reply>,
 ) -> u64 {
-    let weak = Arc::downgrade(office);
-    office.expect_reply(
-        place.process,
+    let weak = Arc::downgrade(transport);
+    transport.expect_reply(
+        location.process,
         actor,
         Box::new(move |reply| {
             let reply = reply.and_then(|parts| {
-                let context = weak.upgrade().map(|office| office as _);
+                let context = weak.upgrade().map(|transport| transport as _);
                 codec::decode::<M::Reply>(parts.body, parts.tensors, context)
                     .map_err(|error| AskFailure::BadReply(error.to_string()))
             });
@@ -282,7 +282,7 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
     {
         // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
         // nothing else wakes it.
-        address.office().wake_reader();
+        address.transport().wake_reader();
     }
     match message {
         Some(message) => Err(SendError { message, reason }),
@@ -373,10 +373,10 @@ impl<M: GpuMessage> Sending<M> {
         Sending { address, message, answer, state }
     }
 
-    /// The actor was not found where its way leads, for this reason: finds its new place, or fails. False if there is
-    /// nothing new.
+    /// The actor was not found where its way leads, for this reason: finds its new location, or fails. False if there
+    /// is nothing new.
     fn follow(&mut self, reason: SendFailure) -> bool {
-        let State::Waiting(route, place) = &mut self.state else { return true };
+        let State::Waiting(route, location) = &mut self.state else { return true };
         match Route::to(&self.address) {
             Ok(now) if now.is(route) => {
                 if may_wait(&reason) {
@@ -389,8 +389,8 @@ impl<M: GpuMessage> Sending<M> {
                     self.fail(SendFailure::NoSuchActor);
                     return true;
                 };
-                if !queue.is(place.queue()) {
-                    *place = queue.join();
+                if !queue.is(location.queue()) {
+                    *location = queue.join();
                 }
                 *route = now;
             }
@@ -411,11 +411,11 @@ impl<M: GpuMessage> Sending<M> {
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<u64>, SendError<M>>> {
-        while let State::Waiting(route, place) = &self.state {
+        while let State::Waiting(route, location) = &self.state {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
-            place.remember(cx.waker(), stamp);
-            if !place.is_front() {
+            location.remember(cx.waker(), stamp);
+            if !location.is_front() {
                 return Poll::Pending;
             }
             match attempt(&self.address, route, &mut self.message, &mut self.answer) {
@@ -428,7 +428,7 @@ impl<M: GpuMessage> Sending<M> {
                 Err(reason) if may_wait(&reason) => {
                     if route.stamp() == stamp {
                         // The reader may sleep without knowing that somebody waits.
-                        self.address.office().wake_reader();
+                        self.address.transport().wake_reader();
                         return Poll::Pending;
                     }
                 }
@@ -452,7 +452,7 @@ impl State {
     fn after(reason: SendFailure, way: Option<Route>) -> Self {
         match way {
             Some(route) if may_wait(&reason) => match route.queue().map(Queue::join) {
-                Some(place) => State::Waiting(route, place),
+                Some(location) => State::Waiting(route, location),
                 None => State::Failed(Box::new(SendFailure::NoSuchActor)),
             },
             _ => State::Failed(Box::new(reason)),

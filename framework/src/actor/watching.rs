@@ -13,9 +13,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use super::{Address, Env};
 use crate::ids::ActorId;
 use crate::limits::WATCH_EVENTS;
-use crate::mailbox::lives::{EndReason, Lifecycle};
-use crate::mailbox::post::{Office, Tell, Watcher};
 use crate::message::GpuMessage;
+use crate::transport::lifecycle::{EndReason, Lifecycle};
+use crate::transport::{Tell, Transport, Watcher};
 
 /// The events of one actor, for the program that started the node: see [`Node::watch`](crate::node::Node::watch).
 ///
@@ -29,9 +29,9 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to watch.
-    pub(crate) fn begin(office: &Office, actor: ActorId) -> Self {
+    pub(crate) fn begin(transport: &Transport, actor: ActorId) -> Self {
         let (to, events) = broadcast::channel(WATCH_EVENTS);
-        office.watch(actor, Watcher { name: None, tell: pass_on(to) });
+        transport.watch(actor, Watcher { name: None, tell: pass_on(to) });
         Watch { actor, events, missed: 0 }
     }
 
@@ -135,7 +135,7 @@ impl Env {
         // Without the thread nobody takes the events, and the watching ends with the first.
         let _ = carrier().map(|carrier| carrier.send((queue, to.clone())));
         let watcher = Watcher { name: Some(("watch", recipient)), tell: pass_on(events) };
-        self.office.watch(address.actor(), watcher);
+        self.transport.watch(address.actor(), watcher);
     }
 
     /// Has this actor fail whenever the one behind `address` goes down for a failure, from now on; then its own restart
@@ -145,7 +145,8 @@ impl Env {
     /// For two that make no sense without each other, let each link the other, or use a
     /// [group](crate::node::Node::group), which also begins their next lives together.
     pub fn link<M: GpuMessage>(&self, address: &Address<M>) {
-        let Some(inbox) = self.office.inbox(self.place.index).filter(|inbox| inbox.actor() == self.actor)
+        let Some(inbox) =
+            self.transport.inbox(self.location.index).filter(|inbox| inbox.actor() == self.actor)
         else {
             return; // this life has ended
         };
@@ -160,7 +161,7 @@ impl Env {
             true
         };
         let watcher = Watcher { name: Some(("link", self.actor)), tell: Box::new(tell) };
-        self.office.watch(address.actor(), watcher);
+        self.transport.watch(address.actor(), watcher);
     }
 }
 

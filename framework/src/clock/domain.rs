@@ -15,7 +15,7 @@ use super::marking::Knowledge;
 use super::own::OwnStreams;
 use super::queued::Queued;
 use super::slots::{OwnClock, Slots};
-use super::taint::Board;
+use super::taint::EpochPage;
 use super::{ClockPage, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
@@ -59,11 +59,15 @@ struct Peer {
 impl ClockDomain {
     /// The clocks of process `own`, whose page this process writes; no peers yet. There is nobody to tell it of deaths.
     pub fn new(own: ProcessId, page: Arc<ClockPage>) -> Arc<Self> {
-        Self::with_board(own, page, None)
+        Self::with_epoch_page(own, page, None)
     }
 
-    /// As [`new`](Self::new), in a node that says on `board` what everybody must know of deaths.
-    pub fn with_board(own: ProcessId, page: Arc<ClockPage>, board: Option<Arc<Board>>) -> Arc<Self> {
+    /// As [`new`](Self::new), in a node that says on `epoch_page` what everybody must know of deaths.
+    pub fn with_epoch_page(
+        own: ProcessId,
+        page: Arc<ClockPage>,
+        epoch_page: Option<Arc<EpochPage>>,
+    ) -> Arc<Self> {
         let by_slot = std::iter::repeat_with(SmallVec::new).take(MAX_PROCESSES).collect();
         Arc::new(ClockDomain {
             own,
@@ -78,7 +82,7 @@ impl ClockDomain {
             queued: std::iter::repeat_with(Queued::default).take(MAX_STREAMS).collect(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
-            knowledge: Knowledge::new(board),
+            knowledge: Knowledge::new(epoch_page),
         })
     }
 
@@ -115,18 +119,18 @@ impl ClockDomain {
     /// Adds a peer's page, or replaces it. Another life of the same slot stays known until it is removed.
     pub(crate) fn add_peer(&self, id: ProcessId, page: Arc<ClockPage>) {
         let mut peers = self.peers.write();
-        let lives = &mut peers.by_slot[id.slot()];
-        lives.retain(|peer| peer.id != id);
-        lives.push(Peer { id, page });
+        let incarnations = &mut peers.by_slot[id.slot()];
+        incarnations.retain(|peer| peer.id != id);
+        incarnations.push(Peer { id, page });
         peers.gather();
     }
 
     /// Forgets a peer's page; gives it back where it was known. Waits that already have it go on.
     pub(crate) fn remove_peer(&self, id: ProcessId) -> Option<Arc<ClockPage>> {
         let mut peers = self.peers.write();
-        let lives = &mut peers.by_slot[id.slot()];
-        let at = lives.iter().position(|peer| peer.id == id)?;
-        let peer = lives.swap_remove(at);
+        let incarnations = &mut peers.by_slot[id.slot()];
+        let at = incarnations.iter().position(|peer| peer.id == id)?;
+        let peer = incarnations.swap_remove(at);
         peers.gather();
         Some(peer.page)
     }
@@ -156,7 +160,7 @@ impl ClockDomain {
     }
 
     /// Whether a ticket's clock has passed its value, or was released. Never blocks. It orders work; whether there is
-    /// data is another question: see [`standing`](Self::standing).
+    /// data is another question: see [`status`](Self::status).
     pub fn passed(&self, ticket: &Ticket) -> Result<bool, UnknownClock> {
         match self.value_of(ticket.process, ticket.slot) {
             Some(clock) => Ok(passed(clock, ticket.value)),

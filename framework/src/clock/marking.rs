@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::taint::{Board, News, Standing, StreamLog, Table, TaintRange, Tainted};
+use super::taint::{EpochPage, StreamLog, Table, TaintRange, TaintUpdate, Tainted, TicketStatus};
 use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_DEAD_PAGES, MAX_STREAMS};
@@ -27,7 +27,7 @@ const CATCH_UP: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Knowledge {
     /// `None` outside of a node: nobody dies there.
-    board: Option<Arc<Board>>,
+    epoch_page: Option<Arc<EpochPage>>,
     table: RwLock<Table>,
     /// Whether the table has anything: the one look that uses cost while nobody has died.
     any: AtomicBool,
@@ -41,9 +41,9 @@ pub(super) struct Knowledge {
 }
 
 impl Knowledge {
-    pub(super) fn new(board: Option<Arc<Board>>) -> Self {
+    pub(super) fn new(epoch_page: Option<Arc<EpochPage>>) -> Self {
         Knowledge {
-            board,
+            epoch_page,
             table: RwLock::default(),
             any: AtomicBool::new(false),
             round: AtomicU64::new(0),
@@ -56,9 +56,9 @@ impl Knowledge {
     /// Whether this process knows what everybody must know by now.
     #[inline]
     fn is_current(&self) -> bool {
-        let Some(board) = &self.board else { return true };
+        let Some(epoch_page) = &self.epoch_page else { return true };
         // Acquire: what was learnt up to that round is seen by the look at the table that follows.
-        self.round.load(Ordering::Acquire) >= board.round()
+        self.round.load(Ordering::Acquire) >= epoch_page.round()
     }
 
     #[inline]
@@ -82,14 +82,14 @@ impl ClockDomain {
     ///
     /// # Errors
     /// Its clock is not known here.
-    pub fn standing(&self, ticket: &Ticket) -> Result<Standing, UnknownClock> {
+    pub fn status(&self, ticket: &Ticket) -> Result<TicketStatus, UnknownClock> {
         // In this order: see `taint`, "Why passed is not enough".
         let passed = self.passed(ticket)?;
         let current = self.knowledge().is_current();
         Ok(match self.knowledge().of(ticket) {
-            Some(by) => Standing::Tainted(by),
-            None if passed && current => Standing::Ready,
-            None => Standing::Pending,
+            Some(by) => TicketStatus::Tainted(by),
+            None if passed && current => TicketStatus::Ready,
+            None => TicketStatus::Pending,
         })
     }
 
@@ -123,7 +123,7 @@ impl ClockDomain {
                 return Ok(Waited::TimedOut);
             }
             // If not, it was tainted meanwhile, or another round has begun. The next turn of the loop tells which.
-            if self.standing(ticket)? == Standing::Ready {
+            if self.status(ticket)? == TicketStatus::Ready {
                 return Ok(Waited::Passed);
             }
         }
@@ -148,13 +148,13 @@ impl ClockDomain {
 
     /// Takes in what the node says, marks what follows from it, and returns the ranges of this process's own values
     /// that are tainted now and were not before. On the control thread; waits for no stream and no actor.
-    pub fn learn(&self, news: &News) -> Vec<TaintRange> {
+    pub fn learn(&self, update: &TaintUpdate) -> Vec<TaintRange> {
         let knowledge = self.knowledge();
-        let mut news = news.clone();
+        let mut update = update.clone();
         // Others do not believe it until it has answered. It knows better itself: what is lost of its own is in ranges,
         // and they stay. What it does meanwhile will be believed.
-        news.suspects.retain(|(suspect, _)| suspect.process != self.own());
-        if knowledge.table.write().learn(&news) || !news.is_empty() {
+        update.suspects.retain(|(suspect, _)| suspect.process != self.own());
+        if knowledge.table.write().learn(&update) || !update.is_empty() {
             knowledge.any.store(true, Ordering::Release);
         }
         // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
@@ -176,14 +176,14 @@ impl ClockDomain {
             }
         }
         // Only now: who finds this process current has to find its own ranges too.
-        knowledge.round.fetch_max(news.round, Ordering::AcqRel);
+        knowledge.round.fetch_max(update.round, Ordering::AcqRel);
         let _learnt = knowledge.learnt.0.lock();
         knowledge.learnt.1.notify_all();
         ranges
     }
 
     /// The clocks of a process that died were released. Its page is kept for a while, for waits that are being made.
-    pub(crate) fn settled(&self, process: ProcessId) {
+    pub(crate) fn clocks_released(&self, process: ProcessId) {
         let forget = {
             let mut dead = self.knowledge().dead_pages.lock();
             if self.page_of(process).is_some() && !dead.contains(&process) {

@@ -8,7 +8,7 @@
 //! death certificate) with [`ClockPage::values`], and after every process has marked what depends on the missing
 //! ones (DEATH-3, see [`taint`]) it calls `ClockPage::release_all`, so that no wait lasts for ever (DEATH-1). A
 //! released clock has passed every value anyone can ask for; [`is_released`] tells it apart. From then on "passed"
-//! proves nothing by itself: what may be read is what [`ClockDomain::standing`] calls ready.
+//! proves nothing by itself: what may be read is what [`ClockDomain::status`] calls ready.
 //!
 //! A wait that is given up (deadline, dropped caller) leaves nothing behind.
 
@@ -39,7 +39,7 @@ pub use slots::OwnClock;
 pub use waiting::Waited;
 
 use crate::ids::ProcessId;
-use taint::Board;
+use taint::EpochPage;
 
 /// The pages that the node gives a process.
 #[derive(Clone, Debug)]
@@ -47,16 +47,16 @@ pub struct ProcessPages {
     /// Its clocks. The node keeps a writable mapping of a worker's, to release it after its death (DEATH-1).
     pub clocks: Arc<ClockPage>,
     /// The page on which the node says which round of deaths everybody must know.
-    pub board: Arc<Board>,
+    pub epoch_page: Arc<EpochPage>,
 }
 
 impl ProcessPages {
-    /// The pages of the node's own process. Nobody needs to release its clocks, and its board is that of all.
+    /// The pages of the node's own process. Nobody needs to release its clocks, and its epoch page is that of all.
     ///
     /// # Errors
     /// No memory or descriptor is left.
     pub fn of_the_node() -> io::Result<Self> {
-        Ok(ProcessPages { clocks: ClockPage::create()?, board: Board::create()? })
+        Ok(ProcessPages { clocks: ClockPage::create()?, epoch_page: EpochPage::create()? })
     }
 }
 

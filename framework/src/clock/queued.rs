@@ -109,7 +109,7 @@ mod tests {
     use crate::device::Backend;
     use crate::device::fake::Fake;
     use crate::ids::ProcessId;
-    use crate::observe::sight::{WaitSight, WaitsIn};
+    use crate::observe::hang_probe::{WaitProbe, WaitsIn};
 
     fn ticket(value: u64) -> Ticket {
         Ticket { process: ProcessId::new(1, 0).expect("a small slot"), slot: 4, value }
@@ -161,7 +161,7 @@ mod tests {
             let [wait] = &domain.waiting()[..] else { panic!("{:?}", domain.waiting()) };
             let waits_in = WaitsIn::Stream { clock: own, device: fake.id() };
             let (on, clock, waited) = (id(2), theirs.slot(), wait.waited);
-            assert_eq!(*wait, WaitSight { waits_in, on, clock, value, now, waited });
+            assert_eq!(*wait, WaitProbe { waits_in, on, clock, value, now, waited });
             assert!(domain.waiting()[0].waited > waited, "since the first look");
         };
         stands(3, 0);

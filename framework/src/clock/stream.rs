@@ -36,7 +36,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::taint::{Standing, StreamLog, Tainted};
+use super::taint::{StreamLog, Tainted, TicketStatus};
 use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::fault;
@@ -61,7 +61,7 @@ struct Inner {
     /// How often it was given out to somebody who asked for a stream and could get none of its own.
     sharers: AtomicUsize,
     state: Mutex<State>,
-    /// Waits enqueued, for the figures.
+    /// Waits enqueued, for the metrics.
     waits: AtomicU64,
     /// A failure that could not be returned when it came; the next fallible call returns it.
     failure: Mutex<Option<String>>,
@@ -213,7 +213,7 @@ impl Stream {
             self.flush_to(value);
         }
         let ticket = Ticket { process: self.0.process, slot: self.0.slot, value };
-        (!matches!(self.0.domain.standing(&ticket), Ok(Standing::Ready))).then_some(ticket)
+        (!matches!(self.0.domain.status(&ticket), Ok(TicketStatus::Ready))).then_some(ticket)
     }
 
     /// The ticket that work enqueued now will have at the earliest; nobody is promised anything.
@@ -379,25 +379,25 @@ impl Stream {
         let mut lost: Option<DeviceError> = None;
         for ticket in tickets {
             let own = ticket.process == this.process && ticket.slot == this.slot;
-            let standing = match this.domain.standing(&ticket).map_err(ClockError::from) {
-                Ok(standing) => standing,
+            let status = match this.domain.status(&ticket).map_err(ClockError::from) {
+                Ok(status) => status,
                 Err(error) if must_be_put => {
                     lost.get_or_insert(error.into());
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            match (why, standing) {
-                (Why::Join, Standing::Tainted(by)) => {
+            match (why, status) {
+                (Why::Join, TicketStatus::Tainted(by)) => {
                     lost.get_or_insert(tainted((ticket, by)));
                     if !own {
                         open.push(ticket);
                     }
                 }
-                (Why::Data | Why::Handler, Standing::Tainted(by)) => {
+                (Why::Data | Why::Handler, TicketStatus::Tainted(by)) => {
                     return Err(ClockError::from(Tainted { ticket, by }).into());
                 }
-                (_, Standing::Ready) => {}
+                (_, TicketStatus::Ready) => {}
                 _ if own => {} // in order already
                 _ => open.push(ticket),
             }
@@ -454,7 +454,7 @@ impl Stream {
         let noted = if why == Why::Order {
             Ok(())
         } else {
-            let is_over = |ticket: &Ticket| matches!(this.domain.standing(ticket), Ok(Standing::Ready));
+            let is_over = |ticket: &Ticket| matches!(this.domain.status(ticket), Ok(TicketStatus::Ready));
             this.log.push(position, &open, |ticket| this.domain.tainted_by(ticket), is_over)
         };
         // Tainted meanwhile: a use for data is refused and its waits are not put. The write that is owed goes all the

@@ -78,7 +78,7 @@ impl Drop for Turn {
         }
         if let Some(open) = TURN.with_borrow_mut(Option::take) {
             fault::point("turn.end");
-            open.settle();
+            open.flush_now();
         }
         TIME.set(None);
     }
@@ -96,7 +96,7 @@ pub(crate) fn about_now() -> u64 {
 }
 
 impl Open {
-    fn settle(&self) {
+    fn flush_now(&self) {
         // Clock writes go first: a receiver that is quick then finds the write already enqueued.
         for stream in &self.streams {
             stream.flush();
@@ -108,10 +108,10 @@ impl Open {
 }
 
 /// Does now what was put off to the end of the turn, which goes on.
-pub(crate) fn settle() {
+pub(crate) fn flush_now() {
     // Taken out meanwhile, so that nothing of it is put off again.
     let Some(mut open) = TURN.with_borrow_mut(Option::take) else { return };
-    open.settle();
+    open.flush_now();
     open.streams.clear();
     open.ends.clear();
     TURN.with_borrow_mut(|turn| *turn = Some(open));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::handshake::{self, Advancer, Sleeper};
 use super::slots::OwnClock;
 use super::{ClockDomain, ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
-use crate::observe::sight::{WaitSight, WaitsIn};
+use crate::observe::hang_probe::{WaitProbe, WaitsIn};
 use crate::os::{Punctual, monotonic_ns};
 
 /// Longest sleep between two looks at a clock.
@@ -77,9 +77,9 @@ impl ClockDomain {
     /// for nobody.
     ///
     /// Of a stream it is known since which look it has stood there; of a thread, since when. A host stream is both.
-    pub(crate) fn waiting(&self) -> Vec<WaitSight> {
+    pub(crate) fn waiting(&self) -> Vec<WaitProbe> {
         let time = monotonic_ns();
-        let sight = |waits_in: WaitsIn, ticket: Ticket, since: u64| WaitSight {
+        let hang_probe = |waits_in: WaitsIn, ticket: Ticket, since: u64| WaitProbe {
             waits_in,
             on: ticket.process,
             clock: ticket.slot,
@@ -97,12 +97,12 @@ impl ClockDomain {
             let thread =
                 asleep.iter().position(|sleeper| sleeper.is_stream(slot) && sleeper.ticket == stands.at);
             let since = thread.map_or(stands.since, |at| asleep.swap_remove(at).since);
-            waits.push(sight(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at, since));
+            waits.push(hang_probe(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at, since));
         }
         waits.extend(
             asleep
                 .into_iter()
-                .map(|sleeper| sight(WaitsIn::Thread(sleeper.thread), sleeper.ticket, sleeper.since)),
+                .map(|sleeper| hang_probe(WaitsIn::Thread(sleeper.thread), sleeper.ticket, sleeper.since)),
         );
         waits
     }

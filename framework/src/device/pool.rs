@@ -9,7 +9,7 @@
 //! So chunks double up to a size that depends on the budget, and towards its end the next one takes the largest power
 //! of two that is left, and not just the room for one tensor.
 //!
-//! The book dies with its process; the memory does not (LEASE-4).
+//! The bookkeeping dies with its process; the memory does not (LEASE-4).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use offset_allocator::{Allocation, Allocator};
 
 use crate::limits::{ALLOCATION_UNIT, LARGEST_CHUNK, LARGEST_SHARED_CHUNK, MAX_POOL_CHUNKS};
 
-/// Fewest and most blocks in a chunk, whatever its size; in between, one for every eight units. The book for a
+/// Fewest and most blocks in a chunk, whatever its size; in between, one for every eight units. The bookkeeping for a
 /// chunk takes about 32 bytes a block.
 const LEAST_BLOCKS: u32 = 64;
 const MOST_BLOCKS: u32 = 256 << 10;
@@ -77,7 +77,7 @@ pub struct ChunkStats {
 
 /// All chunks, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
+pub struct SubAllocatorStats {
     /// Length of all chunks together in bytes.
     pub bytes: u64,
     /// What is given out, in bytes, rounded up to whole units.
@@ -96,7 +96,7 @@ struct Chunk {
     parts: Option<Allocator>,
 }
 
-/// The book of one pool's chunks.
+/// The bookkeeping of one pool's chunks.
 pub struct SubAllocator {
     first_chunk_bytes: u64,
     granularity: u64,
@@ -218,9 +218,9 @@ impl SubAllocator {
         self.is_chunk_empty(index) && self.chunks.remove(&index).is_some()
     }
 
-    /// The book in numbers.
-    pub fn stats(&self) -> PoolStats {
-        let mut stats = PoolStats::default();
+    /// The bookkeeping in numbers.
+    pub fn stats(&self) -> SubAllocatorStats {
+        let mut stats = SubAllocatorStats::default();
         for (&index, chunk) in &self.chunks {
             let (bytes, used, blocks, largest_free) =
                 (chunk.bytes, chunk.used, chunk.blocks, chunk.largest_free());
@@ -281,44 +281,46 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     /// Allocates as a pool does: with a new chunk where none has room. Says whether it took one.
-    fn take(book: &mut SubAllocator, next: &mut u32, bytes: u64, smallest: bool) -> (Block, bool) {
-        if let Some(block) = book.allocate(bytes) {
+    fn take(allocator: &mut SubAllocator, next: &mut u32, bytes: u64, smallest: bool) -> (Block, bool) {
+        if let Some(block) = allocator.allocate(bytes) {
             return (block, false);
         }
-        let size = if smallest { book.smallest_chunk_for(bytes) } else { book.chunk_size_for(bytes) };
-        book.add_chunk(*next, size);
+        let size =
+            if smallest { allocator.smallest_chunk_for(bytes) } else { allocator.chunk_size_for(bytes) };
+        allocator.add_chunk(*next, size);
         *next += 1;
-        (book.allocate(bytes).expect("what a chunk was made for fits it"), true)
+        (allocator.allocate(bytes).expect("what a chunk was made for fits it"), true)
     }
 
     #[test]
     fn chunks_double_up_to_a_bound() {
-        let mut book = SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB);
+        let mut allocator = SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB);
         let sizes: Vec<_> = (0..6)
             .map(|index| {
-                let size = book.chunk_size_for(1);
-                book.add_chunk(index, size);
+                let size = allocator.chunk_size_for(1);
+                allocator.add_chunk(index, size);
                 size / MIB
             })
             .collect();
         assert_eq!(sizes, [64, 128, 256, 512, 1024, 1024]);
-        assert_eq!(book.chunk_size_for(GIB), GIB);
-        assert_eq!(book.chunk_size_for(GIB + 1), GIB + 2 * MIB);
-        assert_eq!(book.chunk_size_for(u64::MAX), u64::MAX);
-        assert_eq!(book.smallest_chunk_for(1), 2 * MIB);
+        assert_eq!(allocator.chunk_size_for(GIB), GIB);
+        assert_eq!(allocator.chunk_size_for(GIB + 1), GIB + 2 * MIB);
+        assert_eq!(allocator.chunk_size_for(u64::MAX), u64::MAX);
+        assert_eq!(allocator.smallest_chunk_for(1), 2 * MIB);
     }
 
     /// Grows as far as it can by tensors of `bytes` bytes: the sizes of its chunks.
     fn grown(first: u64, granularity: u64, budget: u64, bytes: u64) -> Vec<u64> {
-        let mut book = SubAllocator::new(first, granularity, budget);
+        let mut allocator = SubAllocator::new(first, granularity, budget);
         let mut sizes: Vec<u64> = Vec::new();
         // As a pool does it: to a quarter of its budget first.
         for limit in [budget / 4, budget] {
             let total = |sizes: &[u64]| sizes.iter().sum::<u64>();
-            while book.next_chunk(bytes, limit.saturating_sub(total(&sizes))).is_some() {
-                let size = book.next_chunk(bytes, budget - total(&sizes)).expect("there is more than that");
+            while allocator.next_chunk(bytes, limit.saturating_sub(total(&sizes))).is_some() {
+                let size =
+                    allocator.next_chunk(bytes, budget - total(&sizes)).expect("there is more than that");
                 assert!(size >= bytes && size.is_multiple_of(granularity), "{size}");
-                book.add_chunk(sizes.len() as u32, size);
+                allocator.add_chunk(sizes.len() as u32, size);
                 sizes.push(size);
                 assert!(total(&sizes) <= budget);
             }
@@ -346,62 +348,62 @@ mod tests {
                 assert!(sizes.len() <= MAX_POOL_CHUNKS, "{} chunks of {budget}", sizes.len());
             }
         }
-        let mut book = SubAllocator::new(4096, 4096, GIB);
+        let mut allocator = SubAllocator::new(4096, 4096, GIB);
         for index in 0..MAX_POOL_CHUNKS as u32 {
-            book.add_chunk(index, 4096);
+            allocator.add_chunk(index, 4096);
         }
-        assert_eq!(book.next_chunk(1, GIB), None, "there are as many as there may be");
+        assert_eq!(allocator.next_chunk(1, GIB), None, "there are as many as there may be");
     }
 
     #[test]
     fn nothing_takes_no_room() {
-        let mut book = SubAllocator::new(64 * MIB, 4096, 4 * GIB);
-        let nothing = book.allocate(0).unwrap();
+        let mut allocator = SubAllocator::new(64 * MIB, 4096, 4 * GIB);
+        let nothing = allocator.allocate(0).unwrap();
         assert_eq!((nothing.chunk, nothing.bytes), (Block::NO_CHUNK, 0));
-        book.free(nothing);
-        assert!(book.allocate(1).is_none());
-        assert_eq!(book.stats(), PoolStats::default());
+        allocator.free(nothing);
+        assert!(allocator.allocate(1).is_none());
+        assert_eq!(allocator.stats(), SubAllocatorStats::default());
     }
 
     #[test]
     fn a_huge_tensor_has_a_chunk_of_its_own_that_serves_the_next() {
-        let (mut book, mut next) = (SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB), 0);
-        let (huge, _) = take(&mut book, &mut next, 3 * GIB, false);
-        let (small, new) = take(&mut book, &mut next, 512, false);
+        let (mut allocator, mut next) = (SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB), 0);
+        let (huge, _) = take(&mut allocator, &mut next, 3 * GIB, false);
+        let (small, new) = take(&mut allocator, &mut next, 512, false);
         assert!(new && small.chunk != huge.chunk && huge.offset == 0);
         let own = huge.chunk;
-        assert!(!book.remove_chunk(own));
-        book.free(huge);
-        let (again, new) = take(&mut book, &mut next, 2 * GIB, false);
+        assert!(!allocator.remove_chunk(own));
+        allocator.free(huge);
+        let (again, new) = take(&mut allocator, &mut next, 2 * GIB, false);
         assert!(!new && again.chunk == own);
-        assert!(book.allocate(u64::MAX).is_none());
-        book.free(again);
-        assert!(book.remove_chunk(own) && !book.remove_chunk(own));
-        book.free(small);
+        assert!(allocator.allocate(u64::MAX).is_none());
+        allocator.free(again);
+        assert!(allocator.remove_chunk(own) && !allocator.remove_chunk(own));
+        allocator.free(small);
     }
 
     #[test]
     fn many_small_blocks_run_out_of_room_and_not_of_sense() {
-        let (mut book, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
-        let blocks: Vec<_> = (0..4096).map(|_| take(&mut book, &mut next, 1, false).0).collect();
-        assert_eq!(book.stats().used, 4096 * ALLOCATION_UNIT);
+        let (mut allocator, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
+        let blocks: Vec<_> = (0..4096).map(|_| take(&mut allocator, &mut next, 1, false).0).collect();
+        assert_eq!(allocator.stats().used, 4096 * ALLOCATION_UNIT);
         for block in blocks {
-            book.free(block);
+            allocator.free(block);
         }
-        assert_eq!(book.stats().used, 0);
-        assert!((0..next).all(|index| book.remove_chunk(index)));
+        assert_eq!(allocator.stats().used, 0);
+        assert!((0..next).all(|index| allocator.remove_chunk(index)));
     }
 
     proptest! {
         #[test]
         fn a_chunk_made_for_a_size_fits_it(bytes in 1..4 * GIB, granularity in 9_u32..22) {
             for smallest in [false, true] {
-                let (mut book, mut next) = (SubAllocator::new(64 * MIB, 1 << granularity, 16 * GIB), 0);
-                let (block, new) = take(&mut book, &mut next, bytes, smallest);
+                let (mut allocator, mut next) = (SubAllocator::new(64 * MIB, 1 << granularity, 16 * GIB), 0);
+                let (block, new) = take(&mut allocator, &mut next, bytes, smallest);
                 prop_assert!(new);
-                prop_assert_eq!(book.stats().bytes % (1 << granularity), 0);
-                book.free(block);
-                prop_assert!(book.is_chunk_empty(0));
+                prop_assert_eq!(allocator.stats().bytes % (1 << granularity), 0);
+                allocator.free(block);
+                prop_assert!(allocator.is_chunk_empty(0));
             }
         }
 
@@ -410,16 +412,16 @@ mod tests {
         fn live_blocks_never_overlap_and_all_of_it_comes_back(
             steps in prop::collection::vec((any::<bool>(), 0_u64..300_000, any::<prop::sample::Index>()), 1..200),
         ) {
-            let (mut book, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
+            let (mut allocator, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
             let mut live: Vec<Block> = Vec::new();
             for (takes, bytes, which) in steps {
                 if takes || live.is_empty() {
-                    let (block, _) = take(&mut book, &mut next, bytes, false);
+                    let (block, _) = take(&mut allocator, &mut next, bytes, false);
                     prop_assert_eq!(block.offset % ALLOCATION_UNIT, 0);
                     live.push(block);
                 } else {
                     let block = live.swap_remove(which.index(live.len()));
-                    book.free(block);
+                    allocator.free(block);
                 }
                 let mut ranges: Vec<_> = live.iter().filter(|block| block.bytes > 0)
                     .map(|block| (block.chunk, block.offset, block.offset + block.bytes)).collect();
@@ -427,7 +429,7 @@ mod tests {
                 for pair in ranges.windows(2) {
                     prop_assert!(pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1, "{:?} overlap", pair);
                 }
-                let stats = book.stats();
+                let stats = allocator.stats();
                 for (chunk, _, end) in ranges {
                     prop_assert!(stats.chunks.iter().any(|of| of.index == chunk && end <= of.bytes));
                 }
@@ -435,13 +437,13 @@ mod tests {
                 prop_assert_eq!(stats.used, used);
             }
             for block in live.drain(..) {
-                book.free(block);
+                allocator.free(block);
             }
-            let stats = book.stats();
+            let stats = allocator.stats();
             prop_assert_eq!(stats.used, 0);
             for chunk in stats.chunks {
                 prop_assert_eq!(chunk.largest_free, chunk.bytes);
-                prop_assert!(book.remove_chunk(chunk.index));
+                prop_assert!(allocator.remove_chunk(chunk.index));
             }
         }
     }

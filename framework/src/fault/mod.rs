@@ -1,14 +1,14 @@
 //! Fault points: named places in the code at which a test has a process end, stand still, panic or dawdle.
 //!
-//! A place says [`point`]`("post.send.written")`. Without the feature `testing` that is nothing at all; with it, and
-//! nothing armed, it is one load of a flag. Programs may have points of their own, by any name that has no `@`, `=`, `;`
-//! or `/` in it.
+//! A place says [`point`]`("transport.send.written")`. Without the feature `testing` that is nothing at all; with it,
+//! and nothing armed, it is one load of a flag. Programs may have points of their own, by any name that has no `@`,
+//! `=`, `;` or `/` in it.
 //!
 //! # Arming
 //! A [`Fault`] says which point, at which passage, and what then. It is armed
 //! - by the environment variable [`VARIABLE`], for the node and all its workers, each time that one of them starts:
-//!   `TENSORPOST_FAULTS="blur/post.send.written@3=kill;wire.decode=delay:20"` kills the worker `blur` when it passes
-//!   that point for the third time, and has every process take 20 ms over its first decoding;
+//!   `TENSORPOST_FAULTS="blur/transport.send.written@3=kill;wire.decode=delay:20"` kills the worker `blur` when it
+//!   passes that point for the third time, and has every process take 20 ms over its first decoding;
 //! - by `Supervisor::arm`, for one worker that runs, and by `Supervisor::arm_starts`, for each process that is started
 //!   for a worker;
 //! - by `arm`, in the process that calls it.
@@ -33,27 +33,27 @@ pub(crate) use armed::arm_from_environment;
 
 /// Every point of the framework's own, in the order in which a message passes them, and what stands there.
 pub const POINTS: &[(&str, &str)] = &[
-    ("worker.open", "a worker was welcomed and has not opened its post office"),
+    ("worker.open", "a worker was welcomed and has not opened its transport"),
     ("worker.create", "an actor is about to be created"),
-    ("pool.cut", "memory was cut out of a chunk and is not in the book"),
+    ("pool.cut", "memory was cut out of a chunk and is not in the lease table"),
     ("pool.chunk.made", "a chunk was made and the node does not know it"),
     ("pool.chunk.published", "the node was told of a chunk that the pool does not have yet"),
-    ("post.link.begin", "this process's half of a link is about to be sent"),
-    ("post.link.sent", "it was sent"),
-    ("post.link.came", "the peer's half came and is not connected"),
-    ("post.link.connected", "it is connected and not acknowledged"),
-    ("post.send.claim", "a message was encoded; nothing was taken for it"),
-    ("post.send.claimed", "credit, room and grants were taken; the message's value is dropped"),
-    ("post.send.granted", "the receiver is in the book, its frame not in the ring"),
-    ("post.send.written", "the frame is in the ring, and not to be seen"),
-    ("post.send.published", "the frame is to be seen, and the doorbell not rung"),
+    ("transport.link.begin", "this process's half of a link is about to be sent"),
+    ("transport.link.sent", "it was sent"),
+    ("transport.link.came", "the peer's half came and is not connected"),
+    ("transport.link.connected", "it is connected and not acknowledged"),
+    ("transport.send.claim", "a message was encoded; nothing was taken for it"),
+    ("transport.send.claimed", "credit, room and grants were taken; the message's value is dropped"),
+    ("transport.send.granted", "the receiver is in the lease table, its frame not in the ring"),
+    ("transport.send.written", "the frame is in the ring, and not to be seen"),
+    ("transport.send.published", "the frame is to be seen, and the doorbell not rung"),
     ("turn.end", "a handler is done, and nothing of its turn is published"),
-    ("post.take.frame", "a frame was read and nothing done about it"),
-    ("post.take.owner", "the owner of a lease in a frame lives, and its link was not looked for"),
-    ("post.chunk.came", "a chunk was mapped and nobody knows it"),
-    ("post.forward.hold", "a lease on a third process's memory came, and its owner does not know"),
-    ("post.forward.held", "its owner can know; the cursor has not moved"),
-    ("post.take.cursor", "frames were taken, and their sender does not know"),
+    ("transport.take.frame", "a frame was read and nothing done about it"),
+    ("transport.take.owner", "the owner of a lease in a frame lives, and its link was not looked for"),
+    ("transport.chunk.came", "a chunk was mapped and nobody knows it"),
+    ("transport.forward.hold", "a lease on a third process's memory came, and its owner does not know"),
+    ("transport.forward.held", "its owner can know; the cursor has not moved"),
+    ("transport.take.cursor", "frames were taken, and their sender does not know"),
     ("wire.decode", "a message is about to be decoded"),
     ("wire.decoded", "it was"),
     ("stream.wait", "a stream is about to wait for another process's clock"),
@@ -61,9 +61,9 @@ pub const POINTS: &[(&str, &str)] = &[
     ("stream.advance", "a stream is about to advance its clock"),
     ("lease.release", "the last handle on another's memory is gone, and nothing posted"),
     ("lease.released", "the release is posted, and not to be seen"),
-    ("lease.taken", "an owner has crossed a holder off its book"),
-    ("pool.settle", "a line is empty, and gets its second look"),
-    ("post.drained", "everything that a dead peer had posted was read, and the node does not know"),
+    ("lease.taken", "an owner has crossed a holder off its lease table"),
+    ("pool.close_emptied", "an entry is empty, and gets its second look"),
+    ("transport.drained", "everything that a dead peer had posted was read, and the node does not know"),
 ];
 
 /// Passes the point `name`: does there what was armed for it, if anything was.

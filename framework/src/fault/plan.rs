@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_fault_can_be_written_and_read() {
         let all = [
-            Fault::new("post.send.written", Action::Kill).at(3),
+            Fault::new("transport.send.written", Action::Kill).at(3),
             Fault::new("a", Action::Stop),
             Fault::new("b", Action::Panic).at(u64::MAX),
             Fault::new("c", Action::Delay(Duration::from_millis(20))),

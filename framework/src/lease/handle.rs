@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::LeaseId;
-use super::book::Uses;
 use super::pool::Pool;
+use super::table::Uses;
 use super::writers::Writers;
 use crate::clock::stream::Stream;
 use crate::clock::taint::Tainted;
@@ -61,7 +61,7 @@ struct Inner {
     bytes: u64,
     origin: Origin,
     /// It came with no lease left anywhere else, and nothing of it was sent since. Where this is not set, an owner can
-    /// still see in its book that nobody else holds the memory.
+    /// still see in its lease table that nobody else holds the memory.
     sole: AtomicBool,
     /// Its memory was split: it has a writer per piece, and nobody reads it.
     in_parts: AtomicBool,
@@ -164,7 +164,7 @@ impl Lease {
         }))
     }
 
-    /// Its name in the owner's book.
+    /// Its name in the owner's lease table.
     pub fn id(&self) -> LeaseId {
         self.0.id
     }
@@ -315,7 +315,8 @@ impl Lease {
         }
     }
 
-    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's book says so already; whether the lease did.
+    /// As [`set_in_parts`](Self::set_in_parts), of memory of which the owner's lease table says so already; whether the
+    /// lease did.
     pub(super) fn comes_in_parts(&self) -> bool {
         self.0.sole.store(false, Ordering::Relaxed);
         self.0.in_parts.swap(true, Ordering::Relaxed)
@@ -326,8 +327,8 @@ impl Lease {
         self.0.in_parts.load(Ordering::Relaxed)
     }
 
-    /// All pieces are in this process, and only this lease is left of theirs: what others still have in the owner's book
-    /// is on its way back, and nobody uses it any more.
+    /// All pieces are in this process, and only this lease is left of theirs: what others still have in the owner's
+    /// lease table is on its way back, and nobody uses it any more.
     pub(crate) fn set_whole(&self) {
         if let (true, Origin::Own(pool)) = (self.0.in_parts.swap(false, Ordering::Relaxed), &self.0.origin) {
             pool.set_in_parts(self.0.id, false);
@@ -343,7 +344,7 @@ impl Lease {
         }
     }
 
-    /// Uses by others that a new writer has to wait for: those that the owner's book has recorded.
+    /// Uses by others that a new writer has to wait for: those that the owner's lease table has recorded.
     pub(crate) fn recorded_uses(&self) -> Uses {
         match &self.0.origin {
             Origin::Own(pool) => pool.uses(self.0.id),
@@ -360,7 +361,7 @@ impl Lease {
     pub(crate) fn written_on(&self, stream: &Stream) {
         let mut users = self.0.users.lock();
         users.add(stream);
-        // The news may have come since the write was allowed: what is tainted stays it (DEATH-3).
+        // The update may have come since the write was allowed: what is tainted stays it (DEATH-3).
         let is_lost = users.written.is_some_and(|ticket| self.0.domain.tainted_by(&ticket).is_some());
         if !is_lost {
             users.written = Some(stream.next_ticket());

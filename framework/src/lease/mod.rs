@@ -1,19 +1,19 @@
 //! Leases: who may use a piece of device memory, and when it can be used again.
 //!
 //! **On drop**: the last lease of a process on an allocation leads to exactly one release (LEASE-2). In the owner's
-//! process that is a line in its own [`book`]; in another one it is one entry on the return ring to the owner, room
+//! process that is an entry in its own [`table`]; in another one it is one entry on the return ring to the owner, room
 //! for which was reserved when the lease was granted. Neither waits for anything, and neither can fail.
 //!
-//! **On a crash** of a holder its lines stay in the owner's book until the owner is told of the death; they are kept
-//! by holder for that reason (LEASE-4). On a crash of the owner the chunk lives on in its descriptor.
+//! **On a crash** of a holder its entries stay in the owner's lease table until the owner is told of the death; they
+//! are kept by holder for that reason (LEASE-4). On a crash of the owner the chunk lives on in its descriptor.
 //!
-//! The parts: [`book`] counts, [`pool`] turns the book, an allocator and a device into memory with an end to it,
-//! [`handle`] is what a tensor holds, [`writers`] says which pieces of split allocations are written here.
+//! The parts: [`table`] counts, [`pool`] turns the lease table, an allocator and a device into memory with an end to
+//! it, [`handle`] is what a tensor holds, [`writers`] says which pieces of split allocations are written here.
 
-pub mod book;
 mod error;
 pub mod handle;
 pub mod pool;
+pub mod table;
 pub mod writers;
 
 use serde::{Deserialize, Serialize};
@@ -25,13 +25,13 @@ pub use writers::Writers;
 
 use crate::ids::ChunkId;
 
-/// Names one allocation for as long as it lives: a line of its owner's book, in one of its lives.
+/// Names one allocation for as long as it lives: an entry of its owner's lease table, in one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LeaseId {
     /// The chunk that the memory lies in; it names the owner too.
     pub chunk: ChunkId,
-    /// Line of the owner's book.
-    pub line: u32,
-    /// How often that line was used before; tells an old name from a new one.
+    /// Entry of the owner's lease table.
+    pub entry: u32,
+    /// How often that entry was used before; tells an old name from a new one.
     pub generation: u32,
 }

@@ -1,6 +1,6 @@
-//! A process's own memory on one device: chunks, cut into allocations, each with a line in the [`Book`].
+//! A process's own memory on one device: chunks, cut into allocations, each with an entry in the [`LeaseTable`].
 //!
-//! Memory comes back in two steps. A line that nobody holds any more is first a *candidate*: the pool drains what its
+//! Memory comes back in two steps. An entry that nobody holds any more is first a *candidate*: the pool drains what its
 //! peers have posted once more and closes it only if it has not changed meanwhile (LEASE-3). A closed block whose last uses have not
 //! all passed waits in quarantine; it is used again early only when there is nothing else, and then whoever gets it has
 //! its stream wait for those uses (CLOCK-2), so the host never does.
@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::LeaseId;
-use super::book::{Book, BookError, Emptied, Left, Uses};
 use super::error::PoolError;
 use super::handle::Lease;
+use super::table::{Emptied, LeaseTable, LeaseTableError, Left, Uses};
 use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
@@ -59,7 +59,7 @@ impl Default for PoolOptions {
 /// The transport, as a pool needs it.
 pub trait Surroundings: Send + Sync + 'static {
     /// Handles everything that peers have posted so far, holds and releases, ring by ring. What another thread has taken
-    /// from a ring is in the book when this has passed that ring.
+    /// from a ring is in the lease table when this has passed that ring.
     fn drain_returns(&self);
 
     /// Tells the node of a new chunk, with a descriptor to map it read-only and one to map it writable.
@@ -90,15 +90,15 @@ pub struct Pool {
     writers: Writers,
     state: Mutex<State>,
     /// No thread is settling any more.
-    settled: Condvar,
+    closing_done: Condvar,
 }
 
 struct State {
     allocator: SubAllocator,
-    book: Book<Block>,
+    table: LeaseTable<Block>,
     chunks: Vec<Arc<ChunkMapping>>,
     chunk_bytes: u64,
-    /// Lines that reached zero and wait for the second look of `settle`.
+    /// Entries that reached zero and wait for the second look of `close_emptied`.
     candidates: Vec<Emptied>,
     /// Closed blocks whose last uses had not passed when they were closed.
     quarantine: VecDeque<(Block, Uses)>,
@@ -108,7 +108,7 @@ struct State {
     /// How often memory has come back: whoever waits for it looks whether it missed some.
     returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
-    settling: usize,
+    closing: usize,
 }
 
 struct Pending {
@@ -155,7 +155,7 @@ impl Pool {
             writers: Writers::default(),
             state: Mutex::new(State {
                 allocator,
-                book: Book::default(),
+                table: LeaseTable::default(),
                 chunks: Vec::new(),
                 chunk_bytes: 0,
                 candidates: Vec::new(),
@@ -163,15 +163,15 @@ impl Pool {
                 pending: Vec::new(),
                 waiters: Vec::new(),
                 returned: 0,
-                settling: 0,
+                closing: 0,
             }),
-            settled: Condvar::new(),
+            closing_done: Condvar::new(),
         })
     }
 
-    /// Connects the pool to its post office. Before that its memory cannot be sent.
+    /// Connects the pool to its transport. Before that its memory cannot be sent.
     pub(crate) fn surround(&self, surroundings: Weak<dyn Surroundings>) {
-        // A second call would be a second office for one pool; the first stays.
+        // A second call would be a second transport for one pool; the first stays.
         let _ = self.surroundings.set(surroundings);
     }
 
@@ -261,7 +261,7 @@ impl Pool {
 
     fn cut(self: &Arc<Self>, state: &mut State, bytes: u64) -> Option<Allocation> {
         // A tensor of zero bytes takes a unit too, so that it has a place in a chunk and can be sent like any other. Its
-        // lease says so: what comes back to the owner has to agree with the block in the book.
+        // lease says so: what comes back to the owner has to agree with the block in the lease table.
         let bytes = bytes.max(1);
         let block = state.allocator.allocate(bytes)?;
         fault::point("pool.cut");
@@ -269,9 +269,9 @@ impl Pool {
         let mapping = Arc::clone(state.chunks.get(block.chunk as usize)?);
         let (chunk, offset) =
             (ChunkId { owner: self.process, index: self.chunk_base + block.chunk }, block.offset);
-        let (line, generation) = state.book.open(block, after.clone());
+        let (entry, generation) = state.table.open(block, after.clone());
         let lease =
-            Lease::own(Arc::clone(self), LeaseId { chunk, line, generation }, mapping, offset, bytes, false);
+            Lease::own(Arc::clone(self), LeaseId { chunk, entry, generation }, mapping, offset, bytes, false);
         self.domain.tracer().note(|| What::LeaseOpened { lease: name(lease.id()), bytes });
         Some(Allocation { lease, after })
     }
@@ -312,23 +312,29 @@ impl Pool {
         Ok(())
     }
 
-    /// One more lease for `to`; see [`Book::grant`].
+    /// One more lease for `to`; see [`LeaseTable::grant`].
     ///
     /// # Errors
-    /// The line is not in the book.
-    pub(crate) fn grant(&self, id: LeaseId, to: ProcessId) -> Result<bool, BookError> {
-        let shared = self.state.lock().book.grant(id.line, id.generation, to)?;
+    /// The entry is not in the lease table.
+    pub(crate) fn grant(&self, id: LeaseId, to: ProcessId) -> Result<bool, LeaseTableError> {
+        let shared = self.state.lock().table.grant(id.entry, id.generation, to)?;
         self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to });
         Ok(shared)
     }
 
-    /// `from` gives a lease back: says whether one that was forwarded to it. The caller calls [`settle`](Self::settle) when it has handled all that it found.
+    /// `from` gives a lease back: says whether one that was forwarded to it. The caller calls
+    /// [`close_emptied`](Self::close_emptied) when it has handled all that it found.
     ///
     /// # Errors
-    /// The book has no such lease: nothing changed.
-    pub(crate) fn release(&self, id: LeaseId, from: ProcessId, uses: &[Ticket]) -> Result<bool, BookError> {
+    /// The lease table has no such lease: nothing changed.
+    pub(crate) fn release(
+        &self,
+        id: LeaseId,
+        from: ProcessId,
+        uses: &[Ticket],
+    ) -> Result<bool, LeaseTableError> {
         let mut state = self.state.lock();
-        let (left, was_forwarded) = state.book.give_back(id.line, id.generation, from, uses)?;
+        let (left, was_forwarded) = state.table.give_back(id.entry, id.generation, from, uses)?;
         if let Left::Empty(emptied) = left {
             state.candidates.push(emptied);
         }
@@ -336,21 +342,21 @@ impl Pool {
         Ok(was_forwarded)
     }
 
-    /// `from` says that somebody forwarded the memory to it; see [`Book::hold`].
+    /// `from` says that somebody forwarded the memory to it; see [`LeaseTable::hold`].
     ///
     /// # Errors
-    /// The line is not in the book, or nobody can have forwarded it.
-    pub(crate) fn hold(&self, id: LeaseId, from: ProcessId) -> Result<(), BookError> {
-        self.state.lock().book.hold(id.line, id.generation, from)?;
+    /// The entry is not in the lease table, or nobody can have forwarded it.
+    pub(crate) fn hold(&self, id: LeaseId, from: ProcessId) -> Result<(), LeaseTableError> {
+        self.state.lock().table.hold(id.entry, id.generation, from)?;
         self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to: from });
         Ok(())
     }
 
     /// A lease of this process stands for parts from here on, or for the whole again.
     pub(super) fn set_in_parts(&self, id: LeaseId, in_parts: bool) {
-        // The lease is a value of this process, so its line is open.
-        if let Err(error) = self.state.lock().book.set_in_parts(id.line, id.generation, in_parts) {
-            tracing::error!(%error, "an own lease is not in the book");
+        // The lease is a value of this process, so its entry is open.
+        if let Err(error) = self.state.lock().table.set_in_parts(id.entry, id.generation, in_parts) {
+            tracing::error!(%error, "an own lease is not in the lease table");
         }
     }
 
@@ -358,32 +364,32 @@ impl Pool {
     pub(crate) fn evict(&self, process: ProcessId) {
         {
             let mut state = self.state.lock();
-            let empty = state.book.evict(process);
+            let empty = state.table.evict(process);
             state.candidates.extend(empty);
         }
-        self.settle();
+        self.close_emptied();
     }
 
     /// A lease for this process on its own memory, which `from` sent to it.
     ///
     /// # Errors
-    /// The line is not in the book, or `from` holds no lease on it.
+    /// The entry is not in the lease table, or `from` holds no lease on it.
     pub(crate) fn adopt(
         self: &Arc<Self>,
         id: LeaseId,
         from: ProcessId,
         sole: bool,
         in_parts: bool,
-    ) -> Result<Lease, BookError> {
+    ) -> Result<Lease, LeaseTableError> {
         let mut state = self.state.lock();
-        let unknown = BookError::Unknown { line: id.line, generation: id.generation };
-        let block = state.book.block(id.line, id.generation).ok_or(unknown)?;
+        let unknown = LeaseTableError::Unknown { entry: id.entry, generation: id.generation };
+        let block = state.table.block(id.entry, id.generation).ok_or(unknown)?;
         if self.chunk_base + block.chunk != id.chunk.index {
             return Err(unknown);
         }
         let (offset, bytes) = (block.offset, block.bytes);
         let mapping = state.chunks.get(block.chunk as usize).map(Arc::clone).ok_or(unknown)?;
-        state.book.adopt_as(id.line, id.generation, from, in_parts)?;
+        state.table.adopt_as(id.entry, id.generation, from, in_parts)?;
         let lease = Lease::own(Arc::clone(self), id, mapping, offset, bytes, sole);
         if in_parts {
             lease.comes_in_parts();
@@ -396,23 +402,23 @@ impl Pool {
             let mut state = self.state.lock();
             if in_parts {
                 // An error shows in the next line as well.
-                let _ = state.book.drop_part(id.line, id.generation);
+                let _ = state.table.drop_part(id.entry, id.generation);
             }
-            let left = state.book.release_local(id.line, id.generation, uses);
+            let left = state.table.release_local(id.entry, id.generation, uses);
             if let Ok(Left::Empty(emptied)) = left {
                 state.candidates.push(emptied);
             }
             left
         };
         match left {
-            Ok(Left::Empty(_)) => self.settle(),
+            Ok(Left::Empty(_)) => self.close_emptied(),
             Ok(Left::Held) => {}
-            Err(error) => tracing::error!(%error, "a local lease was not in the book"),
+            Err(error) => tracing::error!(%error, "a local lease was not in the lease table"),
         }
     }
 
-    /// Gives every candidate its second look: drains what peers have posted, then closes the lines that nobody holds.
-    pub(crate) fn settle(&self) {
+    /// Gives every candidate its second look: drains what peers have posted, then closes the entries that nobody holds.
+    pub(crate) fn close_emptied(&self) {
         loop {
             let candidates = {
                 let mut state = self.state.lock();
@@ -421,28 +427,28 @@ impl Pool {
                 }
                 // Taken out before the drain: candidates that it adds get a drain of their own, in the next turn of the
                 // loop.
-                state.settling += 1;
+                state.closing += 1;
                 std::mem::take(&mut state.candidates)
             };
-            fault::point("pool.settle");
+            fault::point("pool.close_emptied");
             // LEASE-3: a hold that a forwarder's receiver posted before the forwarder let go is among these.
             self.drain();
             let mut state = self.state.lock();
             for emptied in candidates {
                 // What was emptied again since, by this drain or another thread's, stays open: the hold behind that release
                 // may be on a ring that this drain had passed. Whoever takes that candidate drains after it.
-                if let Some((block, uses)) = state.book.close(emptied) {
-                    let Emptied { line, generation, .. } = emptied;
-                    let lease = LeaseName { chunk: self.chunk_base + block.chunk, line, generation };
+                if let Some((block, uses)) = state.table.close(emptied) {
+                    let Emptied { entry, generation, .. } = emptied;
+                    let lease = LeaseName { chunk: self.chunk_base + block.chunk, entry, generation };
                     self.domain.tracer().note(|| What::LeaseClosed { lease });
                     state.quarantine.push_back((block, uses));
                 }
             }
             // Blocks whose uses have passed by now need not wait in quarantine for the next allocation.
             state.sweep(&self.domain, LOOKS);
-            state.settling -= 1;
-            if state.settling == 0 {
-                self.settled.notify_all();
+            state.closing -= 1;
+            if state.closing == 0 {
+                self.closing_done.notify_all();
             }
             state.returned += 1;
             let waiters = std::mem::take(&mut state.waiters);
@@ -452,18 +458,19 @@ impl Pool {
         }
     }
 
-    /// [`settle`](Self::settle), and waits until other threads are done with theirs, at most for `limit`: what was given
-    /// back before the call is closed then. Not to be called by anything that [`settle`](Self::settle) calls.
-    pub(crate) fn settle_with_all(&self, limit: Duration) {
-        self.settle();
+    /// [`close_emptied`](Self::close_emptied), and waits until other threads are done with theirs, at most for `limit`:
+    /// what was given back before the call is closed then. Not to be called by anything that
+    /// [`close_emptied`](Self::close_emptied) calls.
+    pub(crate) fn close_emptied_with_all(&self, limit: Duration) {
+        self.close_emptied();
         let until = Instant::now() + limit;
         let mut state = self.state.lock();
-        while state.settling > 0 && !self.settled.wait_until(&mut state, until).timed_out() {}
+        while state.closing > 0 && !self.closing_done.wait_until(&mut state, until).timed_out() {}
     }
 
     fn reclaim(&self) {
         self.drain();
-        self.settle();
+        self.close_emptied();
     }
 
     fn drain(&self) {
@@ -473,26 +480,26 @@ impl Pool {
     }
 
     pub(super) fn uses(&self, id: LeaseId) -> Uses {
-        self.state.lock().book.uses(id.line, id.generation)
+        self.state.lock().table.uses(id.entry, id.generation)
     }
 
-    /// Whether this process has one lease on the line and no other process has any.
+    /// Whether this process has one lease on the entry and no other process has any.
     pub(crate) fn is_sole(&self, id: LeaseId) -> bool {
-        let shared = self.state.lock().book.was_shared(id.line, id.generation);
+        let shared = self.state.lock().table.was_shared(id.entry, id.generation);
         // A grant between the look and the claim would be this thread's: whoever grants has a lease of its own, and this is
         // the only one.
         self.has_only_lease(id, None, shared)
-            && self.claim_if(id, |book| book.is_sole(id.line, id.generation, None))
+            && self.claim_if(id, |table| table.is_sole(id.entry, id.generation, None))
     }
 
-    /// Whether this process has just one lease on the line, of which its sender said that it is the only one.
+    /// Whether this process has just one lease on the entry, of which its sender said that it is the only one.
     pub(crate) fn came_back_sole(&self, id: LeaseId) -> bool {
-        self.claim_if(id, |book| book.local(id.line, id.generation) == 1)
+        self.claim_if(id, |table| table.local(id.entry, id.generation) == 1)
     }
 
-    fn claim_if(&self, id: LeaseId, is_sole: impl FnOnce(&Book<Block>) -> bool) -> bool {
+    fn claim_if(&self, id: LeaseId, is_sole: impl FnOnce(&LeaseTable<Block>) -> bool) -> bool {
         let mut state = self.state.lock();
-        is_sole(&state.book) && state.book.claim(id.line, id.generation).is_ok()
+        is_sole(&state.table) && state.table.claim(id.entry, id.generation).is_ok()
     }
 
     /// Whether `to`, which was just granted its lease, has the only one beside the sender's own; `shared` is what that
@@ -501,40 +508,40 @@ impl Pool {
         self.has_only_lease(id, Some(to), shared)
     }
 
-    /// As [`Book::is_sole`]. Where the line was `shared`, holders may have let go already, and passed the memory on before:
-    /// what they posted says so.
+    /// As [`LeaseTable::is_sole`]. Where the entry was `shared`, holders may have let go already, and passed the memory
+    /// on before: what they posted says so.
     fn has_only_lease(&self, id: LeaseId, to: Option<ProcessId>, shared: bool) -> bool {
-        let LeaseId { line, generation, .. } = id;
+        let LeaseId { entry, generation, .. } = id;
         if !shared {
-            return self.state.lock().book.is_sole(line, generation, to);
+            return self.state.lock().table.is_sole(entry, generation, to);
         }
-        let mut before = self.state.lock().book.changes(line, generation);
+        let mut before = self.state.lock().table.changes(entry, generation);
         let sole = loop {
             self.drain();
             let state = self.state.lock();
             let (sole, now) =
-                (state.book.is_sole(line, generation, to), state.book.changes(line, generation));
+                (state.table.is_sole(entry, generation, to), state.table.changes(entry, generation));
             // LEASE-3: another thread may have drained a release meanwhile, and the hold before it may be on a ring that
-            // this drain had passed. What is known of a line is true only if it stood still.
+            // this drain had passed. What is known of an entry is true only if it stood still.
             if !sole || now == before {
                 break sole;
             }
             before = now;
         };
         // The reader finds those rings empty now: what the drain gave back is closed here, and whoever waits is woken.
-        self.settle();
+        self.close_emptied();
         sole
     }
 
-    /// Whether this process has just one lease on the line, whatever others have.
+    /// Whether this process has just one lease on the entry, whatever others have.
     pub(crate) fn is_only_local(&self, id: LeaseId) -> bool {
-        self.state.lock().book.local(id.line, id.generation) == 1
+        self.state.lock().table.local(id.entry, id.generation) == 1
     }
 
-    /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the book.
+    /// Who holds an allocation: local leases, and those of others by process. `None` when it is not in the lease table.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn shares(&self, id: LeaseId) -> Option<(u32, Vec<(ProcessId, u32)>)> {
-        self.state.lock().book.shares(id.line, id.generation)
+        self.state.lock().table.shares(id.entry, id.generation)
     }
 }
 
@@ -584,7 +591,7 @@ impl State {
 }
 
 fn name(id: LeaseId) -> LeaseName {
-    LeaseName { chunk: id.chunk.index, line: id.line, generation: id.generation }
+    LeaseName { chunk: id.chunk.index, entry: id.entry, generation: id.generation }
 }
 
 /// Whether a use is over. One that came to nothing is, too (DEATH-1).

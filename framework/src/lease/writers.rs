@@ -145,8 +145,8 @@ mod tests {
     use super::*;
     use crate::ids::{ChunkId, ProcessId};
 
-    fn id(line: u32) -> LeaseId {
-        LeaseId { chunk: ChunkId { owner: ProcessId::NODE, index: 0 }, line, generation: 1 }
+    fn id(entry: u32) -> LeaseId {
+        LeaseId { chunk: ChunkId { owner: ProcessId::NODE, index: 0 }, entry, generation: 1 }
     }
 
     fn piece(seal: u64, index: u32, ranges: [Range<usize>; 2]) -> Piece {

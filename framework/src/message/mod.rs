@@ -16,7 +16,7 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! # let node = Node::builder().start()?;
-//! let integers = node.host()?.from_slice(&[2], &[1_i32, 2])?.freeze();
+//! let integers = node.host_stream()?.from_slice(&[2], &[1_i32, 2])?.freeze();
 //! let refused = Mean { values: integers, note: None }.check().unwrap_err();
 //! assert_eq!((Mean::NAME, refused.field), ("Mean", "values"));
 //! # Ok(())
@@ -58,7 +58,7 @@ pub use codec::{DecodeError, EncodeError, Encoded};
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// let gray = node.host()?.zeros(DType::F32, &[1, 8, 8])?.freeze();
+/// let gray = node.host_stream()?.zeros(DType::F32, &[1, 8, 8])?.freeze();
 /// let refused = Blend { layers: vec![gray], weights: HashMap::new() }.check().unwrap_err();
 /// assert_eq!(refused.field, "layers"); // a sender gets this error together with the message
 /// # Ok(())

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::scope;
 use crate::lease::Lease;
-use crate::lease::book::Uses;
+use crate::lease::table::Uses;
 use crate::lease::writers::{Area, Piece};
 use crate::tensor::TensorPart;
 use crate::tensor::part::{Claim, Inner};

@@ -199,7 +199,7 @@ impl LeaseEntry {
         let ready = self.ready.unwrap_or(Ticket { process: ProcessId::NODE, slot: 0, value: 0 });
         out.extend_from_slice(&self.id.chunk.owner.to_bits().to_le_bytes());
         out.extend_from_slice(&self.id.chunk.index.to_le_bytes());
-        out.extend_from_slice(&self.id.line.to_le_bytes());
+        out.extend_from_slice(&self.id.entry.to_le_bytes());
         out.extend_from_slice(&self.id.generation.to_le_bytes());
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&self.offset.to_le_bytes());
@@ -214,7 +214,7 @@ impl LeaseEntry {
         let process = |field, bits| ProcessId::from_bits(bits).ok_or(WireError::Field { field, value: bits });
         let owner = process("lease owner", reader.u64()?)?;
         let index = reader.u32()?;
-        let id = LeaseId { chunk: ChunkId { owner, index }, line: reader.u32()?, generation: reader.u32()? };
+        let id = LeaseId { chunk: ChunkId { owner, index }, entry: reader.u32()?, generation: reader.u32()? };
         let flags = reader.u32()?;
         // What is in parts has other writers, so it is nobody's own.
         if flags > 7 || flags & 5 == 5 {

@@ -15,20 +15,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::clock::taint::{Board, TaintRange};
+use crate::clock::taint::{EpochPage, TaintRange};
 use crate::ids::{ActorId, ChunkId, ProcessId};
-use crate::mailbox::lives::{EndReason, Lifecycle, Obituary};
-use crate::mailbox::port::{FromNode, Letter, ToNode};
-use crate::node::burials::Burials;
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
-use crate::node::letters::Letters;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
+use crate::node::link_messages::LinkMessages;
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
+use crate::node::reclaim::Reclaims;
 use crate::node::registry::{NameError, Registry, check_name};
 use crate::node::roster::Roster;
 use crate::node::watches::Watches;
 use crate::os::foreign;
+use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
+use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
 /// A message on its way to a process, with its descriptors.
 #[derive(Debug)]
@@ -45,8 +45,8 @@ pub(crate) enum Complaint {
     Descriptors { what: &'static str, got: usize, want: usize },
     #[error("it wrote to {0}, which was never a process of this node")]
     UnknownProcess(ProcessId),
-    #[error("it wrote to {0} a second time; a link takes each letter once")]
-    LetterAgain(ProcessId),
+    #[error("it wrote to {0} a second time; a link takes each link message once")]
+    LinkMessageAgain(ProcessId),
     #[error("it wrote to itself by way of the node")]
     ToItself,
     #[error("it published {0:?}, which belongs to another process")]
@@ -104,40 +104,40 @@ pub(crate) struct Broker {
     pub(crate) deaths: Deaths,
     chunks: Chunks,
     questions: Questions,
-    burials: Burials,
-    letters: Letters,
+    reclaims: Reclaims,
+    link_messages: LinkMessages,
     watches: Watches,
     // The last life of each slot: what is not above it was a process once.
-    lives: HashMap<usize, u32>,
+    lifecycle: HashMap<usize, u32>,
 }
 
 impl Broker {
-    /// The broker of a node that says on `board` what everybody must know of deaths.
-    pub(crate) fn with_board(board: Arc<Board>) -> Self {
-        Broker { deaths: Deaths::with_board(board), ..Broker::default() }
+    /// The broker of a node that says on `epoch_page` what everybody must know of deaths.
+    pub(crate) fn with_epoch_page(epoch_page: Arc<EpochPage>) -> Self {
+        Broker { deaths: Deaths::with_epoch_page(epoch_page), ..Broker::default() }
     }
 
     /// From now on `process` may ask and is told what happens. Returns what it must be told first, if there is
     /// anything.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
         self.roster.join(process);
-        self.lives.insert(process.slot(), process.incarnation());
+        self.lifecycle.insert(process.slot(), process.incarnation());
         self.deaths.joined(process)
     }
 
-    /// `obituary.process` has ended: everybody else is told why, and that some of its actors come back. These keep their
-    /// names. [`left`](Self::left) follows.
-    pub(crate) fn mourn(&mut self, obituary: Obituary, out: &mut Vec<Delivery>) {
-        for (actor, _) in &obituary.restarting {
+    /// `process_down.process` has ended: everybody else is told why, and that some of its actors come back. These keep
+    /// their names. [`left`](Self::left) follows.
+    pub(crate) fn on_process_down(&mut self, process_down: ProcessDown, out: &mut Vec<Delivery>) {
+        for (actor, _) in &process_down.restarting {
             self.roster.detach(*actor);
         }
-        for actor in &obituary.gave_up {
-            self.given_up(*actor, obituary.reason.clone());
+        for actor in &process_down.gave_up {
+            self.given_up(*actor, process_down.reason.clone());
         }
-        let others = self.roster.living().filter(|to| *to != obituary.process);
+        let others = self.roster.living().filter(|to| *to != process_down.process);
         out.extend(others.map(|to| Delivery {
             to,
-            message: FromNode::Obituary(obituary.clone()),
+            message: FromNode::ProcessDown(process_down.clone()),
             descriptors: Vec::new(),
         }));
     }
@@ -179,49 +179,49 @@ impl Broker {
 
     /// Whether everything that `process` had posted was read, so that its slot can have another life: what is read of one
     /// life in a slot is never mixed with the next.
-    pub(crate) fn is_buried(&self, process: ProcessId) -> bool {
-        !self.roster.lives(process) && !self.burials.is_open(process)
+    pub(crate) fn is_reclaimed(&self, process: ProcessId) -> bool {
+        !self.roster.lifecycle(process) && !self.reclaims.is_open(process)
     }
 
     /// `process` has ended: its names are freed and everybody else is told. Its chunks stay for as long as anybody can
     /// hold a lease in them (LEASE-4).
     pub(crate) fn left(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
-        if !self.roster.lives(process) {
+        if !self.roster.lifecycle(process) {
             self.deaths.forget(process);
             return;
         }
         let dead = self.roster.leave(process);
         self.watches.left(process);
-        self.letters.left(process);
+        self.link_messages.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
         out.extend(unanswered.iter().map(no_chunk));
-        // Before the news of the death: who gives the dead up knows by then how far its clocks had come (DEATH-3).
+        // Before the word of the death: who gives the dead up knows by then how far its clocks had come (DEATH-3).
         self.deaths.died(process, Instant::now(), out);
         // The node's own process hears it first: it releases what the dead left (DEATH-1).
         let mut living: Vec<_> = self.roster.living().collect();
         living.sort();
         let told = living.into_iter().map(|to| Delivery {
             to,
-            message: FromNode::Gone { process },
+            message: FromNode::Exited { process },
             descriptors: Vec::new(),
         });
         out.extend(told);
-        // LEASE-4: in this order, so that nobody is told of a burial before it was told of the death.
-        let mut buried = self.burials.left(process);
-        if self.burials.died(process, self.roster.living()) {
-            buried.push(process);
+        // LEASE-4: in this order, so that nobody is told of a reclaim before it was told of the death.
+        let mut reclaimed = self.reclaims.left(process);
+        if self.reclaims.died(process, self.roster.living()) {
+            reclaimed.push(process);
         }
-        self.bury(&buried, out);
+        self.reclaim(&reclaimed, out);
     }
 
     /// Tells everybody that all that these had posted was read: their leases can be dropped (LEASE-4).
-    fn bury(&mut self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
+    fn reclaim(&mut self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
         for process in dead {
-            self.chunks.buried(*process);
+            self.chunks.reclaimed(*process);
             out.extend(self.roster.living().map(|to| Delivery {
                 to,
-                message: FromNode::Buried { process: *process },
+                message: FromNode::Reclaim { process: *process },
                 descriptors: Vec::new(),
             }));
         }
@@ -268,30 +268,34 @@ impl Broker {
     ) -> Result<(), Complaint> {
         let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
         match message {
-            ToNode::Route { to, letter } => {
-                let (what, want) = match letter {
-                    Letter::Link => ("a link", 4),
-                    Letter::LinkAck => ("the answer to a link", 0),
+            ToNode::Route { to, link_message } => {
+                let (what, want) = match link_message {
+                    LinkMessage::Link => ("a link", 4),
+                    LinkMessage::LinkAck => ("the answer to a link", 0),
                 };
                 expect(&descriptors, what, want)?;
                 if to == from {
                     return Err(Complaint::ToItself);
                 }
-                if self.roster.lives(to) {
-                    if !self.letters.is_first(from, to, &letter) {
-                        return Err(Complaint::LetterAgain(to));
+                if self.roster.lifecycle(to) {
+                    if !self.link_messages.is_first(from, to, &link_message) {
+                        return Err(Complaint::LinkMessageAgain(to));
                     }
                     let mut descriptors = descriptors;
-                    if let (Letter::Link, Some(clocks)) = (&letter, self.deaths.clocks(from)) {
+                    if let (LinkMessage::Link, Some(clocks)) = (&link_message, self.deaths.clocks(from)) {
                         // WIRE-1: the page that the node can release, whichever the process would rather show.
                         descriptors[0] = clocks.map_err(Complaint::NoClocks)?;
                     }
-                    out.push(Delivery { to, message: FromNode::Letter { from, letter }, descriptors });
+                    out.push(Delivery {
+                        to,
+                        message: FromNode::LinkMessage { from, link_message },
+                        descriptors,
+                    });
                     return Ok(());
                 }
-                match self.lives.get(&to.slot()) {
+                match self.lifecycle.get(&to.slot()) {
                     Some(last) if to.incarnation() <= *last => {
-                        answer(FromNode::Gone { process: to });
+                        answer(FromNode::Exited { process: to });
                         Ok(())
                     }
                     _ => {
@@ -333,8 +337,8 @@ impl Broker {
                 unmapped.map_err(|NotMapped| Complaint::NotMapped(chunk))
             }
             ToNode::Drained { process } => {
-                if self.burials.drained(from, process) {
-                    self.bury(&[process], out);
+                if self.reclaims.drained(from, process) {
+                    self.reclaim(&[process], out);
                 }
                 expect(&descriptors, "the word that a ring is drained", 0)
             }
@@ -365,7 +369,7 @@ impl Broker {
             ToNode::Lookup { ticket, name } => {
                 let found = self.registry.find(&name).and_then(|actor| {
                     let entry = self.roster.actor(actor).filter(|entry| entry.started)?;
-                    Some((actor, entry.place))
+                    Some((actor, entry.location))
                 });
                 answer(FromNode::Found { ticket, found });
                 check_name(&name).map_err(Complaint::Name)?;
@@ -377,7 +381,7 @@ impl Broker {
     fn want_chunk(&mut self, question: Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
         let owner = question.chunk.owner;
         // What the asker itself has published, and what the dead had, was read before this.
-        if self.chunks.knows(question.chunk) || owner == question.asker || !self.roster.lives(owner) {
+        if self.chunks.knows(question.chunk) || owner == question.asker || !self.roster.lifecycle(owner) {
             return self.hand_out(&question, out);
         }
         self.questions.park(question).map_err(|TooMany| {

@@ -3,8 +3,8 @@ use std::io::{Read, Write};
 use super::*;
 use crate::device::Access;
 use crate::ids::DeviceId;
-use crate::mailbox::lives::Whereabouts;
 use crate::node::limits::MAX_NAME;
+use crate::transport::lifecycle::Whereabouts;
 
 const NODE: ProcessId = ProcessId::NODE;
 
@@ -37,32 +37,34 @@ fn ask(
 }
 
 #[test]
-fn letters_go_to_the_life_that_they_name() {
+fn link_messages_go_to_the_life_that_they_name() {
     let mut broker = broker();
-    let link = |to| ToNode::Route { to, letter: Letter::Link };
+    let link = |to| ToNode::Route { to, link_message: LinkMessage::Link };
     let (out, result) = ask(&mut broker, 1, link(process(2)), 4);
     result.unwrap();
     assert_eq!((out[0].to, out[0].descriptors.len()), (process(2), 4));
-    assert!(matches!(out[0].message, FromNode::Letter { from, letter: Letter::Link } if from == process(1)));
+    assert!(
+        matches!(out[0].message, FromNode::LinkMessage { from, link_message: LinkMessage::Link } if from == process(1))
+    );
 
     let mut told = Vec::new();
     broker.left(process(2), &mut told);
-    let is_gone = |delivery: &&Delivery| matches!(delivery.message, FromNode::Gone { .. });
-    let told: Vec<_> = told.iter().filter(is_gone).map(|delivery| delivery.to).collect();
+    let is_exited = |delivery: &&Delivery| matches!(delivery.message, FromNode::Exited { .. });
+    let told: Vec<_> = told.iter().filter(is_exited).map(|delivery| delivery.to).collect();
     assert_eq!(told, [NODE, process(1)]);
     // The next life of the slot does not get what was meant for the last.
     broker.joined(ProcessId::new(2, 1).unwrap());
     let (out, result) = ask(&mut broker, 1, link(process(2)), 4);
     result.unwrap();
     assert_eq!(out[0].to, process(1));
-    assert!(matches!(out[0].message, FromNode::Gone { process: gone } if gone == process(2)));
+    assert!(matches!(out[0].message, FromNode::Exited { process: exited } if exited == process(2)));
 }
 
 // WIRE-1.
 #[test]
 fn nothing_is_believed() {
     let mut broker = broker();
-    let link = |to| ToNode::Route { to, letter: Letter::Link };
+    let link = |to| ToNode::Route { to, link_message: LinkMessage::Link };
     let stranger = ProcessId::new(200, 7).unwrap();
     let chunk =
         |owner| ToNode::PublishChunk { chunk: ChunkId { owner, index: 0 }, device: DeviceId::HOST, bytes: 1 };
@@ -117,7 +119,7 @@ fn a_chunk_outlives_its_owner_and_each_access_has_its_descriptor() {
 #[test]
 fn names_are_found_once_the_actor_runs_and_freed_when_it_ends() {
     let mut broker = broker();
-    let (actor, place) = broker.roster.reserve(process(1), 16).unwrap();
+    let (actor, location) = broker.roster.reserve(process(1), 16).unwrap();
     broker.registry.register("sink".into(), actor).unwrap();
     let lookup = || ToNode::Lookup { ticket: 1, name: "sink".into() };
     let found = |out: &[Delivery]| match &out[0].message {
@@ -126,7 +128,7 @@ fn names_are_found_once_the_actor_runs_and_freed_when_it_ends() {
     };
     assert_eq!(found(&ask(&mut broker, 2, lookup(), 0).0), None);
     broker.roster.started(actor);
-    assert_eq!(found(&ask(&mut broker, 2, lookup(), 0).0), Some((actor, place)));
+    assert_eq!(found(&ask(&mut broker, 2, lookup(), 0).0), Some((actor, location)));
 
     let (other, _) = broker.roster.reserve(process(2), 16).unwrap();
     let register = || ToNode::Register { ticket: 2, name: "sink".into(), actor: other };
@@ -245,7 +247,7 @@ mod parked {
         assert!(pong(&mut broker, second).is_empty());
     }
 
-    // LEASE-4: what the dead had published is read before it is buried.
+    // LEASE-4: what the dead had published is read before it is reclaimed.
     #[test]
     fn a_death_ends_the_wait() {
         let mut broker = broker();
@@ -349,22 +351,27 @@ mod retirement {
 
     // WIRE-1: what waits for a process is not for another to pile up.
     #[test]
-    fn each_letter_is_passed_on_once() {
+    fn each_link_message_is_passed_on_once() {
         let mut broker = scene(&[]);
-        for (letter, descriptors) in [(Letter::Link, 4), (Letter::LinkAck, 0)] {
-            let route = || ToNode::Route { to: process(2), letter: letter.clone() };
+        for (link_message, descriptors) in [(LinkMessage::Link, 4), (LinkMessage::LinkAck, 0)] {
+            let route = || ToNode::Route { to: process(2), link_message: link_message.clone() };
             assert_eq!(ask(&mut broker, 1, route(), descriptors).0.len(), 1);
             for _ in 0..1000 {
                 let (told, result) = ask(&mut broker, 1, route(), descriptors);
                 assert!(
-                    told.is_empty() && matches!(result, Err(Complaint::LetterAgain(to)) if to == process(2))
+                    told.is_empty()
+                        && matches!(result, Err(Complaint::LinkMessageAgain(to)) if to == process(2))
                 );
             }
-            let back = ToNode::Route { to: process(1), letter };
-            assert_eq!(ask(&mut broker, 2, back, descriptors).0.len(), 1, "the other way is another letter");
+            let back = ToNode::Route { to: process(1), link_message };
+            assert_eq!(
+                ask(&mut broker, 2, back, descriptors).0.len(),
+                1,
+                "the other way is another link message"
+            );
         }
         left(&mut broker, 2);
-        assert_eq!(broker.letters.len(), 0, "nothing is kept of the dead");
+        assert_eq!(broker.link_messages.len(), 0, "nothing is kept of the dead");
     }
 
     fn left(broker: &mut Broker, slot: u16) {
@@ -372,7 +379,7 @@ mod retirement {
     }
 
     #[test]
-    fn a_chunk_goes_when_its_owner_is_buried_and_nobody_has_it_mapped() {
+    fn a_chunk_goes_when_its_owner_is_reclaimed_and_nobody_has_it_mapped() {
         let mut broker = scene(&[2, 3]);
         left(&mut broker, 1);
         unmapped(&mut broker, 2, Access::ReadOnly).unwrap();
@@ -420,7 +427,7 @@ mod retirement {
 
     // A frame of the dead holder may carry the last lease to somebody who has not read it.
     #[test]
-    fn a_holder_that_dies_too_counts_until_it_is_buried() {
+    fn a_holder_that_dies_too_counts_until_it_is_reclaimed() {
         let mut broker = scene(&[2]);
         left(&mut broker, 1);
         drained_by_all(&mut broker, [0, 2, 3], 1);

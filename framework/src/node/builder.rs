@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::handshake::THIS_PROGRAM;
 use super::hang::OnHang;
-use super::host::{Identity, Residence, Resident};
+use super::host::{Identity, ProcessRuntime, Runtime};
 use super::limits::START_DEADLINE;
 use super::mps;
 use super::mps::{Mps, Sharing};
@@ -18,8 +18,8 @@ use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::trace::{self, Collector, TraceRing};
 
 /// Makes a [`Node`].
-pub struct NodeBuilder<R: Residence> {
-    pub(crate) residence: R,
+pub struct NodeBuilder<R: Runtime> {
+    pub(crate) runtime: R,
     program: Option<PathBuf>,
     start_deadline: Duration,
     worker_log: Option<String>,
@@ -31,11 +31,11 @@ pub struct NodeBuilder<R: Residence> {
     trace_records: usize,
 }
 
-impl<R: Residence> NodeBuilder<R> {
-    /// Makes the settings of a node whose processes run `residence`.
-    pub fn new(residence: R) -> Self {
+impl<R: Runtime> NodeBuilder<R> {
+    /// Makes the settings of a node whose processes run `runtime`.
+    pub fn new(runtime: R) -> Self {
         NodeBuilder {
-            residence,
+            runtime,
             program: None,
             start_deadline: START_DEADLINE,
             worker_log: None,
@@ -118,7 +118,7 @@ impl<R: Residence> NodeBuilder<R> {
     /// something to do before they start a node, such as a test harness: call it first in `main`.
     pub fn run_if_worker(self) -> Self {
         mps::run_if_keeper();
-        worker::run_if_worker(&self.residence);
+        worker::run_if_worker(&self.runtime);
         self
     }
 
@@ -129,11 +129,11 @@ impl<R: Residence> NodeBuilder<R> {
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
     pub fn start(self) -> Result<Node<R>, NodeError> {
         mps::run_if_keeper();
-        worker::run_if_worker(&self.residence);
+        worker::run_if_worker(&self.runtime);
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");
-        let program = Program::new(self.program.as_deref(), self.residence.fingerprint());
+        let program = Program::new(self.program.as_deref(), self.runtime.fingerprint());
         let program = program.map_err(|source| NodeError::Program {
             program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
             source,
@@ -151,10 +151,10 @@ impl<R: Residence> NodeBuilder<R> {
             trace: trace.as_ref().map(|trace| trace.records()),
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
-        let board = Arc::clone(&pages.board);
-        let resident = self.residence.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
+        let epoch_page = Arc::clone(&pages.epoch_page);
+        let process_runtime = self.runtime.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
         if let Some(trace) = &trace {
-            resident.trace(TraceRing(trace.own().map_err(NodeError::System)?));
+            process_runtime.trace(TraceRing(trace.own().map_err(NodeError::System)?));
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
@@ -168,7 +168,7 @@ impl<R: Residence> NodeBuilder<R> {
             worker_log: worker_log.unwrap_or_else(|| "info".to_owned()),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
-            board,
+            epoch_page,
             trace: trace.clone(),
             hang_limit: self.hang_limit,
             gpus_are_shared: mps.is_some(),
@@ -177,7 +177,13 @@ impl<R: Residence> NodeBuilder<R> {
                 .map(|mps| mps.environment())
                 .map(|(name, value)| (name, value.to_owned())),
         };
-        let supervisor = Supervisor::start(settings, shared, resident.clone())?;
-        Ok(Node { residence: self.residence, resident, supervisor: Arc::new(supervisor), trace, _mps: mps })
+        let supervisor = Supervisor::start(settings, shared, process_runtime.clone())?;
+        Ok(Node {
+            runtime: self.runtime,
+            process_runtime,
+            supervisor: Arc::new(supervisor),
+            trace,
+            _mps: mps,
+        })
     }
 }

@@ -6,11 +6,11 @@
 //! about single leases. It keeps the chunks of the living. A chunk of a process that ended is *retired*, and the node
 //! closes its descriptors, once
 //!
-//! - its owner is buried: all frames that the owner had sent were read, and a process that took a lease from them has
-//!   the chunk mapped, because a frame waits for the mapping before it is taken;
+//! - its owner is reclaimed: all frames that the owner had sent were read, and a process that took a lease from them
+//!   has the chunk mapped, because a frame waits for the mapping before it is taken;
 //! - nobody has it mapped. A lease that travels is kept by its sender until the receiver has passed the frame, so the
 //!   sender's mapping ends after the receiver's has begun (LEASE-3);
-//! - every process that had it mapped and ended is buried too: one of its frames may have carried the last lease.
+//! - every process that had it mapped and ended is reclaimed too: one of its frames may have carried the last lease.
 //!
 //! A process says when it has unmapped a chunk of the dead, which it does when its last lease there goes. Counting
 //! leases instead would take a message per lease, or a round of pings to see what is under way.
@@ -50,8 +50,8 @@ impl Chunk {
 pub(crate) struct Chunks {
     chunks: HashMap<ChunkId, Chunk>,
     by_owner: HashMap<ProcessId, usize>,
-    /// Owners that are buried and have chunks here.
-    buried: HashSet<ProcessId>,
+    /// Owners that are reclaimed and have chunks here.
+    reclaimed: HashSet<ProcessId>,
 }
 
 /// Why a chunk was not taken.
@@ -120,14 +120,14 @@ impl Chunks {
 
     /// What `process` had posted was read by all: nothing that it had mapped, and nothing of its own, can still come to
     /// light.
-    pub(crate) fn buried(&mut self, process: ProcessId) {
+    pub(crate) fn reclaimed(&mut self, process: ProcessId) {
         if self.by_owner.contains_key(&process) {
-            self.buried.insert(process);
+            self.reclaimed.insert(process);
         }
         for chunk in self.chunks.values_mut() {
             chunk.mapped.retain(|(holder, _)| *holder != process);
         }
-        let of_the_dead = self.chunks.keys().filter(|id| self.buried.contains(&id.owner));
+        let of_the_dead = self.chunks.keys().filter(|id| self.reclaimed.contains(&id.owner));
         for id in of_the_dead.copied().collect::<Vec<_>>() {
             self.retire(id);
         }
@@ -141,13 +141,13 @@ impl Chunks {
 
     #[cfg(test)]
     pub(crate) fn is_forgotten(&self, owner: ProcessId) -> bool {
-        !self.by_owner.contains_key(&owner) && !self.buried.contains(&owner)
+        !self.by_owner.contains_key(&owner) && !self.reclaimed.contains(&owner)
     }
 
     /// Forgets a chunk that nobody can hold a lease in.
     fn retire(&mut self, id: ChunkId) {
         let is_held = self.chunks.get(&id).is_none_or(|chunk| !chunk.mapped.is_empty());
-        if is_held || !self.buried.contains(&id.owner) {
+        if is_held || !self.reclaimed.contains(&id.owner) {
             return;
         }
         self.chunks.remove(&id);
@@ -155,7 +155,7 @@ impl Chunks {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
-                self.buried.remove(&id.owner);
+                self.reclaimed.remove(&id.owner);
             }
         }
     }

@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::ActorId;
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
-use crate::mailbox::lives::EndReason;
-use crate::mailbox::port::{FromNode, ToNode};
 use crate::node::handshake::Build;
 use crate::node::host::{Activity, Identity, StartActor};
 use crate::node::limits::{MAX_CONTROL_MESSAGE, MAX_FAILURE_TEXT, MAX_NAME};
-use crate::observe::figures::ProcessFigures;
+use crate::observe::hang_probe::{HangProbe, WaitsIn};
 use crate::observe::log::LogRecord;
-use crate::observe::sight::{Sight, WaitsIn};
+use crate::observe::metrics::ProcessMetrics;
 use crate::observe::text::shown;
+use crate::transport::control_channel::{FromNode, ToNode};
+use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
 pub(crate) const PROTOCOL: u32 = 4;
@@ -31,7 +31,7 @@ pub(crate) enum Up {
     OpenFailed { why: String },
     /// The process cannot go on, a GPU is lost to it for example; it is about to exit.
     Failing { why: String },
-    /// From the worker's resident.
+    /// From the worker's process runtime.
     Node(ToNode),
     /// The answer to [`Down::Start`].
     Started { actor: ActorId, result: Result<(), String> },
@@ -41,10 +41,10 @@ pub(crate) enum Up {
     Activity { round: u64, activity: Activity },
     /// The memory that the worker notes its trace in. Descriptors: one, to map it read-only.
     Trace,
-    /// The answer to [`Down::Figures`].
-    Figures { round: u64, figures: ProcessFigures },
+    /// The answer to [`Down::Metrics`].
+    Metrics { round: u64, metrics: ProcessMetrics },
     /// The answer to [`Down::Look`].
-    Sight { round: u64, sight: Sight },
+    HangProbe { round: u64, hang_probe: HangProbe },
     /// The answer to [`Down::Ping`]: everything that was sent before the ping came is ahead of this.
     Pong { number: u64 },
     /// The answer to [`Down::StopActors`].
@@ -58,11 +58,11 @@ pub(crate) enum Up {
 /// From the node to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's board.
+    /// The worker belongs to this node. Descriptors: the clock page that was prepared for it, the node's epoch page.
     Welcome { identity: Identity, log_filter: String },
     /// The worker does not, and should say why and exit.
     Refused { why: String },
-    /// For the worker's resident.
+    /// For the worker's process runtime.
     Node(FromNode),
     /// Start an actor.
     Start(StartActor),
@@ -70,8 +70,8 @@ pub(crate) enum Down {
     Stopping,
     /// Asks for the counts of messages.
     Probe { round: u64 },
-    /// Asks for figures.
-    Figures { round: u64 },
+    /// Asks for metrics.
+    Metrics { round: u64 },
     /// Asks for the snapshot for hang detection.
     Look { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
@@ -100,21 +100,21 @@ impl Up {
             Up::ActorStopped { actor, why, away } => {
                 Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)), away }
             }
-            Up::Figures { round, mut figures } => {
-                figures.actors.truncate(MAX_ACTORS + 1);
-                figures.actors.iter_mut().for_each(|actor| name(&mut actor.name));
-                Up::Figures { round, figures }
+            Up::Metrics { round, mut metrics } => {
+                metrics.actors.truncate(MAX_ACTORS + 1);
+                metrics.actors.iter_mut().for_each(|actor| name(&mut actor.name));
+                Up::Metrics { round, metrics }
             }
-            Up::Sight { round, mut sight } => {
-                sight.actors.truncate(MAX_ACTORS);
-                sight.actors.iter_mut().for_each(|actor| name(&mut actor.name));
-                sight.waits.truncate(MAX_PROCESSES);
-                for wait in &mut sight.waits {
+            Up::HangProbe { round, mut hang_probe } => {
+                hang_probe.actors.truncate(MAX_ACTORS);
+                hang_probe.actors.iter_mut().for_each(|actor| name(&mut actor.name));
+                hang_probe.waits.truncate(MAX_PROCESSES);
+                for wait in &mut hang_probe.waits {
                     if let WaitsIn::Thread(thread) = &mut wait.waits_in {
                         name(thread);
                     }
                 }
-                Up::Sight { round, sight }
+                Up::HangProbe { round, hang_probe }
             }
             Up::Log(record) => Up::Log(record.bounded()),
             // Names in the registry are compared, not shown; the broker bounds them.
@@ -203,13 +203,13 @@ pub(crate) mod bytes {
 mod tests {
     use super::*;
     use crate::ids::{DeviceId, ProcessId};
-    use crate::mailbox::lives::RestartWhen;
-    use crate::mailbox::port::Place;
+    use crate::transport::control_channel::Location;
+    use crate::transport::lifecycle::RestartWhen;
 
     fn start() -> StartActor {
         StartActor {
             actor: ActorId(7),
-            place: Place { process: ProcessId::NODE, index: 3, capacity: 9 },
+            location: Location { process: ProcessId::NODE, index: 3, capacity: 9 },
             name: "blur".into(),
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],

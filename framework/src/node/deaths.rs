@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use super::broker::{Complaint, Delivery};
 use super::taint::{Act, Rounds};
-use crate::clock::taint::{Board, News, TaintRange};
+use crate::clock::taint::{EpochPage, TaintRange, TaintUpdate};
 use crate::clock::{ClockPage, is_released};
 use crate::ids::ProcessId;
 use crate::limits::MAX_STREAMS;
-use crate::mailbox::port::FromNode;
+use crate::transport::control_channel::FromNode;
 
 /// How often, and for how long, the pages of the dead are looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ const MAX_REPORTED: usize = 8 * MAX_STREAMS;
 pub(crate) struct Deaths {
     rounds: Rounds,
     /// `None` where only the bookkeeping is wanted.
-    board: Option<Arc<Board>>,
+    epoch_page: Option<Arc<EpochPage>>,
     /// The pages of workers that live, or whose clocks are still to be released.
     pages: HashMap<ProcessId, Arc<ClockPage>>,
     released: Vec<Released>,
@@ -50,8 +50,8 @@ struct Released {
 }
 
 impl Deaths {
-    pub(crate) fn with_board(board: Arc<Board>) -> Self {
-        Deaths { board: Some(board), ..Deaths::default() }
+    pub(crate) fn with_epoch_page(epoch_page: Arc<EpochPage>) -> Self {
+        Deaths { epoch_page: Some(epoch_page), ..Deaths::default() }
     }
 
     /// Makes the clock page of a process that is about to start.
@@ -65,23 +65,23 @@ impl Deaths {
         self.pages.remove(&process);
     }
 
-    /// The descriptors that a process gets: its clock page, to adopt, and the board.
+    /// The descriptors that a process gets: its clock page, to adopt, and the epoch page.
     pub(crate) fn descriptors(&self, process: ProcessId) -> io::Result<Vec<OwnedFd>> {
         let page = self.pages.get(&process).ok_or(io::ErrorKind::NotFound)?;
-        let board = self.board.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        Ok(vec![page.writable_fd()?.try_clone_to_owned()?, board.export()?])
+        let epoch_page = self.epoch_page.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        Ok(vec![page.writable_fd()?.try_clone_to_owned()?, epoch_page.export()?])
     }
 
     /// A read-only descriptor of a process's clock page: the one that can be released. `None` where none was prepared.
     pub(crate) fn clocks(&self, process: ProcessId) -> Option<io::Result<OwnedFd>> {
         let page = self.pages.get(&process)?;
-        // Its process has mapped it before it could write a letter.
+        // Its process has mapped it before it could write a link message.
         Some(page.seal().and_then(|()| page.export_fd()))
     }
 
     /// The news that a process which joins must get before anything else.
     pub(crate) fn joined(&mut self, process: ProcessId) -> Option<Delivery> {
-        self.rounds.joined(process).map(|news| tell(process, news))
+        self.rounds.joined(process).map(|update| tell(process, update))
     }
 
     /// A process that joined begins to work.
@@ -161,12 +161,12 @@ impl Deaths {
     fn carry_out(&mut self, acts: Vec<Act>, now: Instant, out: &mut Vec<Delivery>) {
         for act in acts {
             match act {
-                Act::Tell(to, news) => out.push(tell(to, news)),
+                Act::Tell(to, update) => out.push(tell(to, update)),
                 Act::Release { round, dead } => {
                     self.reported.clear();
                     // In this order: who sees the effect of the release has to see that it must know of it.
-                    if let Some(board) = &self.board {
-                        board.raise(round);
+                    if let Some(epoch_page) = &self.epoch_page {
+                        epoch_page.raise(round);
                     }
                     for process in dead {
                         if let Some(page) = self.pages.remove(&process) {
@@ -178,7 +178,7 @@ impl Deaths {
                         }
                         out.extend(self.rounds.living().map(|to| Delivery {
                             to,
-                            message: FromNode::Settled { process },
+                            message: FromNode::ClocksReleased { process },
                             descriptors: Vec::new(),
                         }));
                     }
@@ -188,8 +188,8 @@ impl Deaths {
     }
 }
 
-fn tell(to: ProcessId, news: News) -> Delivery {
-    Delivery { to, message: FromNode::Taint(news), descriptors: Vec::new() }
+fn tell(to: ProcessId, update: TaintUpdate) -> Delivery {
+    Delivery { to, message: FromNode::Taint(update), descriptors: Vec::new() }
 }
 
 fn release(page: &ClockPage) {

@@ -44,7 +44,7 @@ impl Group {
         self.strategy
     }
 
-    /// Whether all share one fate.
+    /// Whether all restart together.
     pub(crate) fn is_one(&self) -> bool {
         self.strategy == Strategy::OneForAll
     }
@@ -69,7 +69,7 @@ impl fmt::Debug for Group {
 pub struct Supervision {
     /// When it is started anew.
     pub restart: Restart,
-    /// With whom it shares its fate.
+    /// With whom it restarts.
     pub group: Option<Group>,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::ids::{ActorId, ProcessId};
 
 use super::supervisor::WorkerId;
-pub use crate::observe::sight::WaitsIn;
+pub use crate::observe::hang_probe::WaitsIn;
 
 /// How the node treats a worker that hangs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! What a process of the node runs, as the control code sees it: the seam between the processes (this folder) and the
 //! transport with its actors.
 //!
-//! Implement [`Residence`] once. The node makes one, and each worker makes one by the same code of the same program.
-//! * Death: when the node ends, a worker ends at once, whatever its resident or stage is doing.
-//! * Close: a worker is told to stop its actors ([`Stage::stop_actors`]) and exits after that future is done.
+//! Implement [`Runtime`] once. The node makes one, and each worker makes one by the same code of the same program.
+//! * Death: when the node ends, a worker ends at once, whatever its process runtime or actor host is doing.
+//! * Close: a worker is told to stop its actors ([`ActorHost::stop_actors`]) and exits after that future is done.
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ProcessPages;
 use crate::ids::{ActorId, DeviceId, ProcessId};
-use crate::mailbox::lives::{EndReason, RestartWhen};
-use crate::mailbox::port::{FromNode, Place, Port};
 use crate::node::control::bytes;
 use crate::node::worker::uplink::Uplink;
-use crate::observe::figures::ProcessFigures;
-use crate::observe::sight::Sight;
+use crate::observe::hang_probe::HangProbe;
+use crate::observe::metrics::ProcessMetrics;
 use crate::observe::trace::TraceRing;
+use crate::transport::control_channel::{ControlChannel, FromNode, Location};
+use crate::transport::lifecycle::{EndReason, RestartWhen};
 
 /// Counts of the messages between this process and others, so that a shutdown can wait until none is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub struct Activity {
 
 /// The part of a process that messages from the node go to. Every method may be called on any thread,
 /// and none waits: in the node it is the supervisor's thread that calls.
-pub trait Resident: Send + Sync + 'static {
+pub trait ProcessRuntime: Send + Sync + 'static {
     /// Takes a message from the node, with its descriptors. Messages arrive in the order in which the node sent them.
     #[expect(
         clippy::wrong_self_convention,
@@ -51,13 +51,13 @@ pub trait Resident: Send + Sync + 'static {
     fn activity(&self) -> Activity;
 
     /// Counts of what the process and its actors have done.
-    fn figures(&self) -> ProcessFigures {
-        ProcessFigures::default()
+    fn metrics(&self) -> ProcessMetrics {
+        ProcessMetrics::default()
     }
 
     /// Snapshot of queues and waits for hang detection. Called on a thread that runs no actor.
-    fn sight(&self) -> Sight {
-        Sight::default()
+    fn hang_probe(&self) -> HangProbe {
+        HangProbe::default()
     }
 
     /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
@@ -68,7 +68,7 @@ pub trait Resident: Send + Sync + 'static {
 
     /// Takes in what others have given back so far, for the trace: the process's actors have stopped, or it is about to
     /// end.
-    fn settling(&self) {}
+    fn note_returns(&self) {}
 
     /// Returns a closure that waits, as long as it takes, until everything that was put on the process's streams is
     /// done. Called when no actor is left.
@@ -84,7 +84,7 @@ pub trait Resident: Send + Sync + 'static {
 }
 
 /// The part of a worker that owns its actors. It lives on one thread, inside that thread's actix `System`.
-pub trait Stage: 'static {
+pub trait ActorHost: 'static {
     /// Creates and starts an actor; ready when it can take messages. `Err` says why it could not be created.
     fn start_actor(&self, start: StartActor) -> impl Future<Output = Result<(), String>>;
 
@@ -93,11 +93,11 @@ pub trait Stage: 'static {
 }
 
 /// What a program's processes run: the types that it knows, and how to open a process that hosts them.
-pub trait Residence: Sized + Send + Sync + 'static {
+pub trait Runtime: Sized + Send + Sync + 'static {
     /// The process's transport.
-    type Resident: Resident;
+    type ProcessRuntime: ProcessRuntime;
     /// The process's actors.
-    type Stage: Stage;
+    type ActorHost: ActorHost;
 
     /// A number that two processes share only if they know the same actor and message types. The node refuses a
     /// worker with another one.
@@ -110,15 +110,19 @@ pub trait Residence: Sized + Send + Sync + 'static {
     fn open(
         &self,
         identity: &Identity,
-        port: Arc<dyn Port>,
+        control: Arc<dyn ControlChannel>,
         pages: ProcessPages,
-    ) -> Result<Arc<Self::Resident>, String>;
+    ) -> Result<Arc<Self::ProcessRuntime>, String>;
 
-    /// Makes the stage of a worker: called once, on the worker's main thread, inside its actix `System`.
+    /// Makes the actor host of a worker: called once, on the worker's main thread, inside its actix `System`.
     ///
     /// # Errors
     /// Why there can be no actors here, as text for the person who started the node.
-    fn stage(&self, resident: Arc<Self::Resident>, notices: Notices) -> Result<Self::Stage, String>;
+    fn actor_host(
+        &self,
+        process_runtime: Arc<Self::ProcessRuntime>,
+        notices: Notices,
+    ) -> Result<Self::ActorHost, String>;
 }
 
 /// The identity of a process, and what the node lets it use.
@@ -142,7 +146,7 @@ pub struct StartActor {
     /// Its id.
     pub actor: ActorId,
     /// Where it lives: in this process, under an index that no other living actor of the process has.
-    pub place: Place,
+    pub location: Location,
     /// Its name for people.
     pub name: String,
     /// The actor type, as registered.
@@ -182,7 +186,7 @@ pub struct NewActor {
     pub capacity: u32,
 }
 
-/// How a stage tells the node about its actors afterwards. Cheap to clone; usable on any thread.
+/// How an actor host tells the node about its actors afterwards. Cheap to clone; usable on any thread.
 #[derive(Clone)]
 pub struct Notices {
     uplink: Arc<Uplink>,
@@ -194,7 +198,7 @@ impl Notices {
     }
 
     /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address leads
-    /// nowhere. Not needed for actors that [`Stage::stop_actors`] stopped.
+    /// nowhere. Not needed for actors that [`ActorHost::stop_actors`] stopped.
     pub fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
         self.actor_ended(actor, why.map(EndReason::HandlerPanic), false);
     }

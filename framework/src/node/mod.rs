@@ -58,7 +58,6 @@
 
 pub(crate) mod broker;
 mod builder;
-mod burials;
 mod chunks;
 pub(crate) mod control;
 mod deaths;
@@ -68,12 +67,13 @@ mod handshake;
 mod hang;
 pub mod host;
 mod journal;
-mod letters;
 pub mod limits;
 mod line;
+mod link_messages;
 mod mps;
 mod program;
 mod questions;
+mod reclaim;
 mod registry;
 mod report;
 mod restart;
@@ -96,22 +96,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::observe::figures::{Figures, export};
-use crate::observe::progress::{Progress, Shown};
+use crate::observe::metrics::{Metrics, export};
+use crate::observe::progress::{ProgressDisplay, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 
-pub use crate::mailbox::lives::{EndReason, Lifecycle};
+pub use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 pub use self::builder::NodeBuilder;
 pub use self::group::{Group, Strategy, Supervision};
 pub use self::handshake::{Build, BuildMismatch};
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
-pub use self::host::{Activity, Identity, NewActor, Notices, Residence, Resident, Stage, StartActor};
+pub use self::host::{Activity, ActorHost, Identity, NewActor, Notices, ProcessRuntime, Runtime, StartActor};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
 pub use self::report::NodeReport;
 pub use self::restart::Restart;
-pub use self::roster::PlaceError;
+pub use self::roster::LocationError;
 pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
 pub use self::signals::RunError;
 pub use self::spawn::{ActorError, ChannelStart, Spawn, Spawned};
@@ -120,24 +120,24 @@ pub use self::supervisor::{
 };
 
 /// A running node. Dropping it shuts it down, with [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics.
-pub struct Node<R: Residence> {
-    residence: R,
-    resident: Arc<R::Resident>,
+pub struct Node<R: Runtime> {
+    runtime: R,
+    process_runtime: Arc<R::ProcessRuntime>,
     supervisor: Arc<Supervisor>,
     trace: Option<Arc<Collector>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
 }
 
-impl<R: Residence> Node<R> {
+impl<R: Runtime> Node<R> {
     /// What its processes are made of.
-    pub fn residence(&self) -> &R {
-        &self.residence
+    pub fn runtime(&self) -> &R {
+        &self.runtime
     }
 
-    /// The post office of the node's own process.
-    pub fn resident(&self) -> &Arc<R::Resident> {
-        &self.resident
+    /// The transport of the node's own process.
+    pub fn process_runtime(&self) -> &Arc<R::ProcessRuntime> {
+        &self.process_runtime
     }
 
     /// The handle to the thread that keeps the workers, for whoever starts workers and actors.
@@ -151,15 +151,15 @@ impl<R: Residence> Node<R> {
     }
 
     /// What all processes and actors have done and have before them. Waits for the answers, at most
-    /// [`DEADLINE`](crate::observe::figures::DEADLINE). What comes is also given to the recorder of the `metrics` crate,
-    /// if the program has installed one.
+    /// [`DEADLINE`](crate::observe::metrics::DEADLINE). What comes is also given to the recorder of the `metrics`
+    /// crate, if the program has installed one.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let node = tensorpost::Node::builder().start()?;
-    /// let before = node.figures()?;
+    /// let before = node.metrics()?;
     /// // … the actors work …
-    /// let now = node.figures()?;
+    /// let now = node.metrics()?;
     /// for row in now.rows(&before) {
     ///     println!("{}: {:.0}/s, {} queued, p99 {:?}", row.name, row.rate, row.queued, row.p99);
     /// }
@@ -170,10 +170,10 @@ impl<R: Residence> Node<R> {
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
-    pub fn figures(&self) -> Result<Figures, Closed> {
-        let figures = self.supervisor.figures()?;
-        export(&figures);
-        Ok(figures)
+    pub fn metrics(&self) -> Result<Metrics, Closed> {
+        let metrics = self.supervisor.metrics()?;
+        export(&metrics);
+        Ok(metrics)
     }
 
     /// Shows all actors on stderr, until the returned value drops or the node ends: what each has handled, how fast, what
@@ -188,12 +188,12 @@ impl<R: Residence> Node<R> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> ProgressDisplay {
         let supervisor = Arc::clone(&self.supervisor);
-        Progress::start(move || {
-            let figures = supervisor.figures().ok()?;
-            export(&figures);
-            Some(Shown::from(&figures))
+        ProgressDisplay::start(move || {
+            let metrics = supervisor.metrics().ok()?;
+            export(&metrics);
+            Some(Shown::from(&metrics))
         })
     }
 
@@ -245,7 +245,7 @@ impl<R: Residence> Node<R> {
     }
 }
 
-impl<R: Residence> Drop for Node<R> {
+impl<R: Runtime> Drop for Node<R> {
     fn drop(&mut self) {
         match self.supervisor.shutdown(limits::DROP_DEADLINE) {
             Ok(report) => {

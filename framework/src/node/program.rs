@@ -5,27 +5,27 @@ use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use super::host::{Activity, Identity, Notices, Residence, Resident, Stage, StartActor};
+use super::host::{Activity, ActorHost, Identity, Notices, ProcessRuntime, Runtime, StartActor};
 use futures_util::FutureExt;
 
-use crate::actor::{Ended, Program, Start, WorkerStage};
+use crate::actor::{OnActorEnd, Program, Start, WorkerActors};
 use crate::clock::ProcessPages;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::lease::PoolOptions;
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
-use crate::mailbox::port::{FromNode, Port};
-use crate::mailbox::post::Office;
-use crate::observe::figures::ProcessFigures;
-use crate::observe::sight::Sight;
+use crate::observe::hang_probe::HangProbe;
+use crate::observe::metrics::ProcessMetrics;
 use crate::observe::trace::TraceRing;
+use crate::transport::Transport;
+use crate::transport::control_channel::{ControlChannel, FromNode};
 
 /// The status of a worker that cannot be reached any more: that of a main thread that panicked.
 const EXIT_DEAF: i32 = 101;
 
-impl Resident for Office {
+impl ProcessRuntime for Transport {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
-        Office::from_node(self, message, descriptors);
+        Transport::from_node(self, message, descriptors);
     }
 
     fn activity(&self) -> Activity {
@@ -36,12 +36,12 @@ impl Resident for Office {
         Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
     }
 
-    fn figures(&self) -> ProcessFigures {
-        Office::figures(self)
+    fn metrics(&self) -> ProcessMetrics {
+        Transport::metrics(self)
     }
 
-    fn sight(&self) -> Sight {
-        Office::sight(self)
+    fn hang_probe(&self) -> HangProbe {
+        Transport::hang_probe(self)
     }
 
     fn trace(&self, ring: TraceRing) {
@@ -56,7 +56,7 @@ impl Resident for Office {
         self.begin_leaving();
     }
 
-    fn settling(&self) {
+    fn note_returns(&self) {
         self.take_in_last_returns();
     }
 
@@ -72,16 +72,16 @@ impl Resident for Office {
 }
 
 /// Whether a sender of this process waits for room in a mailbox of this process.
-fn somebody_waits_here(office: &Office) -> bool {
-    let mut inboxes = (0..MAX_ACTORS).filter_map(|index| office.inbox(index as u16));
+fn somebody_waits_here(transport: &Transport) -> bool {
+    let mut inboxes = (0..MAX_ACTORS).filter_map(|index| transport.inbox(index as u16));
     inboxes.any(|inbox| !inbox.local().queue().is_empty())
 }
 
-impl Stage for WorkerStageWithNotices {
+impl ActorHost for WorkerStageWithNotices {
     async fn start_actor(&self, start: StartActor) -> Result<(), String> {
         let StartActor {
             actor,
-            place,
+            location,
             name,
             type_name,
             args,
@@ -92,20 +92,20 @@ impl Stage for WorkerStageWithNotices {
             restarts,
         } = start;
         let notices = self.notices.clone();
-        let ended: Ended = Box::new(move |why, away| notices.actor_ended(actor, why, away));
+        let ended: OnActorEnd = Box::new(move |why, away| notices.actor_ended(actor, why, away));
         let start =
-            Start { actor, place, name, type_name, args, device, receive_on, own_thread, life, restarts };
-        self.stage.start(start, ended).await
+            Start { actor, location, name, type_name, args, device, receive_on, own_thread, life, restarts };
+        self.actor_host.start(start, ended).await
     }
 
     fn stop_actors(&self) -> impl Future<Output = ()> {
-        self.stage.stop()
+        self.actor_host.stop()
     }
 }
 
 /// A worker's stage with the way to tell of ended actors.
 pub struct WorkerStageWithNotices {
-    stage: WorkerStage,
+    actor_host: WorkerActors,
     notices: Notices,
 }
 
@@ -113,9 +113,9 @@ fn pool_options(identity: &Identity) -> PoolOptions {
     PoolOptions { budget: identity.host_budget, first_chunk: CHUNK_BYTES }
 }
 
-impl Residence for Program {
-    type Resident = Office;
-    type Stage = WorkerStageWithNotices;
+impl Runtime for Program {
+    type ProcessRuntime = Transport;
+    type ActorHost = WorkerStageWithNotices;
 
     fn fingerprint(&self) -> u64 {
         Program::fingerprint(self)
@@ -124,25 +124,30 @@ impl Residence for Program {
     fn open(
         &self,
         identity: &Identity,
-        port: Arc<dyn Port>,
+        control: Arc<dyn ControlChannel>,
         pages: ProcessPages,
-    ) -> Result<Arc<Office>, String> {
-        let office = Office::open(identity.process, port, pages).map_err(|error| error.to_string())?;
+    ) -> Result<Arc<Transport>, String> {
+        let transport =
+            Transport::open(identity.process, control, pages).map_err(|error| error.to_string())?;
         if let Some(bytes) = identity.gpu_budget {
-            office.set_gpu_budget(bytes);
+            transport.set_gpu_budget(bytes);
         }
         // The host pool is always there: large bodies travel in it, and peers' host tensors are mapped through it.
         let host: Arc<dyn Backend> = HostBackend::new();
-        office.pool(&host, pool_options(identity));
+        transport.pool(&host, pool_options(identity));
         if identity.process == crate::ids::ProcessId::NODE {
-            run_reader_on_a_thread(&office)?;
+            run_reader_on_a_thread(&transport)?;
         }
-        Ok(office)
+        Ok(transport)
     }
 
-    fn stage(&self, office: Arc<Office>, notices: Notices) -> Result<WorkerStageWithNotices, String> {
+    fn actor_host(
+        &self,
+        transport: Arc<Transport>,
+        notices: Notices,
+    ) -> Result<WorkerStageWithNotices, String> {
         // On the thread that the actors run on: a message then costs no switch.
-        let reader = Arc::clone(&office);
+        let reader = Arc::clone(&transport);
         actix::spawn(async move {
             match AssertUnwindSafe(Arc::clone(&reader).run()).catch_unwind().await {
                 Ok(Ok(())) => {}
@@ -154,17 +159,17 @@ impl Residence for Program {
                 std::process::exit(EXIT_DEAF);
             }
         });
-        Ok(WorkerStageWithNotices { stage: WorkerStage::new(self.clone(), office), notices })
+        Ok(WorkerStageWithNotices { actor_host: WorkerActors::new(self.clone(), transport), notices })
     }
 }
 
-fn run_reader_on_a_thread(office: &Arc<Office>) -> Result<(), String> {
+fn run_reader_on_a_thread(transport: &Arc<Transport>) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     let runtime = runtime.map_err(|error| format!("no runtime for the node's reader: {error}"))?;
-    let office = Arc::clone(office);
+    let transport = Arc::clone(transport);
     let spawned = std::thread::Builder::new().name("tensorpost-reader".into()).spawn(move || {
         // A task of the runtime, and not its root: that one could not step aside without a system call.
-        match runtime.block_on(async { tokio::spawn(office.run()).await }) {
+        match runtime.block_on(async { tokio::spawn(transport.run()).await }) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::error!(%error, "the node's reader stopped; no more messages reach this process");

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::mailbox::lives::{EndReason, RestartWhen};
+use crate::transport::lifecycle::{EndReason, RestartWhen};
 
 /// Most restarts that a policy counts at a time (MBX-2).
 const MAX_BUDGET: u32 = 1 << 16;

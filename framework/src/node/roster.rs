@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_MAILBOX};
-use crate::mailbox::lives::{EndReason, Whereabouts};
-use crate::mailbox::port::Place;
 use crate::node::limits::MAX_GIVEN_UP;
+use crate::transport::control_channel::Location;
+use crate::transport::lifecycle::{EndReason, Whereabouts};
 
 /// An actor that exists, or is being created.
 #[derive(Clone, Debug)]
 pub(crate) struct ActorEntry {
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) name: String,
     /// Whether it can take messages already, or could in an earlier life; it is not found by its name before.
     pub(crate) started: bool,
@@ -23,7 +23,7 @@ pub(crate) struct ActorEntry {
 
 /// Why there is no room for an actor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceError {
+pub enum LocationError {
     /// The process has as many actors as it can.
     #[error("{0} hosts {MAX_ACTORS} actors already; start another worker for this one")]
     Full(ProcessId),
@@ -53,19 +53,19 @@ impl Roster {
     pub(crate) fn leave(&mut self, process: ProcessId) -> Vec<ActorId> {
         self.living.remove(&process);
         self.next_index.remove(&process);
-        let gone: Vec<_> = self
+        let removed: Vec<_> = self
             .actors
             .iter()
-            .filter(|(_, a)| a.place.process == process && !a.away)
+            .filter(|(_, a)| a.location.process == process && !a.away)
             .map(|(id, _)| *id)
             .collect();
-        for actor in &gone {
+        for actor in &removed {
             self.actors.remove(actor);
         }
-        gone
+        removed
     }
 
-    pub(crate) fn lives(&self, process: ProcessId) -> bool {
+    pub(crate) fn lifecycle(&self, process: ProcessId) -> bool {
         self.living.contains(&process)
     }
 
@@ -78,53 +78,53 @@ impl Roster {
     }
 
     pub(crate) fn actors_of(&self, process: ProcessId) -> usize {
-        self.actors.values().filter(|a| a.place.process == process).count()
+        self.actors.values().filter(|a| a.location.process == process).count()
     }
 
     /// Its actors, also those that are being created: somebody may have their addresses. Not those between two lives.
     pub(crate) fn those_in(&self, process: ProcessId) -> Vec<ActorId> {
-        let there = |entry: &ActorEntry| entry.place.process == process && !entry.away;
+        let there = |entry: &ActorEntry| entry.location.process == process && !entry.away;
         self.actors.iter().filter(|(_, entry)| there(entry)).map(|(actor, _)| *actor).collect()
     }
 
-    /// Makes an id and a place for a new actor of `process`.
+    /// Makes an id and a location for a new actor of `process`.
     pub(crate) fn reserve(
         &mut self,
         process: ProcessId,
         capacity: u32,
-    ) -> Result<(ActorId, Place), PlaceError> {
+    ) -> Result<(ActorId, Location), LocationError> {
         if !(1..=MAX_MAILBOX).contains(&capacity) {
-            return Err(PlaceError::Capacity(capacity));
+            return Err(LocationError::Capacity(capacity));
         }
         let index = self.free_index(process)?;
         self.last_actor += 1;
         let actor = ActorId(self.last_actor);
-        let place = Place { process, index, capacity };
+        let location = Location { process, index, capacity };
         self.actors.insert(
             actor,
-            ActorEntry { place, name: String::new(), started: false, away: false, moved: false },
+            ActorEntry { location, name: String::new(), started: false, away: false, moved: false },
         );
-        Ok((actor, place))
+        Ok((actor, location))
     }
 
     /// Ends the present life of an actor that will have another; returns where it was.
-    pub(crate) fn detach(&mut self, actor: ActorId) -> Option<Place> {
+    pub(crate) fn detach(&mut self, actor: ActorId) -> Option<Location> {
         let entry = self.actors.get_mut(&actor)?;
         (entry.away, entry.moved) = (true, true);
-        Some(entry.place)
+        Some(entry.location)
     }
 
-    /// Makes a place in `process` for the next life of an actor, which [`started`](Self::started) begins.
+    /// Makes a location in `process` for the next life of an actor, which [`started`](Self::started) begins.
     pub(crate) fn move_to(
         &mut self,
         actor: ActorId,
         process: ProcessId,
-    ) -> Result<Option<Place>, PlaceError> {
+    ) -> Result<Option<Location>, LocationError> {
         let index = self.free_index(process)?;
         let Some(entry) = self.actors.get_mut(&actor) else { return Ok(None) };
         entry.away = true;
-        entry.place = Place { process, index, ..entry.place };
-        Ok(Some(entry.place))
+        entry.location = Location { process, index, ..entry.location };
+        Ok(Some(entry.location))
     }
 
     /// `actor` has ended for good, although it had a restart policy.
@@ -139,8 +139,8 @@ impl Roster {
     /// Where an actor is.
     pub(crate) fn whereabouts(&self, actor: ActorId) -> Whereabouts {
         match self.actors.get(&actor) {
-            Some(entry) if entry.away => Whereabouts::Restarting(entry.place),
-            Some(entry) => Whereabouts::At(entry.place),
+            Some(entry) if entry.away => Whereabouts::Restarting(entry.location),
+            Some(entry) => Whereabouts::At(entry.location),
             None => match self.given_up.iter().find(|(known, _)| *known == actor) {
                 Some((_, reason)) => Whereabouts::GaveUp(reason.clone()),
                 None => Whereabouts::Nowhere,
@@ -155,15 +155,19 @@ impl Roster {
     }
 
     /// An index that no actor of `process` has; one that was used before as late as possible.
-    fn free_index(&mut self, process: ProcessId) -> Result<u16, PlaceError> {
-        let used: HashSet<u16> =
-            self.actors.values().filter(|a| a.place.process == process).map(|a| a.place.index).collect();
+    fn free_index(&mut self, process: ProcessId) -> Result<u16, LocationError> {
+        let used: HashSet<u16> = self
+            .actors
+            .values()
+            .filter(|a| a.location.process == process)
+            .map(|a| a.location.index)
+            .collect();
         let limit = MAX_ACTORS as u16;
         let first = self.next_index.get(&process).copied().unwrap_or(0);
         let index = (0..limit)
             .map(|step| (first + step) % limit)
             .find(|index| !used.contains(index))
-            .ok_or(PlaceError::Full(process))?;
+            .ok_or(LocationError::Full(process))?;
         self.next_index.insert(process, (index + 1) % limit);
         Ok(index)
     }
@@ -191,22 +195,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_unique_bounded_and_used_again_late() {
+    fn locations_are_unique_bounded_and_used_again_late() {
         let process = ProcessId::new(1, 0).unwrap();
         let mut roster = Roster::default();
         roster.join(process);
-        let places: Vec<_> = (0..MAX_ACTORS).map(|_| roster.reserve(process, 8).unwrap()).collect();
-        let indexes: HashSet<_> = places.iter().map(|(_, place)| place.index).collect();
+        let locations: Vec<_> = (0..MAX_ACTORS).map(|_| roster.reserve(process, 8).unwrap()).collect();
+        let indexes: HashSet<_> = locations.iter().map(|(_, location)| location.index).collect();
         assert_eq!(indexes.len(), MAX_ACTORS);
-        assert_eq!(roster.reserve(process, 8).unwrap_err(), PlaceError::Full(process));
-        assert_eq!(roster.reserve(process, 0).unwrap_err(), PlaceError::Capacity(0));
+        assert_eq!(roster.reserve(process, 8).unwrap_err(), LocationError::Full(process));
+        assert_eq!(roster.reserve(process, 0).unwrap_err(), LocationError::Capacity(0));
 
-        roster.remove(places[9].0);
-        let (actor, place) = roster.reserve(process, 8).unwrap();
-        assert_eq!(place.index, 9);
-        assert!(places.iter().all(|(other, _)| *other != actor), "an actor's id is never used again");
+        roster.remove(locations[9].0);
+        let (actor, location) = roster.reserve(process, 8).unwrap();
+        assert_eq!(location.index, 9);
+        assert!(locations.iter().all(|(other, _)| *other != actor), "an actor's id is never used again");
         assert_eq!(roster.leave(process).len(), MAX_ACTORS);
-        assert!(!roster.lives(process));
+        assert!(!roster.lifecycle(process));
 
         let (_, first) = roster.reserve(process, 8).unwrap();
         roster.remove(actor);
@@ -215,7 +219,7 @@ mod tests {
 
     // DEATH-2.
     #[test]
-    fn an_actor_that_comes_back_keeps_its_id_and_gets_another_place() {
+    fn an_actor_that_comes_back_keeps_its_id_and_gets_another_location() {
         let (old, new) = (ProcessId::new(1, 0).unwrap(), ProcessId::new(1, 1).unwrap());
         let mut roster = Roster::default();
         roster.join(old);
@@ -226,11 +230,11 @@ mod tests {
         assert_eq!(roster.leave(old), [lost]);
         assert_eq!(roster.whereabouts(kept), Whereabouts::Restarting(was));
         roster.join(new);
-        let place = roster.move_to(kept, new).unwrap().unwrap();
-        assert_eq!((place.process, place.capacity), (new, 8));
-        assert_eq!(roster.whereabouts(kept), Whereabouts::Restarting(place), "it has not started");
+        let location = roster.move_to(kept, new).unwrap().unwrap();
+        assert_eq!((location.process, location.capacity), (new, 8));
+        assert_eq!(roster.whereabouts(kept), Whereabouts::Restarting(location), "it has not started");
         roster.started(kept);
-        assert_eq!(roster.whereabouts(kept), Whereabouts::At(place));
+        assert_eq!(roster.whereabouts(kept), Whereabouts::At(location));
 
         roster.give_up(kept, EndReason::Exit(3));
         assert_eq!(roster.whereabouts(kept), Whereabouts::GaveUp(EndReason::Exit(3)));

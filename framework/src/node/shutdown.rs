@@ -16,9 +16,9 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use crate::ids::ProcessId;
-use crate::mailbox::lives::EndReason;
 use crate::node::host::Activity;
 use crate::node::supervisor::WorkerId;
+use crate::transport::lifecycle::EndReason;
 
 /// Rounds without any change that count as quiet after a death, and the time between them.
 const STILL_ROUNDS: u32 = 25;

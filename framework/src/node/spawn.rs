@@ -18,10 +18,10 @@ use crate::actor::{
 use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};
 use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::{Office, OfficeStats};
 use crate::message::{EncodeError, GpuMessage, codec, message_key};
-use crate::tensor::{Gpu, TensorError};
+use crate::tensor::{DeviceStream, TensorError};
+use crate::transport::control_channel::Location;
+use crate::transport::{Transport, TransportStats};
 
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -90,16 +90,16 @@ impl Node<Program> {
     /// # Errors
     /// There are too many, or the node is shutting down.
     pub fn channel<M: GpuMessage>(&self) -> Result<(Address<M>, Channel<M>), ChannelStart> {
-        let (actor, place) = self.supervisor().adopt_actor(None, DEFAULT_MAILBOX)?;
+        let (actor, location) = self.supervisor().adopt_actor(None, DEFAULT_MAILBOX)?;
         let supervisor = Arc::clone(self.supervisor());
         let ended = Box::new(move || supervisor.actor_ended(actor));
-        let office = self.resident();
-        let (inbox, channel) = Channel::new(actor, place.index, place.capacity, office, ended);
-        // The node hands every place out once, so it is free.
-        if let Err(error) = office.serve_at(place.index, inbox) {
-            tracing::error!(%error, "the node gave a place that the post office does not have");
+        let transport = self.process_runtime();
+        let (inbox, channel) = Channel::new(actor, location.index, location.capacity, transport, ended);
+        // The node hands every location out once, so it is free.
+        if let Err(error) = transport.serve_at(location.index, inbox) {
+            tracing::error!(%error, "the node gave a location that the transport does not have");
         }
-        Ok((Address::new(Arc::clone(office), actor, place, true), channel))
+        Ok((Address::new(Arc::clone(transport), actor, location, true), channel))
     }
 
     /// Makes a group of actors, for [`Spawn::group`]. The name is for logs and reports; two groups may have the same.
@@ -147,7 +147,7 @@ impl Node<Program> {
     /// # }
     /// ```
     pub fn watch<M: GpuMessage>(&self, address: &Address<M>) -> Watch {
-        Watch::begin(self.resident(), address.actor())
+        Watch::begin(self.process_runtime(), address.actor())
     }
 
     /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor answers.
@@ -155,7 +155,7 @@ impl Node<Program> {
     /// # Errors
     /// There is none, or the node is shutting down.
     pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        self.block_on(lookup(self.resident(), name))
+        self.block_on(lookup(self.process_runtime(), name))
     }
 
     /// Registers an actor under one more name.
@@ -163,7 +163,7 @@ impl Node<Program> {
     /// # Errors
     /// The name is taken, or the node is shutting down.
     pub fn register<M: GpuMessage>(&self, name: &str, address: &Address<M>) -> Result<(), RegisterError> {
-        self.block_on(register(self.resident(), name, address.actor()))
+        self.block_on(register(self.process_runtime(), name, address.actor()))
     }
 
     /// Opens a stream of this process on the host device, with the process's memory there: to make tensors to send, and
@@ -171,8 +171,8 @@ impl Node<Program> {
     ///
     /// # Errors
     /// The process has no clock left.
-    pub fn host(&self) -> Result<Gpu, TensorError> {
-        self.gpu(&Device::host())
+    pub fn host_stream(&self) -> Result<DeviceStream, TensorError> {
+        self.stream(&Device::host())
     }
 
     /// Opens a stream of this process on a device, with the process's memory there. On a GPU this opens a context in
@@ -180,9 +180,9 @@ impl Node<Program> {
     ///
     /// # Errors
     /// The device cannot be opened, or the process has no clock left.
-    pub fn gpu(&self, device: &Device) -> Result<Gpu, TensorError> {
-        let office = self.resident();
-        Gpu::new(office.pool_for(device.id())?, Arc::clone(office.domain()))
+    pub fn stream(&self, device: &Device) -> Result<DeviceStream, TensorError> {
+        let transport = self.process_runtime();
+        DeviceStream::new(transport.pool_for(device.id())?, Arc::clone(transport.domain()))
     }
 
     /// Runs a future on this thread, in a tokio runtime with time: for sends and asks from a program that is not async.
@@ -199,8 +199,8 @@ impl Node<Program> {
     }
 
     /// The counts of the transport of the node's own process.
-    pub fn stats(&self) -> OfficeStats {
-        self.resident().stats()
+    pub fn stats(&self) -> TransportStats {
+        self.process_runtime().stats()
     }
 }
 
@@ -208,7 +208,7 @@ impl NodeBuilder<Program> {
     /// Adds an actor type. Every type that is spawned has to be added, before [`start`](Self::start), in the same order
     /// of the program's run, so that workers know it too.
     pub fn actor<A: RemoteActor>(mut self) -> Self {
-        self.residence.register::<A>();
+        self.runtime.register::<A>();
         self
     }
 }
@@ -311,7 +311,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` returned.
     pub fn start(self) -> Result<Spawned<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
-        if !self.node.residence().knows(type_name) {
+        if !self.node.runtime().knows(type_name) {
             return Err(ActorError::UnknownType(type_name));
         }
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
@@ -342,9 +342,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
                 self.node.supervisor().retire(worker);
             }
         });
-        let (actor, place) = started?;
-        let office = Arc::clone(self.node.resident());
-        Ok(Spawned { office, actor, place, worker, kind: PhantomData })
+        let (actor, location) = started?;
+        let transport = Arc::clone(self.node.process_runtime());
+        Ok(Spawned { transport, actor, location, worker, kind: PhantomData })
     }
 }
 
@@ -356,9 +356,9 @@ fn short(type_name: &str) -> &str {
 
 /// An actor that was started.
 pub struct Spawned<A> {
-    office: Arc<Office>,
+    transport: Arc<Transport>,
     actor: ActorId,
-    place: Place,
+    location: Location,
     worker: WorkerId,
     kind: PhantomData<fn(A)>,
 }
@@ -370,7 +370,7 @@ impl<A: RemoteActor> Spawned<A> {
     where
         A: Handler<M>,
     {
-        Address::new(Arc::clone(&self.office), self.actor, self.place, takes::<A>(message_key::<M>()))
+        Address::new(Arc::clone(&self.transport), self.actor, self.location, takes::<A>(message_key::<M>()))
     }
 
     /// Its identity in the node.
@@ -386,6 +386,6 @@ impl<A: RemoteActor> Spawned<A> {
 
 impl<A> fmt::Debug for Spawned<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Spawned({} in {})", self.actor, self.place.process)
+        write!(f, "Spawned({} in {})", self.actor, self.location.process)
     }
 }

@@ -14,14 +14,14 @@
 //! A process that does not answer within [`PATIENCE`] may be stopped, and must not keep the others waiting. It is then
 //! *late*: whatever it had not done by then counts as tainted until it has answered the last round it was told of. It
 //! does not believe its clocks before that either: it sees on the epoch page that it is behind
-//! ([`Board`](crate::clock::taint::Board)).
+//! ([`EpochPage`](crate::clock::taint::EpochPage)).
 //!
 //! Nothing here touches a socket, a page or a clock: it is bookkeeping, and the model in `tests` runs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::clock::taint::{Certificate, News, Table, TaintRange};
+use crate::clock::taint::{Certificate, Table, TaintRange, TaintUpdate};
 use crate::ids::ProcessId;
 
 /// How long a process may take to answer a round.
@@ -31,8 +31,8 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Act {
     /// Tell this process.
-    Tell(ProcessId, News),
-    /// Raise the board to this round, then release the clocks of these dead, then tell everybody.
+    Tell(ProcessId, TaintUpdate),
+    /// Raise the epoch page to this round, then release the clocks of these dead, then tell everybody.
     Release {
         /// The round.
         round: u64,
@@ -56,7 +56,7 @@ pub struct Rounds {
     /// The dead whose clocks are not released yet.
     dead: Vec<ProcessId>,
     /// For the next round.
-    next: News,
+    next: TaintUpdate,
     /// The processes that did not answer in time, with the last round that they were told of.
     late: BTreeMap<ProcessId, u64>,
     /// The death that a suspicion is put down to.
@@ -66,13 +66,13 @@ pub struct Rounds {
 impl Rounds {
     /// A process has joined. What it must know before anything else, if there is anything. No round waits for it before
     /// it is [ready](Self::ready).
-    pub fn joined(&mut self, process: ProcessId) -> Option<News> {
+    pub fn joined(&mut self, process: ProcessId) -> Option<TaintUpdate> {
         self.living.insert(process);
         self.opening.insert(process);
-        let mut news = self.table.everything();
+        let mut update = self.table.everything();
         // What those who are there were told outside of a round.
-        news.deaths.extend_from_slice(&self.next.deaths);
-        (!news.is_empty()).then_some(news)
+        update.deaths.extend_from_slice(&self.next.deaths);
+        (!update.is_empty()).then_some(update)
     }
 
     /// A process that joined begins to work. Whatever it was told by now it takes in before it has a link to anybody,
@@ -97,8 +97,12 @@ impl Rounds {
         if !self.waiting.is_empty() {
             // Under the number of the round that is on. It stays in the next one too, which is waited for: what anybody
             // marks because of it comes before the answer to that. Until then an answer more changes nothing.
-            let news = News { round: self.round, deaths: vec![certificate.clone()], ..News::default() };
-            acts.extend(self.living.iter().map(|to| Act::Tell(*to, news.clone())));
+            let update = TaintUpdate {
+                round: self.round,
+                deaths: vec![certificate.clone()],
+                ..TaintUpdate::default()
+            };
+            acts.extend(self.living.iter().map(|to| Act::Tell(*to, update.clone())));
         }
         self.next.deaths.push(certificate);
         if self.waiting.is_empty() {
@@ -174,11 +178,11 @@ impl Rounds {
                 return;
             }
             self.round += 1;
-            let mut news = std::mem::take(&mut self.next);
-            news.round = self.round;
-            self.table.learn(&news);
+            let mut update = std::mem::take(&mut self.next);
+            update.round = self.round;
+            self.table.learn(&update);
             for process in &self.living {
-                acts.push(Act::Tell(*process, news.clone()));
+                acts.push(Act::Tell(*process, update.clone()));
                 match self.late.get_mut(process) {
                     Some(last) => *last = self.round,
                     None if self.opening.contains(process) => {}

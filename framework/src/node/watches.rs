@@ -9,8 +9,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
-use crate::mailbox::lives::{EndReason, Lifecycle};
 use crate::node::limits::MAX_GIVEN_UP;
+use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 #[derive(Default)]
 pub(crate) struct Watches {
@@ -18,7 +18,7 @@ pub(crate) struct Watches {
     /// The last event of actors that are between two lives; there are no more than actors.
     down: HashMap<ActorId, Lifecycle>,
     /// The last event of actors that are gone.
-    gone: VecDeque<Lifecycle>,
+    final_events: VecDeque<Lifecycle>,
 }
 
 impl Watches {
@@ -28,7 +28,7 @@ impl Watches {
             self.by_actor.entry(actor).or_default().insert(process);
             return self.down.get(&actor).cloned();
         }
-        let last = self.gone.iter().find(|event| event.actor() == actor).cloned();
+        let last = self.final_events.iter().find(|event| event.actor() == actor).cloned();
         Some(last.unwrap_or(Lifecycle::Down { actor, reason: EndReason::Forgotten, will_restart: false }))
     }
 
@@ -55,10 +55,10 @@ impl Watches {
         let actor = event.actor();
         if event.is_final() {
             self.down.remove(&actor);
-            if self.gone.len() >= MAX_GIVEN_UP {
-                self.gone.pop_front();
+            if self.final_events.len() >= MAX_GIVEN_UP {
+                self.final_events.pop_front();
             }
-            self.gone.push_back(event.clone());
+            self.final_events.push_back(event.clone());
             return self.by_actor.remove(&actor).into_iter().flatten().collect();
         }
         match event {
@@ -103,7 +103,7 @@ mod tests {
         let mut watches = Watches::default();
         watches.note(&down(ACTOR, false));
         (0..MAX_GIVEN_UP as u64).for_each(|other| drop(watches.note(&down(ActorId(1000 + other), false))));
-        assert_eq!(watches.gone.len(), MAX_GIVEN_UP);
+        assert_eq!(watches.final_events.len(), MAX_GIVEN_UP);
         let Some(Lifecycle::Down { reason, will_restart: false, .. }) = watches.watch(process, ACTOR, false)
         else {
             panic!("it is gone");

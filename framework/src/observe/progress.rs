@@ -1,8 +1,8 @@
 //! A line of progress for people: rates, queues and bytes in flight, while a program runs.
 //!
 //! On a terminal one line is written over and over; elsewhere (a file, a pipe, a CI log) a plain line comes every few
-//! seconds; [`Progress::off`] writes nothing. What is shown comes from a closure, so a node, a pipeline or anything else
-//! can be shown. A thread of its own asks it, so a slow source delays nobody.
+//! seconds; [`ProgressDisplay::off`] writes nothing. What is shown comes from a closure, so a node, a pipeline or
+//! anything else can be shown. A thread of its own asks it, so a slow source delays nobody.
 //!
 //! **On drop** the thread asks once more, writes that as a plain line, and has ended when `drop` returns. Whatever
 //! cannot be written is not written: progress fails nobody.
@@ -13,7 +13,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::figures::{Figures, Row};
+use super::metrics::{Metrics, Row};
 
 /// How often the line on a terminal is written anew, unless said otherwise.
 const ON_TERMINAL: Duration = Duration::from_millis(200);
@@ -26,14 +26,14 @@ const MAX_STAGES: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shown {
     /// The actors or stages, in the order in which they are to be shown.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<ShownStage>,
     /// Bytes lent between processes at this moment.
     pub bytes_in_flight: u64,
 }
 
 /// One actor, or one stage of several.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stage {
+pub struct ShownStage {
     /// Its name.
     pub name: String,
     /// How much it has handled so far. The rate is computed from this.
@@ -52,13 +52,13 @@ pub struct Stage {
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
-/// use tensorpost::observe::progress::{Progress, Shown, Stage};
+/// use tensorpost::observe::progress::{ProgressDisplay, Shown, ShownStage};
 ///
 /// let frames = Arc::new(AtomicU64::new(0));
 /// let counted = frames.clone();
-/// let progress = Progress::start(move || {
+/// let progress = ProgressDisplay::start(move || {
 ///     let done = counted.load(Ordering::Relaxed);
-///     let stage = Stage { name: "frames".into(), done, of: Some(100), ..Stage::default() };
+///     let stage = ShownStage { name: "frames".into(), done, of: Some(100), ..ShownStage::default() };
 ///     Some(Shown { stages: vec![stage], bytes_in_flight: 0 })
 /// });
 /// frames.store(100, Ordering::Relaxed);
@@ -66,7 +66,7 @@ pub struct Stage {
 /// ```
 #[derive(Debug)]
 #[must_use = "the display ends when this drops"]
-pub struct Progress {
+pub struct ProgressDisplay {
     running: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
 
@@ -77,9 +77,9 @@ enum Form {
     Plain,
 }
 
-impl From<&Figures> for Shown {
-    fn from(figures: &Figures) -> Self {
-        let stage = |Row { name, handled, queued, p50, .. }| Stage {
+impl From<&Metrics> for Shown {
+    fn from(metrics: &Metrics) -> Self {
+        let stage = |Row { name, handled, queued, p50, .. }| ShownStage {
             name,
             done: handled,
             of: None,
@@ -87,12 +87,12 @@ impl From<&Figures> for Shown {
             each: p50,
         };
         // Compared with nothing, a row holds what was since the beginning.
-        let stages = figures.rows(&Figures::default()).into_iter().map(stage).collect();
-        Shown { stages, bytes_in_flight: figures.bytes_in_flight() }
+        let stages = metrics.rows(&Metrics::default()).into_iter().map(stage).collect();
+        Shown { stages, bytes_in_flight: metrics.bytes_in_flight() }
     }
 }
 
-impl Progress {
+impl ProgressDisplay {
     /// Shows what `source` says on stderr. The display ends by itself when `source` says `None`.
     pub fn start(source: impl FnMut() -> Option<Shown> + Send + 'static) -> Self {
         let form = if io::stderr().is_terminal() { Form::Terminal } else { Form::Plain };
@@ -111,7 +111,7 @@ impl Progress {
 
     /// Shows nothing.
     pub fn off() -> Self {
-        Progress { running: None }
+        ProgressDisplay { running: None }
     }
 
     fn run(
@@ -131,16 +131,16 @@ impl Progress {
             display.show(true);
         };
         match std::thread::Builder::new().name("tensorpost-progress".to_owned()).spawn(show) {
-            Ok(thread) => Progress { running: Some((stop, thread)) },
+            Ok(thread) => ProgressDisplay { running: Some((stop, thread)) },
             Err(error) => {
                 tracing::warn!(%error, "progress is not shown: the system refused a thread");
-                Progress::off()
+                ProgressDisplay::off()
             }
         }
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         let Some((stop, thread)) = self.running.take() else { return };
         drop(stop);
@@ -247,7 +247,7 @@ mod tests {
     use std::sync::Arc;
 
     fn shown(done: u64) -> Shown {
-        let stage = Stage {
+        let stage = ShownStage {
             name: "blur".into(),
             done,
             of: Some(200),
@@ -317,14 +317,14 @@ mod tests {
     #[test]
     fn dropping_it_writes_the_last_line_and_off_writes_nothing() {
         let out = Kept::default();
-        drop(Progress::plain(|| Some(shown(7)), out.clone(), Duration::from_secs(3600)));
+        drop(ProgressDisplay::plain(|| Some(shown(7)), out.clone(), Duration::from_secs(3600)));
         assert!(out.text().contains("blur 7/200") && out.text().lines().count() == 1, "{}", out.text());
-        drop(Progress::off());
+        drop(ProgressDisplay::off());
     }
 
     #[test]
     fn a_name_cannot_move_the_cursor_and_a_long_list_is_cut() {
-        let stage = |index: usize| Stage { name: format!("a\x1b[2J{index}"), ..Stage::default() };
+        let stage = |index: usize| ShownStage { name: format!("a\x1b[2J{index}"), ..ShownStage::default() };
         let shown = Shown { stages: (0..MAX_STAGES + 5).map(stage).collect(), bytes_in_flight: 0 };
         let text = line(&shown, None, Duration::from_secs(1), Duration::from_secs(1));
         assert!(!text.contains('\x1b') && text.contains("and 5 more"), "{text}");

@@ -8,7 +8,7 @@
 //! Descriptors are created close-on-exec, so no child inherits one by accident.
 
 mod aside;
-pub mod bell;
+pub mod doorbell;
 pub mod event;
 pub mod foreign;
 pub mod futex;
@@ -22,7 +22,7 @@ pub mod time;
 pub mod vital;
 
 pub use aside::step_aside;
-pub use bell::{Bell, Ear, Ears};
+pub use doorbell::{Bell, Ear, Ears};
 pub use event::EventFd;
 pub use foreign::Foreign;
 pub use futex::Woken;
@@ -30,6 +30,6 @@ pub use mapping::{Access, Mapping, Watched32, Watched64};
 pub use memfd::{BadMemfd, Memfd};
 pub use process::PidFd;
 pub use punctual::Punctual;
-pub use seqpacket::{Received, Seqpacket};
+pub use seqpacket::{ReceivedPacket, Seqpacket};
 pub use spin::AdaptiveSpin;
 pub use time::monotonic_ns;

@@ -64,7 +64,7 @@ impl PidFd {
     }
 
     /// Whether the process has ended. Does not wait.
-    pub fn has_ended(&self) -> io::Result<bool> {
+    pub fn has_exited(&self) -> io::Result<bool> {
         self.wait(Some(Duration::ZERO))
     }
 }
@@ -93,7 +93,7 @@ mod tests {
     fn a_killed_process_shows_on_its_descriptor() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pidfd = PidFd::open(child.id()).unwrap();
-        assert!(!pidfd.has_ended().unwrap());
+        assert!(!pidfd.has_exited().unwrap());
         pidfd.kill().unwrap();
         assert!(pidfd.wait(Some(Duration::from_secs(20))).unwrap());
         child.wait().unwrap();
@@ -140,7 +140,7 @@ mod tests {
                 let mut parent = again("parent");
                 let line = line_with(&mut parent, "child:");
                 let child = PidFd::open(line.rsplit(':').next().unwrap().parse().unwrap()).unwrap();
-                assert!(!child.has_ended().unwrap());
+                assert!(!child.has_exited().unwrap());
                 PidFd::open(parent.id()).unwrap().kill().unwrap();
                 assert!(child.wait(Some(Duration::from_secs(20))).unwrap());
                 parent.wait().unwrap();

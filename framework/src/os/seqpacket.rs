@@ -28,7 +28,7 @@ pub struct Seqpacket {
 
 /// A packet that arrived; its bytes are in the caller's buffer.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedPacket {
     /// Length of the packet in bytes; 0 says that the other end is closed.
     pub len: usize,
     /// The descriptors that came with it, in the order they were sent, close-on-exec.
@@ -37,7 +37,7 @@ pub struct Received {
     pub starved: bool,
 }
 
-impl Received {
+impl ReceivedPacket {
     /// Nothing will come any more.
     pub fn is_closed(&self) -> bool {
         self.len == 0
@@ -95,12 +95,12 @@ impl Seqpacket {
     /// # Errors
     /// `InvalidData` for a packet or descriptors over the limits; the packet is lost and its descriptors are
     /// closed. `ConnectionReset` where the other end died with packets of ours unread.
-    pub fn recv(&self, buffer: &mut Vec<u8>) -> io::Result<Received> {
+    pub fn recv(&self, buffer: &mut Vec<u8>) -> io::Result<ReceivedPacket> {
         self.recv_with(buffer, RecvFlags::CMSG_CLOEXEC)
     }
 
     /// As [`recv`](Self::recv), but `WouldBlock` where nothing is there.
-    pub fn try_recv(&self, buffer: &mut Vec<u8>) -> io::Result<Received> {
+    pub fn try_recv(&self, buffer: &mut Vec<u8>) -> io::Result<ReceivedPacket> {
         self.recv_with(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
 
@@ -135,7 +135,7 @@ impl Seqpacket {
         }
     }
 
-    fn recv_with(&self, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Result<Received> {
+    fn recv_with(&self, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Result<ReceivedPacket> {
         buffer.resize(MAX_PACKET, 0);
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -158,7 +158,7 @@ impl Seqpacket {
             // sender's.
             super::foreign::close(fds);
             buffer.truncate(received.bytes);
-            return Ok(Received { len: received.bytes, fds: Vec::new(), starved: true });
+            return Ok(ReceivedPacket { len: received.bytes, fds: Vec::new(), starved: true });
         }
         if cut || received.flags.contains(ReturnFlags::TRUNC) {
             buffer.clear();
@@ -167,7 +167,7 @@ impl Seqpacket {
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         buffer.truncate(received.bytes);
-        Ok(Received { len: received.bytes, fds, starved: false })
+        Ok(ReceivedPacket { len: received.bytes, fds, starved: false })
     }
 }
 

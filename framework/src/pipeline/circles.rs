@@ -7,7 +7,8 @@
 //!
 //! Circles are refused here and not detected at run time, but for one: a `join` at least once keeps halves whose
 //! partners may never come, and only while it runs can it be seen that they do not. Each source says when it makes
-//! nothing more before something is acknowledged, and what it has under way (`worker/siblings`); the join adds that up.
+//! nothing more before something is acknowledged, and what it has under way (`worker/fork_tracker`); the join adds that
+//! up.
 
 use super::error::Mistake;
 use super::plan::{Plan, RESULTS};
@@ -141,7 +142,8 @@ impl Plan {
     /// Whether a stage is done with an item only when another in its worker is.
     fn answers_for(&self, stage: usize, other: usize) -> bool {
         let pairs = self.stages[stage].pairs.is_some();
-        let mut next = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
+        let mut next =
+            self.edges.iter().filter(|edge| edge.from.stage == stage && self.restarts_together(edge));
         !pairs && next.any(|edge| edge.to == other || self.answers_for(edge.to, other))
     }
 
@@ -164,14 +166,15 @@ impl Plan {
                 .filter(|stage| self.keeps_for_ever(*stage) > 0)
                 .filter(behind)
                 .collect();
-            let kept: u64 = keepers.iter().map(|stage| self.kept(*stage)).fold(0, u64::saturating_add);
+            let retained: u64 =
+                keepers.iter().map(|stage| self.retained(*stage)).fold(0, u64::saturating_add);
             let stage = self.stages[*keepers.last()?].name.clone();
-            (kept >= most).then_some(Mistake::Kept { stage, kept, most, stages: keepers.len() })
+            (retained >= most).then_some(Mistake::Retained { stage, retained, most, stages: keepers.len() })
         })
     }
 
     /// Items of sources that a stage can keep, all replicas together: in front of a batch of batches wait whole batches.
-    fn kept(&self, stage: usize) -> u64 {
+    fn retained(&self, stage: usize) -> u64 {
         let each =
             u64::from(self.keeps_for_ever(stage)).saturating_mul(self.items_in_one(stage, &mut Vec::new()));
         each.saturating_mul(u64::from(self.stages[stage].replicas))

@@ -8,19 +8,19 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::Mutex;
 
 /// Kept by name; each is an `Arc<F>` of the type that [`find`] is asked for.
-static KEPT: LazyLock<Mutex<HashMap<String, Box<dyn Any + Send>>>> = LazyLock::new(Mutex::default);
+static RETAINED: LazyLock<Mutex<HashMap<String, Box<dyn Any + Send>>>> = LazyLock::new(Mutex::default);
 
 /// Keeps a closure, in the place of one that had the name before.
 pub(super) fn keep<F: ?Sized + Send + Sync + 'static>(name: &str, closure: Arc<F>) {
-    let before = KEPT.lock().insert(name.to_owned(), Box::new(closure));
+    let before = RETAINED.lock().insert(name.to_owned(), Box::new(closure));
     // Outside of the lock: what it captured may do anything when it drops.
     drop(before);
 }
 
 /// The closure with this name and type.
 pub(super) fn find<F: ?Sized + Send + Sync + 'static>(name: &str) -> Result<Arc<F>, UnknownClosure> {
-    let kept = KEPT.lock();
-    let found = kept.get(name).and_then(|kept| kept.downcast_ref::<Arc<F>>());
+    let retained = RETAINED.lock();
+    let found = retained.get(name).and_then(|retained| retained.downcast_ref::<Arc<F>>());
     found.cloned().ok_or_else(|| UnknownClosure(name.to_owned()))
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::error::PipelineError;
 use super::launch::Member;
 use super::plan::Plan;
-use super::progress::{Progress, Teller};
+use super::progress::{Progress, Reporter};
 use super::report::{Death, Report};
 use super::stillness::Stillness;
 use super::trace::Trace;
@@ -28,8 +28,8 @@ use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 use crate::actor::{Ask, AskError, Channel, Send, SendError, SendFailure};
 use crate::ids::ProcessId;
-use crate::mailbox::post::AskFailure;
 use crate::node::Restart;
+use crate::transport::AskFailure;
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ struct Conductor {
     past: Vec<Counts>,
     deaths: Vec<Death>,
     /// Members that have died and do not come back, each with its process, where that is known.
-    gone: HashMap<usize, Option<ProcessId>>,
+    exited: HashMap<usize, Option<ProcessId>>,
     /// The first death that nobody makes up for.
     fatal_death: Option<Death>,
     failure: Option<Failure>,
@@ -95,13 +95,13 @@ pub(super) async fn conduct(
     mut events: Channel<Event>,
     mut commands: mpsc::UnboundedReceiver<Command>,
 ) -> Result<Report, PipelineError> {
-    let mut teller = Teller::new(settings.progress.clone());
+    let mut reporter = Reporter::new(settings.progress.clone());
     let mut conductor = Conductor {
         counts: vec![None; members.len()],
         latest: HashMap::new(),
         past: Vec::new(),
         deaths: Vec::new(),
-        gone: HashMap::new(),
+        exited: HashMap::new(),
         fatal_death: None,
         failure: None,
         cancelled: false,
@@ -155,7 +155,7 @@ pub(super) async fn conduct(
             }
             _ = looks.tick() => conductor.look_for_stillness(),
             _ = ticks.tick(), if !settings.progress.is_off() => {
-                teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
+                reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
             }
         }
     }
@@ -165,7 +165,7 @@ pub(super) async fn conduct(
     while let Some(event) = events.try_recv() {
         conductor.event(event);
     }
-    teller.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
+    reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
     conductor.close().await;
     if let (Some(trace), Some(path)) = (&conductor.trace, &settings.trace) {
         trace.write(path, &conductor.plan)?;
@@ -189,8 +189,10 @@ async fn run(
 /// The process that a member has died with.
 fn process_of(error: &AskError<Run>) -> Option<ProcessId> {
     match error {
-        AskError::NoReply(AskFailure::Gone(departed)) => Some(departed.process),
-        AskError::NotSent(SendError { reason: SendFailure::Gone(departed), .. }) => Some(departed.process),
+        AskError::NoReply(AskFailure::ProcessExited(exited)) => Some(exited.process),
+        AskError::NotSent(SendError { reason: SendFailure::ProcessExited(exited), .. }) => {
+            Some(exited.process)
+        }
         _ => None,
     }
 }
@@ -244,7 +246,7 @@ impl Conductor {
     /// The members that have not ended.
     fn unfinished(&self) -> Vec<(u16, u16)> {
         let members = self.members.iter().enumerate();
-        let unfinished = |index: usize| self.counts[index].is_none() && !self.gone.contains_key(&index);
+        let unfinished = |index: usize| self.counts[index].is_none() && !self.exited.contains_key(&index);
         let members = members.filter(|(index, _)| unfinished(*index));
         members.map(|(_, member)| (member.stage as u16, member.replica)).collect()
     }
@@ -267,9 +269,9 @@ impl Conductor {
     /// went with a life.
     fn remind(&self) {
         for (index, member) in self.members.iter().enumerate() {
-            for gone in self.over_before(index) {
+            for exited in self.over_before(index) {
                 // One that has no room now is told the next time.
-                let _ = member.control.try_send(gone);
+                let _ = member.control.try_send(exited);
             }
             let _ = member.control.try_send(Control::GoOn { after_a_death: !self.deaths.is_empty() });
         }
@@ -277,9 +279,9 @@ impl Conductor {
 
     /// For each member before this one that has ended, or does not come back: the word that nothing more comes from it.
     fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
-        let is_over = |other: &usize| self.gone.contains_key(other) || self.counts[*other].is_some();
+        let is_over = |other: &usize| self.exited.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
-        over.filter(move |other| self.sends_to(*other, index)).map(|other| self.gone(other))
+        over.filter(move |other| self.sends_to(*other, index)).map(|other| self.exited(other))
     }
 
     fn command(&mut self, command: Command) {
@@ -318,7 +320,7 @@ impl Conductor {
             self.plan.at_least_once.is_some() && !member.source && others.any(|other| !dead(other.replica));
         // Where nobody knows yet, the next ask is not sent if there is no next life.
         let comes_back = match error {
-            AskError::NoReply(AskFailure::Gone(departed)) => departed.restarts,
+            AskError::NoReply(AskFailure::ProcessExited(exited)) => exited.restarts,
             AskError::NoReply(_) => true,
             AskError::NotSent(_) | AskError::TimedOut => false,
         };
@@ -330,16 +332,16 @@ impl Conductor {
             return true;
         }
         self.deaths.push(death.clone());
-        self.gone.insert(index, process_of(error));
+        self.exited.insert(index, process_of(error));
         if !replaced {
             self.fatal_death.get_or_insert(death);
             self.stop_sources();
         }
         for (other, member) in self.members.iter().enumerate() {
-            let waits = self.counts[other].is_none() && !self.gone.contains_key(&other);
+            let waits = self.counts[other].is_none() && !self.exited.contains_key(&other);
             if waits && self.sends_to(index, other) {
                 // One that has died too is noticed by itself; its next life is told when it begins.
-                self.sends.push(member.control.send(self.gone(index)));
+                self.sends.push(member.control.send(self.exited(index)));
             }
         }
         false
@@ -354,17 +356,17 @@ impl Conductor {
             let died =
                 || self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica);
             if self.counts[other].is_none() && self.sends_to(index, other) && died() {
-                self.sends.push(member.control.send(self.gone(index)));
+                self.sends.push(member.control.send(self.exited(index)));
             }
         }
     }
 
     /// The word that nothing more comes from a member.
-    fn gone(&self, index: usize) -> Control {
+    fn exited(&self, index: usize) -> Control {
         let member = &self.members[index];
-        let dead = self.gone.get(&index);
+        let dead = self.exited.get(&index);
         let (dead_source, with) = (dead.is_some() && member.source, dead.copied().flatten());
-        Control::Gone { lanes: member.lanes.clone(), dead_source, with }
+        Control::Exited { lanes: member.lanes.clone(), dead_source, with }
     }
 
     /// Whether items go from one member to another.
@@ -453,9 +455,9 @@ impl Conductor {
 
 /// How the program speaks to the conductor.
 #[derive(Clone, Debug)]
-pub(super) struct Baton(pub(super) Arc<mpsc::UnboundedSender<Command>>);
+pub(super) struct Handle(pub(super) Arc<mpsc::UnboundedSender<Command>>);
 
-impl Baton {
+impl Handle {
     pub(super) fn give(&self, command: Command) {
         // A pipeline that has ended needs no command.
         let _ = self.0.send(command);

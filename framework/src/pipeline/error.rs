@@ -53,15 +53,15 @@ pub enum Mistake {
     },
     /// Batches and windows that may together keep all that at-least-once delivery lets a source have under way.
     #[error(
-        "{}`{stage}` may keep {kept} items of a source until more come, and at most {most} may be unacknowledged, so it may \
+        "{}`{stage}` may keep {retained} items of a source until more come, and at most {most} may be unacknowledged, so it may \
          wait for ever; let at least {} be (`at_least_once({})`), or give batches a time with `within`",
-        if *.stages > 1 { "the batches and windows up to " } else { "stage " }, .kept + 1, .kept + 1
+        if *.stages > 1 { "the batches and windows up to " } else { "stage " }, .retained + 1, .retained + 1
     )]
-    Kept {
+    Retained {
         /// The last of them.
         stage: String,
         /// Items of one source that they may keep together.
-        kept: u64,
+        retained: u64,
         /// Items of it that may be unacknowledged.
         most: u64,
         /// How many they are.

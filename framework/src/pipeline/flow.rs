@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::closures;
 use super::dead::Dead;
 use super::item::Item;
+use super::location::On;
 use super::on_error::OnError;
-use super::place::On;
 use super::plan::{DEAD, Kind, Plan, StagePlan, Tap};
 use super::settings::Settings;
 use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated};
@@ -209,8 +209,8 @@ impl<T: Item, At> Flow<T, At> {
         })
     }
 
-    /// Host code for each item, with the stage's device (`env.gpu()`), in a worker of its own. Every replica has a clone
-    /// of the closure as it was when the pipeline was written down in its process.
+    /// Host code for each item, with the stage's device (`env.stream()`), in a worker of its own. Every replica has a
+    /// clone of the closure as it was when the pipeline was written down in its process.
     pub fn apply<O: Item>(
         self,
         name: &str,

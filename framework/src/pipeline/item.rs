@@ -129,7 +129,7 @@ impl Tag {
 /// A message from one actor of a pipeline to the next.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound = "")]
-pub(super) enum Parcel<T: Item> {
+pub(super) enum EdgeMessage<T: Item> {
     /// An item.
     Item(Tag, T),
     /// Nothing came of the item with this place in the order: nobody need wait for it.
@@ -176,7 +176,7 @@ pub(super) const fn mixed(schemas: &[u64]) -> u64 {
     mixed
 }
 
-message!(Parcel<T>, |parcel| match parcel {
-    Parcel::Item(_, item) => item.check(),
-    Parcel::Gap(_) | Parcel::End { .. } => Ok(()),
+message!(EdgeMessage<T>, |message| match message {
+    EdgeMessage::Item(_, item) => item.check(),
+    EdgeMessage::Gap(_) | EdgeMessage::End { .. } => Ok(()),
 });

@@ -33,7 +33,7 @@ pub(super) struct Member {
 pub(super) struct Launched {
     pub(super) members: Vec<Member>,
     /// The events of its actors.
-    pub(super) news: Channel<Event>,
+    pub(super) event_channel: Channel<Event>,
     /// Its workers. All of them were started for it.
     pub(super) workers: Vec<WorkerId>,
 }
@@ -46,11 +46,11 @@ pub(super) fn launch(
     settings: &Settings,
 ) -> Result<Launched, PipelineError> {
     let channel = node.channel::<Event>().map_err(ActorError::from);
-    let (events, news) =
+    let (events, event_channel) =
         channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
     let workers = start_workers(node, plan)?;
     match start_actors(node, plan, works, settings, &workers, &events) {
-        Ok(members) => Ok(Launched { members, news, workers: workers.into_values().collect() }),
+        Ok(members) => Ok(Launched { members, event_channel, workers: workers.into_values().collect() }),
         Err(error) => {
             // Nobody else closes those that have started.
             workers.into_values().for_each(|worker| node.supervisor().retire(worker));
@@ -102,7 +102,7 @@ fn not_started(stage: &StagePlan, mut source: ActorError) -> PipelineError {
         ActorError::Args { actor, .. } | ActorError::TensorInArgs(actor) => *actor = in_words(actor),
         ActorError::Start(
             StartError::Create { type_name, .. }
-            | StartError::WorkerEnded { type_name, .. }
+            | StartError::WorkerExited { type_name, .. }
             | StartError::TooLarge { type_name },
         ) => *type_name = label,
         _ => {}
@@ -287,7 +287,7 @@ fn way<'s>(
             feedback: edge.feedback,
             restarts: plan.restart(edge.to) != Restart::never(),
             settle_first: plan.settles_first(stage, &edge),
-            shares_fate: plan.shares_fate(&edge),
+            restarts_together: plan.restarts_together(&edge),
             to: doors,
         }
     });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::item::Item;
-use crate::tensor::{Gpu, Tensor, TensorError};
+use crate::tensor::{DeviceStream, Tensor, TensorError};
 
 /// How items become a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,8 +85,8 @@ super::item::message!(Pair<A, B>, |pair| pair.left.check().and_then(|()| pair.ri
 /// impl Gather for Frame {
 ///     type Gathered = Frames;
 ///
-///     fn gather(frames: Vec<Frame>, gpu: &Gpu) -> anyhow::Result<Frames> {
-///         let pixels = gather_tensors(gpu, frames.iter().map(|frame| &frame.pixels))?;
+///     fn gather(frames: Vec<Frame>, stream: &DeviceStream) -> anyhow::Result<Frames> {
+///         let pixels = gather_tensors(stream, frames.iter().map(|frame| &frame.pixels))?;
 ///         Ok(Frames { ids: frames.iter().map(|frame| frame.id).collect(), pixels })
 ///     }
 /// }
@@ -95,19 +95,20 @@ pub trait Gather: Item {
     /// The gathered item.
     type Gathered: Item;
 
-    /// Gathers at least one item, on the device of `gpu`.
+    /// Gathers at least one item, on the device of `stream`.
     ///
     /// # Errors
     /// Tensors that do not fit together, or no memory. All items of the batch have failed then.
-    fn gather(items: Vec<Self>, gpu: &Gpu) -> anyhow::Result<Self::Gathered>;
+    fn gather(items: Vec<Self>, stream: &DeviceStream) -> anyhow::Result<Self::Gathered>;
 }
 
-/// Tensors of one dtype and shape as one tensor with an axis more in front: one copy for each, on the stream of `gpu`.
+/// Tensors of one dtype and shape as one tensor with an axis more in front: one copy for each, on the stream of
+/// `stream`.
 ///
 /// # Errors
 /// [`GatherError`]; there is none, they differ, or there is no memory.
 pub fn gather_tensors<'t>(
-    gpu: &Gpu,
+    stream: &DeviceStream,
     tensors: impl IntoIterator<Item = &'t Tensor>,
 ) -> Result<Tensor, GatherError> {
     let tensors: Vec<_> = tensors.into_iter().collect();
@@ -117,7 +118,7 @@ pub fn gather_tensors<'t>(
     {
         return Err(GatherError::Differ { index, first: format!("{first:?}"), other: format!("{other:?}") });
     }
-    Ok(gpu.stack(&tensors)?.freeze())
+    Ok(stream.stack(&tensors)?.freeze())
 }
 
 /// Why tensors could not be gathered.

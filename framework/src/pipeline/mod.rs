@@ -13,7 +13,7 @@
 //!     pixels: Tensor,
 //! }
 //!
-//! struct Invert(Gpu);
+//! struct Invert(DeviceStream);
 //!
 //! impl Stage for Invert {
 //!     type Args = ();
@@ -21,7 +21,7 @@
 //!     type Out = Frame;
 //!
 //!     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-//!         Ok(Invert(env.gpu())) // in its worker process
+//!         Ok(Invert(env.stream())) // in its worker process
 //!     }
 //!
 //!     fn process(&mut self, frame: Frame, out: &mut Out<Frame>) -> anyhow::Result<()> {
@@ -35,8 +35,9 @@
 //! fn main() -> anyhow::Result<()> {
 //!     let report = Pipeline::new("inverted")
 //!         .items("frames", |env| {
-//!             let gpu = env.gpu();
-//!             (0..100).filter_map(move |_| gpu.zeros(DType::F32, &[64, 64]).ok()).map(|p| Frame { pixels: p.freeze() })
+//!             let stream = env.stream();
+//!             (0..100).filter_map(move |_| stream.zeros(DType::F32, &[64, 64]).ok()).map(|p| Frame { pixels:
+//!             p.freeze() })
 //!         })
 //!         .stage::<Invert>(())
 //!         .for_each("check", |frame: Frame| Ok(anyhow::ensure!(frame.pixels.to_vec::<f32>()? == [1.0; 4096])))
@@ -86,11 +87,11 @@ mod item;
 mod joins;
 mod launch;
 pub mod limits;
+mod location;
 mod many;
 mod on_error;
 mod out;
 mod pairs;
-mod place;
 mod plan;
 mod progress;
 mod report;
@@ -108,10 +109,10 @@ pub use describe::Description;
 pub use error::{Mistake, PipelineError};
 pub use flow::{After, AfterSource, Done, Ending, Flow, Pipeline, Plain, Tuned};
 pub use item::{Item, ItemId};
+pub use location::On;
 pub use many::{Batch, Either, Gather, GatherError, Many, Pair, gather_tensors};
 pub use on_error::OnError;
 pub use out::{Held, Out};
-pub use place::On;
 pub use progress::{Progress, Snapshot, StageSnapshot};
 pub use report::{Death, Report, StageReport, Waiting};
 pub use run::{Canceller, Running};

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::item::{ItemId, Order, Tag};
-use super::worker::cargo::{Cargo, Cargos};
-use super::worker::kept::{Keeping, Kept};
+use super::worker::ack_guard::{AckGuard, AckGuards};
+use super::worker::retained::{Retained, RetainedItem};
 
 /// Where a stage puts its results. They are sent when the stage's call has returned; until then they are kept here, so
 /// one call should not make more than fit into memory.
@@ -29,14 +29,14 @@ use super::worker::kept::{Keeping, Kept};
 pub struct Out<T> {
     emitted: Vec<Emitted<T>>,
     current: Option<Current>,
-    kept: Kept,
+    retained: Retained,
     left_over: Vec<(Tag, String)>,
 }
 
 /// The item whose call this is.
 pub(super) struct Current {
     pub(super) tag: Tag,
-    pub(super) cargo: Cargo,
+    pub(super) ack_guard: AckGuard,
     /// Whether a held item is not done with for its sender either.
     pub(super) holds: bool,
 }
@@ -46,7 +46,7 @@ pub(super) struct Emitted<T> {
     pub(super) tag: Tag,
     pub(super) item: T,
     /// The items that are done with when this one is.
-    pub(super) cargo: Cargos,
+    pub(super) ack_guard: AckGuards,
 }
 
 /// An item that a stage keeps beyond its call: it counts as being worked on, and is part of the result that it is given
@@ -56,7 +56,7 @@ pub struct Held {
     id: ItemId,
     /// In what its stage keeps.
     number: u64,
-    kept: Kept,
+    retained: Retained,
 }
 
 impl<T> Default for Out<T> {
@@ -68,7 +68,7 @@ impl<T> Default for Out<T> {
 impl<T> Out<T> {
     /// Makes an empty one, for trying a stage out.
     pub fn new() -> Self {
-        Out { emitted: Vec::new(), current: None, kept: Kept::default(), left_over: Vec::new() }
+        Out { emitted: Vec::new(), current: None, retained: Retained::default(), left_over: Vec::new() }
     }
 
     /// Takes the results emitted since the last call.
@@ -78,36 +78,37 @@ impl<T> Out<T> {
 
     /// Emits a result of the item that the stage is called with.
     pub fn emit(&mut self, item: T) {
-        let (tag, cargo) = self.here();
-        self.emitted.push(Emitted { tag, item, cargo: cargo.into_iter().collect() });
+        let (tag, ack_guard) = self.here();
+        self.emitted.push(Emitted { tag, item, ack_guard: ack_guard.into_iter().collect() });
     }
 
     /// Emits a result that is known by `id`, the id of one of the items that went into the one at hand.
     pub fn emit_as(&mut self, id: ItemId, item: T) {
-        let (mut tag, cargo) = self.here();
+        let (mut tag, ack_guard) = self.here();
         (tag.id, tag.also, tag.parts) = (id, Vec::new(), Vec::new());
-        self.emitted.push(Emitted { tag, item, cargo: cargo.into_iter().collect() });
+        self.emitted.push(Emitted { tag, item, ack_guard: ack_guard.into_iter().collect() });
     }
 
     /// Emits a result of items that were held. It is known by the first of them; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
-        let (here, here_cargo) = self.here();
+        let (here, here_ack_guard) = self.here();
         let (mut ids, mut shapes) = (Vec::new(), Vec::new());
-        let (mut cargo, mut rounds) = (Cargos::new(), None);
+        let (mut ack_guard, mut rounds) = (AckGuards::new(), None);
         let mut newest: Option<Order> = None;
         for held in parts {
             // One that was given up is done with, but still a part of what it is in.
             let part = held.take();
-            let mut part = part.unwrap_or_else(|id| Keeping { tag: Tag::of(id), cargo: Cargos::new() });
+            let mut part =
+                part.unwrap_or_else(|id| RetainedItem { tag: Tag::of(id), ack_guard: AckGuards::new() });
             rounds.get_or_insert_with(|| part.tag.rounds.clone());
             newest = [newest, part.tag.order].into_iter().flatten().max_by_key(|order| order.number);
             ids.extend(part.tag.ids());
             shapes.push(part.tag.shape());
-            cargo.append(&mut part.cargo);
+            ack_guard.append(&mut part.ack_guard);
         }
-        if cargo.is_empty() {
+        if ack_guard.is_empty() {
             // At most once, what was held is done with. The item at hand is not before its result has gone on.
-            cargo.extend(here_cargo);
+            ack_guard.extend(here_ack_guard);
         }
         let mut ids = ids.into_iter();
         let id = ids.next().unwrap_or(here.id);
@@ -120,27 +121,29 @@ impl<T> Out<T> {
         let place = newest.filter(|_| self.current.is_none()).map(|order| Order { last: false, ..order });
         let order = here.order.or(place);
         let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0 };
-        self.emitted.push(Emitted { tag, item, cargo });
+        self.emitted.push(Emitted { tag, item, ack_guard });
     }
 
     /// The results of an item that is taken apart into those it was made of, each known by its own ids again where that is
     /// known.
     pub(super) fn emit_apart(&mut self, items: Vec<T>) {
-        let (tag, cargo) = self.here();
+        let (tag, ack_guard) = self.here();
         let tags = tag.taken_apart(items.len());
         for (index, item) in items.into_iter().enumerate() {
             let tag = tags.as_ref().map_or(&tag, |tags| &tags[index]).clone();
-            self.emitted.push(Emitted { tag, item, cargo: cargo.clone().into_iter().collect() });
+            self.emitted.push(Emitted { tag, item, ack_guard: ack_guard.clone().into_iter().collect() });
         }
     }
 
     /// Keeps the item that the stage is called with: it is not done with when the call returns.
     pub fn hold(&mut self) -> Held {
-        let (tag, cargo) = self.here();
+        let (tag, ack_guard) = self.here();
         let holds = self.current.as_ref().is_some_and(|current| current.holds);
         let id = tag.id;
-        let number = self.kept.keep(Keeping { tag, cargo: cargo.filter(|_| holds).into_iter().collect() });
-        Held { id, number, kept: self.kept.clone() }
+        let number = self
+            .retained
+            .keep(RetainedItem { tag, ack_guard: ack_guard.filter(|_| holds).into_iter().collect() });
+        Held { id, number, retained: self.retained.clone() }
     }
 
     /// Drops an item that was held, and names it in the report as left over, with the reason: nothing went wrong, but what
@@ -166,9 +169,9 @@ impl<T> Out<T> {
         self.current.as_ref().map_or(0, |current| current.tag.attempt)
     }
 
-    fn here(&self) -> (Tag, Option<Cargo>) {
+    fn here(&self) -> (Tag, Option<AckGuard>) {
         match &self.current {
-            Some(current) => (current.tag.clone(), Some(current.cargo.clone())),
+            Some(current) => (current.tag.clone(), Some(current.ack_guard.clone())),
             None => (Tag::of(ItemId { source: 0, number: 0 }), None),
         }
     }
@@ -176,13 +179,13 @@ impl<T> Out<T> {
 
 impl<T> Out<T> {
     /// For a call with an item, or for another reason.
-    pub(super) fn during(current: Option<Current>, kept: &Kept) -> Self {
-        Out { emitted: Vec::new(), current, kept: kept.clone(), left_over: Vec::new() }
+    pub(super) fn during(current: Option<Current>, retained: &Retained) -> Self {
+        Out { emitted: Vec::new(), current, retained: retained.clone(), left_over: Vec::new() }
     }
 
     /// Takes back what a failed call has emitted, with all items that were in it.
-    pub(super) fn withdraw(&mut self) -> impl Iterator<Item = Keeping> + '_ {
-        self.emitted.drain(..).map(|Emitted { tag, cargo, .. }| Keeping { tag, cargo })
+    pub(super) fn withdraw(&mut self) -> impl Iterator<Item = RetainedItem> + '_ {
+        self.emitted.drain(..).map(|Emitted { tag, ack_guard, .. }| RetainedItem { tag, ack_guard })
     }
 
     /// The items that were left over, each with the reason.
@@ -212,7 +215,7 @@ impl Held {
 
     /// All items that are in it: several where it is a batch.
     pub(super) fn ids(&self) -> Vec<ItemId> {
-        self.kept.ids(self.number)
+        self.retained.ids(self.number)
     }
 
     /// Items that are held later have a higher number.
@@ -223,22 +226,22 @@ impl Held {
     /// This one, which the other is a part of too: for two that have the same id.
     #[must_use = "dropping it says that nothing comes of either"]
     pub fn with(mut self, other: Held) -> Held {
-        if let (Some(mut this), Ok(mut other)) = (self.kept.take(self.number), other.take()) {
-            this.cargo.append(&mut other.cargo);
-            self.number = self.kept.keep(this);
+        if let (Some(mut this), Ok(mut other)) = (self.retained.take(self.number), other.take()) {
+            this.ack_guard.append(&mut other.ack_guard);
+            self.number = self.retained.keep(this);
         }
         self
     }
 
     /// The item that is kept, or only its id if it was given up.
-    fn take(self) -> Result<Keeping, ItemId> {
-        self.kept.take(self.number).ok_or(self.id)
+    fn take(self) -> Result<RetainedItem, ItemId> {
+        self.retained.take(self.number).ok_or(self.id)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.kept.drop_one(self.number);
+        self.retained.drop_one(self.number);
     }
 }
 
@@ -263,27 +266,27 @@ mod tests {
     }
 
     /// A call with the item that has this place in an order.
-    fn call(number: u64, kept: &Kept) -> Out<u32> {
+    fn call(number: u64, retained: &Retained) -> Out<u32> {
         let tag = Tag { order: Some(place(number, true)), ..Tag::of(ItemId { source: 0, number }) };
-        Out::during(Some(Current { tag, cargo: Cargo::default(), holds: false }), kept)
+        Out::during(Some(Current { tag, ack_guard: AckGuard::default(), holds: false }), retained)
     }
 
     #[test]
     fn a_result_of_held_items_keeps_its_place_though_no_item_is_at_hand() {
-        let kept = Kept::default();
+        let retained = Retained::default();
         let held = [4, 7].map(|number| {
-            let mut out = call(number, &kept);
+            let mut out = call(number, &retained);
             let held = out.hold();
             assert_eq!(out.finish().1, Some(place(number, true)), "nothing more is said to have it");
             held
         });
-        let mut out = Out::<u32>::during(None, &kept);
+        let mut out = Out::<u32>::during(None, &retained);
         out.emit_for(1, held);
         let (emitted, gap) = out.finish();
         assert_eq!((emitted[0].tag.order, gap), (Some(place(7, false)), None));
         // With an item at hand, it has that one's.
-        let held = call(8, &kept).hold();
-        let mut out = call(9, &kept);
+        let held = call(8, &retained).hold();
+        let mut out = call(9, &retained);
         out.emit_for(2, [held]);
         let (emitted, gap) = out.finish();
         assert_eq!((emitted[0].tag.order, gap), (Some(place(9, true)), None));

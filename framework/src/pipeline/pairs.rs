@@ -25,7 +25,7 @@ pub(super) struct Partner {
 }
 
 /// What a stage that pairs is told about those that it has halves of.
-pub struct News<'n>(pub(super) Partners<'n>);
+pub struct PartnerNews<'n>(pub(super) Partners<'n>);
 
 pub(super) enum Partners<'n> {
     /// Before anything else.

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use super::error::{Mistake, PipelineError};
 use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
+use super::location::On;
 use super::on_error::OnError;
 use super::pairs::Pairs;
-use super::place::On;
 use super::worker::args::Select;
 use crate::limits::MAX_MAILBOX;
 use crate::node::Restart;
@@ -291,7 +291,7 @@ impl Plan {
     /// Items that the stage may keep, with those that it is answered for by stages in its worker.
     pub(super) fn keeps(&self, stage: usize) -> u32 {
         let here = self.stages[stage].keeps.unwrap_or(0);
-        let from = self.edges.iter().filter(|edge| edge.from.stage == stage && self.shares_fate(edge));
+        let from = self.edges.iter().filter(|edge| edge.from.stage == stage && self.restarts_together(edge));
         // Of what is kept behind a batch, each is as many as the batch has.
         let each = if self.stages[stage].packs { here.max(1) } else { 1 };
         from.fold(here, |sum, edge| {
@@ -302,7 +302,7 @@ impl Plan {
 
     /// Whether both ends of an edge are in one worker. An item is not done with then before the second has passed it on:
     /// when the worker ends, only who sent to the first can name what was lost.
-    pub(super) fn shares_fate(&self, edge: &Edge) -> bool {
+    pub(super) fn restarts_together(&self, edge: &Edge) -> bool {
         !edge.feedback && self.home(edge.from.stage) == self.home(edge.to)
     }
 

@@ -90,20 +90,20 @@ impl fmt::Debug for Progress {
 }
 
 /// Makes snapshots of counts, and shows them.
-pub(super) struct Teller {
+pub(super) struct Reporter {
     progress: Progress,
     before: (Duration, Vec<Counts>),
     /// Lines of the block on the terminal.
     drawn: usize,
 }
 
-impl Teller {
+impl Reporter {
     pub(super) fn new(progress: Progress) -> Self {
         let progress = match progress {
             Progress::Auto if !std::io::stderr().is_terminal() => Progress::Lines,
             progress => progress,
         };
-        Teller { progress, before: (Duration::ZERO, Vec::new()), drawn: 0 }
+        Reporter { progress, before: (Duration::ZERO, Vec::new()), drawn: 0 }
     }
 
     /// The latest counts of each actor, `elapsed` after the start.

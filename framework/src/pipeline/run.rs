@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::conduct::{Baton, Command, Follow, conduct};
+use super::conduct::{Command, Follow, Handle, conduct};
 use super::error::PipelineError;
 use super::flow::{Ending, Pipeline};
 use super::item::Item;
@@ -25,7 +25,7 @@ use crate::node::NodeBuilder;
 /// shut down.
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Running {
-    baton: Baton,
+    handle: Handle,
     thread: Option<JoinHandle<Result<Report, PipelineError>>>,
     deadline: Duration,
     /// Last: its actors are told to end before.
@@ -34,7 +34,7 @@ pub struct Running {
 
 /// Cancels a pipeline, from anywhere.
 #[derive(Clone, Debug)]
-pub struct Canceller(Baton);
+pub struct Canceller(Handle);
 
 impl Pipeline {
     /// Runs the pipeline on a node of its own, to its end. A worker process never returns from here.
@@ -179,7 +179,7 @@ impl Node {
         };
         plan.check()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let Launched { members, news, workers } = launch(self, &plan, &works, &settings)?;
+        let Launched { members, event_channel, workers } = launch(self, &plan, &works, &settings)?;
         let (sender, commands) = mpsc::unbounded_channel();
         let supervisor = Arc::clone(self.supervisor());
         let follow = Follow {
@@ -192,7 +192,7 @@ impl Node {
             signals,
         };
         let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
-            let result = runtime.block_on(conduct(plan, follow, members, news, commands));
+            let result = runtime.block_on(conduct(plan, follow, members, event_channel, commands));
             let killed = matches!(result, Err(PipelineError::Killed { .. }));
             for worker in workers.into_iter().filter(|_| !alone) {
                 supervisor.let_go(worker);
@@ -204,7 +204,7 @@ impl Node {
             result
         })?;
         Ok(Running {
-            baton: Baton(Arc::new(sender)),
+            handle: Handle(Arc::new(sender)),
             thread: Some(thread),
             deadline: settings.deadline,
             node: None,
@@ -215,17 +215,17 @@ impl Node {
 impl Running {
     /// Stops the sources; what is under way is finished, and the report comes as usual.
     pub fn cancel(&self) {
-        self.baton.give(Command::Cancel);
+        self.handle.give(Command::Cancel);
     }
 
     /// A handle that cancels it, for other threads.
     pub fn canceller(&self) -> Canceller {
-        Canceller(self.baton.clone())
+        Canceller(self.handle.clone())
     }
 
     /// Kills its workers at once, and a node of its own with them. Nothing is finished.
     pub fn kill(&self) {
-        self.baton.give(Command::Kill);
+        self.handle.give(Command::Kill);
     }
 
     /// Waits for the end.

@@ -127,7 +127,7 @@ fn in_words(plan: &Plan, wait: &Wait) -> String {
         Wait::Answers { stage, count } => {
             format!("answers of `{}` for {count}", name(plan, usize::from(*stage)))
         }
-        Wait::Kept(count) => format!("more items or partners for {count} that it keeps"),
+        Wait::Retained(count) => format!("more items or partners for {count} that it keeps"),
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
             &counts(1, 0, 5),
             vec![Wait::Room { stage: 2, id: crate::pipeline::ItemId { source: 0, number: 4 } }],
         );
-        stillness.told(&counts(2, 0, 3), vec![Wait::Kept(2), ends.clone()]);
+        stillness.told(&counts(2, 0, 3), vec![Wait::Retained(2), ends.clone()]);
         assert_eq!(stillness.report(&plan, &members, begin + limit / 2), None, "it is not time");
         // Both go on telling, and have done nothing.
         let late = Instant::now() + limit;

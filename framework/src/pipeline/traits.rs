@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::item::Item;
 use super::out::Out;
-use super::pairs::News;
+use super::pairs::PartnerNews;
 use crate::actor::Env;
 
 /// Where items come from.
@@ -25,7 +25,7 @@ use crate::actor::Env;
 /// }
 ///
 /// struct Samples {
-///     gpu: Gpu,
+///     stream: DeviceStream,
 ///     left: u32,
 /// }
 ///
@@ -34,7 +34,7 @@ use crate::actor::Env;
 ///     type Out = Sample;
 ///
 ///     fn create(count: u32, env: &Env) -> anyhow::Result<Self> {
-///         Ok(Samples { gpu: env.gpu(), left: count })
+///         Ok(Samples { stream: env.stream(), left: count })
 ///     }
 ///
 ///     fn next(&mut self) -> anyhow::Result<Option<Sample>> {
@@ -42,7 +42,7 @@ use crate::actor::Env;
 ///             return Ok(None);
 ///         }
 ///         self.left -= 1;
-///         Ok(Some(Sample { values: self.gpu.zeros(DType::F32, &[16])?.freeze() }))
+///         Ok(Some(Sample { values: self.stream.zeros(DType::F32, &[16])?.freeze() }))
 ///     }
 /// }
 /// ```
@@ -74,7 +74,7 @@ pub trait Source: Sized + 'static {
 /// # struct Sample { values: Tensor }
 ///
 /// struct Square {
-///     gpu: Gpu,
+///     stream: DeviceStream,
 /// }
 ///
 /// impl Stage for Square {
@@ -83,14 +83,14 @@ pub trait Source: Sized + 'static {
 ///     type Out = Sample;
 ///
 ///     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-///         Ok(Square { gpu: env.gpu() })
+///         Ok(Square { stream: env.stream() })
 ///     }
 ///
 ///     fn process(&mut self, sample: Sample, out: &mut Out<Sample>) -> anyhow::Result<()> {
 ///         // In place where nobody else holds the values, in a copy otherwise.
-///         let values = sample.values.into_mut(&self.gpu);
-///         let mut values = values.or_else(|shared| self.gpu.copy(&shared.tensor))?;
-///         self.gpu.run((values.of_mut::<f32>(),), |(values,)| {
+///         let values = sample.values.into_mut(&self.stream);
+///         let mut values = values.or_else(|shared| self.stream.copy(&shared.tensor))?;
+///         self.stream.run((values.of_mut::<f32>(),), |(values,)| {
 ///             for value in values {
 ///                 *value *= *value;
 ///             }
@@ -146,8 +146,8 @@ pub trait Stage: Sized + 'static {
 
     /// For the pipeline's own stages.
     #[doc(hidden)]
-    fn partners(&mut self, news: News<'_>, out: &mut Out<Self::Out>) {
-        let _ = (news, out);
+    fn partners(&mut self, notice: PartnerNews<'_>, out: &mut Out<Self::Out>) {
+        let _ = (notice, out);
     }
 }
 

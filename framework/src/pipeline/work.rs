@@ -4,7 +4,7 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use super::item::{Item, Parcel};
+use super::item::{EdgeMessage, Item};
 use super::stages::Identity;
 use super::traits::{Source, Stage};
 use super::worker::args::{
@@ -64,14 +64,14 @@ pub(super) struct WayTo<'s> {
     pub(super) depth: usize,
     pub(super) restarts: bool,
     pub(super) settle_first: bool,
-    pub(super) shares_fate: bool,
+    pub(super) restarts_together: bool,
     pub(super) feedback: bool,
     pub(super) to: Vec<Door<'s>>,
 }
 
 /// The way to a replica.
 pub(super) enum Door<'s> {
-    /// An `Address<Parcel<T>>`.
+    /// An `Address<EdgeMessage<T>>`.
     At(&'s dyn Any),
     Named(String),
 }
@@ -80,7 +80,7 @@ pub(super) enum Door<'s> {
 pub(super) struct Started {
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
-    /// An `Address<Parcel<In>>`; none for sources.
+    /// An `Address<EdgeMessage<In>>`; none for sources.
     pub(super) inlet: Option<Box<dyn Any>>,
 }
 
@@ -126,7 +126,7 @@ impl<S: Stage> Work for StageWork<S> {
         let (results, dead) = (outlet(&site.results), outlet(&site.dead));
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
         let started = spawn::<StageActor<S>>(&site, args)?;
-        let inlet: Address<Parcel<S::In>> = started.address();
+        let inlet: Address<EdgeMessage<S::In>> = started.address();
         Ok(Started { run: started.address(), control: started.address(), inlet: Some(Box::new(inlet)) })
     }
 
@@ -152,7 +152,7 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
     let receiver = |door: &Door<'_>| match door {
         Door::Named(name) => Some(Receiver::Named(name.clone())),
         // Flows are typed, so the address is of this type.
-        Door::At(address) => address.downcast_ref::<Address<Parcel<T>>>().cloned().map(Receiver::At),
+        Door::At(address) => address.downcast_ref::<Address<EdgeMessage<T>>>().cloned().map(Receiver::At),
     };
     let branch = |to: &WayTo<'_>| BranchArgs {
         stage: to.stage.clone(),
@@ -167,7 +167,7 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         feedback: to.feedback,
         restarts: to.restarts,
         settle_first: to.settle_first,
-        shares_fate: to.shares_fate,
+        restarts_together: to.restarts_together,
     };
     let branches = way.branches.iter().map(branch).collect();
     OutletArgs {

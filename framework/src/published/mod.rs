@@ -1,26 +1,27 @@
 //! State with tensors in it, published under a name: readers have the latest version, whole, and nobody stops for a new
 //! one.
 //!
-//! A [`Board`] is an actor that keeps the newest version of a value and gives it out; it is started like any other, under
-//! the name that the value is to have. Who makes the value has a [`Publisher`], who uses it a [`Latest`]. A version is one
-//! message: its tensors are leases like any others, so publishing copies no tensor, whatever the number of readers.
+//! A [`Topic`] is an actor that keeps the newest version of a value and gives it out; it is started like any other,
+//! under the name that the value is to have. Who makes the value has a [`Publisher`], who uses it a [`Subscriber`]. A
+//! version is one message: its tensors are leases like any others, so publishing copies no tensor, whatever the number
+//! of readers.
 //!
 //! - **Consistent.** A version is published as one value and read as one value. A new version is new tensors, so nothing
 //!   that a reader has ever changes: memory is used again when the last reader of it has let go, and not before (LEASE-1).
-//! - **Nobody waits for a reader.** A reader asks the board for something newer than what it has, and for one thing at a
-//!   time. So at most one version is on its way to it (MBX-2), and a slow reader skips versions: the newest wins.
+//! - **Nobody waits for a reader.** A reader asks the topic for something newer than what it has, and for one thing at
+//!   a time. So at most one version is on its way to it (MBX-2), and a slow reader skips versions: the newest wins.
 //! - **Late readers** get the newest version as soon as they ask.
-//! - **A version costs each reader a round trip.** In return the board keeps no list of readers, and a reader that is
+//! - **A version costs each reader a round trip.** In return the topic keeps no list of readers, and a reader that is
 //!   slow or dead costs nothing but an unanswered question.
-//! - **A reader that dies** takes its leases with it (LEASE-4); the board drops its question with the next version.
-//! - **When the publisher dies**, readers and the board keep the last version: its memory outlives its owner. A new
+//! - **A reader that dies** takes its leases with it (LEASE-4); the topic drops its question with the next version.
+//! - **When the publisher dies**, readers and the topic keep the last version: its memory outlives its owner. A new
 //!   publisher goes on, with the next number.
-//! - **When the board dies**, readers keep what they have, and look for its name until it is there again. What is
-//!   published to a new board has a higher number than anything that a reader of it has had.
+//! - **When the topic dies**, readers keep what they have, and look for its name until it is there again. What is
+//!   published to a new topic has a higher number than anything that a reader of it has had.
 //!
 //! ```no_run
 //! use tensorpost::prelude::*;
-//! use tensorpost::published::{Board, Latest, Publisher};
+//! use tensorpost::published::{Topic, Subscriber, Publisher};
 //!
 //! #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 //! struct Weights {
@@ -29,33 +30,33 @@
 //! }
 //!
 //! # fn main() -> anyhow::Result<()> {
-//! let node = Node::builder().actor::<Board<Weights>>().start()?;
-//! let board = node.spawn::<Board<Weights>>(()).name("weights").start()?;
+//! let node = Node::builder().actor::<Topic<Weights>>().start()?;
+//! let topic = node.spawn::<Topic<Weights>>(()).name("weights").start()?;
 //!
 //! // Who trains, usually in another process; a publisher can be in an actor's arguments, too.
-//! let publisher = Publisher::<Weights>::new(board.address());
-//! let layer = node.host()?.zeros(DType::F32, &[16, 4])?.freeze();
+//! let publisher = Publisher::<Weights>::new(topic.address());
+//! let layer = node.host_stream()?.zeros(DType::F32, &[16, 4])?.freeze();
 //! let number = node.block_on(publisher.publish(Weights { step: 0, layers: vec![layer] }))?;
 //! assert_eq!(number, 1);
 //!
-//! // Who evaluates: in an actor's `create`, `Latest::follow(env, "weights")`.
-//! let mut weights = Latest::<Weights>::follow(&node, "weights");
+//! // Who evaluates: in an actor's `create`, `Subscriber::follow(env, "weights")`.
+//! let mut weights = Subscriber::<Weights>::follow(&node, "weights");
 //! node.block_on(weights.changed())?;
-//! let version = weights.latest().expect("there is one");
+//! let version = weights.subscriber().expect("there is one");
 //! println!("version {}: {:?}", version.number, version.value.layers);
 //! # Ok(())
 //! # }
 //! ```
 
-mod board;
-mod latest;
 mod publisher;
+mod subscriber;
+mod topic;
 
 use crate::message::GpuMessage;
 
-pub use board::{Board, Newer, Newest, Publish};
-pub use latest::{Ended, Follower, Latest};
 pub use publisher::{Publisher, Publishing};
+pub use subscriber::{Follower, Subscriber, TopicClosed};
+pub use topic::{Newer, Newest, Publish, Topic};
 
 /// What can be published: a message without a reply whose clones share their tensors.
 pub trait Publishable: GpuMessage<Reply = ()> + Clone + Sync {}

@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 use super::{Follower, Publish, Publishable};
 use crate::actor::{self, Address, Ask, AskError, LookupError};
 
-/// Replaces the value on a [`Board`](super::Board). It can be cloned, and sent in messages and arguments; who publishes
-/// through several at once gets the order in which the board takes them.
+/// Replaces the value on a [`Topic`](super::Topic). It can be cloned, and sent in messages and arguments; who publishes
+/// through several at once gets the order in which the topic takes them.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Publisher<M: Publishable> {
-    board: Address<Publish<M>>,
+    topic: Address<Publish<M>>,
 }
 
 impl<M: Publishable> Publisher<M> {
-    /// Makes a publisher for the board at this address.
-    pub fn new(board: Address<Publish<M>>) -> Self {
-        Publisher { board }
+    /// Makes a publisher for the topic at this address.
+    pub fn new(topic: Address<Publish<M>>) -> Self {
+        Publisher { topic }
     }
 
-    /// Makes a publisher for the board under `name`.
+    /// Makes a publisher for the topic under `name`.
     ///
     /// # Errors
     /// There is none, or the node is gone.
@@ -31,7 +31,7 @@ impl<M: Publishable> Publisher<M> {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn named(from: &impl Follower, name: &str) -> Result<Self, LookupError> {
-        Ok(Self::new(actor::lookup(from.office(), name).await?))
+        Ok(Self::new(actor::lookup(from.transport(), name).await?))
     }
 
     /// Replaces the value, and resolves to the number of its version when it is there to be read. Sending was tried when
@@ -43,7 +43,7 @@ impl<M: Publishable> Publisher<M> {
     /// # Cancel safety
     /// Dropping the future before it resolves may or may not have published.
     pub fn publish(&self, value: M) -> Publishing<M> {
-        Publishing(self.board.ask(Publish { value }))
+        Publishing(self.topic.ask(Publish { value }))
     }
 }
 
@@ -61,13 +61,13 @@ impl<M: Publishable> Future for Publishing<M> {
 
 impl<M: Publishable> Clone for Publisher<M> {
     fn clone(&self) -> Self {
-        Publisher { board: self.board.clone() }
+        Publisher { topic: self.topic.clone() }
     }
 }
 
 impl<M: Publishable> fmt::Debug for Publisher<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Publisher<{}>({:?})", M::NAME, self.board)
+        write!(f, "Publisher<{}>({:?})", M::NAME, self.topic)
     }
 }
 

@@ -232,10 +232,10 @@ impl TensorMut {
     }
 }
 
-/// Whether work on the stream of `gpu` can reach memory of `device`.
-pub(super) fn in_reach(device: DeviceId, gpu: &super::Gpu) -> Result<(), TensorError> {
-    if gpu.pool().backend().can_reach(device) {
+/// Whether work on the stream of `stream` can reach memory of `device`.
+pub(super) fn in_reach(device: DeviceId, stream: &super::DeviceStream) -> Result<(), TensorError> {
+    if stream.pool().backend().can_reach(device) {
         return Ok(());
     }
-    Err(TensorError::OtherDevice { tensor: device.to_string(), stream: gpu.device_id().to_string() })
+    Err(TensorError::OtherDevice { tensor: device.to_string(), stream: stream.device_id().to_string() })
 }

@@ -1,8 +1,9 @@
 //! Host kernels: closures that run on a host stream, in order with everything else on it.
 //!
-//! `gpu.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| …)` is to a host stream what a kernel launch
-//! is to a CUDA stream: the call returns at once, the closure sees plain slices later, when what the stream waits for
-//! has come. The tensors need not outlive the call: their memory is not used again before the stream has passed.
+//! `stream.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| …)` is to a host stream what a kernel
+//! launch is to a CUDA stream: the call returns at once, the closure sees plain slices later, when what the stream
+//! waits for has come. The tensors need not outlive the call: their memory is not used again before the stream has
+//! passed.
 
 #![expect(unsafe_code, reason = "a queued closure gets slices over memory that the stream's order protects")]
 
@@ -13,29 +14,29 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::host::{check, elements, elements_mut, in_reach};
-use super::{Element, Gpu, Tensor, TensorError, TensorMut};
+use super::{DeviceStream, Element, Tensor, TensorError, TensorMut};
 use crate::device::host::HostStream;
 use crate::device::{ChunkMapping, Keep};
 
 /// A tensor to read in a host kernel, as elements of type `T`.
 #[derive(Debug)]
-pub struct In<'t, T>(&'t Tensor, PhantomData<T>);
+pub struct ReadArg<'t, T>(&'t Tensor, PhantomData<T>);
 
 /// A tensor to write in a host kernel, as elements of type `T`.
 #[derive(Debug)]
-pub struct Out<'t, T>(&'t mut TensorMut, PhantomData<T>);
+pub struct WriteArg<'t, T>(&'t mut TensorMut, PhantomData<T>);
 
 impl Tensor {
-    /// As an argument of [`Gpu::run`].
-    pub fn of<T: Element>(&self) -> In<'_, T> {
-        In(self, PhantomData)
+    /// As an argument of [`DeviceStream::run`].
+    pub fn of<T: Element>(&self) -> ReadArg<'_, T> {
+        ReadArg(self, PhantomData)
     }
 }
 
 impl TensorMut {
-    /// As an argument of [`Gpu::run`] that is written (and can be read).
-    pub fn of_mut<T: Element>(&mut self) -> Out<'_, T> {
-        Out(self, PhantomData)
+    /// As an argument of [`DeviceStream::run`] that is written (and can be read).
+    pub fn of_mut<T: Element>(&mut self) -> WriteArg<'_, T> {
+        WriteArg(self, PhantomData)
     }
 }
 
@@ -56,7 +57,7 @@ pub trait KernelArg: sealed::Sealed {
     type Bound: Send + 'static;
 
     #[doc(hidden)]
-    fn bind(self, gpu: &Gpu) -> Result<Self::Bound, TensorError>;
+    fn bind(self, stream: &DeviceStream) -> Result<Self::Bound, TensorError>;
 
     /// # Safety
     /// Called on the stream, in its order, after `bind`.
@@ -69,18 +70,18 @@ pub trait KernelArg: sealed::Sealed {
 
 pub(super) mod sealed {
     pub trait Sealed {}
-    impl<T> Sealed for super::In<'_, T> {}
-    impl<T> Sealed for super::Out<'_, T> {}
+    impl<T> Sealed for super::ReadArg<'_, T> {}
+    impl<T> Sealed for super::WriteArg<'_, T> {}
 }
 
-impl<T: Element> KernelArg for In<'_, T> {
+impl<T: Element> KernelArg for ReadArg<'_, T> {
     type View<'k> = &'k [T];
     type Bound = Bound;
 
-    fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
+    fn bind(self, stream: &DeviceStream) -> Result<Bound, TensorError> {
         let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
-        in_reach(self.0.device(), gpu)?;
-        let address = self.0.read_on(gpu.stream())?;
+        in_reach(self.0.device(), stream)?;
+        let address = self.0.read_on(stream.clocked())?;
         Ok(Bound { address, range, mapping: Arc::clone(self.0.lease().mapping()) })
     }
 
@@ -95,14 +96,14 @@ impl<T: Element> KernelArg for In<'_, T> {
     }
 }
 
-impl<T: Element> KernelArg for Out<'_, T> {
+impl<T: Element> KernelArg for WriteArg<'_, T> {
     type View<'k> = &'k mut [T];
     type Bound = Bound;
 
-    fn bind(self, gpu: &Gpu) -> Result<Bound, TensorError> {
+    fn bind(self, stream: &DeviceStream) -> Result<Bound, TensorError> {
         let range = check::<T>(self.0.device(), self.0.dtype(), self.0.layout())?;
-        in_reach(self.0.device(), gpu)?;
-        let address = self.0.write_on(gpu.stream())?;
+        in_reach(self.0.device(), stream)?;
+        let address = self.0.write_on(stream.clocked())?;
         let (_, mapping) = self.0.lease().writable()?;
         Ok(Bound { address, range, mapping })
     }
@@ -127,7 +128,7 @@ pub trait KernelArgs {
     type Bounds: Send + 'static;
 
     #[doc(hidden)]
-    fn bind(self, gpu: &Gpu) -> Result<Self::Bounds, TensorError>;
+    fn bind(self, stream: &DeviceStream) -> Result<Self::Bounds, TensorError>;
 
     /// # Safety
     /// As for [`KernelArg::view`].
@@ -144,8 +145,8 @@ macro_rules! tuples {
             type Views<'k> = ($($arg::View<'k>,)+);
             type Bounds = ($($arg::Bound,)+);
 
-            fn bind(self, gpu: &Gpu) -> Result<Self::Bounds, TensorError> {
-                Ok(($(self.$index.bind(gpu)?,)+))
+            fn bind(self, stream: &DeviceStream) -> Result<Self::Bounds, TensorError> {
+                Ok(($(self.$index.bind(stream)?,)+))
             }
 
             unsafe fn views<'k>(bounds: &Self::Bounds) -> Result<Self::Views<'k>, TensorError> {
@@ -165,7 +166,7 @@ impl KernelArgs for () {
     type Views<'k> = ();
     type Bounds = ();
 
-    fn bind(self, _: &Gpu) -> Result<(), TensorError> {
+    fn bind(self, _: &DeviceStream) -> Result<(), TensorError> {
         Ok(())
     }
 
@@ -187,7 +188,7 @@ tuples! {
     (A 0, B 1, C 2, D 3, E 4, F 5)
 }
 
-impl Gpu {
+impl DeviceStream {
     /// Puts a closure on this host stream, with packed tensors as slices. Returns at once.
     ///
     /// ```
@@ -195,10 +196,10 @@ impl Gpu {
     ///
     /// # fn main() -> anyhow::Result<()> {
     /// # let node = Node::builder().start()?;
-    /// # let gpu = node.host()?;
-    /// let input = gpu.from_slice(&[3], &[1.0_f32, 2.0, 3.0])?.freeze();
-    /// let mut output = gpu.empty(DType::F32, &[3])?;
-    /// gpu.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| {
+    /// # let stream = node.host_stream()?;
+    /// let input = stream.from_slice(&[3], &[1.0_f32, 2.0, 3.0])?.freeze();
+    /// let mut output = stream.empty(DType::F32, &[3])?;
+    /// stream.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| {
     ///     for (output, input) in output.iter_mut().zip(input) {
     ///         *output = input * input;
     ///     }
@@ -218,12 +219,12 @@ impl Gpu {
         A: KernelArgs,
         F: for<'k> FnOnce(A::Views<'k>) + Send + 'static,
     {
-        let Some(stream) = self.stream().backend().as_any().downcast_ref::<HostStream>() else {
+        let Some(stream) = self.clocked().backend().as_any().downcast_ref::<HostStream>() else {
             return Err(TensorError::NotOnHost { device: self.device_id().to_string() });
         };
         let bounds = args.bind(self)?;
         let keep = A::mappings(&bounds);
-        let (work, domain) = (self.stream().next_ticket(), Arc::clone(self.stream().domain()));
+        let (work, domain) = (self.clocked().next_ticket(), Arc::clone(self.clocked().domain()));
         stream.run(
             move || {
                 // DEATH-3: what it would read was never written. Whoever waits for this work knows already.

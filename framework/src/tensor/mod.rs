@@ -13,9 +13,9 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! # let node = Node::builder().start()?;
-//! let gpu = node.host()?; // in an actor: `env.gpu()`, a stream of the actor's device
-//! let mut squares = gpu.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?;
-//! gpu.run((squares.of_mut::<f32>(),), |(x,)| x.iter_mut().for_each(|x| *x *= *x))?; // work on the stream
+//! let stream = node.host_stream()?; // in an actor: `env.stream()`, a stream of the actor's device
+//! let mut squares = stream.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?;
+//! stream.run((squares.of_mut::<f32>(),), |(x,)| x.iter_mut().for_each(|x| *x *= *x))?; // work on the stream
 //! let squares = squares.freeze(); // now it can be cloned and sent; nobody writes it
 //! let tail = squares.slice(0, 2..4)?; // shares the memory and the lease
 //! assert_eq!(tail.to_vec::<f32>()?, [9.0, 16.0]); // waits until the data is there
@@ -23,15 +23,15 @@
 //! # }
 //! ```
 //!
-//! Work on a tensor goes through a stream ([`Gpu`]). Every way to use one on a stream first makes the stream wait for
-//! the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it (CLOCK-2). The
-//! handler's stream has waited before the handler begins; asking twice costs nothing.
+//! Work on a tensor goes through a stream ([`DeviceStream`]). Every way to use one on a stream first makes the stream
+//! wait for the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it
+//! (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs nothing.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod device_stream;
 pub mod dtype;
 pub mod error;
-pub mod gpu;
 pub mod host;
 pub mod kernel;
 pub mod layout;
@@ -44,16 +44,16 @@ mod transfer;
 use std::fmt;
 use std::ops::RangeBounds;
 
+pub use device_stream::DeviceStream;
 pub use dtype::{DType, Element};
 pub use error::TensorError;
-pub use gpu::Gpu;
 pub use layout::{Layout, LayoutError};
 pub use mutable::{NotSole, NotSoleReason, TensorMut};
 pub use part::{JoinError, SplitError, TensorPart};
 
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
-use crate::clock::taint::{Standing, Tainted};
+use crate::clock::taint::{Tainted, TicketStatus};
 use crate::ids::{DeviceId, ProcessId};
 use crate::lease::Lease;
 
@@ -78,16 +78,16 @@ pub enum TensorStatus {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// let gpu = node.host()?; // in an actor: `env.gpu()`
-/// let matrix = gpu.from_slice(&[2, 3], &[1_i32, 2, 3, 4, 5, 6])?.freeze();
+/// let stream = node.host_stream()?; // in an actor: `env.stream()`
+/// let matrix = stream.from_slice(&[2, 3], &[1_i32, 2, 3, 4, 5, 6])?.freeze();
 /// let columns = matrix.permute(&[1, 0])?; // no copy: the same memory with other strides
 /// assert_eq!((columns.shape(), columns.strides()), (&[3, 2][..], &[1, 3][..]));
 /// assert_eq!(columns.index(0, 1)?.to_vec::<i32>()?, [2, 5]);
 ///
 /// // While `columns` is there, nobody can write; after that the one handle left becomes writable again.
-/// let refused = matrix.into_mut(&gpu).unwrap_err();
+/// let refused = matrix.into_mut(&stream).unwrap_err();
 /// drop(columns);
-/// let mut writable = refused.tensor.into_mut(&gpu)?;
+/// let mut writable = refused.tensor.into_mut(&stream)?;
 /// writable.as_mut_slice::<i32>()?[0] = 10;
 /// assert_eq!(writable.freeze().to_vec::<i32>()?, [10, 2, 3, 4, 5, 6]);
 /// # Ok(())
@@ -229,13 +229,13 @@ impl Tensor {
     }
 
     /// The writable form, if no other handle on the memory is left in any process; no bytes are copied. Later work on
-    /// `gpu`'s stream waits for the uses that others made of it.
+    /// `stream`'s stream waits for the uses that others made of it.
     ///
     /// # Errors
     /// [`NotSole`] gives the tensor back and says what is in the way.
     #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
-    pub fn into_mut(self, gpu: &Gpu) -> Result<TensorMut, NotSole> {
-        TensorMut::from_tensor(self, gpu)
+    pub fn into_mut(self, stream: &DeviceStream) -> Result<TensorMut, NotSole> {
+        TensorMut::from_tensor(self, stream)
     }
 
     /// Whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready` nor `Tainted`
@@ -244,11 +244,11 @@ impl Tensor {
         if let Some(Tainted { by, .. }) = self.taint() {
             return TensorStatus::Tainted { by };
         }
-        match self.ready.map(|ticket| self.lease.domain().standing(&ticket)) {
-            None | Some(Ok(Standing::Ready)) => TensorStatus::Ready,
-            Some(Ok(Standing::Tainted(by))) => TensorStatus::Tainted { by },
+        match self.ready.map(|ticket| self.lease.domain().status(&ticket)) {
+            None | Some(Ok(TicketStatus::Ready)) => TensorStatus::Ready,
+            Some(Ok(TicketStatus::Tainted(by))) => TensorStatus::Tainted { by },
             // Nothing will come of an unknown clock; a use reports that.
-            Some(Ok(Standing::Pending) | Err(_)) => TensorStatus::Pending,
+            Some(Ok(TicketStatus::Pending) | Err(_)) => TensorStatus::Pending,
         }
     }
 

@@ -4,10 +4,10 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DType, Gpu, Layout, Tensor, TensorError, TensorStatus};
+use super::{DType, DeviceStream, Layout, Tensor, TensorError, TensorStatus};
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
-use crate::clock::taint::Standing;
+use crate::clock::taint::TicketStatus;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
 use crate::lease::handle::Unordered;
@@ -20,8 +20,8 @@ use crate::lease::handle::Unordered;
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
-/// let mut counts = gpu.zeros(DType::U32, &[4])?;
+/// # let stream = node.host_stream()?;
+/// let mut counts = stream.zeros(DType::U32, &[4])?;
 /// counts.as_mut_slice::<u32>()?[2] = 9;
 /// let counts: Tensor = counts.freeze();
 /// assert_eq!(counts.to_vec::<u32>()?, [0, 0, 9, 0]);
@@ -84,8 +84,8 @@ impl TensorMut {
     }
 
     #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
-    pub(super) fn from_tensor(tensor: Tensor, gpu: &Gpu) -> Result<Self, NotSole> {
-        match Self::claim(&tensor, gpu) {
+    pub(super) fn from_tensor(tensor: Tensor, stream: &DeviceStream) -> Result<Self, NotSole> {
+        match Self::claim(&tensor, stream) {
             Ok(address) => {
                 let lease = tensor.lease.clone();
                 Ok(TensorMut::from_parts(lease, address, tensor.dtype, tensor.layout, tensor.ready))
@@ -94,8 +94,8 @@ impl TensorMut {
         }
     }
 
-    /// The address to write at, with `gpu`'s stream put behind every other use.
-    fn claim(tensor: &Tensor, gpu: &Gpu) -> Result<u64, NotSoleReason> {
+    /// The address to write at, with `stream`'s stream put behind every other use.
+    fn claim(tensor: &Tensor, stream: &DeviceStream) -> Result<u64, NotSoleReason> {
         let others = tensor.lease.handles().saturating_sub(1);
         if others > 0 {
             return Err(NotSoleReason::HandlesHere { others });
@@ -116,9 +116,9 @@ impl TensorMut {
         let (address, _) = tensor.lease.writable().map_err(TensorError::from)?;
         // Readers in other processes may still use the memory; the new writer's stream waits for them (CLOCK-2).
         let uses = tensor.lease.recorded_uses();
-        gpu.stream().wait_in_order(uses).map_err(TensorError::from)?;
-        gpu.stream().wait(tensor.ready).map_err(TensorError::from)?;
-        tensor.lease.used_on(gpu.stream());
+        stream.clocked().wait_in_order(uses).map_err(TensorError::from)?;
+        stream.clocked().wait(tensor.ready).map_err(TensorError::from)?;
+        tensor.lease.used_on(stream.clocked());
         Ok(address)
     }
 
@@ -224,7 +224,7 @@ impl TensorMut {
         }
         let uses = self.lease.users();
         let tickets = uses.iter().filter_map(Stream::ticket).chain(self.ready);
-        let is_ready = |ticket: Ticket| matches!(domain.standing(&ticket), Ok(Standing::Ready));
+        let is_ready = |ticket: Ticket| matches!(domain.status(&ticket), Ok(TicketStatus::Ready));
         if tickets.into_iter().all(is_ready) { TensorStatus::Ready } else { TensorStatus::Pending }
     }
 

@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayView, ArrayViewMut, Dimension, IxDyn, ShapeBuilder};
 
-use super::{Element, Gpu, Layout, Tensor, TensorError, TensorMut};
+use super::{DeviceStream, Element, Layout, Tensor, TensorError, TensorMut};
 
 impl Tensor {
     /// The tensor as an array view over the same memory, strides kept. Blocks until the data is there.
@@ -36,11 +36,11 @@ impl TensorMut {
     }
 }
 
-impl Gpu {
+impl DeviceStream {
     /// A tensor with the elements of an array in its logical (row-major) order; one copy, into the tensor's memory.
     ///
     /// # Errors
-    /// As for [`from_slice`](Gpu::from_slice).
+    /// As for [`from_slice`](DeviceStream::from_slice).
     pub fn from_array<T: Element, D: Dimension>(
         &self,
         array: &ArrayView<'_, T, D>,

@@ -1,7 +1,7 @@
 //! Elements into a tensor that is there already: from a slice of the host's, or from another tensor.
 //!
-//! [`Gpu::from_slice`] and [`Gpu::copy`] make a tensor of their own; these fill one that was waited for with
-//! [`Gpu::empty_when_free`], or a part of one.
+//! [`DeviceStream::from_slice`] and [`DeviceStream::copy`] make a tensor of their own; these fill one that was waited
+//! for with [`DeviceStream::empty_when_free`], or a part of one.
 
 #![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
 
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::host::in_reach;
-use super::{Element, Gpu, Tensor, TensorError, TensorMut};
+use super::{DeviceStream, Element, Tensor, TensorError, TensorMut};
 use crate::device::Keep;
 
-impl Gpu {
+impl DeviceStream {
     /// Fills a packed tensor of this device with elements in row-major order. They may be used again when this returns;
     /// the tensor has them when the stream gets there.
     ///
@@ -32,7 +32,7 @@ impl Gpu {
         // SAFETY: the layout lies in the allocation and is packed, so there is room for exactly these elements from its
         // first; it is writable and this tensor's alone, and `write_on` has put the stream behind every other use, and
         // its reuse behind the stream.
-        unsafe { self.stream().backend().upload(to, bytemuck::cast_slice(elements), keep)? };
+        unsafe { self.clocked().backend().upload(to, bytemuck::cast_slice(elements), keep)? };
         Ok(())
     }
 
@@ -45,11 +45,11 @@ impl Gpu {
         let tensor = self.contiguous(tensor)?;
         in_reach(tensor.device(), self)?;
         let span = tensor.layout().bytes_span(tensor.dtype())?;
-        let address = tensor.read_on(self.stream())? + span.start as u64;
+        let address = tensor.read_on(self.clocked())? + span.start as u64;
         let mut bytes = vec![0_u8; span.len()];
         // SAFETY: the span lies in the allocation, whose lease and mapping `tensor` keeps until this returns; `read_on`
         // has put the stream behind the data's writer.
-        unsafe { self.stream().backend().download(&mut bytes, address)? };
+        unsafe { self.clocked().backend().download(&mut bytes, address)? };
         Ok(bytes)
     }
 
@@ -61,11 +61,11 @@ impl Gpu {
     ///
     /// # fn main() -> anyhow::Result<()> {
     /// # let node = Node::builder().start()?;
-    /// # let gpu = node.host()?;
-    /// let (a, b) = (gpu.from_slice(&[2], &[1_u8, 2])?.freeze(), gpu.from_slice(&[2], &[3_u8, 4])?.freeze());
-    /// let mut both = gpu.empty(DType::U8, &[2, 2])?;
-    /// gpu.copy_into(&mut both, 0, &a)?;
-    /// gpu.copy_into(&mut both, 2, &b)?;
+    /// # let stream = node.host_stream()?;
+    /// let (a, b) = (stream.from_slice(&[2], &[1_u8, 2])?.freeze(), stream.from_slice(&[2], &[3_u8, 4])?.freeze());
+    /// let mut both = stream.empty(DType::U8, &[2, 2])?;
+    /// stream.copy_into(&mut both, 0, &a)?;
+    /// stream.copy_into(&mut both, 2, &b)?;
     /// assert_eq!(both.freeze().to_vec::<u8>()?, [1, 2, 3, 4]);
     /// # Ok(())
     /// # }
@@ -84,7 +84,7 @@ impl Gpu {
         }
         in_reach(source.device(), self)?;
         let size = source.dtype().size() as u64;
-        let from = source.read_on(self.stream())?;
+        let from = source.read_on(self.clocked())?;
         let mut to = self.packed_start(tensor)? + at as u64 * size;
         let keep: Keep = smallvec![Arc::clone(source.lease().mapping()), tensor.lease().writable()?.1];
         for run in source.layout().contiguous_runs() {
@@ -93,7 +93,7 @@ impl Gpu {
             // packed elements from `at` on; while there is a `Tensor` on it, the source is no `TensorMut`'s memory. Both
             // stay mapped in `keep`, and `read_on` and `write_on` have ordered the stream with every other use.
             unsafe {
-                self.stream().backend().copy(to, from + run.start as u64 * size, bytes, keep.clone())?;
+                self.clocked().backend().copy(to, from + run.start as u64 * size, bytes, keep.clone())?;
             }
             to += bytes;
         }
@@ -108,6 +108,6 @@ impl Gpu {
         }
         in_reach(tensor.device(), self)?;
         let offset = tensor.layout().bytes_span(tensor.dtype())?.start as u64;
-        Ok(tensor.write_on(self.stream())? + offset)
+        Ok(tensor.write_on(self.clocked())? + offset)
     }
 }

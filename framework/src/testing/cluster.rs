@@ -1,9 +1,9 @@
-//! Several processes' post offices in one process.
+//! Several processes' transports in one process.
 //!
-//! Nothing moves unless the test says so: an office looks at its links when it is polled, and [`Cluster::settle`] polls
-//! all of them until nothing is left to do. The node's part is played by the node's own broker. Each office has its own
-//! clock page, pool and memory files, and shares nothing with the others but what it exports to them, exactly as
-//! between processes; only a process's *end* is played.
+//! Nothing moves unless the test says so: a transport looks at its links when it is polled, and
+//! [`Cluster::run_until_idle`] polls all of them until nothing is left to do. The node's part is played by the node's
+//! own broker. Each transport has its own clock page, pool and memory files, and shares nothing with the others but
+//! what it exports to them, exactly as between processes; only a process's *end* is played.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -12,11 +12,11 @@
 //!
 //! let cluster = Cluster::new(2);
 //! let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
-//! let tensor = cluster.gpu(0).from_slice(&[3], &[1_f32, 2.0, 3.0])?.freeze();
+//! let tensor = cluster.stream(0).from_slice(&[3], &[1_f32, 2.0, 3.0])?.freeze();
 //! cluster.send(0, &to, tensor);
-//! cluster.settle();
+//! cluster.run_until_idle();
 //! assert_eq!(inbox.take_one().message.to_vec::<f32>()?, [1.0, 2.0, 3.0]);
-//! cluster.settle();
+//! cluster.run_until_idle();
 //! assert_eq!(cluster.leases(0), 0);
 //! # Ok(())
 //! # }
@@ -36,16 +36,16 @@ use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::lease::{LeaseId, PoolOptions};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::{Link, Office};
-use crate::mailbox::ring::Entry;
 use crate::message::wire::Kind;
-use crate::tensor::Gpu;
+use crate::tensor::DeviceStream;
+use crate::transport::control_channel::Location;
+use crate::transport::ring::Entry;
+use crate::transport::{Link, Transport};
 
 /// Polls without an end are a defect: something moves for ever.
 const MOST_ROUNDS: usize = 100_000;
 
-/// Several post offices, and the node between them. See the module.
+/// Several transports, and the node between them. See the module.
 pub struct Cluster {
     members: Vec<Member>,
     hub: Arc<Hub>,
@@ -55,29 +55,29 @@ pub struct Cluster {
 }
 
 struct Member {
-    office: Arc<Office>,
-    gpu: Gpu,
+    transport: Arc<Transport>,
+    stream: DeviceStream,
     ended: Mutex<bool>,
 }
 
 impl Member {
     fn join(hub: &Arc<Hub>, process: ProcessId, backend: Arc<dyn Backend>, options: PoolOptions) -> Self {
-        let office =
-            Office::open(process, hub.port(process), hub.pages(process)).expect("a post office opens");
-        hub.joined(&office);
-        let pool = office.pool(&backend, options);
-        let gpu = Gpu::new(pool, Arc::clone(office.domain())).expect("a stream starts");
-        Member { office, gpu, ended: Mutex::new(false) }
+        let transport =
+            Transport::open(process, hub.control(process), hub.pages(process)).expect("a transport opens");
+        hub.joined(&transport);
+        let pool = transport.pool(&backend, options);
+        let stream = DeviceStream::new(pool, Arc::clone(transport.domain())).expect("a stream starts");
+        Member { transport, stream, ended: Mutex::new(false) }
     }
 }
 
 impl std::fmt::Debug for Cluster {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.members.iter().map(|member| &member.office)).finish()
+        f.debug_list().entries(self.members.iter().map(|member| &member.transport)).finish()
     }
 }
 
-/// Who has a share in one allocation, as its owner's book says.
+/// Who has a share in one allocation, as its owner's lease table says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Leases of the owner's process.
@@ -101,7 +101,7 @@ impl Cluster {
     }
 
     /// `n` processes on a device of another kind; `device` makes the backend of each. Give them host memory as well, by
-    /// `office.pool`, if they are to send bodies larger than a ring takes.
+    /// `transport.pool`, if they are to send bodies larger than a ring takes.
     pub fn with_device<B: Backend>(n: usize, options: PoolOptions, device: impl Fn() -> Arc<B>) -> Self {
         let hub = Hub::start();
         let members = (0..n).map(|index| {
@@ -123,19 +123,19 @@ impl Cluster {
         self.members.len() - 1
     }
 
-    /// The post office of process `i`.
-    pub fn office(&self, i: usize) -> &Arc<Office> {
-        &self.members[i].office
+    /// The transport of process `i`.
+    pub fn transport(&self, i: usize) -> &Arc<Transport> {
+        &self.members[i].transport
     }
 
     /// Memory and a stream of process `i`.
-    pub fn gpu(&self, i: usize) -> &Gpu {
-        &self.members[i].gpu
+    pub fn stream(&self, i: usize) -> &DeviceStream {
+        &self.members[i].stream
     }
 
     /// The name of process `i`.
     pub fn process(&self, i: usize) -> ProcessId {
-        self.members[i].office.process()
+        self.members[i].transport.process()
     }
 
     /// A mailbox in process `i` for messages of type `M`, with room for `capacity` messages per sender.
@@ -147,38 +147,38 @@ impl Cluster {
         let actor = ActorId(self.next_actor.fetch_add(1, Ordering::Relaxed));
         let inbox = TestInbox::new(actor, capacity);
         let made = Arc::clone(&inbox);
-        let index = self.office(i).serve(|_| made).expect("a test has few actors");
-        (Target::new(actor, Place { process: self.process(i), index, capacity }), inbox)
+        let index = self.transport(i).serve(|_| made).expect("a test has few actors");
+        (Target::new(actor, Location { process: self.process(i), index, capacity }), inbox)
     }
 
     /// Lets process `i` look at its links once; true if there was anything to do.
     pub fn poll(&self, i: usize) -> bool {
-        !*self.members[i].ended.lock() && self.office(i).poll(&mut self.buffer.lock())
+        !*self.members[i].ended.lock() && self.transport(i).poll(&mut self.buffer.lock())
     }
 
     /// As [`poll`](Self::poll), but as a reader looks that other links keep busy: it saves what it can.
     pub fn glance(&self, i: usize) -> bool {
-        !*self.members[i].ended.lock() && self.office(i).glance(&mut self.buffer.lock())
+        !*self.members[i].ended.lock() && self.transport(i).glance(&mut self.buffer.lock())
     }
 
     /// Lets the node finish what it was asked.
-    pub fn settle_node(&self) {
-        self.hub.settle();
+    pub fn run_node_until_idle(&self) {
+        self.hub.wait_until_idle();
     }
 
     /// Polls all processes, and lets the node answer, until nothing moves.
     ///
     /// # Panics
     /// Something moves for ever.
-    pub fn settle(&self) {
-        let mut handled = self.hub.settle();
+    pub fn run_until_idle(&self) {
+        let mut handled = self.hub.wait_until_idle();
         for _ in 0..MOST_ROUNDS {
             let mut any = false;
             for i in 0..self.members.len() {
                 any |= self.poll(i);
             }
-            // What the node did meanwhile may be what an office waited for.
-            let now = self.hub.settle();
+            // What the node did meanwhile may be what a transport waited for.
+            let now = self.hub.wait_until_idle();
             any |= std::mem::replace(&mut handled, now) != now;
             if !any {
                 return;
@@ -191,10 +191,10 @@ impl Cluster {
     pub fn connect(&self) {
         for from in &self.members {
             for to in &self.members {
-                from.office.link(to.office.process());
+                from.transport.link(to.transport.process());
             }
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     /// Sends `message` from process `from`, once the link is there.
@@ -212,10 +212,10 @@ impl Cluster {
     /// # Errors
     /// The message comes back, with the reason.
     pub fn try_send<M: Serialize>(&self, from: usize, to: &Target<M>, message: M) -> Result<(), (M, Unsent)> {
-        match sending::send(self.office(from), to, Kind::Send, 0, message) {
+        match sending::send(self.transport(from), to, Kind::Send, 0, message) {
             Err((message, Unsent::NotNow(Lack::Link))) => {
-                self.settle();
-                sending::send(self.office(from), to, Kind::Send, 0, message)
+                self.run_until_idle();
+                sending::send(self.transport(from), to, Kind::Send, 0, message)
             }
             result => result,
         }
@@ -226,8 +226,8 @@ impl Cluster {
     /// # Panics
     /// It cannot be sent now.
     pub fn prepare<M: Serialize>(&self, from: usize, to: &Target<M>, message: M) -> Prepared {
-        self.settle();
-        let prepared = Prepared::new(self.office(from), to, Kind::Send, 0, message);
+        self.run_until_idle();
+        let prepared = Prepared::new(self.transport(from), to, Kind::Send, 0, message);
         prepared.unwrap_or_else(|(_, unsent)| panic!("the message cannot be sent: {unsent:?}"))
     }
 
@@ -241,10 +241,10 @@ impl Cluster {
         to: &Target<M>,
         message: M,
     ) -> Asked<R> {
-        let asked = match Asked::send(self.office(from), to, message) {
+        let asked = match Asked::send(self.transport(from), to, message) {
             Err((message, Unsent::NotNow(Lack::Link))) => {
-                self.settle();
-                Asked::send(self.office(from), to, message)
+                self.run_until_idle();
+                Asked::send(self.transport(from), to, message)
             }
             result => result,
         };
@@ -253,12 +253,12 @@ impl Cluster {
 
     /// Whether the reader of process `i` sleeps, or is about to.
     pub fn sleeps(&self, i: usize) -> bool {
-        self.office(i).says_it_sleeps()
+        self.transport(i).says_it_sleeps()
     }
 
     /// Whether process `i` has published something and rung for nobody yet.
-    pub fn keeps_quiet(&self, i: usize) -> bool {
-        self.office(i).is_quiet()
+    pub fn has_deferred(&self, i: usize) -> bool {
+        self.transport(i).has_deferred()
     }
 
     /// How often process `from` has rung the doorbell of process `to`.
@@ -274,7 +274,7 @@ impl Cluster {
     /// # Panics
     /// The mailbox's process has ended.
     pub fn wait_in_line<M>(&self, from: usize, to: &Target<M>) -> Waiter {
-        Waiter::join(self.office(from), to.place).expect("its process lives")
+        Waiter::join(self.transport(from), to.location).expect("its process lives")
     }
 
     /// The process `i` ends here and now: it is never polled again, its messages stay where they are, and the others are
@@ -282,7 +282,7 @@ impl Cluster {
     pub fn end(&self, i: usize) {
         *self.members[i].ended.lock() = true;
         self.hub.ended(self.process(i));
-        self.hub.settle();
+        self.hub.wait_until_idle();
     }
 
     /// What the node sends to process `i` waits, as in the control socket of a process that is stopped. The test should
@@ -294,19 +294,19 @@ impl Cluster {
     /// Process `i` takes what the node has sent it meanwhile.
     pub fn go_on(&self, i: usize) {
         self.hub.goes_on(self.process(i));
-        self.hub.settle();
+        self.hub.wait_until_idle();
     }
 
     /// The node waits no longer for those who have not said yet what follows from a death.
     pub fn overdue(&self) {
         self.hub.overdue();
-        self.hub.settle();
+        self.hub.wait_until_idle();
     }
 
     /// The process `i` crashes here and now: as [`end`](Self::end), and what it had not published is never seen, its clocks
     /// stand still, and nothing that is dropped of it later (tensors, replies, futures) is noticed by anybody.
     pub fn abandon(&self, i: usize) {
-        self.office(i).abandon();
+        self.transport(i).abandon();
         self.end(i);
     }
 
@@ -315,7 +315,7 @@ impl Cluster {
     /// # Panics
     /// Never: the page is its own.
     pub fn turn_clocks_back(&self, i: usize) {
-        let domain = self.office(i).domain();
+        let domain = self.transport(i).domain();
         for slot in 0..crate::limits::MAX_STREAMS as u16 {
             let now = domain.own_page().load(slot).expect("a clock");
             domain.forge_clock(slot, now.wrapping_sub(1)).expect("its own page");
@@ -334,17 +334,17 @@ impl Cluster {
 
     /// Chunks of others that process `i` knows anything of: mapped, asked for, or not to be had.
     pub fn chunks_known(&self, i: usize) -> usize {
-        self.office(i).chunks_known()
+        self.transport(i).chunks_known()
     }
 
     /// Chunks of others that process `i` has mapped.
     pub fn chunks_mapped(&self, i: usize) -> usize {
-        self.office(i).chunks_mapped()
+        self.transport(i).chunks_mapped()
     }
 
     /// Peers that process `i` has a link to, open or not.
     pub fn links(&self, i: usize) -> usize {
-        self.office(i).links_kept()
+        self.transport(i).links_kept()
     }
 
     /// What the node has complained about.
@@ -354,12 +354,12 @@ impl Cluster {
 
     /// Allocations of process `i` that anybody holds.
     pub fn leases(&self, i: usize) -> usize {
-        self.gpu(i).pool().stats().allocations
+        self.stream(i).pool().stats().allocations
     }
 
     /// Who holds an allocation of process `i`; `None` once it was given back.
     pub fn shares(&self, i: usize, id: LeaseId) -> Option<Shares> {
-        self.gpu(i).pool().shares(id).map(|(local, mut holders)| {
+        self.stream(i).pool().shares(id).map(|(local, mut holders)| {
             holders.sort();
             Shares { local, holders }
         })
@@ -406,14 +406,14 @@ impl Cluster {
 
     /// Whether process `from` has given process `to` up.
     pub fn gave_up(&self, from: usize, to: usize) -> bool {
-        self.office(from).link(self.process(to)).is_none()
+        self.transport(from).link(self.process(to)).is_none()
     }
 
     fn link(&self, from: usize, to: usize) -> Arc<Link> {
-        let (from, to) = (self.office(from), self.process(to));
+        let (from, to) = (self.transport(from), self.process(to));
         let link = from.link(to).expect("neither has ended");
         if link.out.lock().is_none() {
-            self.settle();
+            self.run_until_idle();
         }
         link
     }

@@ -5,9 +5,9 @@
 
 use crate::clock::Ticket;
 use crate::lease::LeaseId;
-use crate::mailbox::post::entry;
-use crate::mailbox::ring::Entry;
 use crate::message::wire::{HEADER_BYTES, LEASE_BYTES, TENSOR_BYTES};
+use crate::transport::entry;
+use crate::transport::ring::Entry;
 
 /// What a test does to a frame before it is written.
 pub(crate) struct Tamper(pub(crate) Change);
@@ -82,7 +82,7 @@ pub fn fields(leases: usize, tensors: usize) -> Vec<Field> {
     let lease = [
         ("lease owner", 8),
         ("lease chunk", 4),
-        ("lease line", 4),
+        ("lease entry", 4),
         ("lease generation", 4),
         ("lease flags", 4),
         ("lease offset", 8),

@@ -1,5 +1,5 @@
-//! The node's part between the offices of a [`Cluster`](super::Cluster): the node's own broker, fed by a queue in place
-//! of sockets, on a thread of its own, so that an office that waits for an answer gets one.
+//! The node's part between the transports of a [`Cluster`](super::Cluster): the node's own broker, fed by a queue in
+//! place of sockets, on a thread of its own, so that a transport that waits for an answer gets one.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -10,13 +10,13 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::clock::taint::Board;
+use crate::clock::taint::EpochPage;
 use crate::clock::{ClockPage, ProcessPages};
 use crate::ids::{ChunkId, ProcessId};
-use crate::mailbox::port::{Port, PortClosed, ToNode};
-use crate::mailbox::post::Office;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::taint::PATIENCE;
+use crate::transport::Transport;
+use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, ToNode};
 
 /// What a process said: a message to the node, the answer to a ping, or its end.
 enum Said {
@@ -28,11 +28,11 @@ enum Said {
     Overdue,
 }
 
-type Line = Sender<(ProcessId, Said)>;
+type Queue = Sender<(ProcessId, Said)>;
 
 /// The node, as far as its processes can tell.
 pub(super) struct Hub {
-    line: Mutex<Option<Line>>,
+    queue: Mutex<Option<Queue>>,
     broker: Mutex<Broker>,
     state: Mutex<State>,
     traffic: Mutex<Traffic>,
@@ -48,7 +48,7 @@ struct Traffic {
 
 #[derive(Default)]
 struct State {
-    offices: HashMap<ProcessId, Weak<Office>>,
+    transports: HashMap<ProcessId, Weak<Transport>>,
     /// Questions for these chunks get no answer.
     withheld: HashSet<ChunkId>,
     /// What waits for processes that are stopped.
@@ -63,11 +63,11 @@ struct State {
 
 impl Hub {
     pub(super) fn start() -> Arc<Self> {
-        let (line, said) = channel();
-        let board = Board::create().expect("a test has memory");
+        let (queue, said) = channel();
+        let epoch_page = EpochPage::create().expect("a test has memory");
         let hub = Arc::new(Hub {
-            line: Mutex::new(Some(line)),
-            broker: Mutex::new(Broker::with_board(board)),
+            queue: Mutex::new(Some(queue)),
+            broker: Mutex::new(Broker::with_epoch_page(epoch_page)),
             state: Mutex::default(),
             traffic: Mutex::default(),
             idle: Condvar::new(),
@@ -81,8 +81,8 @@ impl Hub {
     }
 
     /// The way to the node for `process`.
-    pub(super) fn port(self: &Arc<Self>, process: ProcessId) -> Arc<dyn Port> {
-        Arc::new(HubPort { hub: Arc::downgrade(self), process })
+    pub(super) fn control(self: &Arc<Self>, process: ProcessId) -> Arc<dyn ControlChannel> {
+        Arc::new(HubChannel { hub: Arc::downgrade(self), process })
     }
 
     /// The pages that the node makes for a process.
@@ -90,23 +90,23 @@ impl Hub {
         let mut broker = self.broker.lock();
         broker.deaths.prepare(process).expect("a test has memory");
         let descriptors = broker.deaths.descriptors(process).expect("a test has descriptors");
-        let [clocks, board] = <[OwnedFd; 2]>::try_from(descriptors).expect("two pages");
+        let [clocks, epoch_page] = <[OwnedFd; 2]>::try_from(descriptors).expect("two pages");
         ProcessPages {
             clocks: ClockPage::adopt(clocks).expect("just prepared"),
-            board: Board::open(board).expect("a board"),
+            epoch_page: EpochPage::open(epoch_page).expect("an epoch page"),
         }
     }
 
-    pub(super) fn joined(&self, office: &Arc<Office>) {
-        self.state.lock().offices.insert(office.process(), Arc::downgrade(office));
+    pub(super) fn joined(&self, transport: &Arc<Transport>) {
+        self.state.lock().transports.insert(transport.process(), Arc::downgrade(transport));
         let first = {
             let mut broker = self.broker.lock();
-            let first = broker.joined(office.process());
-            broker.deaths.ready(office.process());
+            let first = broker.joined(transport.process());
+            broker.deaths.ready(transport.process());
             first
         };
         if let Some(Delivery { message, descriptors, .. }) = first {
-            office.from_node(message, descriptors);
+            transport.from_node(message, descriptors);
         }
     }
 
@@ -128,16 +128,16 @@ impl Hub {
     }
 
     fn deliver(&self, delivery: Delivery) {
-        let office = {
+        let transport = {
             let mut state = self.state.lock();
             if let Some(waiting) = state.stopped.get_mut(&delivery.to) {
                 waiting.push(delivery);
                 return;
             }
-            state.offices.get(&delivery.to).and_then(Weak::upgrade)
+            state.transports.get(&delivery.to).and_then(Weak::upgrade)
         };
-        if let Some(office) = office {
-            office.from_node(delivery.message, delivery.descriptors);
+        if let Some(transport) = transport {
+            transport.from_node(delivery.message, delivery.descriptors);
         }
     }
 
@@ -161,7 +161,7 @@ impl Hub {
     }
 
     /// Waits until everything that was said has been handled, and says how much that was since the beginning.
-    pub(super) fn settle(&self) -> u64 {
+    pub(super) fn wait_until_idle(&self) -> u64 {
         let mut traffic = self.traffic.lock();
         while traffic.pending > 0 {
             self.idle.wait(&mut traffic);
@@ -169,14 +169,14 @@ impl Hub {
         traffic.handled
     }
 
-    fn say(&self, from: ProcessId, said: Said) -> Result<(), PortClosed> {
+    fn say(&self, from: ProcessId, said: Said) -> Result<(), ControlChannelClosed> {
         self.traffic.lock().pending += 1;
-        let sent = self.line.lock().as_ref().is_some_and(|line| line.send((from, said)).is_ok());
+        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((from, said)).is_ok());
         if sent {
             return Ok(());
         }
         self.handled();
-        Err(PortClosed)
+        Err(ControlChannelClosed)
     }
 
     fn handled(&self) {
@@ -194,7 +194,7 @@ impl Hub {
         let broker = &mut *guard;
         match said {
             Said::Ended => {
-                self.state.lock().offices.remove(&from);
+                self.state.lock().transports.remove(&from);
                 broker.left(from, &mut deliveries);
             }
             Said::Message(message, descriptors) => {
@@ -236,16 +236,16 @@ fn run(hub: &Weak<Hub>, said: &Receiver<(ProcessId, Said)>) {
     }
 }
 
-struct HubPort {
+struct HubChannel {
     hub: Weak<Hub>,
     process: ProcessId,
 }
 
-impl Port for HubPort {
-    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
-        let hub = self.hub.upgrade().ok_or(PortClosed)?;
+impl ControlChannel for HubChannel {
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
+        let hub = self.hub.upgrade().ok_or(ControlChannelClosed)?;
         if hub.state.lock().ended.contains(&self.process) {
-            return Err(PortClosed);
+            return Err(ControlChannelClosed);
         }
         hub.say(self.process, Said::Message(message, descriptors))
     }

@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Receipt, Refusal, Undelivered};
 use crate::message::codec;
+use crate::transport::control_channel::Location;
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
 
 /// Where a [`TestInbox`] for messages of type `M` is: what an address would hold.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Target<M> {
     /// Whose mailbox.
     pub actor: ActorId,
     /// Where it is.
-    pub place: Place,
+    pub location: Location,
     /// What messages sent to it say that they are, see [`test_key`].
     pub key: u64,
     message: PhantomData<fn(M)>,
@@ -35,13 +35,13 @@ impl<M> Clone for Target<M> {
 impl<M> Copy for Target<M> {}
 
 impl<M> Target<M> {
-    pub(super) fn new(actor: ActorId, place: Place) -> Self {
-        Target { actor, place, key: test_key::<M>(), message: PhantomData }
+    pub(super) fn new(actor: ActorId, location: Location) -> Self {
+        Target { actor, location, key: test_key::<M>(), message: PhantomData }
     }
 
     /// The same mailbox, for messages of type `N` that say that they are.
     pub fn of<N>(self) -> Target<N> {
-        Target::new(self.actor, self.place)
+        Target::new(self.actor, self.location)
     }
 
     /// The same mailbox, for messages of type `N` that claim to be of type `M`.
@@ -158,9 +158,9 @@ impl<M: DeserializeOwned + Send + 'static> Inbox for TestInbox<M> {
         }
     }
 
-    /// A cluster's messages all take the long way: those of an office to itself are not sent at all.
-    fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)> {
-        Err((parcel, Undelivered::Unregistered { key }))
+    /// A cluster's messages all take the long way: those of a transport to itself are not sent at all.
+    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
+        Err((message, Undelivered::Unregistered { key }))
     }
 
     fn local(&self) -> &Arc<LocalCredits> {

@@ -1,8 +1,8 @@
 //! What a process uses, so that a test can show that it comes back.
 //!
 //! [`leaks`](fn@leaks) takes a snapshot of the calling process: what the operating system has open for it, and what its
-//! post offices hold. Two of them are compared with [`Usage::growth`]. It can be sent, so an actor can answer with that of
-//! its worker.
+//! transports hold. Two of them are compared with [`Usage::growth`]. It can be sent, so an actor can answer with that
+//! of its worker.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -10,10 +10,10 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let node = Node::builder().start()?;
-//! let gpu = node.host()?;
-//! gpu.zeros(DType::F32, &[4])?; // the first one makes the pool's chunk
+//! let stream = node.host_stream()?;
+//! stream.zeros(DType::F32, &[4])?; // the first one makes the pool's chunk
 //! let before = leaks();
-//! let tensor = gpu.zeros(DType::F32, &[4])?;
+//! let tensor = stream.zeros(DType::F32, &[4])?;
 //! assert_eq!(before.growth(&leaks()), ["allocations held on host memory: 0 became 1"]);
 //! drop(tensor);
 //! assert!(before.growth(&leaks()).is_empty());
@@ -29,16 +29,16 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::MAX_DEAD_PAGES;
-use crate::mailbox::post::Office;
+use crate::transport::Transport;
 
-/// The post offices of this process; one, but in tests of the framework itself.
-static OFFICES: Mutex<Vec<Weak<Office>>> = Mutex::new(Vec::new());
+/// The transports of this process; one, but in tests of the framework itself.
+static TRANSPORTS: Mutex<Vec<Weak<Transport>>> = Mutex::new(Vec::new());
 
-/// Counts an office in from here on.
-pub(crate) fn watch(office: Weak<Office>) {
-    let mut offices = OFFICES.lock();
-    offices.retain(|office| office.strong_count() > 0);
-    offices.push(office);
+/// Counts a transport in from here on.
+pub(crate) fn watch(transport: Weak<Transport>) {
+    let mut transports = TRANSPORTS.lock();
+    transports.retain(|transport| transport.strong_count() > 0);
+    transports.push(transport);
 }
 
 /// What a process uses. Every count is by name, so that a difference names what leaked.
@@ -52,7 +52,7 @@ pub struct Usage {
     pub threads: usize,
     /// Processes that this one has started and that have not been reaped, by name.
     pub children: BTreeMap<String, usize>,
-    /// What the post offices hold: allocations of each pool that somebody has a lease on, leases on memory of each other
+    /// What the transports hold: allocations of each pool that somebody has a lease on, leases on memory of each other
     /// process, mapped chunks of others, links, asks without an answer, messages not done with.
     pub held: BTreeMap<String, usize>,
     /// Bytes of the pools' chunks, by device. They grow to what was needed at once, and stay.
@@ -71,10 +71,10 @@ pub fn leaks() -> Usage {
         resident: resident(),
         ..Usage::default()
     };
-    let offices: Vec<_> = OFFICES.lock().iter().filter_map(Weak::upgrade).collect();
-    for office in offices {
-        office.count_what_is_held(|what, count| *usage.held.entry(what).or_default() += count);
-        for pool in office.pools_made() {
+    let transports: Vec<_> = TRANSPORTS.lock().iter().filter_map(Weak::upgrade).collect();
+    for transport in transports {
+        transport.count_what_is_held(|what, count| *usage.held.entry(what).or_default() += count);
+        for pool in transport.pools_made() {
             *usage.chunk_bytes.entry(pool.backend().name()).or_default() += pool.stats().chunk_bytes;
         }
     }

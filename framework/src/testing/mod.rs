@@ -10,11 +10,11 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let node = Node::builder().start()?;
-//! let gpu = node.host()?;
-//! gpu.zeros(DType::F32, &[4])?; // the first allocation makes the pool's chunk
+//! let stream = node.host_stream()?;
+//! stream.zeros(DType::F32, &[4])?; // the first allocation makes the pool's chunk
 //! let before = leaks();
 //! fault::arm("lease.release=delay:1".parse()?); // the next release is late
-//! drop(gpu.zeros(DType::F32, &[4])?);
+//! drop(stream.zeros(DType::F32, &[4])?);
 //! assert!(before.growth(&leaks()).is_empty());
 //! # fault::disarm();
 //! # Ok(())

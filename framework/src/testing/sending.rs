@@ -11,10 +11,12 @@ use serde::de::DeserializeOwned;
 
 use super::inbox::Target;
 use crate::ids::{ActorId, ProcessId};
-use crate::mailbox::port::Place;
-use crate::mailbox::post::{AskFailure, Claim, Envelope, NotNow, Office, Parts, PlaceInQueue, PostError};
 use crate::message::codec::{self, Encoded};
 use crate::message::wire::Kind;
+use crate::transport::control_channel::Location;
+use crate::transport::{
+    AskFailure, Claim, Destination, NotNow, Parts, PlaceInQueue, TransmitError, Transport,
+};
 
 /// What a message lacks that could not be sent. Waiting helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,20 +39,20 @@ pub enum Unsent {
     /// The actor is gone.
     NoSuchActor,
     /// Its process has ended, or broke the protocol.
-    Gone,
+    Exited,
     /// Something else, in words.
     Failed(String),
 }
 
-impl From<PostError> for Unsent {
-    fn from(error: PostError) -> Self {
+impl From<TransmitError> for Unsent {
+    fn from(error: TransmitError) -> Self {
         match error {
-            PostError::NotNow(NotNow::Connecting) => Unsent::NotNow(Lack::Link),
-            PostError::NotNow(NotNow::MailboxFull) => Unsent::NotNow(Lack::Credit),
-            PostError::NotNow(NotNow::RingFull) => Unsent::NotNow(Lack::Room),
-            PostError::NotNow(NotNow::LeasesOut) => Unsent::NotNow(Lack::Leases),
-            PostError::NoSuchActor => Unsent::NoSuchActor,
-            PostError::Gone(_) | PostError::Restarting => Unsent::Gone,
+            TransmitError::NotNow(NotNow::Connecting) => Unsent::NotNow(Lack::Link),
+            TransmitError::NotNow(NotNow::MailboxFull) => Unsent::NotNow(Lack::Credit),
+            TransmitError::NotNow(NotNow::RingFull) => Unsent::NotNow(Lack::Room),
+            TransmitError::NotNow(NotNow::LeasesOut) => Unsent::NotNow(Lack::Leases),
+            TransmitError::NoSuchActor => Unsent::NoSuchActor,
+            TransmitError::Exited(_) | TransmitError::Restarting => Unsent::Exited,
             other => Unsent::Failed(other.to_string()),
         }
     }
@@ -59,49 +61,49 @@ impl From<PostError> for Unsent {
 /// Encodes, claims, drops the value, commits: a message in the way that addresses send it. On an error the message comes
 /// back.
 pub(super) fn send<M: Serialize>(
-    office: &Arc<Office>,
+    transport: &Arc<Transport>,
     to: &Target<M>,
     kind: Kind,
     correlation: u64,
     message: M,
 ) -> Result<(), (M, Unsent)> {
-    Prepared::new(office, to, kind, correlation, message).map(Prepared::commit)
+    Prepared::new(transport, to, kind, correlation, message).map(Prepared::commit)
 }
 
 /// A message that was encoded and has all that it needs; its value has been dropped. Dropping it gives all back.
 #[derive(Debug)]
 pub struct Prepared {
-    office: Arc<Office>,
-    envelope: Envelope,
+    transport: Arc<Transport>,
+    destination: Destination,
     encoded: Encoded,
     claim: Claim,
 }
 
 impl Prepared {
     pub(super) fn new<M: Serialize>(
-        office: &Arc<Office>,
+        transport: &Arc<Transport>,
         to: &Target<M>,
         kind: Kind,
         correlation: u64,
         message: M,
     ) -> Result<Self, (M, Unsent)> {
-        let Some(link) = office.link(to.place.process) else { return Err((message, Unsent::Gone)) };
-        let envelope = Envelope {
+        let Some(link) = transport.link(to.location.process) else { return Err((message, Unsent::Exited)) };
+        let destination = Destination {
             kind,
-            index: to.place.index,
+            index: to.location.index,
             actor: to.actor,
             correlation,
             key: to.key,
-            capacity: to.place.capacity,
+            capacity: to.location.capacity,
         };
         let encoded = match codec::encode(&message, Vec::new()) {
             Ok(encoded) => encoded,
             Err(error) => return Err((message, Unsent::Failed(error.to_string()))),
         };
-        match office.claim(&link, &envelope, &encoded) {
+        match transport.claim(&link, &destination, &encoded) {
             Ok(claim) => {
                 drop(message);
-                Ok(Prepared { office: Arc::clone(office), envelope, encoded, claim })
+                Ok(Prepared { transport: Arc::clone(transport), destination, encoded, claim })
             }
             Err(error) => Err((message, error.into())),
         }
@@ -109,15 +111,15 @@ impl Prepared {
 
     /// Makes it an ask, as an address does between the claim and the commit.
     pub fn expecting<R: DeserializeOwned + Send + 'static>(mut self) -> (Self, Asked<R>) {
-        let asked = Asked::note(&self.office, self.claim.peer(), self.envelope.actor);
-        self.envelope.kind = Kind::Ask;
-        self.envelope.correlation = asked.correlation;
+        let asked = Asked::note(&self.transport, self.claim.peer(), self.destination.actor);
+        self.destination.kind = Kind::Ask;
+        self.destination.correlation = asked.correlation;
         (self, asked)
     }
 
     /// Sends it.
     pub fn commit(self) {
-        self.office.commit(self.claim, &self.envelope, self.encoded);
+        self.transport.commit(self.claim, &self.destination, self.encoded);
     }
 }
 
@@ -125,7 +127,7 @@ type Slot<R> = Arc<Mutex<Option<Result<R, AskFailure>>>>;
 
 /// An ask on its way.
 pub struct Asked<R> {
-    office: Arc<Office>,
+    transport: Arc<Transport>,
     correlation: u64,
     answer: Slot<R>,
     reply: PhantomData<fn() -> R>,
@@ -139,21 +141,21 @@ impl<R> std::fmt::Debug for Asked<R> {
 
 impl<R: DeserializeOwned + Send + 'static> Asked<R> {
     pub(super) fn send<M: Serialize>(
-        office: &Arc<Office>,
+        transport: &Arc<Transport>,
         to: &Target<M>,
         message: M,
     ) -> Result<Self, (M, Unsent)> {
-        let asked = Self::note(office, to.place.process, to.actor);
-        match send(office, to, Kind::Ask, asked.correlation, message) {
+        let asked = Self::note(transport, to.location.process, to.actor);
+        match send(transport, to, Kind::Ask, asked.correlation, message) {
             Ok(()) => Ok(asked),
             Err(unsent) => {
-                office.forget_ask(asked.correlation);
+                transport.forget_ask(asked.correlation);
                 Err(unsent)
             }
         }
     }
 
-    fn note(office: &Arc<Office>, peer: ProcessId, actor: ActorId) -> Self {
+    fn note(transport: &Arc<Transport>, peer: ProcessId, actor: ActorId) -> Self {
         let answer: Slot<R> = Arc::default();
         let slot = Arc::clone(&answer);
         let take = move |reply: Result<Parts<'_>, AskFailure>| {
@@ -162,8 +164,8 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
             });
             *slot.lock() = Some(reply);
         };
-        let correlation = office.expect_reply(peer, actor, Box::new(take));
-        Asked { office: Arc::clone(office), correlation, answer, reply: PhantomData }
+        let correlation = transport.expect_reply(peer, actor, Box::new(take));
+        Asked { transport: Arc::clone(transport), correlation, answer, reply: PhantomData }
     }
 
     /// The reply, if it has come.
@@ -173,15 +175,15 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
 
     /// Waits for the reply no longer, as a dropped future does.
     pub fn give_up(self) {
-        self.office.forget_ask(self.correlation);
+        self.transport.forget_ask(self.correlation);
     }
 }
 
 /// A sender that waits in the queue of a mailbox.
 #[derive(Debug)]
 pub struct Waiter {
-    office: Arc<Office>,
-    to: Place,
+    transport: Arc<Transport>,
+    to: Location,
     place: PlaceInQueue,
     woken: Arc<Count>,
 }
@@ -197,10 +199,10 @@ impl Wake for Count {
 
 impl Waiter {
     /// The last place in the queue.
-    pub(super) fn join(office: &Arc<Office>, to: Place) -> Option<Self> {
-        let link = office.link(to.process)?;
+    pub(super) fn join(transport: &Arc<Transport>, to: Location) -> Option<Self> {
+        let link = transport.link(to.process)?;
         let place = link.queue(to.index)?.join();
-        let waiter = Waiter { office: Arc::clone(office), to, place, woken: Arc::default() };
+        let waiter = Waiter { transport: Arc::clone(transport), to, place, woken: Arc::default() };
         waiter.remember();
         Some(waiter)
     }
@@ -217,7 +219,7 @@ impl Waiter {
 
     /// Waits for the next change, after a try that failed.
     pub fn remember(&self) {
-        if let Some(link) = self.office.link(self.to.process) {
+        if let Some(link) = self.transport.link(self.to.process) {
             self.place.remember(&Waker::from(Arc::clone(&self.woken)), link.stamp(self.to.index));
         }
     }
@@ -225,6 +227,6 @@ impl Waiter {
     /// As [`remember`](Self::remember), and has the reader see before it sleeps that somebody waits, as a send does.
     pub fn wait(&self) {
         self.remember();
-        self.office.wake_reader();
+        self.transport.wake_reader();
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use loom::cell::Cell;
 use loom::sync::atomic::{AtomicU64, fence};
-use tensorpost::mailbox::ring::{Bytes, Platform, Word};
+use tensorpost::transport::ring::{Bytes, Platform, Word};
 
 /// Loom's atomics, and bytes whose every access loom checks for a race.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! What a message costs in processor time, on one thread and without a scheduler in it: to compare two builds of the
 //! framework, or one with and without a trace. Wall time of two processes moves by far more than what is looked for.
 //!
-//! `cargo run --release -p tensorpost-tests --bin message_cost`, and again with `TENSORPOST_TRACE=/tmp/trace.json`.
+//! `ack_guard run --release -p tensorpost-tests --bin message_cost`, and again with `TENSORPOST_TRACE=/tmp/trace.json`.
 //!
-//! * `frame`: a message from one post office to another, encoded, written, read, decoded and done with.
+//! * `frame`: a message from one transport to another, encoded, written, read, decoded and done with.
 //! * `lease`: the same with a tensor: granted, adopted and returned.
 //! * `handler`: an actor's message to itself, through its mailbox and its handler.
 //!
@@ -34,12 +34,12 @@ fn main() -> anyhow::Result<()> {
     let cluster = Cluster::new(2);
     cluster.connect();
     report("frame", sample(|| frames(&cluster, None)));
-    let tensor = cluster.gpu(0).from_slice(&[16], &[0_u32; 16])?.freeze();
+    let tensor = cluster.stream(0).from_slice(&[16], &[0_u32; 16])?.freeze();
     // The first one has its chunk mapped.
     INBOX.with(|inbox| cluster.send(0, &inbox.get().expect("made above").0, Some(tensor.clone())));
-    cluster.settle();
+    cluster.run_until_idle();
     INBOX.with(|inbox| drop(inbox.get().map(|(_, inbox)| inbox.take())));
-    cluster.settle();
+    cluster.run_until_idle();
     report("lease", sample(|| frames(&cluster, Some(&tensor))));
     let ticker = node.spawn::<Ticker>(()).start()?.address::<Ticks>();
     let ask = || node.block_on(ticker.ask(Ticks { left: TICKS, began: None }));

@@ -89,8 +89,8 @@ pub fn step(element: u32) -> u32 {
     element.rotate_left(5).wrapping_add(0x9e37_79b9)
 }
 
-fn is_host(gpu: &Gpu) -> bool {
-    gpu.pool().device_id() == tensorpost::ids::DeviceId::HOST
+fn is_host(stream: &DeviceStream) -> bool {
+    stream.pool().device_id() == tensorpost::ids::DeviceId::HOST
 }
 
 async fn measure(others: Vec<Address<Ping>>) -> (Usage, Vec<String>) {
@@ -103,15 +103,15 @@ async fn measure(others: Vec<Address<Ping>>) -> (Usage, Vec<String>) {
 /// Makes items.
 #[derive(Debug)]
 pub struct Source {
-    gpu: Gpu,
+    stream: DeviceStream,
     nexts: Vec<Address<Item>>,
 }
 
 impl Source {
     fn make(&self, id: u64) -> Result<Item, tensorpost::tensor::TensorError> {
         let elements = length(id);
-        let made = if is_host(&self.gpu) {
-            let mut made = self.gpu.empty(DType::U32, &[elements])?;
+        let made = if is_host(&self.stream) {
+            let mut made = self.stream.empty(DType::U32, &[elements])?;
             let write = move |(to,): (&mut [u32],)| {
                 if id.is_multiple_of(7) {
                     // Others wait for it, and may see its maker die.
@@ -119,13 +119,13 @@ impl Source {
                 }
                 to.iter_mut().enumerate().for_each(|(index, to)| *to = element(id, index));
             };
-            self.gpu.run((made.of_mut::<u32>(),), write)?;
+            self.stream.run((made.of_mut::<u32>(),), write)?;
             made.freeze()
         } else {
             let content: Vec<_> = (0..elements).map(|index| element(id, index)).collect();
-            self.gpu.from_slice(&[elements], &content)?.freeze()
+            self.stream.from_slice(&[elements], &content)?.freeze()
         };
-        let work = self.gpu.copy(&made)?.freeze();
+        let work = self.stream.copy(&made)?.freeze();
         Ok(Item { id, made, work, steps: 0 })
     }
 }
@@ -138,7 +138,7 @@ impl RemoteActor for Source {
     type Args = Vec<Address<Item>>;
 
     fn create(nexts: Self::Args, env: &Env) -> anyhow::Result<Self> {
-        Ok(Source { gpu: env.gpu(), nexts })
+        Ok(Source { stream: env.stream(), nexts })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -178,7 +178,7 @@ impl Handler<Ping> for Source {
 /// Passes items on: computes, or only forwards and keeps some for a while.
 #[derive(Debug)]
 pub struct Stage {
-    gpu: Gpu,
+    stream: DeviceStream,
     nexts: Vec<Address<Item>>,
     computes: bool,
     kept: VecDeque<Tensor>,
@@ -193,7 +193,7 @@ impl RemoteActor for Stage {
     type Args = (Vec<Address<Item>>, bool);
 
     fn create((nexts, computes): Self::Args, env: &Env) -> anyhow::Result<Self> {
-        Ok(Stage { gpu: env.gpu(), nexts, computes, kept: VecDeque::new() })
+        Ok(Stage { stream: env.stream(), nexts, computes, kept: VecDeque::new() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -204,24 +204,24 @@ impl RemoteActor for Stage {
 impl Stage {
     fn compute(&self, item: Item) -> Result<Item, tensorpost::tensor::TensorError> {
         let Item { id, made, work, steps } = item;
-        if !is_host(&self.gpu) {
-            let work = self.gpu.copy(&work)?.freeze();
+        if !is_host(&self.stream) {
+            let work = self.stream.copy(&work)?.freeze();
             return Ok(Item { id, made, work, steps });
         }
         let steps = steps + 1;
-        let work = match work.into_mut(&self.gpu) {
+        let work = match work.into_mut(&self.stream) {
             Ok(mut work) if id.is_multiple_of(2) => {
                 let all = |(to,): (&mut [u32],)| to.iter_mut().for_each(|to| *to = step(*to));
-                self.gpu.run((work.of_mut::<u32>(),), all)?;
+                self.stream.run((work.of_mut::<u32>(),), all)?;
                 work.freeze()
             }
             other => {
                 let work = other.map_or_else(|refused| refused.tensor, TensorMut::freeze);
-                let mut next = self.gpu.empty(DType::U32, work.shape())?;
+                let mut next = self.stream.empty(DType::U32, work.shape())?;
                 let all = |(from, to): (&[u32], &mut [u32])| {
                     to.iter_mut().zip(from).for_each(|(to, from)| *to = step(*from));
                 };
-                self.gpu.run((work.of::<u32>(), next.of_mut::<u32>()), all)?;
+                self.stream.run((work.of::<u32>(), next.of_mut::<u32>()), all)?;
                 next.freeze()
             }
         };
@@ -267,7 +267,7 @@ impl Handler<Ping> for Stage {
 /// Looks at every element of every item.
 #[derive(Debug)]
 pub struct Sink {
-    gpu: Gpu,
+    stream: DeviceStream,
     to: Address<Seen>,
 }
 
@@ -279,7 +279,7 @@ impl RemoteActor for Sink {
     type Args = Address<Seen>;
 
     fn create(to: Self::Args, env: &Env) -> anyhow::Result<Self> {
-        Ok(Sink { gpu: env.gpu(), to })
+        Ok(Sink { stream: env.stream(), to })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -290,7 +290,7 @@ impl RemoteActor for Sink {
 impl Sink {
     fn look(&self, item: &Item) -> Verdict {
         let read = |tensor: &Tensor| {
-            if is_host(&self.gpu) { tensor.to_vec::<u32>() } else { self.gpu.download::<u32>(tensor) }
+            if is_host(&self.stream) { tensor.to_vec::<u32>() } else { self.stream.download::<u32>(tensor) }
         };
         let contents = [("made", &item.made, 0), ("work", &item.work, item.steps)];
         for (name, tensor, steps) in contents {

@@ -8,7 +8,7 @@ use tensorpost::pipeline::{After, AfterSource, Batch, Dead, Many, Pair, Progress
 use tensorpost::prelude::*;
 
 use super::history::{Past, Place, Step};
-use super::parts::{Fate, Hand, Holder, Maker, Obedient, Orders, Taker};
+use super::parts::{Hand, Holder, Maker, Obedient, OrderedFault, Orders, Taker};
 use super::plan::{Plan, dead_name, helper_name, stage_name};
 use super::spec::{Fault, FlowId, Fork, Form, Op, Pick, Settings, Stage as StageSpec, Then, What};
 use super::thing::{Thing, Things};
@@ -134,7 +134,7 @@ impl Builder<'_> {
                     windows.apply(&stage_name(number, &op.what), move |many: Many<Thing>, out, env| {
                         let mut items = many.items;
                         let last = items.pop().ok_or_else(|| anyhow::anyhow!("an empty window"))?;
-                        out.emit(among(&mut hand, last, items, number, &env.gpu())?);
+                        out.emit(among(&mut hand, last, items, number, &env.stream())?);
                         Ok(())
                     });
                 // A window goes on as its newest item.
@@ -199,9 +199,9 @@ impl Builder<'_> {
                 Ok(copies.map(|copy| thing.clone().then(hand.step(copy))).collect::<Vec<_>>())
             }),
             Form::Apply => flow.apply(&name, move |thing: Thing, out, env| {
-                let gpu = env.gpu();
-                hand.begin(&thing.past, thing.life, Some(&gpu))?;
-                out.emit(hand.work(thing, Some(&gpu))?.then(hand.step(0)));
+                let stream = env.stream();
+                hand.begin(&thing.past, thing.life, Some(&stream))?;
+                out.emit(hand.work(thing, Some(&stream))?.then(hand.step(0)));
                 Ok(())
             }),
         };
@@ -210,7 +210,7 @@ impl Builder<'_> {
             return vec![plain(flow)];
         }
         let (flow, dead) = flow.dead_letters();
-        let orders = Orders { place: Place { op: number, dead: true }, fates: Vec::new(), ..orders };
+        let orders = Orders { place: Place { op: number, dead: true }, faults: Vec::new(), ..orders };
         let mut hand = Hand::new(Orders { stage: StageSpec::default(), ..orders });
         let dead = dead.map(&dead_name(number), move |dead: Dead<Thing>| {
             hand.begin(&dead.item.past, dead.item.life, None)?;
@@ -228,15 +228,15 @@ impl Builder<'_> {
     ) -> Flow<Thing> {
         let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
         let name = stage_name(number, &op.what);
-        let pack = move |hand: &mut Hand, mut things: Vec<Thing>, gpu: &Gpu| {
+        let pack = move |hand: &mut Hand, mut things: Vec<Thing>, stream: &DeviceStream| {
             anyhow::ensure!(!things.is_empty(), "an empty batch");
             let first = things.remove(0);
-            among(hand, first, things, number, gpu)
+            among(hand, first, things, number, stream)
         };
         if then == Then::Gather {
             let flow = restarted(flow.gather(batch).named(helper_name(number)), restart).on(self.device);
             let flow = flow.apply(&name, move |things: Things, out, env| {
-                out.emit(pack(&mut hand, things.apart()?, &env.gpu())?);
+                out.emit(pack(&mut hand, things.apart()?, &env.stream())?);
                 Ok(())
             });
             return self.tune(flow, &op.settings);
@@ -246,7 +246,7 @@ impl Builder<'_> {
             return plain(restarted(flow.unbatch().named(format!("unbatch-{number}")), restart));
         }
         let flow = flow.apply(&name, move |many: Many<Thing>, out, env| {
-            out.emit(pack(&mut hand, many.items, &env.gpu())?);
+            out.emit(pack(&mut hand, many.items, &env.stream())?);
             Ok(())
         });
         self.tune(flow, &op.settings)
@@ -285,14 +285,14 @@ impl Builder<'_> {
         let mut hand = Hand::new(self.orders(number, StageSpec::default(), &op.settings));
         let flow = restarted(flow.named(helper_name(number)), restart);
         let flow = flow.apply(&stage_name(number, &op.what), move |pair: Pair<Thing, Thing>, out, env| {
-            let gpu = env.gpu();
+            let stream = env.stream();
             let right = pair.right.past.clone();
             let life = pair.left.life;
             let left_past = pair.left.past.clone();
             let past = left_past.then(Step::With(number, Box::new(right)));
-            hand.begin(&past, life, Some(&gpu))?;
-            hand.check(&pair.left, &gpu)?;
-            hand.check(&pair.right, &gpu)?;
+            hand.begin(&past, life, Some(&stream))?;
+            hand.check(&pair.left, &stream)?;
+            hand.check(&pair.right, &stream)?;
             out.emit(Thing { past, ..pair.left });
             Ok(())
         });
@@ -325,9 +325,9 @@ impl Builder<'_> {
     }
 
     fn orders(&self, number: u16, stage: StageSpec, settings: &Settings) -> Orders {
-        let fates = self.plan.spec.faults.iter().enumerate().filter_map(|(fault, what)| match what {
+        let faults = self.plan.spec.faults.iter().enumerate().filter_map(|(fault, what)| match what {
             Fault::Inside { op, at, how, times } if *op == number => {
-                Some(Fate { fault, at: *at, how: *how, times: *times })
+                Some(OrderedFault { fault, at: *at, how: *how, times: *times })
             }
             _ => None,
         });
@@ -336,7 +336,7 @@ impl Builder<'_> {
             folder: self.folder.to_owned(),
             stage,
             retries: settings.on_error.retries(),
-            fates: fates.collect(),
+            faults: faults.collect(),
         }
     }
 
@@ -398,13 +398,13 @@ fn among(
     leading: Thing,
     others: Vec<Thing>,
     number: u16,
-    gpu: &Gpu,
+    stream: &DeviceStream,
 ) -> anyhow::Result<Thing> {
     let pasts = others.iter().map(|thing| thing.past.clone()).collect();
     let past = leading.past.then(Step::Among(number, pasts));
-    hand.begin(&past, leading.life, Some(gpu))?;
+    hand.begin(&past, leading.life, Some(stream))?;
     for thing in others.iter().chain([&leading]) {
-        hand.check(thing, gpu)?;
+        hand.check(thing, stream)?;
     }
     Ok(Thing { past, ..leading })
 }

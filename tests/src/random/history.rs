@@ -198,7 +198,7 @@ impl Logs {
         let mut logs = Logs::default();
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
-            let Some(place) = place_of(&path) else { continue };
+            let Some(place) = location_of(&path) else { continue };
             let text = std::fs::read_to_string(&path)?;
             let mut lines = Vec::new();
             for line in text.split_inclusive('\n') {
@@ -232,7 +232,7 @@ impl Logs {
     }
 }
 
-fn place_of(path: &Path) -> Option<Place> {
+fn location_of(path: &Path) -> Option<Place> {
     let name = path.file_name()?.to_str()?.strip_suffix(".log")?;
     let (place, _) = name.split_once('-')?;
     let (op, dead) = place.strip_suffix('d').map_or((place, false), |op| (op, true));
@@ -242,7 +242,7 @@ fn place_of(path: &Path) -> Option<Place> {
 /// Lines that are in the logs of a place by now.
 pub fn lines_so_far(folder: &Path, place: Place) -> usize {
     let logs = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let logs = logs.map(|entry| entry.path()).filter(|path| place_of(path) == Some(place));
+    let logs = logs.map(|entry| entry.path()).filter(|path| location_of(path) == Some(place));
     logs.filter_map(|path| std::fs::read(path).ok())
         .map(|bytes| bytes.iter().filter(|byte| **byte == b'\n').count())
         .sum()

@@ -28,12 +28,12 @@ pub struct Orders {
     /// How often it is called again after an error.
     pub retries: u32,
     /// Where its process ends.
-    pub fates: Vec<Fate>,
+    pub faults: Vec<OrderedFault>,
 }
 
 /// An end of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Fate {
+pub struct OrderedFault {
     /// Which fault of the spec it is.
     pub fault: usize,
     /// On the first item with this number or a later one.
@@ -64,11 +64,11 @@ impl Hand {
     ///
     /// # Errors
     /// It was told to fail, or the log cannot be written.
-    pub fn begin(&mut self, past: &Past, life: u32, gpu: Option<&Gpu>) -> anyhow::Result<()> {
+    pub fn begin(&mut self, past: &Past, life: u32, stream: Option<&DeviceStream>) -> anyhow::Result<()> {
         let before = self.failed.get(past).copied().unwrap_or(0);
         if before == 0 {
             self.log.write(life, past)?;
-            self.strike(past.number, gpu);
+            self.strike(past.number, stream);
             spin(Duration::from_micros(self.orders.stage.slow));
         }
         if before < fail_times(self.orders.stage.fails, past.number) {
@@ -83,14 +83,14 @@ impl Hand {
         Ok(())
     }
 
-    fn strike(&self, number: u64, gpu: Option<&Gpu>) {
-        let fates = self.orders.fates.iter().filter(|fate| number >= fate.at);
-        for fate in fates {
+    fn strike(&self, number: u64, stream: Option<&DeviceStream>) {
+        let faults = self.orders.faults.iter().filter(|fault| number >= fault.at);
+        for fault in faults {
             let mut marks =
-                (0..fate.times).map(|n| self.orders.folder.join(format!("fault-{}-{n}", fate.fault)));
+                (0..fault.times).map(|n| self.orders.folder.join(format!("fault-{}-{n}", fault.fault)));
             let claim = |mark: PathBuf| OpenOptions::new().write(true).create_new(true).open(mark).is_ok();
             if marks.any(claim) {
-                end(fate.how, self.orders.place, gpu);
+                end(fault.how, self.orders.place, stream);
             }
         }
     }
@@ -99,13 +99,13 @@ impl Hand {
     ///
     /// # Errors
     /// They are lost with a process, or wrong.
-    pub fn work(&mut self, mut thing: Thing, gpu: Option<&Gpu>) -> anyhow::Result<Thing> {
-        if let Some(gpu) = gpu {
+    pub fn work(&mut self, mut thing: Thing, stream: Option<&DeviceStream>) -> anyhow::Result<Thing> {
+        if let Some(stream) = stream {
             let done = match self.orders.stage.work {
                 Work::Pass => Ok(()),
-                Work::Check => thing.check(gpu),
-                Work::Add(more) => thing.add(more, gpu, self.orders.stage.late),
-                Work::Copy => thing.copy(gpu).map_err(Into::into),
+                Work::Check => thing.check(stream),
+                Work::Add(more) => thing.add(more, stream, self.orders.stage.late),
+                Work::Copy => thing.copy(stream).map_err(Into::into),
             };
             self.note(done)?;
         }
@@ -122,8 +122,8 @@ impl Hand {
     ///
     /// # Errors
     /// They are lost with a process, or wrong.
-    pub fn check(&self, thing: &Thing, gpu: &Gpu) -> anyhow::Result<()> {
-        self.note(thing.check(gpu))
+    pub fn check(&self, thing: &Thing, stream: &DeviceStream) -> anyhow::Result<()> {
+        self.note(thing.check(stream))
     }
 
     fn note<T>(&self, done: anyhow::Result<T>) -> anyhow::Result<T> {
@@ -141,7 +141,7 @@ impl Hand {
     }
 }
 
-fn end(how: How, place: Place, gpu: Option<&Gpu>) {
+fn end(how: How, place: Place, stream: Option<&DeviceStream>) {
     match how {
         How::Abort => std::process::abort(),
         How::Exit => std::process::exit(3),
@@ -151,9 +151,9 @@ fn end(how: How, place: Place, gpu: Option<&Gpu>) {
             std::process::abort();
         }
         How::InKernel(millis) => {
-            let any = gpu.and_then(|gpu| Some((gpu, gpu.zeros(DType::U8, &[1]).ok()?.freeze())));
-            let Some((gpu, any)) = any else { std::process::abort() };
-            let work = gpu.run((any.of::<u8>(),), move |_| {
+            let any = stream.and_then(|stream| Some((stream, stream.zeros(DType::U8, &[1]).ok()?.freeze())));
+            let Some((stream, any)) = any else { std::process::abort() };
+            let work = stream.run((any.of::<u8>(),), move |_| {
                 std::thread::sleep(Duration::from_millis(millis));
                 std::process::abort();
             });
@@ -169,7 +169,7 @@ static LIVES: AtomicU32 = AtomicU32::new(0);
 
 /// A source.
 pub struct Maker {
-    gpu: Gpu,
+    stream: DeviceStream,
     hand: Hand,
     args: SourceSpec,
     life: u32,
@@ -181,7 +181,7 @@ impl Maker {
     pub fn new((orders, args): (Orders, SourceSpec), env: &Env) -> Maker {
         // One that panicked may be made anew in the same process.
         let life = std::process::id() << 8 | LIVES.fetch_add(1, Ordering::Relaxed) & 0xff;
-        Maker { gpu: env.gpu(), hand: Hand::new(orders), args, life, next: 0 }
+        Maker { stream: env.stream(), hand: Hand::new(orders), args, life, next: 0 }
     }
 
     /// The next item.
@@ -198,9 +198,9 @@ impl Maker {
         }
         let past = Past::new(self.hand.orders.place.op, self.next);
         let late = if self.next.is_multiple_of(5) { self.args.slow } else { 0 };
-        let thing = Thing::make(self.args.tensors, past, self.life, &self.gpu, late)?;
+        let thing = Thing::make(self.args.tensors, past, self.life, &self.stream, late)?;
         spin(Duration::from_micros(self.args.slow));
-        self.hand.begin(&thing.past, thing.life, Some(&self.gpu))?;
+        self.hand.begin(&thing.past, thing.life, Some(&self.stream))?;
         self.next += 1;
         Ok(Some(thing))
     }
@@ -231,7 +231,7 @@ impl Iterator for Maker {
 
 /// A stage that is a type.
 pub struct Obedient {
-    gpu: Gpu,
+    stream: DeviceStream,
     hand: Hand,
 }
 
@@ -241,12 +241,12 @@ impl Stage for Obedient {
     type Out = Thing;
 
     fn create(orders: Orders, env: &Env) -> anyhow::Result<Self> {
-        Ok(Obedient { gpu: env.gpu(), hand: Hand::new(orders) })
+        Ok(Obedient { stream: env.stream(), hand: Hand::new(orders) })
     }
 
     fn process(&mut self, thing: Thing, out: &mut Out<Thing>) -> anyhow::Result<()> {
-        self.hand.begin(&thing.past, thing.life, Some(&self.gpu))?;
-        let thing = self.hand.work(thing, Some(&self.gpu))?;
+        self.hand.begin(&thing.past, thing.life, Some(&self.stream))?;
+        let thing = self.hand.work(thing, Some(&self.stream))?;
         out.emit(thing.then(self.hand.step(0)));
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Stage for Obedient {
 
 /// A stage that keeps some items for a while.
 pub struct Holder {
-    gpu: Gpu,
+    stream: DeviceStream,
     hand: Hand,
     most: usize,
     held: Vec<(Thing, Held)>,
@@ -281,12 +281,12 @@ impl Stage for Holder {
     fn create(orders: Orders, env: &Env) -> anyhow::Result<Self> {
         let Form::Hold(most) = orders.stage.form else { anyhow::bail!("it was not told how many") };
         let hand = Hand::new(orders);
-        Ok(Holder { gpu: env.gpu(), hand, most: most as usize, held: Vec::new(), until: None })
+        Ok(Holder { stream: env.stream(), hand, most: most as usize, held: Vec::new(), until: None })
     }
 
     fn process(&mut self, thing: Thing, out: &mut Out<Thing>) -> anyhow::Result<()> {
-        self.hand.begin(&thing.past, thing.life, Some(&self.gpu))?;
-        let thing = self.hand.work(thing, Some(&self.gpu))?;
+        self.hand.begin(&thing.past, thing.life, Some(&self.stream))?;
+        let thing = self.hand.work(thing, Some(&self.stream))?;
         self.until.get_or_insert_with(|| Instant::now() + HOLDS_FOR);
         self.held.push((thing.then(self.hand.step(0)), out.hold()));
         if self.held.len() >= self.most {
@@ -312,7 +312,7 @@ impl Stage for Holder {
 
 /// A sink that is a type.
 pub struct Taker {
-    gpu: Gpu,
+    stream: DeviceStream,
     hand: Hand,
 }
 
@@ -321,11 +321,11 @@ impl Sink for Taker {
     type In = Thing;
 
     fn create(orders: Orders, env: &Env) -> anyhow::Result<Self> {
-        Ok(Taker { gpu: env.gpu(), hand: Hand::new(orders) })
+        Ok(Taker { stream: env.stream(), hand: Hand::new(orders) })
     }
 
     fn consume(&mut self, thing: Thing) -> anyhow::Result<()> {
-        self.hand.begin(&thing.past, thing.life, Some(&self.gpu))?;
-        self.hand.check(&thing, &self.gpu)
+        self.hand.begin(&thing.past, thing.life, Some(&self.stream))?;
+        self.hand.check(&thing, &self.stream)
     }
 }

@@ -117,7 +117,7 @@ pub fn dead_name(number: u16) -> String {
 }
 
 /// The operator that a stage's name is of, and whether it is the one behind its dead letters.
-pub fn place_of(name: &str) -> Option<Place> {
+pub fn location_of(name: &str) -> Option<Place> {
     let (kind, number) = name.split_once('-')?;
     let known = ["source", "stage", "sink", "pack", "helper", "dead", "unbatch"].contains(&kind);
     let number = number.split([' ', '.']).next()?;

@@ -250,19 +250,19 @@ impl Recipe {
     ///
     /// # Errors
     /// No memory.
-    pub fn make(&self, gpu: &Gpu, late: u64) -> Result<Tensor, TensorError> {
+    pub fn make(&self, stream: &DeviceStream, late: u64) -> Result<Tensor, TensorError> {
         let whole = with_cell!(self.dtype, T => {
             let count: usize = self.shape.iter().product();
             let content: Vec<T> = (0..count).map(|index| self.element(index, 0)).collect();
-            if gpu.kind() == DeviceKind::Host && count > 0 {
-                let mut whole = gpu.empty(self.dtype, &self.shape)?;
-                gpu.run((whole.of_mut::<T>(),), move |(to,)| {
+            if stream.kind() == DeviceKind::Host && count > 0 {
+                let mut whole = stream.empty(self.dtype, &self.shape)?;
+                stream.run((whole.of_mut::<T>(),), move |(to,)| {
                     std::thread::sleep(std::time::Duration::from_micros(late));
                     to.copy_from_slice(&content);
                 })?;
                 whole.freeze()
             } else {
-                gpu.from_slice(&self.shape, &content)?.freeze()
+                stream.from_slice(&self.shape, &content)?.freeze()
             }
         });
         self.views.iter().try_fold(whole, |tensor, view| view.of(&tensor))
@@ -273,8 +273,8 @@ impl Recipe {
 ///
 /// # Errors
 /// They will not come.
-pub fn elements<T: Element>(tensor: &Tensor, gpu: &Gpu) -> Result<Vec<T>, TensorError> {
-    if gpu.kind() == DeviceKind::Host { tensor.to_vec() } else { gpu.download(tensor) }
+pub fn elements<T: Element>(tensor: &Tensor, stream: &DeviceStream) -> Result<Vec<T>, TensorError> {
+    if stream.kind() == DeviceKind::Host { tensor.to_vec() } else { stream.download(tensor) }
 }
 
 #[cfg(test)]
@@ -284,14 +284,14 @@ mod tests {
     #[test]
     fn views_show_the_elements_that_the_recipe_names() {
         let node = Node::builder().start().unwrap();
-        let gpu = node.host().unwrap();
+        let stream = node.host_stream().unwrap();
         let tensors =
             Tensors { seed: 3, count: 3, nested: true, views: true, empty: true, ..Tensors::default() };
         let mut seen = (0, 0);
         for number in 0..400 {
             let (list, nested) = recipes(tensors, 0, number);
             for recipe in list.iter().chain(&nested) {
-                let tensor = recipe.make(&gpu, 0).unwrap();
+                let tensor = recipe.make(&stream, 0).unwrap();
                 assert_eq!(tensor.shape(), recipe.final_shape(), "{recipe:?}");
                 with_cell!(recipe.dtype, T => assert_eq!(tensor.to_vec::<T>().unwrap(), recipe.expected::<T>(0)));
                 seen.0 += usize::from(tensor.is_empty());

@@ -232,7 +232,7 @@ fn nothing_left(node: &Node, patience: Duration, outcome: &mut Outcome) {
         let alive: Vec<_> = node
             .workers()
             .into_iter()
-            .filter(|worker| !matches!(worker.state, WorkerState::Ended { .. }))
+            .filter(|worker| !matches!(worker.state, WorkerState::Exited { .. }))
             .map(|worker| format!("{} ({:?})", worker.name, worker.state))
             .collect();
         let usage = leaks();

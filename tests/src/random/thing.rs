@@ -70,11 +70,17 @@ impl Thing {
     ///
     /// # Errors
     /// No memory.
-    pub fn make(made: Tensors, past: Past, life: u32, gpu: &Gpu, late: u64) -> Result<Thing, TensorError> {
+    pub fn make(
+        made: Tensors,
+        past: Past,
+        life: u32,
+        stream: &DeviceStream,
+        late: u64,
+    ) -> Result<Thing, TensorError> {
         let number = past.number;
         let (list, nested) = recipes(made, past.source, number);
         let make = |recipes: &[Recipe]| {
-            recipes.iter().map(|recipe| recipe.make(gpu, late)).collect::<Result<Vec<_>, _>>()
+            recipes.iter().map(|recipe| recipe.make(stream, late)).collect::<Result<Vec<_>, _>>()
         };
         let (tensors, mut rest) = (make(&list)?, make(&nested)?);
         // By turns in the option and in the list.
@@ -99,11 +105,11 @@ impl Thing {
     ///
     /// # Errors
     /// They will not come, or [`Wrong`].
-    pub fn check(&self, gpu: &Gpu) -> anyhow::Result<()> {
+    pub fn check(&self, stream: &DeviceStream) -> anyhow::Result<()> {
         let (list, nested) = recipes(self.made, self.past.source, self.number());
         same_count(self, "tensors", self.tensors.len(), list.len())?;
         for (slot, (tensor, recipe)) in self.tensors.iter().zip(&list).enumerate() {
-            self.compare(&format!("tensor {slot}"), tensor, recipe, self.added, gpu)?;
+            self.compare(&format!("tensor {slot}"), tensor, recipe, self.added, stream)?;
         }
         let mut others: Vec<&Tensor> = Vec::new();
         if let Some(within) = &self.nested {
@@ -112,7 +118,7 @@ impl Thing {
         }
         same_count(self, "nested tensors", others.len(), nested.len())?;
         for (slot, (tensor, recipe)) in others.into_iter().zip(&nested).enumerate() {
-            self.compare(&format!("nested tensor {slot}"), tensor, recipe, 0, gpu)?;
+            self.compare(&format!("nested tensor {slot}"), tensor, recipe, 0, stream)?;
         }
         Ok(())
     }
@@ -123,14 +129,14 @@ impl Thing {
         tensor: &Tensor,
         recipe: &Recipe,
         added: u64,
-        gpu: &Gpu,
+        stream: &DeviceStream,
     ) -> anyhow::Result<()> {
         if (tensor.dtype(), tensor.shape()) != (recipe.dtype, &recipe.final_shape()[..]) {
             let what = format!("{what} of {} is {tensor:?} and has to be {recipe:?}", self.past);
             return Err(Wrong(what).into());
         }
         with_cell!(recipe.dtype, T => {
-            let (found, wanted) = (elements::<T>(tensor, gpu)?, recipe.expected::<T>(added));
+            let (found, wanted) = (elements::<T>(tensor, stream)?, recipe.expected::<T>(added));
             if found != wanted {
                 let at = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
                 let shown = at.map(|at| (at, found[at], wanted[at]));
@@ -150,9 +156,9 @@ impl Thing {
     ///
     /// # Errors
     /// They are lost with a process, or there is no memory.
-    pub fn add(&mut self, more: u64, gpu: &Gpu, late: u64) -> anyhow::Result<()> {
+    pub fn add(&mut self, more: u64, stream: &DeviceStream, late: u64) -> anyhow::Result<()> {
         let tensors = std::mem::take(&mut self.tensors);
-        let added = tensors.into_iter().map(|tensor| add_to(tensor, more, gpu, late));
+        let added = tensors.into_iter().map(|tensor| add_to(tensor, more, stream, late));
         self.tensors = added.collect::<anyhow::Result<_>>()?;
         self.added = self.added.wrapping_add(more);
         Ok(())
@@ -162,15 +168,15 @@ impl Thing {
     ///
     /// # Errors
     /// They are lost with a process, or there is no memory.
-    pub fn copy(&mut self, gpu: &Gpu) -> Result<(), TensorError> {
+    pub fn copy(&mut self, stream: &DeviceStream) -> Result<(), TensorError> {
         for tensor in &mut self.tensors {
-            *tensor = gpu.copy(tensor)?.freeze();
+            *tensor = stream.copy(tensor)?.freeze();
         }
         Ok(())
     }
 }
 
-fn add_to(tensor: Tensor, more: u64, gpu: &Gpu, late: u64) -> anyhow::Result<Tensor> {
+fn add_to(tensor: Tensor, more: u64, stream: &DeviceStream, late: u64) -> anyhow::Result<Tensor> {
     fn sum<T: Cell>(element: T, more: u64) -> T {
         T::of((element.number() + more % T::RANGE) % T::RANGE)
     }
@@ -179,19 +185,19 @@ fn add_to(tensor: Tensor, more: u64, gpu: &Gpu, late: u64) -> anyhow::Result<Ten
         return Ok(tensor);
     }
     with_cell!(tensor.dtype(), T => {
-        if gpu.kind() != DeviceKind::Host {
-            let sums: Vec<T> = gpu.download::<T>(&tensor)?.into_iter().map(|element| sum(element, more)).collect();
-            return Ok(gpu.from_slice(tensor.shape(), &sums)?.freeze());
+        if stream.kind() != DeviceKind::Host {
+            let sums: Vec<T> = stream.download::<T>(&tensor)?.into_iter().map(|element| sum(element, more)).collect();
+            return Ok(stream.from_slice(tensor.shape(), &sums)?.freeze());
         }
         let mut tensor = if tensor.is_contiguous() {
-            match tensor.into_mut(gpu) {
+            match tensor.into_mut(stream) {
                 Ok(tensor) => tensor,
-                Err(refused) => gpu.copy(&refused.tensor)?,
+                Err(refused) => stream.copy(&refused.tensor)?,
             }
         } else {
-            gpu.copy(&tensor)?
+            stream.copy(&tensor)?
         };
-        gpu.run((tensor.of_mut::<T>(),), move |(to,)| {
+        stream.run((tensor.of_mut::<T>(),), move |(to,)| {
             std::thread::sleep(Duration::from_micros(late));
             to.iter_mut().for_each(|element| *element = sum(*element, more));
         })?;
@@ -209,9 +215,9 @@ fn same_count(thing: &Thing, what: &str, found: usize, wanted: usize) -> Result<
 impl Gather for Thing {
     type Gathered = Things;
 
-    fn gather(mut things: Vec<Thing>, gpu: &Gpu) -> anyhow::Result<Things> {
+    fn gather(mut things: Vec<Thing>, stream: &DeviceStream) -> anyhow::Result<Things> {
         let firsts: Vec<Tensor> = things.iter_mut().map(|thing| thing.tensors.remove(0)).collect();
-        Ok(Things { first: gather_tensors(gpu, &firsts)?, things })
+        Ok(Things { first: gather_tensors(stream, &firsts)?, things })
     }
 }
 

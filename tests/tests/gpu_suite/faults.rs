@@ -7,9 +7,9 @@ use std::time::Duration;
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use tensorpost::lease::PoolError;
-use tensorpost::mailbox::post::AskFailure;
 use tensorpost::node::{EndReason, Sharing, WorkerId, WorkerState};
 use tensorpost::prelude::*;
+use tensorpost::transport::AskFailure;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::until;
 
@@ -41,7 +41,7 @@ struct Fault;
 
 /// Faults where it is told to.
 struct Faulty {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernel: CudaFunction,
     kept: Option<Tensor>,
 }
@@ -54,9 +54,9 @@ impl RemoteActor for Faulty {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        let kernel = gpu.cuda_context()?.load_module(Ptx::from_src(PTX))?.load_function("fault")?;
-        Ok(Faulty { gpu, kernel, kept: None })
+        let stream = env.stream();
+        let kernel = stream.cuda_context()?.load_module(Ptx::from_src(PTX))?.load_function("fault")?;
+        Ok(Faulty { stream, kernel, kept: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -68,8 +68,8 @@ impl Handler<Fault> for Faulty {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, _: Fault, _: &mut Context<Self>) -> Self::Result {
-        let mut out = self.gpu.zeros(DType::F32, &[256]).expect("room for a tensor");
-        let mut launch = self.gpu.launch_builder(&self.kernel).expect("a GPU");
+        let mut out = self.stream.zeros(DType::F32, &[256]).expect("room for a tensor");
+        let mut launch = self.stream.launch_builder(&self.kernel).expect("a GPU");
         launch.arg(&mut out).arg(&8_u64);
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: none; that it writes where it must not is what is tested, and only this process is harmed.
@@ -87,7 +87,7 @@ struct Double(Tensor);
 
 /// Sends back what it got, copied on its device.
 struct Doubler {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Doubler {
@@ -98,7 +98,7 @@ impl RemoteActor for Doubler {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Doubler { gpu: env.gpu() })
+        Ok(Doubler { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -110,20 +110,20 @@ impl Handler<Double> for Doubler {
     type Result = MessageResult<Double>;
 
     fn handle(&mut self, message: Double, _: &mut Context<Self>) -> Self::Result {
-        let values = self.gpu.download::<f32>(&message.0).expect("values");
+        let values = self.stream.download::<f32>(&message.0).expect("values");
         let doubled: Vec<f32> = values.iter().map(|value| 2.0 * value).collect();
-        MessageResult(self.gpu.from_slice(message.0.shape(), &doubled).expect("room").freeze())
+        MessageResult(self.stream.from_slice(message.0.shape(), &doubled).expect("room").freeze())
     }
 }
 
-fn doubles(node: &Node, gpu: &Gpu, doubler: &Address<Double>) {
-    doubles_at_last(node, gpu, doubler, 0);
+fn doubles(node: &Node, stream: &DeviceStream, doubler: &Address<Double>) {
+    doubles_at_last(node, stream, doubler, 0);
 }
 
 /// As [`doubles`], of one whose process may be about to die, at most `deaths` times: what it has taken goes with it, and its
 /// asker is told that it comes back.
-fn doubles_at_last(node: &Node, gpu: &Gpu, doubler: &Address<Double>, deaths: usize) {
-    let one = gpu.from_slice(&[3], &[1.0_f32, 2.0, 3.0]).expect("room").freeze();
+fn doubles_at_last(node: &Node, stream: &DeviceStream, doubler: &Address<Double>, deaths: usize) {
+    let one = stream.from_slice(&[3], &[1.0_f32, 2.0, 3.0]).expect("room").freeze();
     let mut left = deaths;
     let two = loop {
         match node.block_on(doubler.ask(Double(one.clone()))) {
@@ -134,7 +134,7 @@ fn doubles_at_last(node: &Node, gpu: &Gpu, doubler: &Address<Double>, deaths: us
             }
         }
     };
-    assert_eq!(gpu.download::<f32>(&two).expect("values"), [2.0, 4.0, 6.0]);
+    assert_eq!(stream.download::<f32>(&two).expect("values"), [2.0, 4.0, 6.0]);
 }
 
 pub(crate) fn a_device_that_is_not_there_is_named(builder: Builder) {
@@ -161,10 +161,10 @@ pub(crate) fn a_device_that_is_not_there_is_named(builder: Builder) {
 pub(crate) fn a_device_without_room_says_who_holds_it(builder: Builder) {
     let (device, is_gpu) = device();
     let node = builder.host_budget(1 << 60).gpu_budget(1 << 60).start().unwrap();
-    let gpu = node.gpu(&device).unwrap();
-    let held = gpu.zeros(DType::U8, &[1 << 20]).unwrap();
+    let stream = node.stream(&device).unwrap();
+    let held = stream.zeros(DType::U8, &[1 << 20]).unwrap();
     let says_so = |bytes: usize, at_least: u64| {
-        let error = gpu.empty(DType::U8, &[bytes]).map(drop).unwrap_err();
+        let error = stream.empty(DType::U8, &[bytes]).map(drop).unwrap_err();
         let TensorError::Pool(PoolError::NoRoom { asked, in_use, .. }) = &error else {
             panic!("{error}");
         };
@@ -176,11 +176,11 @@ pub(crate) fn a_device_without_room_says_who_holds_it(builder: Builder) {
     says_so(1 << 47, 64 << 20);
     if is_gpu {
         // Most of it is free, but not twice.
-        let most = (gpu.pool().backend().total_bytes() * 6 / 10) as usize;
-        let large = gpu.empty(DType::U8, &[most]).unwrap();
+        let most = (stream.pool().backend().total_bytes() * 6 / 10) as usize;
+        let large = stream.empty(DType::U8, &[most]).unwrap();
         says_so(most, most as u64);
         drop(large);
-        assert!(gpu.zeros(DType::U8, &[1 << 20]).is_ok(), "what is small still fits");
+        assert!(stream.zeros(DType::U8, &[1 << 20]).is_ok(), "what is small still fits");
     }
     drop(held);
 }
@@ -193,32 +193,32 @@ pub(crate) fn a_kernel_that_faults_ends_its_worker_alone(builder: Builder) {
         return;
     }
     let node = builder.start().unwrap();
-    let gpu = node.gpu(&device).unwrap();
+    let stream = node.stream(&device).unwrap();
     let other = node.spawn::<Doubler>(()).device(device.clone()).start().unwrap().address::<Double>();
-    doubles(&node, &gpu, &other);
+    doubles(&node, &stream, &other);
     let faulty = node.spawn::<Faulty>(()).name("the faulty one").device(device.clone()).start().unwrap();
     let start = std::time::Instant::now();
     let asked = faulty.address::<Fault>().ask(Fault).timeout(Duration::from_secs(20));
     let error = node.block_on(asked).unwrap_err();
     println!("after {:?}: {error}", start.elapsed());
-    assert!(matches!(error, AskError::NoReply(AskFailure::Gone(_))), "{error}");
+    assert!(matches!(error, AskError::NoReply(AskFailure::ProcessExited(_))), "{error}");
     let names_it =
         |text: &str| text.contains("the faulty one") && text.contains("CUDA_ERROR_ILLEGAL_ADDRESS");
     assert!(names_it(&error.to_string()), "{error}");
     let ended = node.supervisor().await_end(faulty.worker());
-    let Some(WorkerState::Ended { why: Some(why), .. }) = ended else { panic!("{ended:?}") };
+    let Some(WorkerState::Exited { why: Some(why), .. }) = ended else { panic!("{ended:?}") };
     assert!(why.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{why}");
     until(
         "later senders are told as well",
         || matches!(faulty.address::<Fault>().try_send(Fault), Err(error) if names_it(&error.to_string())),
     );
     // The others go on, on the same GPU, and so do new ones.
-    doubles(&node, &gpu, &other);
+    doubles(&node, &stream, &other);
     let new = node.spawn::<Doubler>(()).device(device).start().unwrap().address::<Double>();
-    doubles(&node, &gpu, &new);
+    doubles(&node, &stream, &new);
 }
 
-/// DEATH-2 under MPS: all workers on the GPU share the fate of the one whose kernel faults, and no other does. They are
+/// DEATH-2 under MPS: all workers on the GPU restart with the one whose kernel faults, and no other does. They are
 /// back together, and the report says why each ended.
 pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
     let (device, is_gpu) = device();
@@ -227,7 +227,7 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
         return;
     }
     let node = builder.sharing(Sharing::Mps).start().unwrap();
-    let gpu = node.gpu(&device).unwrap();
+    let stream = node.stream(&device).unwrap();
     let soon = Restart::on_failure(5).backoff(Duration::from_millis(1), Duration::from_millis(5));
     let faulty = node.spawn::<Faulty>(()).name("the faulty one").device(device.clone()).restart(soon);
     let faulty = faulty.start().unwrap();
@@ -238,15 +238,15 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
     let status = |worker: WorkerId| node.supervisor().worker(worker).expect("it was started");
     let far = status(elsewhere.worker()).pid;
     for round in 1..=2_usize {
-        doubles(&node, &gpu, &companion.address());
+        doubles(&node, &stream, &companion.address());
         let before = [faulty.worker(), companion.worker()].map(|worker| status(worker).pid);
         let start = std::time::Instant::now();
         let asked = faulty.address::<Fault>().ask(Fault).timeout(Duration::from_secs(20));
         let error = node.block_on(asked).unwrap_err();
         println!("round {round}, after {:?}: {error}", start.elapsed());
-        assert!(matches!(error, AskError::NoReply(AskFailure::Gone(_))), "{error}");
+        assert!(matches!(error, AskError::NoReply(AskFailure::ProcessExited(_))), "{error}");
         // What is sent meanwhile waits for the next life, which works on the GPU again; or it was taken by the last one.
-        doubles_at_last(&node, &gpu, &companion.address(), 1);
+        doubles_at_last(&node, &stream, &companion.address(), 1);
         println!("it serves again after {:?}", start.elapsed());
         until("both are back", || {
             let running = |worker| matches!(status(worker).state, WorkerState::Running);
@@ -271,9 +271,9 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
             assert_eq!(is_named, matches!(end, EndReason::Group(_)), "{ends:?}");
         }
     }
-    // Without a policy it shares the fate all the same, and is gone.
-    assert!(matches!(status(mortal.worker()).state, WorkerState::Ended { .. }));
-    let error = mortal.address::<Double>().try_send(Double(gpu.zeros(DType::F32, &[3]).unwrap().freeze()));
+    // Without a policy it ends with the others all the same, and is gone.
+    assert!(matches!(status(mortal.worker()).state, WorkerState::Exited { .. }));
+    let error = mortal.address::<Double>().try_send(Double(stream.zeros(DType::F32, &[3]).unwrap().freeze()));
     assert!(!error.expect_err("it is gone").is_retryable());
     assert_eq!(status(elsewhere.worker()).pid, far, "who is not on the GPU is not touched");
 }
@@ -282,8 +282,8 @@ pub(crate) fn a_kernel_that_faults_restarts_its_mps_group(builder: Builder) {
 pub(crate) fn more_actors_than_streams_share_them(builder: Builder) {
     let (device, is_gpu) = device();
     let node = builder.start().unwrap();
-    let gpu = node.gpu(&device).unwrap();
-    let limit = gpu.pool().backend().stream_limit();
+    let stream = node.stream(&device).unwrap();
+    let limit = stream.pool().backend().stream_limit();
     println!("{limit} streams on {device}");
     // On the host there is no sharing: its streams are as many as a process has clocks.
     let count = if is_gpu { 2 * limit } else { 8 };
@@ -291,16 +291,16 @@ pub(crate) fn more_actors_than_streams_share_them(builder: Builder) {
     let spawn = || node.spawn::<Doubler>(()).device(device.clone()).worker(worker).start();
     let doublers: Vec<_> = (0..count).map(|_| spawn().unwrap().address::<Double>()).collect();
     let ones: Vec<_> =
-        (0..10 * count).map(|value| gpu.from_slice(&[1], &[value as f32]).unwrap().freeze()).collect();
+        (0..10 * count).map(|value| stream.from_slice(&[1], &[value as f32]).unwrap().freeze()).collect();
     let asks = ones.into_iter().zip(doublers.iter().cycle()).map(|(one, doubler)| doubler.ask(Double(one)));
     let twos = node.block_on(futures_util::future::join_all(asks));
     for (value, two) in twos.into_iter().enumerate() {
-        assert_eq!(gpu.download::<f32>(&two.unwrap()).unwrap(), [2.0 * value as f32]);
+        assert_eq!(stream.download::<f32>(&two.unwrap()).unwrap(), [2.0 * value as f32]);
     }
     let mut own = Vec::new();
     let refused = loop {
-        match gpu.with_new_stream() {
-            Ok(gpu) => own.push(gpu),
+        match stream.with_new_stream() {
+            Ok(stream) => own.push(stream),
             Err(error) => break error.to_string(),
         }
         assert!(own.len() < 64, "there is no end to streams");

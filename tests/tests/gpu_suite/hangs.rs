@@ -13,7 +13,7 @@ use crate::device;
 const LIMIT: Duration = Duration::from_millis(500);
 
 pub(crate) fn program(builder: Builder) -> Builder {
-    builder.actor::<Standing>()
+    builder.actor::<Blocked>()
 }
 
 /// On the host: "make a tensor that is ready when the door opens."
@@ -26,20 +26,20 @@ struct Late(Door);
 #[gpu_message(reply = Tensor)]
 struct Behind(Tensor);
 
-struct Standing {
-    gpu: Gpu,
+struct Blocked {
+    stream: DeviceStream,
     kept: Vec<Tensor>,
 }
 
-impl Actor for Standing {
+impl Actor for Blocked {
     type Context = Context<Self>;
 }
 
-impl RemoteActor for Standing {
+impl RemoteActor for Blocked {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Standing { gpu: env.gpu(), kept: Vec::new() })
+        Ok(Blocked { stream: env.stream(), kept: Vec::new() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -47,26 +47,26 @@ impl RemoteActor for Standing {
     }
 }
 
-impl Handler<Late> for Standing {
+impl Handler<Late> for Blocked {
     type Result = MessageResult<Late>;
 
     fn handle(&mut self, Late(door): Late, _: &mut Context<Self>) -> Self::Result {
-        let mut late = self.gpu.zeros(DType::F32, &[4]).expect("room");
+        let mut late = self.stream.zeros(DType::F32, &[4]).expect("room");
         let write = move |(late,): (&mut [f32],)| {
             let _ = door.pass();
             late.fill(1.0);
         };
-        self.gpu.run((late.of_mut::<f32>(),), write).expect("a host stream");
+        self.stream.run((late.of_mut::<f32>(),), write).expect("a host stream");
         MessageResult(late.freeze())
     }
 }
 
-impl Handler<Behind> for Standing {
+impl Handler<Behind> for Blocked {
     type Result = MessageResult<Behind>;
 
     fn handle(&mut self, Behind(tensor): Behind, _: &mut Context<Self>) -> Self::Result {
         // The stream was put behind the tensor before the handler was called, whatever the device.
-        let made = self.gpu.zeros(tensor.dtype(), tensor.shape()).expect("room").freeze();
+        let made = self.stream.zeros(tensor.dtype(), tensor.shape()).expect("room").freeze();
         self.kept.push(tensor);
         MessageResult(made)
     }
@@ -91,13 +91,13 @@ pub(crate) fn a_stream_that_stands_still_is_named_with_whom_it_waits_for(builder
     let (device, _) = device();
     let node = builder.hang_limit(LIMIT, OnHang::Restart).start().unwrap();
     let soon = Restart::on_failure(5).backoff(Duration::from_millis(1), Duration::from_millis(5));
-    let spawn = |name: &str, device: Device| -> Spawned<Standing> {
-        node.spawn::<Standing>(()).name(name).device(device).restart(soon).start().unwrap()
+    let spawn = |name: &str, device: Device| -> Spawned<Blocked> {
+        node.spawn::<Blocked>(()).name(name).device(device).restart(soon).start().unwrap()
     };
     let slow = spawn("slow", Device::host());
     let (second, third) = (spawn("second", device.clone()), spawn("third", device.clone()));
     // What is slow at the first use of a device is over before anything is timed.
-    let warm = node.host().unwrap().zeros(DType::F32, &[4]).unwrap().freeze();
+    let warm = node.host_stream().unwrap().zeros(DType::F32, &[4]).unwrap().freeze();
     let warm = ask(&node, &second.address(), Behind(warm));
     ask(&node, &third.address(), Behind(warm));
     let gate = Gate::new();
@@ -128,7 +128,7 @@ pub(crate) fn a_stream_that_stands_still_is_named_with_whom_it_waits_for(builder
     assert!(reports.iter().all(|report| report.killed == (report.name == "slow")), "{reports:?}");
     for innocent in [&second, &third] {
         assert_eq!(node.supervisor().worker(innocent.worker()).unwrap().restarts, 0);
-        let fresh = node.host().unwrap().zeros(DType::F32, &[4]).unwrap().freeze();
+        let fresh = node.host_stream().unwrap().zeros(DType::F32, &[4]).unwrap().freeze();
         ask(&node, &innocent.address(), Behind(fresh)).wait(None).unwrap();
     }
 }

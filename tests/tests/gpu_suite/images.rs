@@ -59,20 +59,20 @@ fn planes(image: &Image) -> Vec<f32> {
 }
 
 /// Runs `with` on the device to test, with a stream and all images.
-fn on_device(builder: Builder, with: impl Fn(&Gpu, &Image)) {
+fn on_device(builder: Builder, with: impl Fn(&DeviceStream, &Image)) {
     let (device, _) = super::device();
     let node = builder.start().expect("a node");
-    let gpu = node.gpu(&device).expect("the device");
-    ops::prepare(&gpu, &Op::ALL).expect("kernels that compile");
+    let stream = node.stream(&device).expect("the device");
+    ops::prepare(&stream, &Op::ALL).expect("kernels that compile");
     for image in images() {
-        with(&gpu, &image);
+        with(&stream, &image);
     }
 }
 
 pub(super) fn resize_agrees(builder: Builder) {
-    on_device(builder, |gpu, image| {
+    on_device(builder, |stream, image| {
         let (height, width) = (image.size.height() as usize, image.size.width() as usize);
-        let pixels = gpu.from_slice(&[height, width, 3], &image.hwc).expect("room").freeze();
+        let pixels = stream.from_slice(&[height, width, 3], &image.hwc).expect("room").freeze();
         for (to, range) in [
             (size(512, 384), Range::Bytes),
             (size(1, 1), Range::Bytes),
@@ -82,51 +82,51 @@ pub(super) fn resize_agrees(builder: Builder) {
         ] {
             let mut wanted = vec![0.0; to.rgb_len()];
             resize::resize(&image.hwc, image.size, &mut wanted, to, range).expect("lengths");
-            let found = ops::resize(gpu, &pixels, to, range).expect("a resize").freeze();
+            let found = ops::resize(stream, &pixels, to, range).expect("a resize").freeze();
             let what = format!("{} resized to {to}", image.name);
-            check::floats(gpu, &what, &found, &wanted, 0.0).expect("equal to the bit");
+            check::floats(stream, &what, &found, &wanted, 0.0).expect("equal to the bit");
         }
     });
 }
 
 pub(super) fn normalise_agrees(builder: Builder) {
-    on_device(builder, |gpu, image| {
+    on_device(builder, |stream, image| {
         let mut values = planes(image);
-        let mut tensor = gpu.from_slice(&shape(image.size), &values).expect("room");
+        let mut tensor = stream.from_slice(&shape(image.size), &values).expect("room");
         let normalisation = Normalisation::IMAGENET;
         normalisation.apply(&mut values, image.size).expect("lengths");
-        ops::normalise(gpu, &mut tensor, &normalisation).expect("a normalisation");
+        ops::normalise(stream, &mut tensor, &normalisation).expect("a normalisation");
         let tensor = tensor.freeze();
         let what = format!("{} normalised", image.name);
-        check::floats(gpu, &what, &tensor, &values, 0.0).expect("equal to the bit");
+        check::floats(stream, &what, &tensor, &values, 0.0).expect("equal to the bit");
 
-        let mut tensor = tensor.into_mut(gpu).expect("nobody else has it");
+        let mut tensor = tensor.into_mut(stream).expect("nobody else has it");
         normalisation.invert(&mut values, image.size).expect("lengths");
-        ops::denormalise(gpu, &mut tensor, &normalisation).expect("its inverse");
+        ops::denormalise(stream, &mut tensor, &normalisation).expect("its inverse");
         let what = format!("{} normalised and back", image.name);
-        check::floats(gpu, &what, &tensor.freeze(), &values, 0.0).expect("equal to the bit");
+        check::floats(stream, &what, &tensor.freeze(), &values, 0.0).expect("equal to the bit");
     });
 }
 
 pub(super) fn edges_agree_beside_and_in_place(builder: Builder) {
-    on_device(builder, |gpu, image| {
+    on_device(builder, |stream, image| {
         let values = planes(image);
         let pixels = image.size.pixels();
         let (mut luma, mut wanted) = (vec![0.0; pixels], vec![0.0; pixels]);
         edge::edges(&values, image.size, &mut luma, &mut wanted).expect("lengths");
-        let tensor = gpu.from_slice(&shape(image.size), &values).expect("room").freeze();
+        let tensor = stream.from_slice(&shape(image.size), &values).expect("room").freeze();
 
-        let beside = ops::edges(gpu, &tensor).expect("edges");
+        let beside = ops::edges(stream, &tensor).expect("edges");
         let what = format!("edges of {}", image.name);
-        check::floats(gpu, &what, &beside, &wanted, 0.0).expect("equal to the bit");
-        check::floats(gpu, "the image they were found in", &tensor, &values, 0.0).expect("as it was");
+        check::floats(stream, &what, &beside, &wanted, 0.0).expect("equal to the bit");
+        check::floats(stream, "the image they were found in", &tensor, &values, 0.0).expect("as it was");
 
         let memory = tensor.lease().id();
-        let in_place = ops::edges_in_place(gpu, tensor.into_mut(gpu).expect("nobody else has it"));
+        let in_place = ops::edges_in_place(stream, tensor.into_mut(stream).expect("nobody else has it"));
         let in_place = in_place.expect("edges");
         assert_eq!(in_place.lease().id(), memory);
         let what = format!("edges of {} in place", image.name);
-        check::floats(gpu, &what, &in_place, &wanted, 0.0).expect("equal to the bit");
+        check::floats(stream, &what, &in_place, &wanted, 0.0).expect("equal to the bit");
     });
 }
 
@@ -137,24 +137,24 @@ pub(super) fn convolutions_agree(builder: Builder) {
         Convolution::new(ramp).expect("5 x 5"),
         Convolution::new([-0.7]).expect("one"),
     ];
-    on_device(builder, |gpu, image| {
+    on_device(builder, |stream, image| {
         let values = planes(image);
-        let tensor = gpu.from_slice(&shape(image.size), &values).expect("room").freeze();
+        let tensor = stream.from_slice(&shape(image.size), &values).expect("room").freeze();
         for convolution in &convolutions {
             let mut wanted = vec![0.0; values.len()];
             let planes = values.chunks_exact(image.size.pixels());
             for (hw, out) in planes.zip(wanted.chunks_exact_mut(image.size.pixels())) {
                 convolution.apply(hw, image.size, out).expect("lengths");
             }
-            let found = ops::convolve(gpu, &tensor, convolution).expect("a convolution").freeze();
+            let found = ops::convolve(stream, &tensor, convolution).expect("a convolution").freeze();
             let what = format!("{} convolved with a side of {}", image.name, convolution.side());
-            check::floats(gpu, &what, &found, &wanted, 0.0).expect("equal to the bit");
+            check::floats(stream, &what, &found, &wanted, 0.0).expect("equal to the bit");
         }
     });
 }
 
 pub(super) fn gray_bytes_agree(builder: Builder) {
-    on_device(builder, |gpu, image| {
+    on_device(builder, |stream, image| {
         let mut values = planes(image);
         // What is clamped, and halves.
         for (value, edge) in
@@ -162,29 +162,30 @@ pub(super) fn gray_bytes_agree(builder: Builder) {
         {
             *value = edge;
         }
-        let tensor = gpu.from_slice(&[values.len()], &values).expect("room").freeze();
+        let tensor = stream.from_slice(&[values.len()], &values).expect("room").freeze();
         for gain in [1.0, 0.37, 255.0, -1.0] {
             let mut wanted = vec![0; values.len()];
             quantise::to_gray8(&values, gain, &mut wanted).expect("lengths");
-            let found = ops::to_gray8(gpu, &tensor, gain).expect("bytes").freeze();
+            let found = ops::to_gray8(stream, &tensor, gain).expect("bytes").freeze();
             let what = format!("{} as bytes, gain {gain}", image.name);
-            check::bytes(gpu, &what, &found, &wanted, 0).expect("equal");
+            check::bytes(stream, &what, &found, &wanted, 0).expect("equal");
         }
     });
 }
 
 /// All but mean and deviation to the bit; those within [`stats::TOLERANCE`], and the same twice over.
 pub(super) fn statistics_agree(builder: Builder) {
-    on_device(builder, |gpu, image| {
+    on_device(builder, |stream, image| {
         let mut values = planes(image);
         for (at, value) in values.iter_mut().enumerate().skip(1).step_by(1001) {
             *value = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1e6][at / 1001 % 4];
         }
         for values in [&values[..], &values[..1], &[f32::NAN; 3], &[]] {
-            let tensor = gpu.from_slice(&[values.len()], values).expect("room").freeze();
-            let measured = ops::stats(gpu, &tensor).expect("statistics");
-            let found = check::summary(gpu, &image.name, &measured, values).expect("they agree");
-            let again = ops::read_stats(gpu, &ops::stats(gpu, &tensor).expect("statistics")).expect("read");
+            let tensor = stream.from_slice(&[values.len()], values).expect("room").freeze();
+            let measured = ops::stats(stream, &tensor).expect("statistics");
+            let found = check::summary(stream, &image.name, &measured, values).expect("they agree");
+            let again =
+                ops::read_stats(stream, &ops::stats(stream, &tensor).expect("statistics")).expect("read");
             assert_eq!(again.to_words(), found.to_words(), "{}", image.name);
             assert_eq!(stats::checksum(values), found.checksum);
         }
@@ -195,30 +196,30 @@ pub(super) fn statistics_agree(builder: Builder) {
 pub(super) fn parts_of_tensors_agree(builder: Builder) {
     let (device, _) = super::device();
     let node = builder.start().expect("a node");
-    let gpu = node.gpu(&device).expect("the device");
+    let stream = node.stream(&device).expect("the device");
     let values: Vec<f32> = (0..4 * 3 * 5 * 7).map(|at| (at * 37 % 101) as f32).collect();
-    let batch = gpu.from_slice(&[4, 3, 5, 7], &values).expect("room").freeze();
+    let batch = stream.from_slice(&[4, 3, 5, 7], &values).expect("room").freeze();
     let size = size(7, 5);
     for at in 0..4 {
         let one = &values[at * size.rgb_len()..][..size.rgb_len()];
         let (mut luma, mut wanted) = (vec![0.0; size.pixels()], vec![0.0; size.pixels()]);
         edge::edges(one, size, &mut luma, &mut wanted).expect("lengths");
-        let found = ops::edges(&gpu, &batch.index(0, at).expect("an image")).expect("edges");
-        check::floats(&gpu, "edges of a part", &found, &wanted, 0.0).expect("equal to the bit");
+        let found = ops::edges(&stream, &batch.index(0, at).expect("an image")).expect("edges");
+        check::floats(&stream, "edges of a part", &found, &wanted, 0.0).expect("equal to the bit");
     }
 
     // Gathered and uploaded into parts: what a batcher does.
-    let mut gathered = gpu.empty(DType::F32, &[2, 3, 5, 7]).expect("room");
+    let mut gathered = stream.empty(DType::F32, &[2, 3, 5, 7]).expect("room");
     for (to, from) in [3, 1].into_iter().enumerate() {
         let image = batch.index(0, from).expect("an image");
-        gpu.copy_into(&mut gathered, to * size.rgb_len(), &image).expect("one copy");
+        stream.copy_into(&mut gathered, to * size.rgb_len(), &image).expect("one copy");
     }
     let wanted = [&values[3 * size.rgb_len()..], &values[size.rgb_len()..][..size.rgb_len()]].concat();
-    check::floats(&gpu, "a batch", &gathered.freeze(), &wanted, 0.0).expect("equal to the bit");
+    check::floats(&stream, "a batch", &gathered.freeze(), &wanted, 0.0).expect("equal to the bit");
 
-    let mut uploaded = gpu.empty(DType::F32, &[values.len()]).expect("room");
-    gpu.upload(&mut uploaded, &values).expect("uploaded");
-    check::floats(&gpu, "an upload", &uploaded.freeze(), &values, 0.0).expect("equal to the bit");
+    let mut uploaded = stream.empty(DType::F32, &[values.len()]).expect("room");
+    stream.upload(&mut uploaded, &values).expect("uploaded");
+    check::floats(&stream, "an upload", &uploaded.freeze(), &values, 0.0).expect("equal to the bit");
 }
 
 /// A kernel of the user's as a stage; on the host, an error that says what it needs.
@@ -236,7 +237,7 @@ pub(super) fn a_kernel_of_the_users_is_a_stage(builder: Builder) {
         }"#;
     let (device, is_gpu) = super::device();
     let node = builder.start().expect("a node");
-    let gpu = node.gpu(&device).expect("the device");
+    let stream = node.stream(&device).expect("the device");
     let args = |kernel: &str, grid, numbers| MapKernelArgs {
         code: Code::Cuda(SOURCE.to_owned()),
         kernel: kernel.to_owned(),
@@ -244,16 +245,17 @@ pub(super) fn a_kernel_of_the_users_is_a_stage(builder: Builder) {
         dtype: DType::F32,
         numbers,
     };
-    let shift = MapKernel::<Named>::new(args("shift", Grid::Elements, vec![0.5]), &gpu);
+    let shift = MapKernel::<Named>::new(args("shift", Grid::Elements, vec![0.5]), &stream);
     if !is_gpu {
         let refused = shift.expect_err("no GPU").to_string();
         assert!(refused.contains("needs a GPU"), "{refused}");
         return;
     }
-    let turn = MapKernel::<Named>::new(args("turn", Grid::Planes, vec![]), &gpu);
+    let turn = MapKernel::<Named>::new(args("turn", Grid::Planes, vec![]), &stream);
     let (width, height) = (37, 11);
     let values: Vec<f32> = (0..3 * width * height).map(|at| at as f32).collect();
-    let item = Named::new(0, "numbers", gpu.from_slice(&[3, height, width], &values).expect("room").freeze());
+    let item =
+        Named::new(0, "numbers", stream.from_slice(&[3, height, width], &values).expect("room").freeze());
     let mut out = Out::new();
     shift.expect("compiled").process(item, &mut out).expect("launched");
     turn.expect("compiled").process(out.take().remove(0), &mut out).expect("launched");
@@ -263,39 +265,40 @@ pub(super) fn a_kernel_of_the_users_is_a_stage(builder: Builder) {
             (0..width).map(move |x| (from * width + x) as f32 + 0.5)
         })
         .collect();
-    check::floats(&gpu, "shifted and turned", &out.take()[0].tensor, &wanted, 0.0).expect("equal to the bit");
+    check::floats(&stream, "shifted and turned", &out.take()[0].tensor, &wanted, 0.0)
+        .expect("equal to the bit");
 
     let missing =
-        MapKernel::<Named>::new(args("nowhere", Grid::Elements, vec![]), &gpu).expect_err("not there");
+        MapKernel::<Named>::new(args("nowhere", Grid::Elements, vec![]), &stream).expect_err("not there");
     assert!(missing.to_string().contains("nowhere"), "{missing}");
     let broken =
         MapKernelArgs { code: Code::Cuda("no C".to_owned()), ..args("shift", Grid::Elements, vec![]) };
-    let broken = MapKernel::<Named>::new(broken, &gpu).expect_err("no C").to_string();
+    let broken = MapKernel::<Named>::new(broken, &stream).expect_err("no C").to_string();
     assert!(broken.contains("does not compile") && broken.contains("error"), "{broken}");
 }
 
 pub(super) fn what_does_not_fit_is_refused(builder: Builder) {
     let (device, _) = super::device();
     let node = builder.start().expect("a node");
-    let gpu = node.gpu(&device).expect("the device");
-    let wrong = gpu.zeros(DType::F32, &[2, 4, 4]).expect("room").freeze();
-    assert!(matches!(ops::edges(&gpu, &wrong), Err(OpError::Shape { .. })));
-    let empty = gpu.zeros(DType::F32, &[3, 0, 4]).expect("room").freeze();
-    assert!(matches!(ops::edges(&gpu, &empty), Err(OpError::Image(_))));
-    let bytes = gpu.zeros(DType::U8, &[3, 4, 4]).expect("room").freeze();
-    assert!(matches!(ops::edges(&gpu, &bytes), Err(OpError::Tensor(TensorError::DType { .. }))));
+    let stream = node.stream(&device).expect("the device");
+    let wrong = stream.zeros(DType::F32, &[2, 4, 4]).expect("room").freeze();
+    assert!(matches!(ops::edges(&stream, &wrong), Err(OpError::Shape { .. })));
+    let empty = stream.zeros(DType::F32, &[3, 0, 4]).expect("room").freeze();
+    assert!(matches!(ops::edges(&stream, &empty), Err(OpError::Image(_))));
+    let bytes = stream.zeros(DType::U8, &[3, 4, 4]).expect("room").freeze();
+    assert!(matches!(ops::edges(&stream, &bytes), Err(OpError::Tensor(TensorError::DType { .. }))));
     let turned =
-        gpu.zeros(DType::F32, &[4, 4, 3]).expect("room").freeze().permute(&[2, 0, 1]).expect("turned");
-    let refused = ops::edges(&gpu, &turned);
+        stream.zeros(DType::F32, &[4, 4, 3]).expect("room").freeze().permute(&[2, 0, 1]).expect("turned");
+    let refused = ops::edges(&stream, &turned);
     assert!(matches!(refused, Err(OpError::Tensor(TensorError::NotContiguous { .. }))), "{refused:?}");
 
-    let (one, mut two) = (gpu.zeros(DType::F32, &[1]), gpu.zeros(DType::F32, &[2]).expect("room"));
+    let (one, mut two) = (stream.zeros(DType::F32, &[1]), stream.zeros(DType::F32, &[2]).expect("room"));
     let one = one.expect("room").freeze();
-    let copy = |two: &mut TensorMut, at| gpu.copy_into(two, at, &one);
+    let copy = |two: &mut TensorMut, at| stream.copy_into(two, at, &one);
     assert!(copy(&mut two, 1).is_ok());
     for at in [2, 3, usize::MAX] {
         assert!(matches!(copy(&mut two, at), Err(TensorError::Length { .. })), "{at}");
     }
-    assert!(matches!(gpu.upload(&mut two, &[1.0_f32]), Err(TensorError::Length { .. })));
-    assert!(matches!(gpu.upload(&mut two, &[1_u8, 2]), Err(TensorError::DType { .. })));
+    assert!(matches!(stream.upload(&mut two, &[1.0_f32]), Err(TensorError::Length { .. })));
+    assert!(matches!(stream.upload(&mut two, &[1_u8, 2]), Err(TensorError::DType { .. })));
 }

@@ -34,7 +34,7 @@ struct Add {
 struct Clear(TensorPart);
 
 struct Adder {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernel: Option<CudaFunction>,
 }
 
@@ -50,15 +50,15 @@ impl RemoteActor for Adder {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        let kernel = match gpu.kind() {
+        let stream = env.stream();
+        let kernel = match stream.kind() {
             DeviceKind::Host => None,
             DeviceKind::Cuda => {
                 let ptx = cudarc::nvrtc::compile_ptx(SOURCE)?;
-                Some(Arc::clone(gpu.cuda_context()?).load_module(ptx)?.load_function("add")?)
+                Some(Arc::clone(stream.cuda_context()?).load_module(ptx)?.load_function("add")?)
             }
         };
-        Ok(Adder { gpu, kernel })
+        Ok(Adder { stream, kernel })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -75,13 +75,13 @@ impl Handler<Add> for Adder {
         for _ in 0..times {
             match &self.kernel {
                 None => self
-                    .gpu
+                    .stream
                     .run((part.of_mut::<u32>(),), move |(mut part,)| {
                         part.runs_mut().flatten().for_each(|element| *element += what);
                     })
                     .expect("a host stream"),
                 Some(kernel) => {
-                    let mut launch = self.gpu.launch_builder(kernel).expect("a GPU");
+                    let mut launch = self.stream.launch_builder(kernel).expect("a GPU");
                     launch.arg(&mut part).arg(&rows).arg(&columns).arg(&stride).arg(&what);
                     // SAFETY: the kernel has these parameters and writes the elements of the part.
                     let launched = unsafe { launch.launch(LaunchConfig::for_num_elems(rows * columns)) };
@@ -98,10 +98,10 @@ impl Handler<Clear> for Adder {
 
     fn handle(&mut self, Clear(mut part): Clear, _: &mut Context<Self>) -> Self::Result {
         if self.kernel.is_some() {
-            let mut view = self.gpu.view_part::<u32>(&mut part).expect("packed");
-            self.gpu.cuda_stream().expect("a GPU").memset_zeros(&mut view).expect("set");
+            let mut view = self.stream.view_part::<u32>(&mut part).expect("packed");
+            self.stream.cuda_stream().expect("a GPU").memset_zeros(&mut view).expect("set");
         } else {
-            self.gpu.run((part.of_mut::<u32>(),), |(mut part,)| part.fill(0)).expect("a host stream");
+            self.stream.run((part.of_mut::<u32>(),), |(mut part,)| part.fill(0)).expect("a host stream");
         }
         MessageResult(part)
     }
@@ -119,9 +119,9 @@ fn scatter_and_gather(builder: Builder) {
     let worker =
         |_| node.spawn::<Adder>(()).device(device.clone()).start().expect("an adder").address::<Add>();
     let workers: Vec<Address<Add>> = (0..3).map(worker).collect();
-    let gpu = node.gpu(&device).expect("the device");
+    let stream = node.stream(&device).expect("the device");
     let start: Vec<u32> = (0..(ROWS * COLUMNS) as u32).collect();
-    let mut whole = gpu.from_slice(&[ROWS, COLUMNS], &start).expect("memory");
+    let mut whole = stream.from_slice(&[ROWS, COLUMNS], &start).expect("memory");
     let id = whole.lease().id();
     for round in 0..ROUNDS {
         let parts = whole.split_evenly(1, 3).expect("columns");
@@ -135,12 +135,12 @@ fn scatter_and_gather(builder: Builder) {
             .collect();
         let parts: Vec<TensorPart> =
             asks.into_iter().map(|ask| node.block_on(ask).expect("a part")).collect();
-        whole = TensorMut::join(parts, &gpu).expect("all three");
+        whole = TensorMut::join(parts, &stream).expect("all three");
     }
     assert_eq!(whole.lease().id(), id, "the same memory");
     let whole = whole.freeze();
     let part_of = |column: usize| if column < 68 { 0 } else { 1 + (column - 68) / 68 };
-    for (at, element) in gpu.download::<u32>(&whole).expect("data").into_iter().enumerate() {
+    for (at, element) in stream.download::<u32>(&whole).expect("data").into_iter().enumerate() {
         let added = 5 * ROUNDS * (1 + part_of(at % COLUMNS) as u32);
         assert_eq!(element, at as u32 + added, "element {at}");
     }
@@ -164,11 +164,11 @@ pub(crate) fn a_packed_part_is_a_view(builder: Builder) {
     let (device, _) = device();
     let node = builder.start().expect("a node");
     let adder = node.spawn::<Adder>(()).device(device.clone()).start().expect("an adder").address::<Clear>();
-    let gpu = node.gpu(&device).expect("the device");
-    let whole = gpu.from_slice(&[4, 3], &[7_u32; 12]).expect("memory");
+    let stream = node.stream(&device).expect("the device");
+    let whole = stream.from_slice(&[4, 3], &[7_u32; 12]).expect("memory");
     let [first, second, third] =
         <[TensorPart; 3]>::try_from(whole.split(0, &[1, 2, 1]).expect("rows")).expect("three");
     let second = node.block_on(adder.ask(Clear(second))).expect("a part");
-    let whole = TensorMut::join([third, second, first], &gpu).expect("all").freeze();
-    assert_eq!(gpu.download::<u32>(&whole).expect("data"), [7, 7, 7, 0, 0, 0, 0, 0, 0, 7, 7, 7]);
+    let whole = TensorMut::join([third, second, first], &stream).expect("all").freeze();
+    assert_eq!(stream.download::<u32>(&whole).expect("data"), [7, 7, 7, 0, 0, 0, 0, 0, 0, 7, 7, 7]);
 }

@@ -15,7 +15,7 @@ pub(super) fn program(builder: Builder) -> Builder {
 
 /// Gives its stream much to do, and sends what comes of it to the program at once.
 struct Slow {
-    gpu: Gpu,
+    stream: DeviceStream,
     to: Address<Numbered>,
 }
 
@@ -24,17 +24,17 @@ impl Sink for Slow {
     type In = Numbered;
 
     fn create(to: Address<Numbered>, env: &Env) -> anyhow::Result<Self> {
-        Ok(Slow { gpu: env.gpu(), to })
+        Ok(Slow { stream: env.stream(), to })
     }
 
     fn consume(&mut self, item: Numbered) -> anyhow::Result<()> {
-        let (elements, times) = if self.gpu.kind() == DeviceKind::Cuda { LARGE } else { SMALL };
-        let mut made = self.gpu.empty(DType::U32, &[elements])?;
-        let other = self.gpu.zeros(DType::U32, &[elements])?.freeze();
+        let (elements, times) = if self.stream.kind() == DeviceKind::Cuda { LARGE } else { SMALL };
+        let mut made = self.stream.empty(DType::U32, &[elements])?;
+        let other = self.stream.zeros(DType::U32, &[elements])?.freeze();
         for _ in 0..times {
-            self.gpu.copy_into(&mut made, 0, &other)?;
+            self.stream.copy_into(&mut made, 0, &other)?;
         }
-        self.gpu.copy_into(
+        self.stream.copy_into(
             &mut made,
             0,
             item.tensor.as_ref().ok_or_else(|| anyhow::anyhow!("no tensor"))?,
@@ -64,12 +64,12 @@ pub(super) fn a_pipelines_last_work_is_done_before_its_workers_end(builder: Buil
             let end = node.supervisor().await_end(worker.worker);
             let in_order = matches!(
                 &end,
-                Some(tensorpost::node::WorkerState::Ended { exit: Some(exit), .. }) if exit.success()
+                Some(tensorpost::node::WorkerState::Exited { exit: Some(exit), .. }) if exit.success()
             );
             assert!(in_order, "{}: {end:?}", worker.name);
         }
-        let gpu = node.gpu(&device).expect("the device");
+        let stream = node.stream(&device).expect("the device");
         let first = tensor.slice(0, 0..4).expect("in bounds");
-        assert_eq!(gpu.download::<u32>(&first).expect("there"), [0, 1, 2, 3]);
+        assert_eq!(stream.download::<u32>(&first).expect("there"), [0, 1, 2, 3]);
     }
 }

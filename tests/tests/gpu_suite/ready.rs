@@ -30,24 +30,25 @@ fn through<S: Stage>(stage: &mut S, item: S::In) -> Vec<S::Out> {
     out.take()
 }
 
-fn make(gpu: &Gpu, photographs: &Path) -> Made {
+fn make(stream: &DeviceStream, photographs: &Path) -> Made {
     let out = tempfile::tempdir().expect("a folder");
     let folder = || out.path().to_owned();
-    let mut images = Images::new(ImagesArgs::folder(photographs), gpu).expect("photographs");
+    let mut images = Images::new(ImagesArgs::folder(photographs), stream).expect("photographs");
     let size = ImageSize::new(SIZE, SIZE).expect("in bounds");
-    let mut resize = Resize::<Named>::new(ResizeArgs::bytes(size), gpu).expect("a stage");
-    let mut normalise = Normalise::<Named>::new(Normalisation::IMAGENET, gpu).expect("a stage");
-    let mut convolve = Convolve::<Named>::new(Convolution::mean(5).expect("odd"), gpu).expect("a stage");
-    let mut edges = Edges::<Named>::new(gpu).expect("a stage");
-    let mut batcher = Batcher::<Named>::new(BatcherArgs::of(2), gpu).expect("a stage");
-    let mut measure = Measure::<Named>::new(gpu).expect("a stage");
+    let mut resize = Resize::<Named>::new(ResizeArgs::bytes(size), stream).expect("a stage");
+    let mut normalise = Normalise::<Named>::new(Normalisation::IMAGENET, stream).expect("a stage");
+    let mut convolve = Convolve::<Named>::new(Convolution::mean(5).expect("odd"), stream).expect("a stage");
+    let mut edges = Edges::<Named>::new(stream).expect("a stage");
+    let mut batcher = Batcher::<Named>::new(BatcherArgs::of(2), stream).expect("a stage");
+    let mut measure = Measure::<Named>::new(stream).expect("a stage");
     let factor = (0..3 * SIZE).map(|at| (at % 7) as f32 - 3.0).collect();
     let args = ProductArgs { shape: [3, SIZE as usize], factor };
-    let mut product = Product::<Named>::new(args, gpu).expect("a stage");
-    let mut png = SavePng::<Named>::new(SavePngArgs { folder: folder(), gain: 40.0 }, gpu).expect("a sink");
-    let mut raw = SaveRaw::<Named>::new(folder(), gpu).expect("a sink");
+    let mut product = Product::<Named>::new(args, stream).expect("a stage");
+    let mut png =
+        SavePng::<Named>::new(SavePngArgs { folder: folder(), gain: 40.0 }, stream).expect("a sink");
+    let mut raw = SaveRaw::<Named>::new(folder(), stream).expect("a sink");
     let args = SaveSafetensorsArgs { folder: folder(), per_file: 2 };
-    let mut safetensors = SaveSafetensors::<Named>::new(args, gpu).expect("a sink");
+    let mut safetensors = SaveSafetensors::<Named>::new(args, stream).expect("a sink");
 
     let (mut stats, mut products) = (Vec::new(), Vec::new());
     while let Some(image) = images.next().expect("decoded") {
@@ -60,11 +61,11 @@ fn make(gpu: &Gpu, photographs: &Path) -> Made {
         for batch in through(&mut batcher, image) {
             for image in through(&mut Unbatch::<Named>::default(), batch) {
                 let summary = through(&mut measure, image.clone()).remove(0);
-                stats.push(summary.read(gpu).expect("there"));
+                stats.push(summary.read(stream).expect("there"));
                 raw.consume(image.clone()).expect("written");
                 safetensors.consume(image.clone()).expect("kept");
                 let product = through(&mut product, image).remove(0);
-                products.extend(gpu.download::<f32>(&product.tensor).expect("there"));
+                products.extend(stream.download::<f32>(&product.tensor).expect("there"));
             }
         }
     }
@@ -88,8 +89,8 @@ pub(super) fn ready_made_stages_agree_with_the_host(builder: Builder) {
         std::fs::write(photographs.path().join(name), bytes).expect("written");
     }
     let node = builder.start().expect("a node");
-    let found = make(&node.gpu(&device).expect("the device"), photographs.path());
-    let wanted = make(&node.host().expect("the host"), photographs.path());
+    let found = make(&node.stream(&device).expect("the device"), photographs.path());
+    let wanted = make(&node.host_stream().expect("the host"), photographs.path());
     // 5 images and their edges as PNG, 4 edges that fill batches as raw bytes, in 2 files of safetensors.
     assert_eq!(found.files.len(), 16);
     for (found, wanted) in found.files.iter().zip(&wanted.files) {

@@ -27,7 +27,7 @@ struct Seen {
     part: Vec<u32>,
     /// Whether the memory is still the sender's.
     is_senders: bool,
-    gpu: String,
+    stream: String,
     fetched: u64,
     staged: u64,
 }
@@ -58,21 +58,21 @@ impl Handler<Read> for Reader {
     type Result = MessageResult<Read>;
 
     fn handle(&mut self, read: Read, _: &mut Context<Self>) -> Self::Result {
-        let gpu = self.env.gpu();
-        let (stats, me) = (self.env.stats(), gpu.stream().domain().own());
+        let stream = self.env.stream();
+        let (stats, me) = (self.env.stats(), stream.clocked().domain().own());
         let part = read.part.as_ref();
         // What is on the host is for the host to read, whatever the actor's device.
         let numbers = |tensor: &Tensor| match tensor.to_vec::<u32>() {
             Ok(numbers) => numbers,
             // A kernel's way to the memory, then the host's.
-            Err(_) => gpu.download(&gpu.copy(tensor).expect("reach").freeze()).expect("numbers"),
+            Err(_) => stream.download(&stream.copy(tensor).expect("reach").freeze()).expect("numbers"),
         };
         MessageResult(Seen {
             devices: std::iter::once(&read.whole).chain(part).map(Tensor::device).collect(),
             whole: numbers(&read.whole),
             part: part.map(numbers).unwrap_or_default(),
             is_senders: read.whole.lease().owner() != me,
-            gpu: gpu.name(),
+            stream: stream.name(),
             fetched: stats.bytes_fetched,
             staged: stats.bytes_staged,
         })
@@ -117,9 +117,9 @@ impl Handler<Pass> for Passer {
 const ROWS: usize = 64;
 const COLUMNS: usize = 1000;
 
-fn matrix(gpu: &Gpu, first: u32) -> (Tensor, Vec<u32>) {
+fn matrix(stream: &DeviceStream, first: u32) -> (Tensor, Vec<u32>) {
     let numbers: Vec<u32> = (first..).take(ROWS * COLUMNS).collect();
-    (gpu.from_slice(&[ROWS, COLUMNS], &numbers).expect("room").freeze(), numbers)
+    (stream.from_slice(&[ROWS, COLUMNS], &numbers).expect("room").freeze(), numbers)
 }
 
 /// Every device there is, the one that the suite runs on first.
@@ -144,15 +144,15 @@ pub(crate) fn an_actor_gets_tensors_where_it_wants_them(builder: Builder) {
         })
         .collect();
     for from in &devices {
-        let gpu = node.gpu(from).unwrap();
+        let stream = node.stream(from).unwrap();
         for (to, reader) in devices.iter().zip(&readers) {
-            let warm = matrix(&gpu, 0).0;
+            let warm = matrix(&stream, 0).0;
             let mut before = node.block_on(reader.ask(Read { whole: warm, part: None })).unwrap().fetched;
             for round in 0..20_u32 {
-                let (whole, numbers) = matrix(&gpu, round);
+                let (whole, numbers) = matrix(&stream, round);
                 // A slice of it and one of another tensor, in two messages.
                 let part = whole.slice(1, 10..20).unwrap();
-                let (other, others) = matrix(&gpu, round + 7);
+                let (other, others) = matrix(&stream, round + 7);
                 let far = other.slice(0, 60..64).unwrap();
                 let seen = node.block_on(reader.ask(Read { whole, part: Some(part) })).unwrap();
                 assert_eq!(seen.devices, [to.id(); 2], "from {from} to {to}");
@@ -168,7 +168,7 @@ pub(crate) fn an_actor_gets_tensors_where_it_wants_them(builder: Builder) {
                 before = seen.fetched;
             }
         }
-        drop(gpu);
+        drop(stream);
     }
 }
 
@@ -185,9 +185,9 @@ pub(crate) fn tensors_from_the_same_process_are_brought_too(builder: Builder) {
         let reader = node.spawn::<Reader>(false).device(to.clone()).receive_on(to.clone()).worker(worker);
         let reader = reader.start().unwrap().address::<Read>();
         let passer = node.spawn::<Passer>(reader).device(from.clone()).worker(worker).start().unwrap();
-        let gpu = node.gpu(from).unwrap();
+        let stream = node.stream(from).unwrap();
         for round in 0..10 {
-            let (whole, numbers) = matrix(&gpu, round);
+            let (whole, numbers) = matrix(&stream, round);
             let seen = node.block_on(passer.address::<Pass>().ask(Pass(whole))).unwrap();
             assert_eq!((seen.devices, seen.is_senders), (vec![to.id(); 2], from == to));
             assert_eq!(seen.part, numbers[COLUMNS..3 * COLUMNS]);
@@ -211,15 +211,15 @@ pub(crate) fn a_gpu_reads_the_memory_of_another_where_it_is(builder: Builder) {
     let Some([from, to]) = two_gpus() else { return };
     let node = builder.start().unwrap();
     for [from, to] in [[&from, &to], [&to, &from]] {
-        let gpu = node.gpu(from).unwrap();
+        let stream = node.stream(from).unwrap();
         let reader = node.spawn::<Reader>(false).device(to.clone()).start().unwrap().address::<Read>();
         for round in 0..50 {
-            let (whole, numbers) = matrix(&gpu, round);
+            let (whole, numbers) = matrix(&stream, round);
             let seen = node.block_on(reader.ask(Read { whole, part: None })).unwrap();
             assert_eq!((seen.devices, seen.is_senders), (vec![from.id()], true));
             assert_eq!((seen.whole, seen.fetched), (numbers, 0));
-            let ours = node.gpu(to).unwrap().name();
-            assert_ne!(seen.gpu, ours, "the worker counts as the node does");
+            let ours = node.stream(to).unwrap().name();
+            assert_ne!(seen.stream, ours, "the worker counts as the node does");
         }
     }
 }
@@ -228,13 +228,13 @@ pub(crate) fn a_gpu_reads_the_memory_of_another_where_it_is(builder: Builder) {
 pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builder) {
     let Some([from, to]) = two_gpus() else { return };
     let node = builder.start().unwrap();
-    let gpu = node.gpu(&from).unwrap();
+    let stream = node.stream(&from).unwrap();
     for receive_on in [false, true] {
         let reader = node.spawn::<Reader>(true).device(to.clone());
         let reader = if receive_on { reader.receive_on(to.clone()) } else { reader };
         let reader = reader.start().unwrap().address::<Read>();
         for round in 1..=20 {
-            let (whole, numbers) = matrix(&gpu, round);
+            let (whole, numbers) = matrix(&stream, round);
             let seen = node.block_on(reader.ask(Read { whole, part: None })).unwrap();
             assert_eq!((seen.devices, seen.is_senders), (vec![to.id()], false));
             assert_eq!(seen.whole, numbers);
@@ -243,7 +243,7 @@ pub(crate) fn a_gpu_out_of_reach_is_copied_from_through_the_host(builder: Builde
         }
         // More than one piece of host memory at a time.
         let numbers: Vec<u32> = (0..20 << 20).collect();
-        let whole = gpu.from_slice(&[numbers.len()], &numbers).unwrap().freeze();
+        let whole = stream.from_slice(&[numbers.len()], &numbers).unwrap().freeze();
         let part = whole.slice(0, (15 << 20)..(15 << 20) + 3).unwrap();
         let before = seen_of(&node, &reader, Read { whole: part, part: None });
         assert_eq!(before.whole, numbers[15 << 20..(15 << 20) + 3]);

@@ -152,7 +152,7 @@ fn is_killed_and_leaves_nothing(sharing: &str) {
     let mut running = Running::start(command);
     let pids: Vec<u32> = running.line("pids ").split(' ').map(|pid| pid.parse().unwrap()).collect();
     let workers: Vec<_> = pids[1..].iter().map(|pid| PidFd::open(*pid).unwrap()).collect();
-    while running.line("news ").parse::<u64>().unwrap() < 200 {}
+    while running.line("hops ").parse::<u64>().unwrap() < 200 {}
     // What is looked for later is there now.
     let there = processes_of(folder.path());
     println!("{sharing}: {there:?}");
@@ -225,7 +225,7 @@ struct Counted {
 }
 
 struct Counter {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 impl Actor for Counter {
@@ -236,7 +236,7 @@ impl RemoteActor for Counter {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Counter { gpu: env.gpu() })
+        Ok(Counter { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -249,13 +249,13 @@ impl Handler<Count> for Counter {
 
     fn handle(&mut self, Count { tensor, device, next }: Count, _: &mut Context<Self>) -> Self::Result {
         let number = |id| Device::by_id(id).expect("it is visible here").ordinal();
-        let copy = self.gpu.copy(&tensor).expect("reach").freeze();
+        let copy = self.stream.copy(&tensor).expect("reach").freeze();
         let counted = Counted {
             visible: env::var(VISIBLE).ok(),
             all: Device::all().iter().map(Device::id).collect(),
             numbers: [number(device.id()), number(tensor.device())],
             tensor: tensor.device(),
-            elements: self.gpu.download(&copy).expect("elements"),
+            elements: self.stream.download(&copy).expect("elements"),
         };
         let further = next.map(|next| next.ask(Count { tensor: copy, device, next: None }));
         Box::pin(async move {
@@ -272,9 +272,10 @@ impl Handler<Count> for Counter {
 fn orders(builder: Builder) -> anyhow::Result<()> {
     let order = PathBuf::from(env::var_os(ORDER).expect("where to write it"));
     let (device, _) = device();
-    let gpus: Vec<Device> = Device::all().into_iter().filter(|gpu| gpu.kind() == DeviceKind::Cuda).collect();
+    let gpus: Vec<Device> =
+        Device::all().into_iter().filter(|stream| stream.kind() == DeviceKind::Cuda).collect();
     let backwards: Vec<String> = (0..gpus.len()).rev().map(|number| number.to_string()).collect();
-    let by_identity: Vec<String> = gpus.iter().map(|gpu| gpu.id().to_string()).collect();
+    let by_identity: Vec<String> = gpus.iter().map(|stream| stream.id().to_string()).collect();
     let node = builder.start()?;
     let mut counters = Vec::new();
     for visible in [backwards, by_identity] {
@@ -283,7 +284,7 @@ fn orders(builder: Builder) -> anyhow::Result<()> {
     }
     let elements: Vec<u32> = (0..1000).collect();
     for [first, second] in [[0, 1], [1, 0]] {
-        let tensor = node.gpu(&device)?.from_slice(&[1000], &elements)?.freeze();
+        let tensor = node.stream(&device)?.from_slice(&[1000], &elements)?.freeze();
         let count = Count { tensor, device: device.clone(), next: Some(counters[second].clone()) };
         let counted = node.block_on(counters[first].ask(count))?;
         for Counted { visible, all, numbers, tensor, elements: got } in &counted {

@@ -15,8 +15,8 @@ use super::{MultiplyError, Sizes};
 pub(super) struct Blas(CudaBlas);
 
 impl Blas {
-    pub(super) fn new(gpu: &Gpu) -> Result<Self, MultiplyError> {
-        let stream = gpu.cuda_stream()?.clone();
+    pub(super) fn new(stream: &DeviceStream) -> Result<Self, MultiplyError> {
+        let stream = stream.cuda_stream()?.clone();
         // cudarc looks for the library at the first call and panics where there is none.
         let handle = catch_unwind(AssertUnwindSafe(|| CudaBlas::new(stream)));
         match handle {
@@ -31,7 +31,7 @@ impl Blas {
     /// `c = a · b` of matrices of these sizes in row-major order; the caller has checked the shapes.
     pub(super) fn product(
         &self,
-        gpu: &Gpu,
+        stream: &DeviceStream,
         a: &Tensor,
         b: &Tensor,
         c: &mut TensorMut,
@@ -55,7 +55,7 @@ impl Blas {
             beta: 0.0,
             ldc: n,
         };
-        let (a, b, mut c) = (gpu.view::<f32>(a)?, gpu.view::<f32>(b)?, gpu.view_mut::<f32>(c)?);
+        let (a, b, mut c) = (stream.view::<f32>(a)?, stream.view::<f32>(b)?, stream.view_mut::<f32>(c)?);
         // SAFETY: the views are packed f32 of `m * k`, `k * n` and `m * n` elements, which is what the configuration has
         // cuBLAS read and write, and live on this device; the handle's stream is the one that the views were ordered on.
         unsafe { self.0.gemm(config, &b, &a, &mut c) }.map_err(|error| MultiplyError::Blas(error.to_string()))

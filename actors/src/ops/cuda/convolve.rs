@@ -15,7 +15,7 @@ pub(super) const SOURCE: Source =
 /// The caller has checked that `planes` and `out` are planes of this size, as many in both, and that the weights are
 /// `side * side`.
 pub(in crate::ops) fn launch(
-    gpu: &Gpu,
+    stream: &DeviceStream,
     planes: &Tensor,
     weights: &Tensor,
     side: usize,
@@ -26,12 +26,12 @@ pub(in crate::ops) fn launch(
     if count == 0 {
         return Ok(());
     }
-    let convolve = kernel(gpu, &SOURCE, "convolve")?;
-    let (planes, weights) = (gpu.view::<f32>(planes)?, gpu.view::<f32>(weights)?);
-    let mut out = gpu.view_mut::<f32>(out)?;
+    let convolve = kernel(stream, &SOURCE, "convolve")?;
+    let (planes, weights) = (stream.view::<f32>(planes)?, stream.view::<f32>(weights)?);
+    let mut out = stream.view_mut::<f32>(out)?;
     // All of them are below 2^15.
     let (side, width, height) = (side as i32, size.width() as i32, size.height() as i32);
-    let mut args = gpu.launch_builder(&convolve)?;
+    let mut args = stream.launch_builder(&convolve)?;
     args.arg(&planes).arg(&weights).arg(&side).arg(&mut out).arg(&width).arg(&height);
     // SAFETY: the kernel has these parameters, and stays below these sizes, which are the tensors'.
     unsafe { args.launch(area(size.width(), size.height(), count)) }

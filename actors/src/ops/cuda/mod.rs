@@ -31,7 +31,7 @@ pub(super) struct Source {
 }
 
 /// Compiles what an operation is made of, if it was not yet.
-pub(super) fn prepare(gpu: &Gpu, op: Op) -> Result<(), OpError> {
+pub(super) fn prepare(stream: &DeviceStream, op: Op) -> Result<(), OpError> {
     let source = match op {
         Op::Convolve => &convolve::SOURCE,
         Op::Edges => &edge::SOURCE,
@@ -40,7 +40,7 @@ pub(super) fn prepare(gpu: &Gpu, op: Op) -> Result<(), OpError> {
         Op::Resize => &resize::SOURCE,
         Op::Stats => &stats::SOURCE,
     };
-    source.kernels.iter().try_for_each(|name| kernel(gpu, source, name).map(drop))
+    source.kernels.iter().try_for_each(|name| kernel(stream, source, name).map(drop))
 }
 
 /// By device and name; kernels of all sources have names of their own.
@@ -53,16 +53,20 @@ pub(super) const THREADS: u32 = 256;
 const MOST_BLOCKS: usize = 4096;
 
 /// One of the kernels of `source`, compiled if it was not yet.
-pub(super) fn kernel(gpu: &Gpu, source: &Source, name: &'static str) -> Result<CudaFunction, OpError> {
+pub(super) fn kernel(
+    stream: &DeviceStream,
+    source: &Source,
+    name: &'static str,
+) -> Result<CudaFunction, OpError> {
     static KERNELS: OnceLock<Mutex<Kernels>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(Mutex::default);
     // Held while compiling, so that nobody compiles the same. A panic elsewhere leaves a map that is whole.
     let mut kernels = kernels.lock().unwrap_or_else(PoisonError::into_inner);
-    let device = gpu.device_id();
+    let device = stream.device_id();
     if let Some(kernel) = kernels.get(&(device, name)) {
         return Ok(kernel.clone());
     }
-    let module = load(gpu, source.name, compile(source.name, source.text)?)?;
+    let module = load(stream, source.name, compile(source.name, source.text)?)?;
     for &each in source.kernels {
         kernels.insert((device, each), find(&module, each)?);
     }
@@ -74,8 +78,8 @@ pub(super) fn kernel(gpu: &Gpu, source: &Source, name: &'static str) -> Result<C
 }
 
 /// Loads what was compiled, or a PTX source.
-pub(crate) fn load(gpu: &Gpu, name: &str, ptx: Ptx) -> Result<Arc<CudaModule>, OpError> {
-    gpu.cuda_context()?.load_module(ptx).map_err(refused(name, "loaded"))
+pub(crate) fn load(stream: &DeviceStream, name: &str, ptx: Ptx) -> Result<Arc<CudaModule>, OpError> {
+    stream.cuda_context()?.load_module(ptx).map_err(refused(name, "loaded"))
 }
 
 pub(crate) fn find(module: &Arc<CudaModule>, kernel: &str) -> Result<CudaFunction, OpError> {

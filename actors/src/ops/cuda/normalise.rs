@@ -29,17 +29,17 @@ unsafe impl DeviceRepr for Channels {}
 
 /// `name` is one of the kernels; both have the same parameters. The caller has checked that the tensor is of this size.
 pub(in crate::ops) fn launch(
-    gpu: &Gpu,
+    stream: &DeviceStream,
     planes: &mut TensorMut,
     size: ImageSize,
     normalisation: &Normalisation,
     name: &'static str,
 ) -> Result<(), OpError> {
-    let kernel = kernel(gpu, &SOURCE, name)?;
-    let mut planes = gpu.view_mut::<f32>(planes)?;
+    let kernel = kernel(stream, &SOURCE, name)?;
+    let mut planes = stream.view_mut::<f32>(planes)?;
     let plane = size.pixels();
     let of = Channels { mean: normalisation.mean(), deviation: normalisation.std() };
-    let mut args = gpu.launch_builder(&kernel)?;
+    let mut args = stream.launch_builder(&kernel)?;
     args.arg(&mut planes).arg(&plane).arg(&of);
     let blocks = line(plane);
     let config = LaunchConfig { grid_dim: (blocks.grid_dim.0, 3, 1), ..blocks };

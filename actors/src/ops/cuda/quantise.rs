@@ -13,15 +13,15 @@ pub(super) const SOURCE: Source =
 
 /// The caller has checked that the tensors have the same shape.
 pub(in crate::ops) fn launch(
-    gpu: &Gpu,
+    stream: &DeviceStream,
     values: &Tensor,
     gain: f32,
     gray: &mut TensorMut,
 ) -> Result<(), OpError> {
-    let to_gray8 = kernel(gpu, &SOURCE, "to_gray8")?;
+    let to_gray8 = kernel(stream, &SOURCE, "to_gray8")?;
     let n = values.len();
-    let (values, mut gray) = (gpu.view::<f32>(values)?, gpu.view_mut::<u8>(gray)?);
-    let mut args = gpu.launch_builder(&to_gray8)?;
+    let (values, mut gray) = (stream.view::<f32>(values)?, stream.view_mut::<u8>(gray)?);
+    let mut args = stream.launch_builder(&to_gray8)?;
     args.arg(&values).arg(&gain).arg(&mut gray).arg(&n);
     // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements of both tensors.
     unsafe { args.launch(line(n)) }.map_err(refused("to_gray8", "launched"))?;

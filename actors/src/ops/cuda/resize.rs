@@ -15,18 +15,18 @@ pub(super) const SOURCE: Source =
 
 /// The caller has checked that the tensors are of these sizes.
 pub(in crate::ops) fn launch(
-    gpu: &Gpu,
+    stream: &DeviceStream,
     pixels: &Tensor,
     from: ImageSize,
     planes: &mut TensorMut,
     to: ImageSize,
     range: Range,
 ) -> Result<(), OpError> {
-    let resize = kernel(gpu, &SOURCE, "resize")?;
-    let (pixels, mut planes) = (gpu.view::<u8>(pixels)?, gpu.view_mut::<f32>(planes)?);
+    let resize = kernel(stream, &SOURCE, "resize")?;
+    let (pixels, mut planes) = (stream.view::<u8>(pixels)?, stream.view_mut::<f32>(planes)?);
     let (from, to) = ([from.width(), from.height()], [to.width(), to.height()]);
     let unit = u32::from(range == Range::Unit);
-    let mut args = gpu.launch_builder(&resize)?;
+    let mut args = stream.launch_builder(&resize)?;
     args.arg(&pixels).arg(&from[0]).arg(&from[1]).arg(&mut planes).arg(&to[0]).arg(&to[1]).arg(&unit);
     // SAFETY: the kernel has these parameters, and stays below these sizes, which are the tensors'.
     unsafe { args.launch(area(to[0], to[1], 1)) }.map_err(refused("resize", "launched"))?;

@@ -30,12 +30,12 @@ pub struct SavePngArgs {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path().to_owned();
 /// // In a pipeline: `.sink::<SavePng<Named>>(args)`. To try it out:
-/// let mut sink = SavePng::<Named>::new(SavePngArgs { folder: folder.clone(), gain: 255.0 }, &gpu)?;
-/// sink.consume(Named::new(7, "ramp", gpu.from_slice(&[1, 3], &[0.0_f32, 0.2, 1.0])?.freeze()))?;
+/// let mut sink = SavePng::<Named>::new(SavePngArgs { folder: folder.clone(), gain: 255.0 }, &stream)?;
+/// sink.consume(Named::new(7, "ramp", stream.from_slice(&[1, 3], &[0.0_f32, 0.2, 1.0])?.freeze()))?;
 /// let image = decode::decode(folder.join("00007-ramp.png"))?;
 /// assert_eq!(image.pixels, [0, 0, 0, 51, 51, 51, 255, 255, 255]);
 /// # Ok(())
@@ -43,21 +43,21 @@ pub struct SavePngArgs {
 /// ```
 #[derive(Debug)]
 pub struct SavePng<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     folder: Folder,
     gain: f32,
     types: PhantomData<fn(T)>,
 }
 
 impl<T> SavePng<T> {
-    /// The sink with the device of `gpu`.
+    /// The sink with the device of `stream`.
     ///
     /// # Errors
     /// A folder that cannot be made; a device without kernels.
-    pub fn new(args: SavePngArgs, gpu: &Gpu) -> anyhow::Result<Self> {
-        ops::prepare(gpu, &[Op::ToGray8])?;
+    pub fn new(args: SavePngArgs, stream: &DeviceStream) -> anyhow::Result<Self> {
+        ops::prepare(stream, &[Op::ToGray8])?;
         let folder = Folder::open(args.folder)?;
-        Ok(SavePng { gpu: gpu.clone(), folder, gain: args.gain, types: PhantomData })
+        Ok(SavePng { stream: stream.clone(), folder, gain: args.gain, types: PhantomData })
     }
 }
 
@@ -66,33 +66,33 @@ impl<T: Carrier> Sink for SavePng<T> {
     type In = T;
 
     fn create(args: SavePngArgs, env: &Env) -> anyhow::Result<Self> {
-        Self::new(args, &env.gpu())
+        Self::new(args, &env.stream())
     }
 
     fn consume(&mut self, item: T) -> anyhow::Result<()> {
         let (label, tensor) = item.apart();
         let path = self.folder.path(&label, "png");
-        let gpu = &self.gpu;
+        let stream = &self.stream;
         let size = |width: usize, height: usize| {
             let side = |side| u32::try_from(side).unwrap_or(u32::MAX);
             ImageSize::new(side(width), side(height))
         };
         match (tensor.dtype(), tensor.shape()) {
             (DType::U8, &[height, width]) => {
-                png::write_gray8(path, &gpu.download::<u8>(&tensor)?, size(width, height)?)?;
+                png::write_gray8(path, &stream.download::<u8>(&tensor)?, size(width, height)?)?;
             }
             (DType::U8, &[height, width, 3]) => {
-                png::write_rgb8(path, &gpu.download::<u8>(&tensor)?, size(width, height)?)?;
+                png::write_rgb8(path, &stream.download::<u8>(&tensor)?, size(width, height)?)?;
             }
             (DType::F32, &[height, width]) => {
                 // Made bytes on the device: a quarter to bring here.
-                let gray = ops::to_gray8(gpu, &gpu.contiguous(&tensor)?, self.gain)?.freeze();
-                png::write_gray8(path, &gpu.download::<u8>(&gray)?, size(width, height)?)?;
+                let gray = ops::to_gray8(stream, &stream.contiguous(&tensor)?, self.gain)?.freeze();
+                png::write_gray8(path, &stream.download::<u8>(&gray)?, size(width, height)?)?;
             }
             (DType::F32, &[3, height, width]) => {
                 let size = size(width, height)?;
                 let mut hwc = vec![0; size.rgb_len()];
-                quantise::to_rgb8(&gpu.download::<f32>(&tensor)?, size, self.gain, &mut hwc)?;
+                quantise::to_rgb8(&stream.download::<f32>(&tensor)?, size, self.gain, &mut hwc)?;
                 png::write_rgb8(path, &hwc, size)?;
             }
             (dtype, shape) => bail!(
@@ -113,20 +113,20 @@ mod tests {
 
     #[test]
     fn every_kind_of_picture_and_nothing_else() {
-        let (_node, gpu) = host();
+        let (_node, stream) = host();
         let folder = tempfile::tempdir().expect("a folder");
         let args = SavePngArgs { folder: folder.path().join("made"), gain: 1.0 };
-        let mut sink = SavePng::<Named>::new(args, &gpu).expect("a folder");
+        let mut sink = SavePng::<Named>::new(args, &stream).expect("a folder");
         let bytes: Vec<u8> = (0..12).map(|at| at * 20).collect();
         let floats: Vec<f32> = bytes.iter().map(|&byte| f32::from(byte)).collect();
-        let of = |shape: &[usize], bytes: &[u8]| gpu.from_slice(shape, bytes).expect("room").freeze();
+        let of = |shape: &[usize], bytes: &[u8]| stream.from_slice(shape, bytes).expect("room").freeze();
         let back =
             |id: u64| decode::decode(folder.path().join(format!("made/{id:05}-x.png"))).expect("a picture");
         sink.consume(Named::new(0, "x", of(&[2, 2, 3], &bytes))).expect("rgb");
         assert_eq!(back(0).pixels, bytes);
         sink.consume(Named::new(1, "x", of(&[4, 3], &bytes))).expect("gray");
         assert_eq!(back(1).pixels, bytes.iter().flat_map(|&byte| [byte; 3]).collect::<Vec<_>>());
-        let planes = gpu.from_slice(&[3, 1, 4], &floats).expect("room").freeze();
+        let planes = stream.from_slice(&[3, 1, 4], &floats).expect("room").freeze();
         sink.consume(Named::new(2, "x", planes)).expect("planes");
         assert_eq!(back(2).pixels, [0, 80, 160, 20, 100, 180, 40, 120, 200, 60, 140, 220]);
         let error = sink.consume(Named::new(3, "x", of(&[12], &bytes))).expect_err("a row").to_string();

@@ -17,30 +17,30 @@ use super::{Folder, write};
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path().to_owned();
 /// // In a pipeline: `.sink::<SaveRaw<Named>>(folder)`. To try it out:
-/// let mut sink = SaveRaw::<Named>::new(folder.clone(), &gpu)?;
-/// sink.consume(Named::new(1, "pair", gpu.from_slice(&[1, 2], &[0x0102_u16, 0x0304])?.freeze()))?;
+/// let mut sink = SaveRaw::<Named>::new(folder.clone(), &stream)?;
+/// sink.consume(Named::new(1, "pair", stream.from_slice(&[1, 2], &[0x0102_u16, 0x0304])?.freeze()))?;
 /// assert_eq!(std::fs::read(folder.join("00001-pair.u16-1x2.raw"))?, [2, 1, 4, 3]);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct SaveRaw<T> {
-    gpu: Gpu,
+    stream: DeviceStream,
     folder: Folder,
     types: PhantomData<fn(T)>,
 }
 
 impl<T> SaveRaw<T> {
-    /// The sink with the device of `gpu`; the folder is made if it is not there.
+    /// The sink with the device of `stream`; the folder is made if it is not there.
     ///
     /// # Errors
     /// A folder that cannot be made.
-    pub fn new(folder: PathBuf, gpu: &Gpu) -> anyhow::Result<Self> {
-        Ok(SaveRaw { gpu: gpu.clone(), folder: Folder::open(folder)?, types: PhantomData })
+    pub fn new(folder: PathBuf, stream: &DeviceStream) -> anyhow::Result<Self> {
+        Ok(SaveRaw { stream: stream.clone(), folder: Folder::open(folder)?, types: PhantomData })
     }
 }
 
@@ -49,7 +49,7 @@ impl<T: Carrier> Sink for SaveRaw<T> {
     type In = T;
 
     fn create(folder: PathBuf, env: &Env) -> anyhow::Result<Self> {
-        Self::new(folder, &env.gpu())
+        Self::new(folder, &env.stream())
     }
 
     fn consume(&mut self, item: T) -> anyhow::Result<()> {
@@ -59,6 +59,6 @@ impl<T: Carrier> Sink for SaveRaw<T> {
             [] => format!("{}.raw", tensor.dtype()),
             sides => format!("{}-{}.raw", tensor.dtype(), sides.join("x")),
         };
-        write(&self.folder.path(&label, &ending), &[&self.gpu.download_bytes(&tensor)?])
+        write(&self.folder.path(&label, &ending), &[&self.stream.download_bytes(&tensor)?])
     }
 }

@@ -29,14 +29,14 @@ pub struct SaveSafetensorsArgs {
 ///
 /// # fn main() -> anyhow::Result<()> {
 /// # let node = Node::builder().start()?;
-/// # let gpu = node.host()?;
+/// # let stream = node.host_stream()?;
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path().to_owned();
 /// // In a pipeline: `.sink::<SaveSafetensors<Named>>(args)`. To try it out:
 /// let args = SaveSafetensorsArgs { folder: folder.clone(), per_file: 2 };
-/// let mut sink = SaveSafetensors::<Named>::new(args, &gpu)?;
+/// let mut sink = SaveSafetensors::<Named>::new(args, &stream)?;
 /// for id in 0..3 {
-///     sink.consume(Named::new(id, "pair", gpu.from_slice(&[2], &[id as f32, 0.5])?.freeze()))?;
+///     sink.consume(Named::new(id, "pair", stream.from_slice(&[2], &[id as f32, 0.5])?.freeze()))?;
 /// }
 /// sink.finish()?;
 /// let bytes = std::fs::read(folder.join("00000-pair-to-00001-pair.safetensors"))?;
@@ -48,7 +48,7 @@ pub struct SaveSafetensorsArgs {
 /// ```
 #[derive(Debug)]
 pub struct SaveSafetensors<T: Carrier> {
-    gpu: Gpu,
+    stream: DeviceStream,
     folder: Folder,
     per_file: usize,
     kept: Vec<Kept<T::Label>>,
@@ -64,15 +64,15 @@ struct Kept<L> {
 }
 
 impl<T: Carrier> SaveSafetensors<T> {
-    /// The sink with the device of `gpu`.
+    /// The sink with the device of `stream`.
     ///
     /// # Errors
     /// Files of no items; a folder that cannot be made.
-    pub fn new(args: SaveSafetensorsArgs, gpu: &Gpu) -> anyhow::Result<Self> {
+    pub fn new(args: SaveSafetensorsArgs, stream: &DeviceStream) -> anyhow::Result<Self> {
         ensure!(args.per_file > 0, "a file of 0 items is never full; give at least 1");
         let folder = Folder::open(args.folder)?;
         Ok(SaveSafetensors {
-            gpu: gpu.clone(),
+            stream: stream.clone(),
             folder,
             per_file: args.per_file,
             kept: Vec::new(),
@@ -106,13 +106,13 @@ impl<T: Carrier> Sink for SaveSafetensors<T> {
     type In = T;
 
     fn create(args: SaveSafetensorsArgs, env: &Env) -> anyhow::Result<Self> {
-        Self::new(args, &env.gpu())
+        Self::new(args, &env.stream())
     }
 
     fn consume(&mut self, item: T) -> anyhow::Result<()> {
         let (label, tensor) = item.apart();
         let (dtype, shape) = (dtype(tensor.dtype()), tensor.shape().to_vec());
-        self.kept.push(Kept { label, dtype, shape, bytes: self.gpu.download_bytes(&tensor)? });
+        self.kept.push(Kept { label, dtype, shape, bytes: self.stream.download_bytes(&tensor)? });
         if self.kept.len() >= self.per_file
             && let Err(error) = self.flush()
         {
@@ -154,13 +154,13 @@ mod tests {
 
     #[test]
     fn every_dtype_comes_back_and_names_are_single() {
-        let (_node, gpu) = host();
+        let (_node, stream) = host();
         let folder = tempfile::tempdir().expect("a folder");
         let per_file = DType::ALL.len();
         let args = SaveSafetensorsArgs { folder: folder.path().to_owned(), per_file };
-        let mut sink = SaveSafetensors::<Named>::new(args, &gpu).expect("a folder");
+        let mut sink = SaveSafetensors::<Named>::new(args, &stream).expect("a folder");
         for (id, dtype) in (0..).zip(DType::ALL) {
-            let zeros = gpu.zeros(dtype, &[2, 3]).expect("room").freeze();
+            let zeros = stream.zeros(dtype, &[2, 3]).expect("room").freeze();
             sink.consume(Named::new(id, dtype.name(), zeros)).expect("kept");
         }
         let path = folder.path().join("00000-bool-to-00012-f64.safetensors");
@@ -170,7 +170,7 @@ mod tests {
             let view = file.tensor(&format!("{id:05}-{dtype}")).expect("there");
             assert_eq!((view.shape(), view.dtype()), (&[2, 3][..], super::dtype(dtype)));
         }
-        let named = || Named::new(1, "twice", gpu.zeros(DType::U8, &[1]).expect("room").freeze());
+        let named = || Named::new(1, "twice", stream.zeros(DType::U8, &[1]).expect("room").freeze());
         sink.consume(named()).expect("kept");
         sink.consume(named()).expect("kept");
         let error = sink.finish().expect_err("two of a name").to_string();

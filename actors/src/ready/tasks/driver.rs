@@ -8,7 +8,7 @@ use tensorpost::prelude::*;
 use tokio::sync::{Mutex, Notify, mpsc};
 
 use super::worker::Assign;
-use super::{Job, Outcome, TaskError};
+use super::{Job, TaskError, TaskOutcome};
 
 type To<J> = Address<Assign<<J as Job>::Task, <J as Job>::Done>>;
 
@@ -25,7 +25,7 @@ pub(super) fn drive<J: Job>(
     workers: Vec<To<J>>,
     ahead: u32,
     tasks: mpsc::Receiver<(u64, J::Task)>,
-    results: mpsc::Sender<Outcome<J>>,
+    results: mpsc::Sender<TaskOutcome<J>>,
 ) {
     let tasks = Tasks { submitted: Mutex::new(tasks), returned: RefCell::default(), again: Notify::new() };
     run_here(async {
@@ -46,7 +46,7 @@ pub(super) fn drive<J: Job>(
 }
 
 /// Gives a worker one task after the other until it is gone or there are none.
-async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc::Sender<Outcome<J>>) {
+async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc::Sender<TaskOutcome<J>>) {
     while let Some((number, task)) = tasks.next().await {
         let result = match worker.ask(Assign::new(task)).await {
             Ok(done) => done.map_err(TaskError::Failed),
@@ -66,7 +66,7 @@ async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc
 
 /// Whether the worker takes nothing any more.
 fn is_gone(reason: &SendFailure) -> bool {
-    matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor)
+    matches!(reason, SendFailure::ProcessExited(_) | SendFailure::NoSuchActor)
 }
 
 impl<T> Tasks<T> {

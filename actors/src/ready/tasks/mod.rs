@@ -111,8 +111,8 @@ pub enum TaskPoolError {
 /// fn main() -> anyhow::Result<()> {
 ///     let node = Node::builder().actor::<Worker<Sum>>().start()?;
 ///     let mut pool = TaskPool::<Sum>::start(&node, (), TaskPoolSettings::workers(2))?;
-///     let gpu = node.host()?;
-///     let tasks = (0..100_u64).filter_map(|n| gpu.from_slice(&[2], &[n, 2 * n]).ok()).map(|n| Numbers(n.freeze()));
+///     let stream = node.host_stream()?;
+///     let tasks = (0..100_u64).filter_map(|n| stream.from_slice(&[2], &[n, 2 * n]).ok()).map(|n| Numbers(n.freeze()));
 ///     let mut total = 0;
 ///     for (_number, result) in pool.map(tasks) {
 ///         total += result?;
@@ -123,7 +123,7 @@ pub enum TaskPoolError {
 /// ```
 pub struct TaskPool<J: Job> {
     tasks: mpsc::Sender<(u64, J::Task)>,
-    results: mpsc::Receiver<Outcome<J>>,
+    results: mpsc::Receiver<TaskOutcome<J>>,
     /// The number of the next task.
     next: u64,
     /// Tasks whose results were not taken.
@@ -131,7 +131,7 @@ pub struct TaskPool<J: Job> {
 }
 
 /// A task's number and its result.
-pub type Outcome<J> = (u64, Result<<J as Job>::Done, TaskError>);
+pub type TaskOutcome<J> = (u64, Result<<J as Job>::Done, TaskError>);
 
 impl<J: Job> TaskPool<J> {
     /// Starts the workers, each with a clone of `args`.
@@ -195,7 +195,7 @@ impl<J: Job> TaskPool<J> {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Option<Outcome<J>> {
+    pub async fn next(&mut self) -> Option<TaskOutcome<J>> {
         if self.open == 0 {
             return None;
         }
@@ -205,7 +205,7 @@ impl<J: Job> TaskPool<J> {
     }
 
     /// [`next`](Self::next) that blocks the thread. Not for async code, where it panics.
-    pub fn blocking_next(&mut self) -> Option<Outcome<J>> {
+    pub fn blocking_next(&mut self) -> Option<TaskOutcome<J>> {
         if self.open == 0 {
             return None;
         }
@@ -237,9 +237,9 @@ pub struct Map<'p, J: Job, I> {
 }
 
 impl<J: Job, I: Iterator<Item = J::Task>> Iterator for Map<'_, J, I> {
-    type Item = Outcome<J>;
+    type Item = TaskOutcome<J>;
 
-    fn next(&mut self) -> Option<Outcome<J>> {
+    fn next(&mut self) -> Option<TaskOutcome<J>> {
         while let Some(task) = self.waiting.take().or_else(|| self.tasks.as_mut()?.next()) {
             if let Err(task) = self.pool.try_submit(task) {
                 if self.pool.open == 0 {

@@ -42,11 +42,11 @@ pub(crate) struct Cast {
 }
 
 pub(crate) struct Holder {
-    gpu: Gpu,
+    stream: DeviceStream,
 }
 
 pub(crate) struct Caster {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernels: Kernels,
 }
 
@@ -62,7 +62,7 @@ impl RemoteActor for Holder {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Holder { gpu: env.gpu() })
+        Ok(Holder { stream: env.stream() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -74,8 +74,8 @@ impl RemoteActor for Caster {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        Ok(Caster { kernels: Kernels::load(&gpu)?, gpu })
+        let stream = env.stream();
+        Ok(Caster { kernels: Kernels::load(&stream)?, stream })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -88,12 +88,12 @@ impl Handler<Hold> for Holder {
 
     fn handle(&mut self, hold: Hold, _: &mut Context<Self>) -> Self::Result {
         let first = if hold.look {
-            let first = hold.tensor.slice(0, 0..1).and_then(|first| self.gpu.download::<f32>(&first));
+            let first = hold.tensor.slice(0, 0..1).and_then(|first| self.stream.download::<f32>(&first));
             Some(first.map_err(|error| error.to_string())?.first().copied().ok_or("an empty tensor came")?)
         } else {
             None
         };
-        Ok(Held { pool_bytes: self.gpu.pool().stats().held_bytes, first })
+        Ok(Held { pool_bytes: self.stream.pool().stats().held_bytes, first })
     }
 }
 
@@ -111,8 +111,8 @@ impl Handler<CastTo> for Caster {
 impl Caster {
     fn make(&self, elements: usize) -> Outcome<Tensor> {
         let make = || -> anyhow::Result<Tensor> {
-            let mut tensor = self.gpu.empty(DType::F32, &[elements])?;
-            self.kernels.fill(&self.gpu, &mut tensor, 7.0, std::time::Duration::ZERO)?;
+            let mut tensor = self.stream.empty(DType::F32, &[elements])?;
+            self.kernels.fill(&self.stream, &mut tensor, 7.0, std::time::Duration::ZERO)?;
             let tensor = tensor.freeze();
             tensor.wait(None)?;
             Ok(tensor)

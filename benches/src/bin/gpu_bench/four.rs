@@ -40,22 +40,22 @@ pub(crate) struct Times {
 
 /// Kernels of one process: this long on each item, or none.
 struct Work {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernels: Kernels,
     busy: Option<Duration>,
 }
 
 impl Work {
     fn new(micros: Option<u64>, env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        Ok(Work { kernels: Kernels::load(&gpu)?, gpu, busy: micros.map(Duration::from_micros) })
+        let stream = env.stream();
+        Ok(Work { kernels: Kernels::load(&stream)?, stream, busy: micros.map(Duration::from_micros) })
     }
 
     /// A fresh item of this one, by the kernel; without one, the item itself.
     fn on(&self, frame: Frame) -> anyhow::Result<Frame> {
         let Some(busy) = self.busy else { return Ok(frame) };
-        let mut out = self.gpu.empty(DType::F32, frame.data.shape())?;
-        self.kernels.bump(&self.gpu, &frame.data, &mut out, busy)?;
+        let mut out = self.stream.empty(DType::F32, frame.data.shape())?;
+        self.kernels.bump(&self.stream, &frame.data, &mut out, busy)?;
         Ok(Frame { data: out.freeze(), value: frame.value + 1.0 })
     }
 }
@@ -85,10 +85,10 @@ impl Source for Fresh {
             return Ok(None);
         }
         self.left -= 1;
-        let Work { gpu, kernels, busy } = &self.work;
-        let mut data = gpu.empty(DType::F32, &[ELEMENTS])?;
+        let Work { stream, kernels, busy } = &self.work;
+        let mut data = stream.empty(DType::F32, &[ELEMENTS])?;
         let value = (self.left % 1000) as f32;
-        kernels.fill(gpu, &mut data, value, busy.unwrap_or_default())?;
+        kernels.fill(stream, &mut data, value, busy.unwrap_or_default())?;
         Ok(Some(Frame { data: data.freeze(), value }))
     }
 }
@@ -142,10 +142,10 @@ impl Sink for Last {
         if self.seen != self.measure.warmup && self.seen != self.measure.count {
             return Ok(());
         }
-        self.work.gpu.synchronize()?;
+        self.work.stream.synchronize()?;
         frame.data.wait(None)?;
         let time = now();
-        let found = self.work.gpu.download::<f32>(&frame.data)?;
+        let found = self.work.stream.download::<f32>(&frame.data)?;
         let value = frame.value;
         anyhow::ensure!(found.iter().all(|found| *found == value), "item {} is not {value}", self.seen);
         if self.seen == self.measure.warmup {

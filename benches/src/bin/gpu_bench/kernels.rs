@@ -22,30 +22,30 @@ pub(crate) enum Kernels {
 
 impl Kernels {
     /// Loads them, so that no later launch does.
-    pub(crate) fn load(gpu: &Gpu) -> anyhow::Result<Self> {
-        if gpu.kind() == DeviceKind::Host {
+    pub(crate) fn load(stream: &DeviceStream) -> anyhow::Result<Self> {
+        if stream.kind() == DeviceKind::Host {
             return Ok(Kernels::Host);
         }
-        let module = gpu.cuda_context()?.load_module(Ptx::from_src(PTX))?;
+        let module = stream.cuda_context()?.load_module(Ptx::from_src(PTX))?;
         Ok(Kernels::Cuda { fill: module.load_function("fill")?, bump: module.load_function("bump")? })
     }
 
     /// Keeps the device busy for `busy`, then writes `value` into every element.
     pub(crate) fn fill(
         &self,
-        gpu: &Gpu,
+        stream: &DeviceStream,
         out: &mut TensorMut,
         value: f32,
         busy: Duration,
     ) -> anyhow::Result<()> {
         let (n, nanos) = (out.len() as u64, busy.as_nanos() as u64);
         match self {
-            Kernels::Host => gpu.run((out.of_mut::<f32>(),), move |(out,)| {
+            Kernels::Host => stream.run((out.of_mut::<f32>(),), move |(out,)| {
                 occupy(busy);
                 out.fill(value);
             })?,
             Kernels::Cuda { fill, .. } => {
-                let mut launch = gpu.launch_builder(fill)?;
+                let mut launch = stream.launch_builder(fill)?;
                 launch.arg(out).arg(&value).arg(&n).arg(&nanos);
                 // SAFETY: the arguments are the kernel's, in its order; it writes `n` floats from the tensor's first,
                 // which is packed and has as many.
@@ -58,21 +58,21 @@ impl Kernels {
     /// Keeps the device busy for `busy`, then writes every element of `input` plus one.
     pub(crate) fn bump(
         &self,
-        gpu: &Gpu,
+        stream: &DeviceStream,
         input: &Tensor,
         out: &mut TensorMut,
         busy: Duration,
     ) -> anyhow::Result<()> {
         let (n, nanos) = (input.len().min(out.len()) as u64, busy.as_nanos() as u64);
         match self {
-            Kernels::Host => gpu.run((input.of::<f32>(), out.of_mut::<f32>()), move |(input, out)| {
+            Kernels::Host => stream.run((input.of::<f32>(), out.of_mut::<f32>()), move |(input, out)| {
                 occupy(busy);
                 for (out, input) in out.iter_mut().zip(input) {
                     *out = input + 1.0;
                 }
             })?,
             Kernels::Cuda { bump, .. } => {
-                let mut launch = gpu.launch_builder(bump)?;
+                let mut launch = stream.launch_builder(bump)?;
                 launch.arg(input).arg(out).arg(&n).arg(&nanos);
                 // SAFETY: as above; `n` is the shorter of the two, and both are packed.
                 unsafe { launch.launch(grid(n)) }?;

@@ -29,7 +29,7 @@ pub(crate) struct Read {
 }
 
 pub(crate) struct Reader {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernels: Kernels,
     /// Where copies and kernels write to.
     own: Option<TensorMut>,
@@ -43,8 +43,8 @@ impl RemoteActor for Reader {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        Ok(Reader { kernels: Kernels::load(&gpu)?, gpu, own: None })
+        let stream = env.stream();
+        Ok(Reader { kernels: Kernels::load(&stream)?, stream, own: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -65,18 +65,18 @@ impl Reader {
         let Read { tensor, how, is_last, value } = read;
         if how != How::Nothing {
             if self.own.is_none() {
-                self.own = Some(self.gpu.empty(DType::F32, tensor.shape())?);
+                self.own = Some(self.stream.empty(DType::F32, tensor.shape())?);
             }
             let own = self.own.as_mut().text("no memory")?;
             match how {
-                How::Copy => self.gpu.copy_into(own, 0, &tensor)?,
-                _ => self.kernels.bump(&self.gpu, &tensor, own, std::time::Duration::ZERO)?,
+                How::Copy => self.stream.copy_into(own, 0, &tensor)?,
+                _ => self.kernels.bump(&self.stream, &tensor, own, std::time::Duration::ZERO)?,
             }
         }
         if !is_last {
             return Ok(0);
         }
-        self.gpu.synchronize()?;
+        self.stream.synchronize()?;
         let end = now();
         // The last elements, as the reader has them.
         let last = tensor.len() - tensor.len().min(1024)..tensor.len();
@@ -84,9 +84,9 @@ impl Reader {
             Some(own) => {
                 let own = own.freeze();
                 let more = if how == How::Kernel { 1.0 } else { 0.0 };
-                (self.gpu.download::<f32>(&own.slice(0, last)?)?, value + more)
+                (self.stream.download::<f32>(&own.slice(0, last)?)?, value + more)
             }
-            None => (self.gpu.download::<f32>(&tensor.slice(0, last)?)?, value),
+            None => (self.stream.download::<f32>(&tensor.slice(0, last)?)?, value),
         };
         anyhow::ensure!(found.iter().all(|found| *found == wanted), "the tensor came wrong");
         Ok(end)

@@ -38,7 +38,7 @@ pub(crate) struct Play {
 
 /// One side of the table.
 pub(crate) struct Player {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernels: Kernels,
     partner: Option<Address<Ball>>,
     game: Option<Game>,
@@ -62,8 +62,8 @@ impl RemoteActor for Player {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        Ok(Player { kernels: Kernels::load(&gpu)?, gpu, partner: None, game: None })
+        let stream = env.stream();
+        Ok(Player { kernels: Kernels::load(&stream)?, stream, partner: None, game: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -115,8 +115,8 @@ impl Player {
     ) -> anyhow::Result<()> {
         let mut made = None;
         if !play.kernels {
-            let mut tensor = self.gpu.empty(DType::F32, &[play.elements])?;
-            self.kernels.fill(&self.gpu, &mut tensor, 0.0, Duration::ZERO)?;
+            let mut tensor = self.stream.empty(DType::F32, &[play.elements])?;
+            self.kernels.fill(&self.stream, &mut tensor, 0.0, Duration::ZERO)?;
             let tensor = tensor.freeze();
             tensor.wait(None)?; // it was written before
             made = Some(tensor);
@@ -133,8 +133,8 @@ impl Player {
         let tensor = match &game.made {
             Some(tensor) => tensor.clone(),
             None => {
-                let mut tensor = self.gpu.empty(DType::F32, &[game.play.elements])?;
-                self.kernels.fill(&self.gpu, &mut tensor, game.round as f32, Duration::ZERO)?;
+                let mut tensor = self.stream.empty(DType::F32, &[game.play.elements])?;
+                self.kernels.fill(&self.stream, &mut tensor, game.round as f32, Duration::ZERO)?;
                 tensor.freeze()
             }
         };
@@ -145,8 +145,8 @@ impl Player {
     fn bounce(&mut self, ball: Ball, ctx: &mut Context<Self>) -> anyhow::Result<()> {
         let partner = self.partner.as_ref().text("nobody to play with")?;
         let tensor = if ball.kernels {
-            let mut out = self.gpu.empty(DType::F32, ball.tensor.shape())?;
-            self.kernels.bump(&self.gpu, &ball.tensor, &mut out, Duration::ZERO)?;
+            let mut out = self.stream.empty(DType::F32, ball.tensor.shape())?;
+            self.kernels.bump(&self.stream, &ball.tensor, &mut out, Duration::ZERO)?;
             out.freeze()
         } else {
             ball.tensor
@@ -175,7 +175,7 @@ impl Player {
         }
         let wanted = if game.play.kernels { game.round as f32 } else { 0.0 };
         let some = ball.tensor.slice(0, 0..game.play.elements.min(1024))?;
-        let found = self.gpu.download::<f32>(&some)?;
+        let found = self.stream.download::<f32>(&some)?;
         anyhow::ensure!(
             found.iter().all(|value| *value == wanted),
             "the last ball holds {found:?}, not {wanted}"

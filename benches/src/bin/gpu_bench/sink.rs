@@ -38,7 +38,7 @@ pub(crate) struct Arm {
 pub(crate) struct Finish;
 
 pub(crate) struct Sink {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernels: Kernels,
     arm: Arm,
     seen: u64,
@@ -56,10 +56,10 @@ impl RemoteActor for Sink {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        let kernels = Kernels::load(&gpu)?;
+        let stream = env.stream();
+        let kernels = Kernels::load(&stream)?;
         let arm = Arm { count: 0, work: Work::Nothing, written: false };
-        Ok(Sink { gpu, kernels, arm, seen: 0, scratch: None, ended: None, waiting: None })
+        Ok(Sink { stream, kernels, arm, seen: 0, scratch: None, ended: None, waiting: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -110,20 +110,20 @@ impl Sink {
         self.seen += 1;
         if let Some(busy) = self.arm.work.busy() {
             if self.scratch.is_none() {
-                self.scratch = Some(self.gpu.empty(DType::F32, item.tensor.shape())?);
+                self.scratch = Some(self.stream.empty(DType::F32, item.tensor.shape())?);
             }
             if let Some(scratch) = &mut self.scratch {
-                self.kernels.bump(&self.gpu, &item.tensor, scratch, busy)?;
+                self.kernels.bump(&self.stream, &item.tensor, scratch, busy)?;
             }
         }
         if self.seen < self.arm.count {
             return Ok(None);
         }
-        self.gpu.synchronize()?;
+        self.stream.synchronize()?;
         let end = now();
         if self.arm.written {
             let some = item.tensor.slice(0, 0..item.tensor.len().min(1024))?;
-            let (found, wanted) = (self.gpu.download::<f32>(&some)?, Item::value(item.number));
+            let (found, wanted) = (self.stream.download::<f32>(&some)?, Item::value(item.number));
             anyhow::ensure!(
                 found.iter().all(|value| *value == wanted),
                 "item {} does not hold {wanted}",

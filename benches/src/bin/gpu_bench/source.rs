@@ -62,7 +62,7 @@ pub(crate) struct Produced {
 pub(crate) struct Tick;
 
 pub(crate) struct Source {
-    gpu: Gpu,
+    stream: DeviceStream,
     kernels: Kernels,
     me: Address<Tick>,
     run: Option<Run>,
@@ -95,8 +95,8 @@ impl RemoteActor for Source {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        let gpu = env.gpu();
-        Ok(Source { kernels: Kernels::load(&gpu)?, gpu, me: env.address(), run: None })
+        let stream = env.stream();
+        Ok(Source { kernels: Kernels::load(&stream)?, stream, me: env.address(), run: None })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -109,7 +109,7 @@ impl Handler<Produce> for Source {
 
     fn handle(&mut self, produce: Produce, ctx: &mut Context<Self>) -> Self::Result {
         let (done, result) = oneshot::channel();
-        let pool_bytes = self.gpu.pool().stats().chunk_bytes;
+        let pool_bytes = self.stream.pool().stats().chunk_bytes;
         self.run = Some(Run { produce, made: 0, spare: None, start: now(), pool_bytes, done });
         self.go_on(ctx);
         async { result.await.unwrap_or_else(|_| Err("the stream was given up".to_owned())) }.boxed_local()
@@ -148,13 +148,13 @@ impl Source {
             }
             let mut tensor = match run.spare.take() {
                 Some(tensor) => tensor,
-                None => match self.gpu.empty(DType::F32, &[run.produce.elements]) {
+                None => match self.stream.empty(DType::F32, &[run.produce.elements]) {
                     Err(TensorError::Pool(PoolError::Full { .. })) => return Ok(Step::NoMemory),
                     made => made?,
                 },
             };
             if let Some(busy) = run.produce.work.busy() {
-                self.kernels.fill(&self.gpu, &mut tensor, Item::value(run.made), busy)?;
+                self.kernels.fill(&self.stream, &mut tensor, Item::value(run.made), busy)?;
             }
             let number = run.made;
             run.made += 1;
@@ -174,10 +174,10 @@ impl Source {
     fn finish(&mut self) -> anyhow::Result<()> {
         let run = self.run.as_ref().text("no stream to finish")?;
         if run.produce.to.is_none() {
-            self.gpu.synchronize()?;
+            self.stream.synchronize()?;
         }
         let end = now();
-        let grown = self.gpu.pool().stats().chunk_bytes.saturating_sub(run.pool_bytes);
+        let grown = self.stream.pool().stats().chunk_bytes.saturating_sub(run.pool_bytes);
         let produced = Produced { start: run.start, end, grown };
         if let Some(run) = self.run.take() {
             // Whoever asked may have given up.
@@ -194,8 +194,8 @@ impl Source {
 
     fn await_memory(&mut self, ctx: &mut Context<Self>) -> anyhow::Result<()> {
         let elements = self.run.as_ref().text("no stream")?.produce.elements;
-        let gpu = self.gpu.clone();
-        let memory = async move { gpu.empty_when_free(DType::F32, &[elements]).await };
+        let stream = self.stream.clone();
+        let memory = async move { stream.empty_when_free(DType::F32, &[elements]).await };
         ctx.spawn(actix::fut::ActorFutureExt::map(
             wrap_future(memory),
             |tensor, source: &mut Source, _: &mut Context<Source>| {

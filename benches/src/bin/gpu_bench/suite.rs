@@ -339,9 +339,9 @@ impl Suite<'_> {
             let (name, value) = line.split_once(' ').context("the floor wrote something else")?;
             results.set(self.named("floor", name), value.parse()?);
         }
-        let gpu = self.node.gpu(&self.device)?;
+        let stream = self.node.stream(&self.device)?;
         let value = 3.0_f32;
-        let tensor = gpu.from_slice(&[LARGEST], &vec![value; LARGEST])?.freeze();
+        let tensor = stream.from_slice(&[LARGEST], &vec![value; LARGEST])?.freeze();
         tensor.wait(None)?;
         for (what, how, bring) in [
             ("peer.copy", How::Copy, false),

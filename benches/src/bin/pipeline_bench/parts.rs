@@ -58,7 +58,7 @@ fn spin(micros: u64) {
 }
 
 pub(crate) struct Frames {
-    gpu: Gpu,
+    stream: DeviceStream,
     make: Make,
 }
 
@@ -67,7 +67,7 @@ impl Source for Frames {
     type Out = Frame;
 
     fn create(make: Make, env: &Env) -> anyhow::Result<Self> {
-        Ok(Frames { gpu: env.gpu(), make })
+        Ok(Frames { stream: env.stream(), make })
     }
 
     fn next(&mut self) -> anyhow::Result<Option<Frame>> {
@@ -76,7 +76,7 @@ impl Source for Frames {
         }
         self.make.count -= 1;
         spin(self.make.micros);
-        Ok(Some(Frame { data: self.gpu.empty(DType::U8, &[BYTES])?.freeze() }))
+        Ok(Some(Frame { data: self.stream.empty(DType::U8, &[BYTES])?.freeze() }))
     }
 }
 

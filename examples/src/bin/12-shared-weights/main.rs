@@ -11,7 +11,7 @@ use iris::Flowers;
 use network::{Network, Training, Weights};
 use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
-use tensorpost::published::{Board, Latest, Publisher};
+use tensorpost::published::{Publisher, Subscriber, Topic};
 use tensorpost_examples::Place;
 
 const EVALUATORS: usize = 3;
@@ -33,7 +33,7 @@ struct Train {
 }
 
 struct Trainer {
-    gpu: Gpu,
+    stream: DeviceStream,
     weights: Publisher<Weights>,
     learn: Flowers,
 }
@@ -46,7 +46,7 @@ impl RemoteActor for Trainer {
     type Args = Publisher<Weights>;
 
     fn create(weights: Publisher<Weights>, env: &Env) -> anyhow::Result<Self> {
-        Ok(Trainer { gpu: env.gpu(), weights, learn: iris::flowers()?.0 })
+        Ok(Trainer { stream: env.stream(), weights, learn: iris::flowers()?.0 })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -58,14 +58,14 @@ impl Handler<Train> for Trainer {
     type Result = ResponseFuture<Result<f32, String>>;
 
     fn handle(&mut self, Train { steps }: Train, _: &mut Context<Self>) -> Self::Result {
-        let (gpu, publisher, learn) = (self.gpu.clone(), self.weights.clone(), self.learn.clone());
+        let (stream, publisher, learn) = (self.stream.clone(), self.weights.clone(), self.learn.clone());
         let train = async move {
             let mut training = Training::new(&learn)?;
             let mut loss = f32::NAN;
             for _ in 0..steps {
                 loss = training.step()?;
                 // Resolves when the version can be read; who reads is not waited for.
-                publisher.publish(training.weights(&gpu)?).await?;
+                publisher.publish(training.weights(&stream)?).await?;
             }
             anyhow::Ok(loss)
         };
@@ -90,8 +90,8 @@ struct Report {
 }
 
 struct Evaluator {
-    gpu: Gpu,
-    weights: Latest<Weights>,
+    stream: DeviceStream,
+    weights: Subscriber<Weights>,
     test: Flowers,
 }
 
@@ -103,7 +103,11 @@ impl RemoteActor for Evaluator {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Evaluator { gpu: env.gpu(), weights: Latest::follow(env, "weights"), test: iris::flowers()?.1 })
+        Ok(Evaluator {
+            stream: env.stream(),
+            weights: Subscriber::follow(env, "weights"),
+            test: iris::flowers()?.1,
+        })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -115,14 +119,14 @@ impl Handler<Evaluate> for Evaluator {
     type Result = ResponseFuture<Result<Report, String>>;
 
     fn handle(&mut self, Evaluate { until }: Evaluate, _: &mut Context<Self>) -> Self::Result {
-        let (gpu, mut weights, test) = (self.gpu.clone(), self.weights.clone(), self.test.clone());
+        let (stream, mut weights, test) = (self.stream.clone(), self.weights.clone(), self.test.clone());
         let evaluate = async move {
             let (mut steps, mut right) = (Vec::new(), Vec::new());
             while steps.last().is_none_or(|last| *last < until) {
                 weights.changed().await?;
                 // The newest, whatever was skipped; it stays as it is for as long as this handle lives.
-                let Some(version) = weights.latest() else { continue };
-                right.push(Network::of(&version.value, &gpu)?.right(&test)?);
+                let Some(version) = weights.subscriber() else { continue };
+                right.push(Network::of(&version.value, &stream)?.right(&test)?);
                 steps.push(version.value.step);
             }
             anyhow::Ok(Report {
@@ -139,13 +143,13 @@ impl Handler<Evaluate> for Evaluator {
 
 fn main() -> anyhow::Result<()> {
     let Options { place: Place { device, sharing }, steps } = Options::parse();
-    let node = Node::builder().actor::<Board<Weights>>().actor::<Trainer>().actor::<Evaluator>();
+    let node = Node::builder().actor::<Topic<Weights>>().actor::<Trainer>().actor::<Evaluator>();
     let node = node.sharing(sharing).start()?;
     let (learn, test) = iris::flowers()?;
     println!("{} irises to learn from, {} to test with", learn.len(), test.len());
 
-    let board = node.spawn::<Board<Weights>>(()).name("weights").start()?;
-    let weights = Publisher::new(board.address());
+    let topic = node.spawn::<Topic<Weights>>(()).name("weights").start()?;
+    let weights = Publisher::new(topic.address());
     let trainer = node.spawn::<Trainer>(weights).device(device.clone()).name("trainer").start()?;
     let start = |number| {
         node.spawn::<Evaluator>(()).device(device.clone()).name(format!("evaluator {number}")).start()

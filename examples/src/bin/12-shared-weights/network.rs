@@ -26,9 +26,9 @@ pub(crate) struct Network([CandleTensor; 4]);
 
 impl Network {
     /// Of a version, wherever its tensors are.
-    pub(crate) fn of(weights: &Weights, gpu: &Gpu) -> Result<Self> {
+    pub(crate) fn of(weights: &Weights, stream: &DeviceStream) -> Result<Self> {
         let layer = |index: usize| -> Result<CandleTensor> {
-            let elements = gpu.download::<f32>(&weights.layers[index])?;
+            let elements = stream.download::<f32>(&weights.layers[index])?;
             Ok(CandleTensor::from_vec(elements, SHAPES[index], &CPU)?)
         };
         Ok(Network([layer(0)?, layer(1)?, layer(2)?, layer(3)?]))
@@ -89,11 +89,11 @@ impl Training {
         Ok(loss.to_dtype(CandleType::F32)?.to_scalar::<f32>()?)
     }
 
-    /// The weights as they are now, in memory of `gpu`'s device.
-    pub(crate) fn weights(&self, gpu: &Gpu) -> Result<Weights> {
+    /// The weights as they are now, in memory of `stream`'s device.
+    pub(crate) fn weights(&self, stream: &DeviceStream) -> Result<Weights> {
         let layer = |index: usize| -> Result<Tensor> {
             let elements = self.layers[index].flatten_all()?.to_vec1::<f32>()?;
-            Ok(gpu.from_slice(SHAPES[index], &elements)?.freeze())
+            Ok(stream.from_slice(SHAPES[index], &elements)?.freeze())
         };
         Ok(Weights { step: self.steps, layers: [layer(0)?, layer(1)?, layer(2)?, layer(3)?] })
     }

@@ -26,8 +26,8 @@ impl Wake for Woken {
 struct Scene {
     domain: Arc<ClockDomain>,
     fakes: [Arc<Fake>; 3],
-    gpus: [Gpu; 3],
-    host: Gpu,
+    gpus: [DeviceStream; 3],
+    host: DeviceStream,
     woken: Arc<Woken>,
 }
 
@@ -35,19 +35,23 @@ fn scene(budget: u64) -> Scene {
     let process = ProcessId::new(1, 0).unwrap();
     let domain = ClockDomain::new(process, ClockPage::create().unwrap());
     let fakes = [Fake::new(1, 4, &[2]), Fake::new(2, 4, &[1]), Fake::new(3, 4, &[])];
-    let gpu = |device: Arc<dyn Backend>, base: u32| {
+    let stream = |device: Arc<dyn Backend>, base: u32| {
         let options = PoolOptions { budget, first_chunk: 1 << 20 };
         let pool = Pool::new(process, device, Arc::clone(&domain), options, base << 24);
-        Gpu::new(pool, Arc::clone(&domain)).unwrap()
+        DeviceStream::new(pool, Arc::clone(&domain)).unwrap()
     };
-    let gpus = [0, 1, 2].map(|index| gpu(Arc::clone(&fakes[index]) as Arc<dyn Backend>, index as u32));
-    let host = gpu(HostBackend::new(), 3);
+    let gpus = [0, 1, 2].map(|index| stream(Arc::clone(&fakes[index]) as Arc<dyn Backend>, index as u32));
+    let host = stream(HostBackend::new(), 3);
     Scene { domain, fakes, gpus, host, woken: Arc::new(Woken(AtomicUsize::new(0))) }
 }
 
 impl Scene {
-    /// Fetches as an actor does that wants everything on `gpu`.
-    fn fetch(&self, gpu: &Gpu, tensors: &[&Tensor]) -> Poll<Result<(Vec<Tensor>, Moved), TensorError>> {
+    /// Fetches as an actor does that wants everything on `stream`.
+    fn fetch(
+        &self,
+        stream: &DeviceStream,
+        tensors: &[&Tensor],
+    ) -> Poll<Result<(Vec<Tensor>, Moved), TensorError>> {
         let mut leases = Leases::new();
         let mut outlines = Vec::new();
         for tensor in tensors {
@@ -59,13 +63,13 @@ impl Scene {
             outlines.push(Outline { lease: lease as u16, dtype: tensor.dtype(), layout: *tensor.layout() });
         }
         let backend_of = |device| {
-            let known = self.gpus.iter().chain([&self.host]).find(|gpu| gpu.device_id() == device);
+            let known = self.gpus.iter().chain([&self.host]).find(|stream| stream.device_id() == device);
             Ok(Arc::clone(known.unwrap().pool().backend()))
         };
-        let here = gpu.device_id();
+        let here = stream.device_id();
         let waker = Waker::from(Arc::clone(&self.woken));
         let fetches = Fetches::default();
-        fetches.fetch(gpu, &mut leases, &mut outlines, |device| device != here, backend_of, &waker).map(
+        fetches.fetch(stream, &mut leases, &mut outlines, |device| device != here, backend_of, &waker).map(
             |moved| {
                 let tensors = crate::message::codec::tensors(&leases, &outlines).unwrap();
                 moved.map(|moved| (tensors, moved))
@@ -73,18 +77,18 @@ impl Scene {
         )
     }
 
-    fn fetched(&self, gpu: &Gpu, tensors: &[&Tensor]) -> (Vec<Tensor>, Moved) {
-        match self.fetch(gpu, tensors) {
+    fn fetched(&self, stream: &DeviceStream, tensors: &[&Tensor]) -> (Vec<Tensor>, Moved) {
+        match self.fetch(stream, tensors) {
             Poll::Ready(result) => result.unwrap(),
             Poll::Pending => panic!("there is room"),
         }
     }
 
     /// A tensor of `count` numbers from `first` that is there when `gate` has passed 1.
-    fn behind(&self, gpu: &Gpu, gate: &OwnClock, count: u32, first: u32) -> Tensor {
-        gpu.stream().wait([gate.ticket(1)]).unwrap();
+    fn behind(&self, stream: &DeviceStream, gate: &OwnClock, count: u32, first: u32) -> Tensor {
+        stream.clocked().wait([gate.ticket(1)]).unwrap();
         let numbers: Vec<u32> = (first..first + count).collect();
-        gpu.from_slice(&[count as usize], &numbers).unwrap().freeze()
+        stream.from_slice(&[count as usize], &numbers).unwrap().freeze()
     }
 
     fn copies(&self) -> [usize; 3] {
@@ -92,8 +96,8 @@ impl Scene {
     }
 }
 
-fn numbers(gpu: &Gpu, tensor: &Tensor) -> Vec<u32> {
-    gpu.download(tensor).unwrap()
+fn numbers(stream: &DeviceStream, tensor: &Tensor) -> Vec<u32> {
+    stream.download(tensor).unwrap()
 }
 
 #[test]
@@ -217,11 +221,11 @@ fn a_full_pool_is_waited_for() {
 #[test]
 fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     let scene = scene(1 << 20);
-    let gpu = &scene.gpus[1];
+    let stream = &scene.gpus[1];
     let there = [0_u32, 1].map(|n| scene.gpus[0].from_slice(&[1], &[n]).unwrap().freeze());
     // All but one unit.
     let mut taken = Vec::new();
-    while let Ok(tensor) = gpu.empty(DType::U8, &[crate::limits::ALLOCATION_UNIT as usize]) {
+    while let Ok(tensor) = stream.empty(DType::U8, &[crate::limits::ALLOCATION_UNIT as usize]) {
         taken.push(tensor);
     }
     drop(taken.pop());
@@ -232,7 +236,7 @@ fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
         let mut before = usize::MAX;
         while woken() != before {
             before = woken();
-            assert!(scene.fetch(gpu, &[&there[0], &there[1]]).is_pending());
+            assert!(scene.fetch(stream, &[&there[0], &there[1]]).is_pending());
             polls += 1;
             assert!(polls < 20, "it spins");
         }
@@ -240,6 +244,6 @@ fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     let before = woken();
     drop(taken.pop());
     assert_eq!(woken(), before + 1, "once, however often it has looked");
-    let (tensors, _) = scene.fetched(gpu, &[&there[0], &there[1]]);
-    assert_eq!([0, 1].map(|n| numbers(gpu, &tensors[n])[0]), [0, 1]);
+    let (tensors, _) = scene.fetched(stream, &[&there[0], &there[1]]);
+    assert_eq!([0, 1].map(|n| numbers(stream, &tensors[n])[0]), [0, 1]);
 }

@@ -6,10 +6,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::ids::ActorId;
-use crate::mailbox::post::Office;
-use crate::mailbox::post::inbox::{Delivery, Inbox, LocalCredits, Parcel, Refusal, Undelivered};
 use crate::message::{GpuMessage, codec, message_key};
 use crate::observe::trace::Of;
+use crate::transport::Transport;
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Refusal, Undelivered};
 
 use super::super::handles::{self, Done};
 
@@ -33,8 +33,8 @@ use super::super::handles::{self, Done};
 /// # }
 /// ```
 pub struct Channel<M: GpuMessage> {
-    letters: mpsc::UnboundedReceiver<handles::Parcel<M>>,
-    office: Weak<Office>,
+    envelopes: mpsc::UnboundedReceiver<handles::Envelope<M>>,
+    transport: Weak<Transport>,
     index: u16,
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
@@ -49,17 +49,17 @@ impl<M: GpuMessage> Channel<M> {
         actor: ActorId,
         index: u16,
         capacity: u32,
-        office: &Arc<Office>,
+        transport: &Arc<Transport>,
         ended: Box<dyn FnOnce() + Send + Sync>,
     ) -> (Arc<ChannelInbox<M>>, Self) {
         // Unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
-        let (sender, letters) = mpsc::unbounded_channel();
-        office.domain().tracer().name(Of::Message, message_key::<M>(), M::NAME);
-        let office = Arc::downgrade(office);
+        let (sender, envelopes) = mpsc::unbounded_channel();
+        transport.domain().tracer().name(Of::Message, message_key::<M>(), M::NAME);
+        let transport = Arc::downgrade(transport);
         let local = LocalCredits::new(capacity);
         let inbox =
-            ChannelInbox { actor, capacity, local, office: office.clone(), sender: Mutex::new(sender) };
-        (Arc::new(inbox), Channel { letters, office, index, ended: Some(ended) })
+            ChannelInbox { actor, capacity, local, transport: transport.clone(), sender: Mutex::new(sender) };
+        (Arc::new(inbox), Channel { envelopes, transport, index, ended: Some(ended) })
     }
 
     /// The next message. Taking it hands its sender's credit back; an ask is answered that there is no reply. A message
@@ -72,8 +72,8 @@ impl<M: GpuMessage> Channel<M> {
     /// Dropping the future loses no message.
     pub async fn recv(&mut self) -> Result<M, ChannelError> {
         loop {
-            let parcel = self.letters.recv().await.ok_or(ChannelError)?;
-            if let Some(message) = self.open(parcel) {
+            let message = self.envelopes.recv().await.ok_or(ChannelError)?;
+            if let Some(message) = self.open(message) {
                 return Ok(message);
             }
         }
@@ -88,8 +88,8 @@ impl<M: GpuMessage> Channel<M> {
     /// Inside an async runtime.
     pub fn blocking_recv(&mut self) -> Result<M, ChannelError> {
         loop {
-            let parcel = self.letters.blocking_recv().ok_or(ChannelError)?;
-            if let Some(message) = self.open(parcel) {
+            let message = self.envelopes.blocking_recv().ok_or(ChannelError)?;
+            if let Some(message) = self.open(message) {
                 return Ok(message);
             }
         }
@@ -98,8 +98,8 @@ impl<M: GpuMessage> Channel<M> {
     /// The next message if there is one.
     pub fn try_recv(&mut self) -> Option<M> {
         loop {
-            let parcel = self.letters.try_recv().ok()?;
-            if let Some(message) = self.open(parcel) {
+            let message = self.envelopes.try_recv().ok()?;
+            if let Some(message) = self.open(message) {
                 return Some(message);
             }
         }
@@ -107,11 +107,11 @@ impl<M: GpuMessage> Channel<M> {
 
     /// The message, unless a tensor in it was lost with a process: then it is logged and counted, and nobody gets it
     /// (DEATH-3).
-    fn open(&self, parcel: handles::Parcel<M>) -> Option<M> {
-        let office = self.office.upgrade();
-        let tainted = office.as_ref().and_then(|office| parcel.taint(office.domain()));
-        let Some(by) = tainted else { return Some(parcel.message) };
-        let (message, sender) = parcel.refuse_tainted(by, office);
+    fn open(&self, message: handles::Envelope<M>) -> Option<M> {
+        let transport = self.transport.upgrade();
+        let tainted = transport.as_ref().and_then(|transport| message.taint(transport.domain()));
+        let Some(by) = tainted else { return Some(message.message) };
+        let (message, sender) = message.refuse_tainted(by, transport);
         tracing::warn!(message = M::NAME, %sender, %by, "a dead letter: a tensor in it was lost with a process");
         drop(message);
         None
@@ -120,8 +120,8 @@ impl<M: GpuMessage> Channel<M> {
 
 impl<M: GpuMessage> Drop for Channel<M> {
     fn drop(&mut self) {
-        if let Some(office) = self.office.upgrade() {
-            office.withdraw(self.index);
+        if let Some(transport) = self.transport.upgrade() {
+            transport.withdraw(self.index);
         }
         if let Some(ended) = self.ended.take() {
             ended();
@@ -135,14 +135,14 @@ impl<M: GpuMessage> std::fmt::Debug for Channel<M> {
     }
 }
 
-/// The sending end, in the post office.
+/// The sending end, in the transport.
 pub(crate) struct ChannelInbox<M: GpuMessage> {
     actor: ActorId,
     capacity: u32,
     local: Arc<LocalCredits>,
-    office: Weak<Office>,
+    transport: Weak<Transport>,
     /// In a lock because a message need not be `Sync`.
-    sender: Mutex<mpsc::UnboundedSender<handles::Parcel<M>>>,
+    sender: Mutex<mpsc::UnboundedSender<handles::Envelope<M>>>,
 }
 
 impl<M: GpuMessage> Inbox for ChannelInbox<M> {
@@ -161,13 +161,13 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
             receipt.refuse(&Refusal::Undelivered(error.to_string()));
             return Err(error);
         }
-        let office = self.office.upgrade().ok_or(Undelivered::Stopped)?;
-        let decoded = codec::decode::<M>(body, tensors, Some(office)).map_err(|error| error.to_string());
+        let transport = self.transport.upgrade().ok_or(Undelivered::Stopped)?;
+        let decoded = codec::decode::<M>(body, tensors, Some(transport)).map_err(|error| error.to_string());
         match decoded.and_then(|message| message.check().map(|()| message).map_err(|error| error.to_string()))
         {
             Ok(message) => {
-                let parcel = handles::Parcel { message, tickets, done: Done::Remote(receipt) };
-                self.sender.lock().send(parcel).map_err(|_| Undelivered::Stopped)
+                let message = handles::Envelope { message, tickets, done: Done::Remote(receipt) };
+                self.sender.lock().send(message).map_err(|_| Undelivered::Stopped)
             }
             Err(why) => {
                 receipt.refuse(&Refusal::Undelivered(why.clone()));
@@ -176,13 +176,13 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
         }
     }
 
-    fn offer(&self, key: u64, parcel: Parcel) -> Result<(), (Parcel, Undelivered)> {
-        match parcel.downcast::<handles::Parcel<M>>() {
-            Ok(parcel) => match self.sender.lock().send(*parcel) {
+    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
+        match message.downcast::<handles::Envelope<M>>() {
+            Ok(message) => match self.sender.lock().send(*message) {
                 Ok(()) => Ok(()),
                 Err(error) => Err((Box::new(error.0), Undelivered::Stopped)),
             },
-            Err(parcel) => Err((parcel, Undelivered::Unregistered { key })),
+            Err(message) => Err((message, Undelivered::Unregistered { key })),
         }
     }
 

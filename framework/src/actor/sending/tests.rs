@@ -7,9 +7,9 @@ use crate::clock::turn::Turn;
 use crate::device::StreamOp;
 use crate::device::fake::Fake;
 use crate::lease::PoolOptions;
-use crate::mailbox::post::inbox::LocalCredits;
 use crate::prelude::*;
 use crate::testing::Cluster;
+use crate::transport::inbox::LocalCredits;
 
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate)]
@@ -29,16 +29,16 @@ impl Inbox for Stopping {
         8
     }
 
-    fn deliver(&self, _: crate::mailbox::post::inbox::Delivery<'_>) -> Result<(), Undelivered> {
+    fn deliver(&self, _: crate::transport::inbox::Delivery<'_>) -> Result<(), Undelivered> {
         Err(Undelivered::Stopped)
     }
 
     fn offer(
         &self,
         _: u64,
-        parcel: crate::mailbox::post::inbox::Parcel,
-    ) -> Result<(), (crate::mailbox::post::inbox::Parcel, Undelivered)> {
-        Err((parcel, Undelivered::Stopped))
+        message: crate::transport::inbox::LocalMessage,
+    ) -> Result<(), (crate::transport::inbox::LocalMessage, Undelivered)> {
+        Err((message, Undelivered::Stopped))
     }
 
     fn local(&self) -> &Arc<LocalCredits> {
@@ -51,9 +51,9 @@ impl Inbox for Stopping {
 fn an_ask_that_finds_its_actor_stopping_stays_an_ask() {
     let cluster = Cluster::new(1);
     let (to, _inbox) = cluster.inbox::<Item>(0, 8);
-    let address: Address<Item> = Address::new(Arc::clone(cluster.office(0)), to.actor, to.place, true);
+    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
     let stopping: Arc<dyn Inbox> = Arc::new(Stopping(LocalCredits::new(8)));
-    let tensor = cluster.gpu(0).from_slice(&[1], &[1_u32]).expect("memory").freeze();
+    let tensor = cluster.stream(0).from_slice(&[1], &[1_u32]).expect("memory").freeze();
     let (answer, mut told) = oneshot::channel();
     let (mut message, mut answer) = (Some(Item { tensor }), Some(answer));
     let refused = super::offer(&address, &stopping, &mut message, &mut answer);
@@ -75,9 +75,9 @@ fn a_send_is_one_clock_write() {
     });
     let (to, _inbox) = cluster.inbox::<Item>(1, 8);
     cluster.connect();
-    let address: Address<Item> = Address::new(Arc::clone(cluster.office(0)), to.actor, to.place, true);
+    let address: Address<Item> = Address::new(Arc::clone(cluster.transport(0)), to.actor, to.location, true);
     let written = || {
-        let tensor = cluster.gpu(0).from_slice(&[4], &[1_u32, 2, 3, 4]).expect("memory").freeze();
+        let tensor = cluster.stream(0).from_slice(&[4], &[1_u32, 2, 3, 4]).expect("memory").freeze();
         fakes.lock()[0].seen.ops.lock().clear();
         tensor
     };

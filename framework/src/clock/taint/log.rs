@@ -211,7 +211,7 @@ impl StreamLog {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Certificate, News, Table, TaintRange};
+    use super::super::{Certificate, Table, TaintRange, TaintUpdate};
     use super::*;
 
     fn mark(log: &mut Log, table: &Table) -> Option<Marked> {
@@ -229,7 +229,7 @@ mod tests {
     fn dead(of: u16, last: u64) -> Table {
         let mut table = Table::default();
         let deaths = vec![Certificate::new(process(of), &[last])];
-        table.learn(&News { round: 1, deaths, ..News::default() });
+        table.learn(&TaintUpdate { round: 1, deaths, ..TaintUpdate::default() });
         table
     }
 

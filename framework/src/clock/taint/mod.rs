@@ -8,22 +8,22 @@
 //! Only then is anybody released.
 //!
 //! Here: the [`Table`] of what is tainted, as every process and the node keep it; the [`Log`] of a stream, which
-//! remembers what it waits for; [`Board`], on which the node says how much everybody has to know.
+//! remembers what it waits for; [`EpochPage`], on which the node says how much everybody has to know.
 //!
 //! # Why "passed" is not enough
 //! After a release every clock of the dead has passed everything, and so, soon after, have the clocks of the streams
 //! that waited for it. A value is believed only if (1) its clock has passed it, *then* (2) this process knows as much
-//! as the board says, *then* (3) the table does not have it. The node raises the board before it releases, so whoever
-//! sees the effect of a release sees the board too; and a process that was stopped, and has not marked yet, finds that
-//! it is behind and waits for its own control thread to catch up.
+//! as the epoch page says, *then* (3) the table does not have it. The node raises the epoch page before it releases, so
+//! whoever sees the effect of a release sees the epoch page too; and a process that was stopped, and has not marked
+//! yet, finds that it is behind and waits for its own control thread to catch up.
 
-mod board;
+mod epoch_page;
 mod log;
 mod table;
 
 use serde::{Deserialize, Serialize};
 
-pub use board::{BadBoard, Board};
+pub use epoch_page::{BadEpochPage, EpochPage};
 pub(crate) use log::StreamLog;
 pub use log::{Log, Marked};
 pub use table::Table;
@@ -65,7 +65,7 @@ pub struct TaintRange {
 
 /// The news of one round, from the node to every process. Each answers with the ranges of its own that follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct News {
+pub struct TaintUpdate {
     /// The round; they are counted from one.
     pub round: u64,
     /// Processes that died.
@@ -79,7 +79,7 @@ pub struct News {
     pub cleared: Vec<ProcessId>,
 }
 
-impl News {
+impl TaintUpdate {
     /// Whether there is nothing to tell.
     pub fn is_empty(&self) -> bool {
         self.deaths.is_empty()
@@ -91,7 +91,7 @@ impl News {
 
 /// The state of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum TicketStatus {
     /// The data is there.
     Ready,
     /// The data is on its way, as far as this process knows.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Certificate, News, TaintRange};
+use super::{Certificate, TaintRange, TaintUpdate};
 use crate::clock::{Ticket, passed};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_CERTIFICATES, MAX_TAINT_RANGES};
@@ -79,12 +79,12 @@ impl Entry {
 }
 
 impl Table {
-    /// Takes news in. True if anything in it was new.
-    pub fn learn(&mut self, news: &News) -> bool {
+    /// Takes an update in. True if anything in it was new.
+    pub fn learn(&mut self, update: &TaintUpdate) -> bool {
         let before = self.round;
-        self.round = self.round.max(news.round);
-        let mut changed = self.round != before && !news.is_empty();
-        for Certificate { process, last } in &news.deaths {
+        self.round = self.round.max(update.round);
+        let mut changed = self.round != before && !update.is_empty();
+        for Certificate { process, last } in &update.deaths {
             let entry = self.processes.entry(*process).or_default();
             if entry.last.is_none() {
                 entry.last = Some(last.clone());
@@ -93,16 +93,16 @@ impl Table {
                 changed = true;
             }
         }
-        for range in &news.ranges {
+        for range in &update.ranges {
             changed |= self.processes.entry(range.process).or_default().add(range);
         }
-        for (Certificate { process, last }, by) in &news.suspects {
+        for (Certificate { process, last }, by) in &update.suspects {
             let entry = self.processes.entry(*process).or_default();
             if entry.last.is_none() {
                 entry.suspect = Some((last.clone(), *by));
             }
         }
-        for process in &news.cleared {
+        for process in &update.cleared {
             if let Some(entry) = self.processes.get_mut(process) {
                 entry.suspect = None;
             }
@@ -152,16 +152,16 @@ impl Table {
     }
 
     /// The whole table, for a process that joins.
-    pub fn everything(&self) -> News {
-        let mut news = News { round: self.round, ..News::default() };
+    pub fn everything(&self) -> TaintUpdate {
+        let mut update = TaintUpdate { round: self.round, ..TaintUpdate::default() };
         for process in &self.dead {
             if let Some(last) = self.processes.get(process).and_then(|entry| entry.last.clone()) {
-                news.deaths.push(Certificate { process: *process, last });
+                update.deaths.push(Certificate { process: *process, last });
             }
         }
         for (process, entry) in &self.processes {
             for (slot, spans) in &entry.ranges {
-                news.ranges.extend(spans.iter().map(|span| TaintRange {
+                update.ranges.extend(spans.iter().map(|span| TaintRange {
                     process: *process,
                     slot: *slot,
                     from: span.from,
@@ -170,10 +170,10 @@ impl Table {
                 }));
             }
             if let Some((last, by)) = &entry.suspect {
-                news.suspects.push((Certificate { process: *process, last: last.clone() }, *by));
+                update.suspects.push((Certificate { process: *process, last: last.clone() }, *by));
             }
         }
-        news
+        update
     }
 }
 
@@ -199,11 +199,18 @@ mod tests {
         let mut table = Table::default();
         let death = Certificate::new(process(1), &[0, 0, 5, 0]);
         assert_eq!(death.last.len(), 3, "zeros at the end need not travel");
-        assert!(table.learn(&News { round: 1, deaths: vec![death.clone()], ..News::default() }));
+        assert!(table.learn(&TaintUpdate {
+            round: 1,
+            deaths: vec![death.clone()],
+            ..TaintUpdate::default()
+        }));
         assert_eq!((table.of(&ticket(1, 5)), table.of(&ticket(1, 6))), (None, Some(process(1))));
         assert_eq!(table.of(&Ticket { slot: 7, ..ticket(1, 1) }), Some(process(1)), "never left zero");
         assert_eq!(table.of(&ticket(2, 6)), None);
-        assert!(!table.learn(&News { round: 1, deaths: vec![death], ..News::default() }), "known already");
+        assert!(
+            !table.learn(&TaintUpdate { round: 1, deaths: vec![death], ..TaintUpdate::default() }),
+            "known already"
+        );
         let mut joiner = Table::default();
         joiner.learn(&table.everything());
         assert_eq!(joiner, table);
@@ -232,13 +239,13 @@ mod tests {
         let mut table = Table::default();
         let suspect = Certificate::new(process(1), &[0, 0, 5]);
         let suspects = vec![(suspect, process(9))];
-        table.learn(&News { round: 2, suspects, ..News::default() });
+        table.learn(&TaintUpdate { round: 2, suspects, ..TaintUpdate::default() });
         assert_eq!((table.of(&ticket(1, 5)), table.of(&ticket(1, 6))), (None, Some(process(9))));
-        table.learn(&News {
+        table.learn(&TaintUpdate {
             round: 3,
             ranges: vec![range(8, 9)],
             cleared: vec![process(1)],
-            ..News::default()
+            ..TaintUpdate::default()
         });
         assert_eq!((table.of(&ticket(1, 6)), table.of(&ticket(1, 8))), (None, Some(process(9))));
     }
@@ -250,7 +257,7 @@ mod tests {
         for life in 0..=MAX_CERTIFICATES as u32 {
             let process = ProcessId::new(3, life).expect("in range");
             let deaths = vec![Certificate::new(process, &[7])];
-            table.learn(&News { round: 1, deaths, ..News::default() });
+            table.learn(&TaintUpdate { round: 1, deaths, ..TaintUpdate::default() });
         }
         assert_eq!(table.last_of(ProcessId::new(3, 0).expect("in range"), 0), None);
         assert_eq!(table.last_of(ProcessId::new(3, 1).expect("in range"), 0), Some(7));

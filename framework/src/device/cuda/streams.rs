@@ -10,7 +10,7 @@
 //!
 //! An actor too many *shares* a stream, and the log says so; it does not fail to start. A wait is enqueued after the
 //! work that it waits for, so sharing makes work later but never wrong and never stuck. Who asks for a stream of its
-//! own (`Gpu::with_new_stream`) gets an error that names the variable.
+//! own (`DeviceStream::with_new_stream`) gets an error that names the variable.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};

@@ -36,7 +36,7 @@ impl Pool {
 impl State {
     pub(super) fn stats(&self) -> PoolStats {
         let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
-        for (block, lent) in self.book.live() {
+        for (block, lent) in self.table.live() {
             stats.held_bytes += block.bytes;
             stats.lent_bytes += if lent { block.bytes } else { 0 };
             stats.allocations += 1;
@@ -47,13 +47,13 @@ impl State {
 
     pub(super) fn holders(&self, process: ProcessId) -> String {
         let mut by_process: BTreeMap<ProcessId, (u64, usize, f64)> = Default::default();
-        for line in self.book.report() {
-            let local = (line.local > 0).then_some(process);
-            for holder in line.holders.iter().map(|(process, _)| *process).chain(local) {
-                let entry = by_process.entry(holder).or_default();
-                entry.0 += line.block.bytes;
-                entry.1 += 1;
-                entry.2 = entry.2.max(line.age.as_secs_f64());
+        for entry in self.table.report() {
+            let local = (entry.local > 0).then_some(process);
+            for holder in entry.holders.iter().map(|(process, _)| *process).chain(local) {
+                let sums = by_process.entry(holder).or_default();
+                sums.0 += entry.block.bytes;
+                sums.1 += 1;
+                sums.2 = sums.2.max(entry.age.as_secs_f64());
             }
         }
         let mut rows: Vec<_> = by_process.into_iter().collect();

@@ -1,5 +1,5 @@
-//! What several threads that drain at once must not conclude from each other's halves (LEASE-3, ONE-WRITER). The post
-//! office is a script: each drain takes its next step.
+//! What several threads that drain at once must not conclude from each other's halves (LEASE-3, ONE-WRITER). The
+//! transport is a script: each drain takes its next step.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
@@ -58,8 +58,8 @@ fn pool() -> (Arc<Pool>, Arc<Script>) {
 }
 
 /// F gave back what it had forwarded to H, and H forwarded it to G. The first thread's pass has looked at G's ring when G
-/// posts its hold; another thread, which had looked there too, drains H's hold and release and takes the line as its own
-/// candidate before the first is done.
+/// posts its hold; another thread, which had looked there too, drains H's hold and release and takes the entry as its
+/// own candidate before the first is done.
 #[test]
 fn a_line_that_another_thread_emptied_anew_is_left_to_it() {
     let (pool, script) = pool();
@@ -81,20 +81,20 @@ fn a_line_that_another_thread_emptied_anew_is_left_to_it() {
         other.then(move || {
             taken.send(()).expect("the test waits");
             wait.recv().expect("the test goes on");
-            behind.grant(id, g).expect("the line is open: G holds it");
+            behind.grant(id, g).expect("the entry is open: G holds it");
         });
-        let settling = std::thread::spawn(move || theirs.settle());
+        let closing = std::thread::spawn(move || theirs.close_emptied());
         done.recv().expect("it settles");
-        SETTLING.lock().push((go, settling));
+        SETTLING.lock().push((go, closing));
     });
-    pool.settle();
-    let (go, settling) = SETTLING.lock().pop().expect("the other thread");
-    assert_eq!(pool.shares(id), Some((0, vec![])), "the first leaves the line alone");
+    pool.close_emptied();
+    let (go, closing) = SETTLING.lock().pop().expect("the other thread");
+    assert_eq!(pool.shares(id), Some((0, vec![])), "the first leaves the entry alone");
     go.send(()).expect("it waits");
-    settling.join().expect("no panic");
+    closing.join().expect("no panic");
     assert_eq!(pool.shares(id), Some((0, vec![(g, 1)])), "memory was freed under G");
     pool.release(id, g, &[]).expect("held");
-    pool.settle();
+    pool.close_emptied();
     assert_eq!(pool.shares(id), None, "LEASE-2: whoever emptied it last closes it");
 }
 

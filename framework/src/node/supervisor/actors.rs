@@ -1,13 +1,13 @@
 //! Starts actors in workers, and handles the ends that workers report.
 
 use crate::ids::{ActorId, ProcessId};
-use crate::mailbox::lives::{EndReason, Lifecycle, RestartWhen};
-use crate::mailbox::port::Place;
 use crate::node::control::{ControlError, Down, encode};
 use crate::node::group::Supervision;
 use crate::node::host::NewActor;
 use crate::node::registry::check_name;
 use crate::observe::log::Severity;
+use crate::transport::control_channel::Location;
+use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::comebacks::start_of;
 use super::error::Closed;
@@ -15,7 +15,7 @@ use super::record::{First, Pending};
 use super::run::State;
 use super::{Reply, StartError, WorkerId};
 
-type Started = Result<(ActorId, Place), StartError>;
+type Started = Result<(ActorId, Location), StartError>;
 
 impl State {
     pub(super) fn start_actor(
@@ -48,16 +48,16 @@ impl State {
         }
         let Some(worker) = self.slots[index].worker.as_mut() else { return Ok(()) };
         if !worker.is_running() || worker.told_to_exit {
-            return Err(StartError::WorkerEnded {
+            return Err(StartError::WorkerExited {
                 worker: worker.name.to_string(),
                 type_name: new.type_name,
                 exit: None,
                 why: Some(worker.why.clone().unwrap_or_else(|| "it is ending".to_owned())),
             });
         }
-        let (actor, place) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
+        let (actor, location) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
         let type_name = new.type_name.clone();
-        let start = start_of(actor, place, &new, 0, how.restart);
+        let start = start_of(actor, location, &new, 0, how.restart);
         // Encoded once to see whether it fits: a worker is not killed for what its node asked.
         let start = Down::Start(start);
         if let Err(ControlError::TooLarge(_) | ControlError::Encode(_)) = encode(&start) {
@@ -66,7 +66,7 @@ impl State {
         }
         worker.uses(new.device);
         let first = Some(First { made_of: new, how, reply: reply.clone() });
-        worker.pending.insert(actor, Pending { place, type_name, ended: None, first });
+        worker.pending.insert(actor, Pending { location, type_name, ended: None, first });
         worker.send(&start, Vec::new());
         self.dirty = true;
         Ok(())
@@ -75,14 +75,14 @@ impl State {
     fn no_such_worker(&self, id: WorkerId, type_name: String) -> StartError {
         let mut last = self.slots.iter().filter_map(|slot| slot.last.as_ref());
         match last.find(|last| last.worker == id).map(|last| (&last.name, &last.state)) {
-            Some((name, super::WorkerState::Restarting { reason })) => StartError::WorkerEnded {
+            Some((name, super::WorkerState::Restarting { reason })) => StartError::WorkerExited {
                 worker: name.clone(),
                 type_name,
                 exit: None,
                 why: Some(format!("it is being restarted, try again later; {reason}")),
             },
-            Some((name, super::WorkerState::Ended { exit, why })) => {
-                StartError::WorkerEnded { worker: name.clone(), type_name, exit: *exit, why: why.clone() }
+            Some((name, super::WorkerState::Exited { exit, why })) => {
+                StartError::WorkerExited { worker: name.clone(), type_name, exit: *exit, why: why.clone() }
             }
             _ => StartError::UnknownWorker(id),
         }
@@ -103,7 +103,7 @@ impl State {
     /// The worker says whether an actor has started.
     pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
-        let Some(Pending { place, type_name, ended, first }) = worker.pending.remove(&actor) else {
+        let Some(Pending { location, type_name, ended, first }) = worker.pending.remove(&actor) else {
             return self.complain(index, format!("it speaks of {actor}, which it was not asked to start"));
         };
         let (id, name) = (worker.id, worker.name.to_string());
@@ -117,7 +117,7 @@ impl State {
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
                     self.supervise(actor, id, made_of, how);
                 }
-                let _ = reply.try_send(Ok((actor, place)));
+                let _ = reply.try_send(Ok((actor, location)));
             }
             (Some(First { reply, .. }), Err(why)) => {
                 // Its `create` may have handed its address out, so those who watch it are told.
@@ -145,7 +145,7 @@ impl State {
             return;
         }
         let Some(entry) = self.broker.roster.actor(actor) else { return };
-        if entry.place.process != worker.process {
+        if entry.location.process != worker.process {
             return self.complain(index, format!("it says that {actor} has stopped, which is not its own"));
         }
         if let Some(why) = &why {
@@ -177,7 +177,7 @@ impl State {
     }
 }
 
-/// Reserves a place and a name for an actor, or neither.
+/// Reserves a location and a name for an actor, or neither.
 fn reserve(
     broker: &mut crate::node::broker::Broker,
     process: ProcessId,
@@ -187,7 +187,7 @@ fn reserve(
     if let Some(name) = name {
         check_name(name)?;
     }
-    let (actor, place) = broker.roster.reserve(process, capacity)?;
+    let (actor, location) = broker.roster.reserve(process, capacity)?;
     if let Some(name) = name {
         if let Err(error) = broker.registry.register(name.to_owned(), actor) {
             broker.roster.remove(actor);
@@ -195,5 +195,5 @@ fn reserve(
         }
         broker.roster.name(actor, name);
     }
-    Ok((actor, place))
+    Ok((actor, location))
 }

@@ -1,21 +1,21 @@
 //! Restarts whatever has served its backoff.
 //!
 //! A worker waits for three things: its backoff, the ends of all others of its round (`groups`), and a slot. Its old
-//! slot is free when everybody has read what its last life had posted (`node/burials`), for cursors are kept by slot.
+//! slot is free when everybody has read what its last life had posted (`node/reclaims`), for cursors are kept by slot.
 //! An actor that failed in a worker that goes on waits for its backoff only.
 
 use std::time::{Duration, Instant};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_PROCESSES;
-use crate::mailbox::lives::{EndReason, Lifecycle};
-use crate::mailbox::port::Place;
 use crate::node::control::Down;
 use crate::node::host::{NewActor, StartActor};
 use crate::node::restart::Restart;
 use crate::observe::log::Severity;
+use crate::transport::control_channel::Location;
+use crate::transport::lifecycle::{EndReason, Lifecycle};
 
-use super::record::{Asker, Pending, Stage};
+use super::record::{Asker, Pending, WorkerPhase};
 use super::restarts::Between;
 use super::run::{Slot, State};
 
@@ -67,7 +67,7 @@ impl State {
             return None;
         }
         let free = |slot: usize| {
-            self.slots.get(slot).is_some_and(|slot| slot.worker.is_none()) && self.is_buried(slot)
+            self.slots.get(slot).is_some_and(|slot| slot.worker.is_none()) && self.is_reclaimed(slot)
         };
         if free(next.slot) {
             return Some(next.slot);
@@ -84,10 +84,10 @@ impl State {
     }
 
     /// Whether everybody has read what the last life in a slot had posted.
-    pub(super) fn is_buried(&self, slot: usize) -> bool {
+    pub(super) fn is_reclaimed(&self, slot: usize) -> bool {
         let life = self.slots.get(slot).and_then(|known| known.next_life.checked_sub(1));
         let process = life.and_then(|life| ProcessId::new(u16::try_from(slot).ok()?, life));
-        process.is_none_or(|process| self.broker.is_buried(process))
+        process.is_none_or(|process| self.broker.is_reclaimed(process))
     }
 
     fn launch_again(&mut self, next: Between, slot: usize) {
@@ -95,27 +95,27 @@ impl State {
             self.slots.push(Slot::default());
         }
         let deadline = Instant::now() + self.settings.start_deadline;
-        let stage = Stage::Greeting { deadline, asker: Asker::Restart };
+        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Restart };
         // The worker is listed once: the status of its last life stood in the old slot.
         if slot != next.slot
             && let Some(last) = self.slots.get_mut(next.slot)
         {
             last.last = None;
         }
-        if let Err(source) = self.launch(slot, next.worker, &next.name, stage) {
+        if let Err(source) = self.launch(slot, next.worker, &next.name, phase) {
             // The system may have room for it later. It is charged like a death, so that a launch that fails each time
             // ends.
             let reason = EndReason::CreateFailed(format!("its process could not be started: {source}"));
-            let fates = self.restarts.fates(next.worker, &reason, None, Instant::now());
-            self.restarts.note_end(next.worker, &next.name, &reason, !fates.restarting.is_empty());
+            let decisions = self.restarts.decisions(next.worker, &reason, None, Instant::now());
+            self.restarts.note_end(next.worker, &next.name, &reason, !decisions.restarting.is_empty());
             let mut told = Vec::new();
-            for actor in fates.gave_up {
+            for actor in decisions.gave_up {
                 self.restarts.forget(actor);
                 self.give_up_actor(actor, reason.clone(), &mut told);
             }
             self.deliver(told);
-            if !fates.restarting.is_empty() {
-                let at = Instant::now() + fates.delay; // its companions, if any, have all ended
+            if !decisions.restarting.is_empty() {
+                let at = Instant::now() + decisions.delay; // its companions, if any, have all ended
                 self.restarts.between.push(Between { at, slot, ..next });
             }
         }
@@ -136,9 +136,9 @@ impl State {
 
     fn start_again(&mut self, index: usize, actor: ActorId) {
         let Some(worker) = self.slots[index].worker.as_mut() else { return };
-        let Some(charge) = self.restarts.charges.get_mut(&actor) else { return };
-        let place = match self.broker.roster.move_to(actor, worker.process) {
-            Ok(Some(place)) => place,
+        let Some(supervised) = self.restarts.supervised.get_mut(&actor) else { return };
+        let location = match self.broker.roster.move_to(actor, worker.process) {
+            Ok(Some(location)) => location,
             Ok(None) => return,
             Err(error) => {
                 self.actor_failed(index, actor, EndReason::CreateFailed(error.to_string()));
@@ -146,11 +146,12 @@ impl State {
             }
         };
         // Only now, when it has a place: a life that could not begin has no number.
-        charge.life += 1;
-        worker.uses(charge.made_of.device);
-        let start = start_of(actor, place, &charge.made_of, charge.life, charge.budget.policy());
+        supervised.life += 1;
+        worker.uses(supervised.made_of.device);
+        let start =
+            start_of(actor, location, &supervised.made_of, supervised.life, supervised.budget.policy());
         let type_name = start.type_name.clone();
-        worker.pending.insert(actor, Pending { place, type_name, ended: None, first: None });
+        worker.pending.insert(actor, Pending { location, type_name, ended: None, first: None });
         worker.send(&Down::Start(start), Vec::new());
         self.dirty = true;
     }
@@ -161,8 +162,8 @@ impl State {
         let mut told = Vec::new();
         self.broker.announce(actor, &mut told);
         // After `announce`: a watcher that hears of `Up` can reach the actor at once.
-        if let Some(charge) = self.restarts.charges.get(&actor) {
-            self.broker.tell(&Lifecycle::Up { actor, incarnation: charge.life }, &mut told);
+        if let Some(supervised) = self.restarts.supervised.get(&actor) {
+            self.broker.tell(&Lifecycle::Up { actor, incarnation: supervised.life }, &mut told);
         }
         self.deliver(told);
     }
@@ -171,7 +172,7 @@ impl State {
 /// The order to a worker to start an actor.
 pub(super) fn start_of(
     actor: ActorId,
-    place: Place,
+    location: Location,
     made_of: &NewActor,
     life: u32,
     policy: Restart,
@@ -179,7 +180,7 @@ pub(super) fn start_of(
     let type_name = made_of.type_name.clone();
     StartActor {
         actor,
-        place,
+        location,
         name: made_of.name.clone().unwrap_or_else(|| format!("{type_name} {actor}")),
         type_name,
         args: made_of.args.clone(),

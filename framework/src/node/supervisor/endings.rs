@@ -9,16 +9,16 @@
 use std::time::Instant;
 
 use crate::ids::{ActorId, ProcessId};
-use crate::mailbox::lives::{EndReason, Lifecycle, Obituary};
 use crate::node::broker::Delivery;
 use crate::node::group::{Group, Supervision};
 use crate::node::host::NewActor;
 use crate::node::restart::{Budget, Verdict};
 use crate::observe::log::Severity;
+use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
 use super::WorkerId;
 use super::record::{Worker, WorkerState};
-use super::restarts::{Away, Between, Charge, Fates};
+use super::restarts::{Away, Between, RestartDecisions, Supervised};
 use super::run::State;
 
 impl State {
@@ -31,8 +31,9 @@ impl State {
         how: Supervision,
     ) {
         let Supervision { restart, group } = how;
-        let charge = Charge { worker, made_of, budget: Budget::new(restart), group, doomed: false, life: 0 };
-        self.restarts.charges.insert(actor, charge);
+        let supervised =
+            Supervised { worker, made_of, budget: Budget::new(restart), group, marked_final: false, life: 0 };
+        self.restarts.supervised.insert(actor, supervised);
     }
 
     /// A worker's process has ended, for `reason`: decides what becomes of its actors, queues what comes back, and adds
@@ -49,69 +50,74 @@ impl State {
         // else's round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing
         // comes back.
         let now = Instant::now();
-        let mut round = worker.condemned.map(|condemned| condemned.round);
-        let mut fates = Fates::default();
+        let mut round = worker.group_restart.map(|group_restart| group_restart.round);
+        let mut decisions = RestartDecisions::default();
         if self.stopping.is_none() {
-            fates = self.restarts.fates(worker.id, reason, worker.condemned, now);
+            decisions = self.restarts.decisions(worker.id, reason, worker.group_restart, now);
             if round.is_none() {
-                round = self.share_fate(worker, reason, &mut fates, now, told);
+                round = self.restart_with_group(worker, reason, &mut decisions, now, told);
             }
         }
         // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors that were
         // between two lives in this process have their next one with the others, and not by their own backoff.
-        fates.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
+        decisions.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
         self.restarts.away.retain(|away| away.worker != worker.id);
-        // Complete before `mourn` changes the roster: it names where each actor was in the life that ended.
+        // Complete before `on_process_down` changes the roster: it names where each actor was in the life that ended.
         let roster = &self.broker.roster;
-        let place = |actor: &ActorId| Some((*actor, roster.actor(*actor)?.place));
-        let obituary = Obituary {
+        let location = |actor: &ActorId| Some((*actor, roster.actor(*actor)?.location));
+        let process_down = ProcessDown {
             process: worker.process,
             worker: worker.name.to_string(),
             reason: reason.clone(),
-            restarting: fates.restarting.iter().filter_map(place).collect(),
-            gave_up: fates.gave_up.clone(),
+            restarting: decisions.restarting.iter().filter_map(location).collect(),
+            gave_up: decisions.gave_up.clone(),
         };
-        // The events are made before `mourn`, which takes the actors off the list of those in the process, and told
-        // after it: a watcher that hears of an end and writes to the actor finds its address waiting for the next life,
-        // and not broken.
-        let mut events = self.events_of(worker.process, reason, &fates);
-        self.broker.mourn(obituary, told);
+        // The events are made before `on_process_down`, which takes the actors off the list of those in the process,
+        // and told after it: a watcher that hears of an end and writes to the actor finds its address waiting for the
+        // next life, and not broken.
+        let mut events = self.events_of(worker.process, reason, &decisions);
+        self.broker.on_process_down(process_down, told);
         events.drain(..).for_each(|event| self.broker.tell(&event, told));
-        let comes_back = !fates.restarting.is_empty();
-        if comes_back || !fates.gave_up.is_empty() {
+        let comes_back = !decisions.restarting.is_empty();
+        if comes_back || !decisions.gave_up.is_empty() {
             self.restarts.note_end(worker.id, &worker.name, reason, comes_back);
         }
-        if !fates.gave_up.is_empty() {
+        if !decisions.gave_up.is_empty() {
             let text = format!(
                 "worker `{}`: {} of its actors are not restarted any more, their restarts are used up; last: {reason}",
                 worker.name,
-                fates.gave_up.len()
+                decisions.gave_up.len()
             );
             self.journal.node(Severity::Error, Some(&worker.name), text);
         }
         if comes_back {
-            let text = format!("worker `{}` is restarted in {:?}: {reason}", worker.name, fates.delay);
+            let text = format!("worker `{}` is restarted in {:?}: {reason}", worker.name, decisions.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
             // The slot stays reserved for the worker from here on; `round` holds it until its companions have ended
             // too.
-            let (worker, name, at) = (worker.id, worker.name.clone(), now + fates.delay);
+            let (worker, name, at) = (worker.id, worker.name.clone(), now + decisions.delay);
             self.restarts.between.push(Between { worker, name, slot: index, at, round, ended });
         }
         comes_back
     }
 
     /// The events for those who watch the actors of a process that ended.
-    fn events_of(&self, process: ProcessId, reason: &EndReason, fates: &Fates) -> Vec<Lifecycle> {
+    fn events_of(
+        &self,
+        process: ProcessId,
+        reason: &EndReason,
+        decisions: &RestartDecisions,
+    ) -> Vec<Lifecycle> {
         let mut actors = self.broker.roster.those_in(process);
         // An actor between two lives in a process that went on is not in the roster's list: its last end was told when
         // it came. It is added only where it does not come back, which is news.
-        actors.extend(fates.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
+        actors.extend(decisions.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
         actors.sort();
         let event = |actor| {
-            if fates.gave_up.contains(&actor) {
+            if decisions.gave_up.contains(&actor) {
                 return Lifecycle::GaveUp { actor, reason: reason.clone() };
             }
-            let will_restart = fates.restarting.contains(&actor);
+            let will_restart = decisions.restarting.contains(&actor);
             Lifecycle::Down { actor, reason: reason.clone(), will_restart }
         };
         actors.into_iter().map(event).collect()
@@ -135,15 +141,15 @@ impl State {
     /// restart it after such an end; the caller then tells of its end.
     pub(super) fn actor_failed(&mut self, index: usize, actor: ActorId, reason: EndReason) -> bool {
         let Some(worker) = self.slots[index].worker.as_mut() else { return false };
-        let Some(charge) = self.restarts.charges.get_mut(&actor) else { return false };
-        if !charge.budget.policy().when().after(reason.is_failure()) || self.stopping.is_some() {
-            self.restarts.charges.remove(&actor);
+        let Some(supervised) = self.restarts.supervised.get_mut(&actor) else { return false };
+        if !supervised.budget.policy().when().after(reason.is_failure()) || self.stopping.is_some() {
+            self.restarts.supervised.remove(&actor);
             return false;
         }
         // An actor that the worker is still starting counts as company: it would go down with the process.
         let alone = self.broker.roster.actors_of(worker.process) <= 1 && worker.pending.is_empty();
-        let group = charge.group.as_ref().is_some_and(Group::is_one) && reason.is_failure();
-        if alone || group || charge.doomed {
+        let group = supervised.group.as_ref().is_some_and(Group::is_one) && reason.is_failure();
+        if alone || group || supervised.marked_final {
             // Alone, in a group that restarts as one, or its group was given up: the process ends with it. Nothing is
             // charged here; `decide` charges the actor when the process has ended, or the failure would count twice.
             worker.retire(reason);
@@ -152,7 +158,7 @@ impl State {
         }
         // Others live in the process, so it goes on and only the actor is made anew.
         let now = Instant::now();
-        let verdict = charge.budget.spend(&reason, now);
+        let verdict = supervised.budget.spend(&reason, now);
         let (id, name) = (worker.id, worker.name.clone());
         self.restarts.note_end(id, &name, &reason, matches!(verdict, Verdict::Restart(_)));
         let mut told = Vec::new();
@@ -166,7 +172,7 @@ impl State {
         } else {
             let text = format!("{actor} in worker `{name}` ended, its restarts are used up: {reason}");
             self.journal.node(Severity::Error, Some(&name), text);
-            self.restarts.charges.remove(&actor);
+            self.restarts.supervised.remove(&actor);
             self.broker.given_up(actor, reason.clone());
             Lifecycle::GaveUp { actor, reason }
         };
@@ -197,8 +203,8 @@ impl State {
         self.restarts.between.clear();
         self.restarts.away.clear();
         let mut told = Vec::new();
-        let charges = std::mem::take(&mut self.restarts.charges);
-        for actor in charges.into_keys() {
+        let supervised = std::mem::take(&mut self.restarts.supervised);
+        for actor in supervised.into_keys() {
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
                 let reason = EndReason::KilledByNode("the node shuts down".to_owned());
                 self.give_up_actor(actor, reason, &mut told);

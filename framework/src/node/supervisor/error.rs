@@ -8,7 +8,7 @@ use crate::limits::MAX_PROCESSES;
 use crate::node::handshake::BuildMismatch;
 use crate::node::limits::MAX_CONTROL_MESSAGE;
 use crate::node::registry::NameError;
-use crate::node::roster::PlaceError;
+use crate::node::roster::LocationError;
 
 use super::WorkerId;
 
@@ -89,7 +89,7 @@ pub enum SpawnError {
     },
     /// It ended before it was ready.
     #[error("worker `{name}` ended before it was ready ({}){}", exit_text(.exit), because(.why))]
-    Ended {
+    Exited {
         /// Its name.
         name: String,
         /// Its exit status.
@@ -110,7 +110,7 @@ pub enum StartError {
     UnknownWorker(WorkerId),
     /// The worker has ended, before or while the actor was created.
     #[error("worker `{worker}` ended ({}) before the actor of type `{type_name}` ran{}", exit_text(.exit), because(.why))]
-    WorkerEnded {
+    WorkerExited {
         /// Its name.
         worker: String,
         /// The actor's type.
@@ -135,7 +135,7 @@ pub enum StartError {
     Name(#[from] NameError),
     /// There is no room for it.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Location(#[from] LocationError),
     /// Its arguments are too large.
     #[error(
         "the arguments of an actor of type `{type_name}` do not fit into {MAX_CONTROL_MESSAGE} bytes; \

@@ -1,6 +1,6 @@
-//! One fate for several workers: those of a group that restarts as one, and under MPS those on one GPU.
+//! Restarts of several workers together: those of a group that restarts as one, and under MPS those on one GPU.
 //!
-//! When a worker fails, the supervisor first finds everybody who shares its fate, also by way of others: a worker may
+//! When a worker fails, the supervisor first finds everybody who restarts with it, also by way of others: a worker may
 //! be in several groups. It ends them as one *round*. The end of a worker in a round costs nobody a restart and begins
 //! no round of its own, whatever the worker says itself meanwhile: under MPS each client reports the fault of one. No
 //! worker of a round begins its next life before the last of them has ended: a client that starts earlier meets an MPS
@@ -9,38 +9,38 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use crate::mailbox::lives::{EndReason, Lifecycle};
 use crate::node::broker::Delivery;
 use crate::node::group::Group;
+use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use super::WorkerId;
-use super::record::{Stage, Worker};
-use super::restarts::Fates;
+use super::record::{Worker, WorkerPhase};
+use super::restarts::RestartDecisions;
 use super::run::State;
 
 /// Why and when a worker ends with others: the round it belongs to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Condemned {
+pub(super) struct GroupRestart {
     pub(super) round: u64,
     /// When the next lives begin, if all have ended by then.
     pub(super) at: Instant,
 }
 
 impl State {
-    /// `worker` has failed, for `reason`, and `fates` is what becomes of its actors: ends the workers that share its
-    /// fate. Returns the round, if there are any.
-    pub(super) fn share_fate(
+    /// `worker` has failed, for `reason`, and `decisions` is what becomes of its actors: ends
+    /// the workers that restart with it. Returns the round, if there are any.
+    pub(super) fn restart_with_group(
         &mut self,
         worker: &Worker,
         reason: &EndReason,
-        fates: &mut Fates,
+        decisions: &mut RestartDecisions,
         now: Instant,
         told: &mut Vec<Delivery>,
     ) -> Option<u64> {
         let lost_gpu = self.settings.gpus_are_shared && loses_gpu(reason);
-        let (mut ones, given_up) = self.restarts.groups_hit(fates, reason);
-        // All who share the fate, before any of them is ended: members of the groups that were hit, all groups of these
-        // workers, and under MPS whoever is on a GPU of any of them. It ends because both sets only grow and are
+        let (mut ones, given_up) = self.restarts.groups_hit(decisions, reason);
+        // All who restart with it, before any of them is ended: members of the groups that were hit, all groups of
+        // these workers, and under MPS whoever is on a GPU of any of them. It ends because both sets only grow and are
         // bounded. The dead worker is left out: what its end means is known.
         let mut workers = HashSet::new();
         loop {
@@ -59,21 +59,21 @@ impl State {
             }
         }
         // Even if nobody is left to end: actors of the group may be between two lives.
-        self.give_up_groups(&given_up, worker.id, reason, fates, told);
+        self.give_up_groups(&given_up, worker.id, reason, decisions, told);
         if workers.is_empty() {
             return None;
         }
         // One number and one time for all: `slot_for` holds each next life back until the whole round has ended.
         self.restarts.last_round += 1;
-        let condemned = Condemned { round: self.restarts.last_round, at: now + fates.delay };
+        let group_restart = GroupRestart { round: self.restarts.last_round, at: now + decisions.delay };
         let text = format!("worker `{}` failed: {reason}", worker.name);
         for id in workers {
             if let Some(companion) = self.worker_by_id(id) {
-                companion.condemn(condemned, &text, lost_gpu);
+                companion.end_with_group(group_restart, &text, lost_gpu);
             }
         }
         self.dirty = true;
-        Some(condemned.round)
+        Some(group_restart.round)
     }
 
     /// The workers on any GPU of the dead one, or of those that are killed with it.
@@ -94,19 +94,19 @@ impl State {
         groups: &[Group],
         dead: WorkerId,
         reason: &EndReason,
-        fates: &mut Fates,
+        decisions: &mut RestartDecisions,
         told: &mut Vec<Delivery>,
     ) {
         for group in groups {
             // Actors of the dead worker itself, which `decide` is about to tell of.
             let here: Vec<_> =
-                fates.restarting.extract_if(.., |actor| self.restarts.is_in(*actor, group)).collect();
+                decisions.restarting.extract_if(.., |actor| self.restarts.is_in(*actor, group)).collect();
             here.iter().for_each(|actor| self.restarts.forget(*actor));
-            fates.gave_up.extend(here);
+            decisions.gave_up.extend(here);
             for (actor, worker) in self.restarts.members(group) {
                 if worker == dead || self.worker_by_id(worker).is_some() {
                     // It still runs: it is marked, and given up when its process has ended.
-                    self.restarts.doom(actor);
+                    self.restarts.mark_final(actor);
                     continue;
                 }
                 // It is between two lives, and there is nobody to end.
@@ -124,7 +124,8 @@ impl State {
     pub(super) fn is_ending(&self, round: Option<u64>) -> bool {
         let living = || self.slots.iter().filter_map(|slot| slot.worker.as_ref());
         round.is_some_and(|round| {
-            living().any(|worker| worker.condemned.is_some_and(|condemned| condemned.round == round))
+            living()
+                .any(|worker| worker.group_restart.is_some_and(|group_restart| group_restart.round == round))
         })
     }
 }
@@ -140,18 +141,18 @@ fn loses_gpu(reason: &EndReason) -> bool {
 
 impl Worker {
     /// Ends it with the others of a round. It is killed at once if its GPU is lost anyway, and let go otherwise.
-    fn condemn(&mut self, condemned: Condemned, text: &str, at_once: bool) {
+    fn end_with_group(&mut self, group_restart: GroupRestart, text: &str, at_once: bool) {
         // A worker that is ending by itself belongs to the round too: for the same failure, or at the same time.
-        if self.condemned.is_some() || self.told_to_exit {
+        if self.group_restart.is_some() || self.told_to_exit {
             return;
         }
-        self.condemned = Some(condemned);
+        self.group_restart = Some(group_restart);
         if at_once {
             // The first cause counts: it may have reported a fault of its own that led here.
             self.cause.get_or_insert_with(|| EndReason::Group(text.to_owned()));
             self.why.get_or_insert_with(|| text.to_owned());
             self.kill();
-        } else if !matches!(self.stage, Stage::Ending) {
+        } else if !matches!(self.phase, WorkerPhase::Ending) {
             self.retire(EndReason::Group(text.to_owned()));
         }
     }

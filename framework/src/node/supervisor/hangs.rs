@@ -11,12 +11,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::ids::{ActorId, ProcessId};
-use crate::mailbox::lives::EndReason;
 use crate::node::control::Down;
 use crate::node::hang::{Hang, HangReport, OnHang};
 use crate::node::limits::MAX_HANGS;
+use crate::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe};
 use crate::observe::log::Severity;
-use crate::observe::sight::{ActorSight, Sight, WaitSight};
+use crate::transport::lifecycle::EndReason;
 
 use super::run::State;
 
@@ -34,8 +34,8 @@ struct Seen {
     /// When it was asked what it has not answered.
     unanswered: Option<Instant>,
     /// By actor: how far it was, and since when.
-    standing: HashMap<ActorId, (ActorSight, Instant)>,
-    waits: Vec<WaitSight>,
+    mailboxes: HashMap<ActorId, (ActorProbe, Instant)>,
+    waits: Vec<WaitProbe>,
     /// The reports made of it, so that each is made once.
     reported: HashSet<Said>,
 }
@@ -72,10 +72,10 @@ impl Hangs {
 impl Seen {
     /// Forgets reports of what has moved since: it may be reported again if it stops again.
     fn forget_what_is_over(&mut self) {
-        let Seen { standing, waits, reported, .. } = self;
+        let Seen { mailboxes, waits, reported, .. } = self;
         reported.retain(|said| match said {
             Said::Silent => true,
-            Said::Mailbox(actor, moved) => standing.get(actor).is_some_and(|(is, _)| is.moved == *moved),
+            Said::Mailbox(actor, moved) => mailboxes.get(actor).is_some_and(|(is, _)| is.moved == *moved),
             Said::Clock(on, clock, value) => {
                 waits.iter().any(|wait| (wait.on, wait.clock, wait.value) == (*on, *clock, *value))
             }
@@ -108,14 +108,14 @@ impl State {
             }
         }
         // The node's own threads wait for clocks too.
-        let own = self.resident.sight();
+        let own = self.process_runtime.hang_probe();
         let seen = self.hangs.seen.entry(ProcessId::NODE).or_default();
         seen.waits = own.waits;
         seen.forget_what_is_over();
     }
 
     /// A worker has answered. WIRE-1: what it says can only make it, or who it waits for, look stuck.
-    pub(super) fn sight(&mut self, process: ProcessId, round: u64, sight: Sight) {
+    pub(super) fn hang_probe(&mut self, process: ProcessId, round: u64, hang_probe: HangProbe) {
         let now = Instant::now();
         // A round that was never begun: the worker made it up.
         if round > self.hangs.round {
@@ -124,16 +124,16 @@ impl State {
         let Some(seen) = self.hangs.seen.get_mut(&process) else { return };
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
-        let before = std::mem::take(&mut seen.standing);
-        for actor in sight.actors.into_iter().filter(|actor| actor.open > 0) {
+        let before = std::mem::take(&mut seen.mailboxes);
+        for actor in hang_probe.actors.into_iter().filter(|actor| actor.open > 0) {
             let since = match before.get(&actor.actor) {
                 Some((last, since)) if last.moved == actor.moved => *since,
                 // It has moved, or is new: it stands still since now at the earliest.
                 _ => now,
             };
-            seen.standing.insert(actor.actor, (actor, since));
+            seen.mailboxes.insert(actor.actor, (actor, since));
         }
-        seen.waits = sight.waits;
+        seen.waits = hang_probe.waits;
         seen.forget_what_is_over();
     }
 
@@ -158,7 +158,7 @@ impl State {
                 };
                 found.push((wait.on, *process, said, hang, Duration::from_nanos(wait.waited)));
             }
-            for (actor, since) in seen.standing.values().filter(|(_, since)| now - *since >= limit) {
+            for (actor, since) in seen.mailboxes.values().filter(|(_, since)| now - *since >= limit) {
                 let hang = Hang::Mailbox {
                     actor: actor.actor,
                     name: actor.name.clone(),

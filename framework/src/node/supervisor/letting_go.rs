@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use super::WorkerId;
 use super::run::{Slot, State};
-use crate::mailbox::lives::EndReason;
 use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
+use crate::transport::lifecycle::EndReason;
 
 impl State {
     /// From now on nothing comes back in this worker, and it ends when nothing is left in it.

@@ -4,8 +4,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use crate::ids::ProcessId;
-use crate::mailbox::lives::EndReason;
-use crate::mailbox::port::ToNode;
 use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
 use crate::node::handshake::{self, Build};
@@ -14,10 +12,12 @@ use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::foreign;
+use crate::transport::control_channel::ToNode;
+use crate::transport::lifecycle::EndReason;
 
-use super::record::{Asker, Stage};
+use super::record::{Asker, WorkerPhase};
 use super::run::State;
-use super::{SpawnError, figures};
+use super::{SpawnError, metrics};
 
 impl State {
     pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
@@ -42,7 +42,7 @@ impl State {
             return self
                 .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));
         }
-        match (message, &worker.stage) {
+        match (message, &worker.phase) {
             (Up::Log(record), _) => {
                 let name = worker.name.clone();
                 self.journal.worker(&name, record);
@@ -53,46 +53,52 @@ impl State {
                 let text = format!("{count} events of its log were dropped: there was no room for them");
                 self.journal.node(Severity::Warn, Some(&worker.name), text);
             }
-            (Up::Hello { build, pid }, Stage::Greeting { .. }) => self.hello(index, &build, pid),
-            (Up::Ready, Stage::Opening { .. }) => {
+            (Up::Hello { build, pid }, WorkerPhase::Greeting { .. }) => self.hello(index, &build, pid),
+            (Up::Ready, WorkerPhase::Opening { .. }) => {
                 self.broker.deaths.ready(process);
-                let stage = std::mem::replace(&mut worker.stage, Stage::Running);
+                let phase = std::mem::replace(&mut worker.phase, WorkerPhase::Running);
                 self.dirty = true;
-                if let Stage::Opening { asker, .. } = stage {
+                if let WorkerPhase::Opening { asker, .. } = phase {
                     asker.answer(Ok(worker.id));
                     if matches!(asker, Asker::Restart) {
                         self.worker_is_back(index);
                     }
                 }
             }
-            (Up::OpenFailed { why }, Stage::Opening { .. }) => {
+            (Up::OpenFailed { why }, WorkerPhase::Opening { .. }) => {
                 // The first cause counts. Its exit, which follows, answers whoever asked for it.
                 worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
-            (Up::Failing { why }, Stage::Opening { .. } | Stage::Running) => {
+            (Up::Failing { why }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
                 worker.cause.get_or_insert_with(|| EndReason::GpuFault(why.clone()));
                 worker.why.get_or_insert(why);
                 worker.end_soon(Instant::now());
             }
-            (Up::Node(message), Stage::Opening { .. } | Stage::Running) => {
+            (Up::Node(message), WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
                 self.broker_message(process, message, descriptors);
             }
-            (Up::Started { actor, result }, Stage::Running) => self.actor_started(index, actor, result),
-            (Up::ActorStopped { actor, why, away }, Stage::Running) => {
+            (Up::Started { actor, result }, WorkerPhase::Running) => self.actor_started(index, actor, result),
+            (Up::ActorStopped { actor, why, away }, WorkerPhase::Running) => {
                 self.actor_stopped(index, actor, why, away);
             }
-            (Up::Activity { round, activity }, Stage::Running) => self.activity(process, round, activity),
-            (Up::Trace, Stage::Opening { .. }) => self.trace_joined(index, descriptors),
-            (Up::Figures { round, figures: answer }, Stage::Running) => {
-                self.figures(process, Some(round), figures::check(answer));
+            (Up::Activity { round, activity }, WorkerPhase::Running) => {
+                self.activity(process, round, activity)
             }
-            (Up::Sight { round, sight }, Stage::Running) => self.sight(process, round, sight),
-            (Up::Pong { number }, Stage::Opening { .. } | Stage::Running) => self.pong(process, number),
-            (Up::ActorsStopped, Stage::Running) => worker.actors_stopped = true,
+            (Up::Trace, WorkerPhase::Opening { .. }) => self.trace_joined(index, descriptors),
+            (Up::Metrics { round, metrics: answer }, WorkerPhase::Running) => {
+                self.metrics(process, Some(round), metrics::check(answer));
+            }
+            (Up::HangProbe { round, hang_probe }, WorkerPhase::Running) => {
+                self.hang_probe(process, round, hang_probe)
+            }
+            (Up::Pong { number }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
+                self.pong(process, number)
+            }
+            (Up::ActorsStopped, WorkerPhase::Running) => worker.actors_stopped = true,
             // Messages that were on their way when the node gave the worker up.
-            (_, Stage::Ending) => {}
+            (_, WorkerPhase::Ending) => {}
             (message, _) => {
                 let text = format!("it said something at the wrong time: {}", name_of(&message));
                 self.complain(index, text);
@@ -108,7 +114,9 @@ impl State {
             worker.give_up(text.clone());
             return self.complain(index, text);
         }
-        let Stage::Greeting { deadline, asker } = std::mem::replace(&mut worker.stage, Stage::Ending) else {
+        let WorkerPhase::Greeting { deadline, asker } =
+            std::mem::replace(&mut worker.phase, WorkerPhase::Ending)
+        else {
             return;
         };
         if let Err(source) = handshake::check(&self.settings.program.build, build) {
@@ -120,7 +128,7 @@ impl State {
             asker.answer(Err(SpawnError::Build { name: worker.name.to_string(), source }));
             return;
         }
-        worker.stage = Stage::Opening { deadline, asker };
+        worker.phase = WorkerPhase::Opening { deadline, asker };
         let identity = Identity {
             process: worker.process,
             name: worker.name.to_string(),
@@ -216,8 +224,8 @@ fn name_of(message: &Up) -> &'static str {
         Up::ActorStopped { .. } => "that an actor has stopped",
         Up::Activity { .. } => "its activity",
         Up::Trace => "where its trace is",
-        Up::Figures { .. } => "its figures",
-        Up::Sight { .. } => "what stands still in it",
+        Up::Metrics { .. } => "its metrics",
+        Up::HangProbe { .. } => "what stands still in it",
         Up::Pong { .. } => "the answer to a ping",
         Up::ActorsStopped => "that its actors have stopped",
         Up::Log(_) | Up::LogsDropped { .. } => "a log event",

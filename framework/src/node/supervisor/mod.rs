@@ -23,18 +23,18 @@
 //! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
 //! | `groups` | workers that end together |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
-//! | `hangs`, `figures` | questions that all workers answer |
+//! | `hangs`, `metrics` | questions that all workers answer |
 
 mod actors;
 mod comebacks;
 mod endings;
 mod error;
-mod figures;
 mod groups;
 mod hangs;
 mod launch;
 mod letting_go;
 mod messages;
+mod metrics;
 mod record;
 mod restarts;
 mod run;
@@ -50,18 +50,18 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::clock::taint::Board;
+use crate::clock::taint::EpochPage;
 use crate::ids::ActorId;
-use crate::mailbox::port::{Place, Port, PortClosed, ToNode};
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
-use crate::node::host::{NewActor, Resident};
+use crate::node::host::{NewActor, ProcessRuntime};
 use crate::node::journal::Journal;
 use crate::node::restart::Restart;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
-use crate::observe::figures::Figures;
+use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
 use crate::os::EventFd;
+use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
 
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
 pub(crate) use self::launch::Program;
@@ -84,11 +84,11 @@ pub(crate) struct Settings {
     pub(crate) worker_log: String,
     pub(crate) host_budget: u64,
     pub(crate) gpu_budget: Option<u64>,
-    /// The board that the node's own process was opened with.
-    pub(crate) board: Arc<Board>,
+    /// The epoch page that the node's own process was opened with.
+    pub(crate) epoch_page: Arc<EpochPage>,
     /// Where the processes' traces come together, if there is one.
     pub(crate) trace: Option<Arc<Collector>>,
-    /// Whether the workers on one GPU share one fate.
+    /// Whether the workers on one GPU restart together.
     pub(crate) gpus_are_shared: bool,
     /// How long something may stand still, and what happens then.
     pub(crate) hang_limit: Option<(Duration, OnHang)>,
@@ -104,11 +104,11 @@ enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
     Spawn(String, Reply<Result<WorkerId, SpawnError>>),
-    Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Place), StartError>>),
-    Adopt(Option<String>, u32, Reply<Result<(ActorId, Place), StartError>>),
+    Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
+    Adopt(Option<String>, u32, Reply<Result<(ActorId, Location), StartError>>),
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
-    Figures(Reply<Figures>),
+    Metrics(Reply<Metrics>),
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     KillWorker(WorkerId),
     Retire(WorkerId),
@@ -167,10 +167,10 @@ impl Shared {
     }
 }
 
-/// The port of the node's own process.
-impl Port for Shared {
-    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
-        self.push(Command::Local(message, descriptors)).map_err(|_| PortClosed)
+/// The control channel of the node's own process.
+impl ControlChannel for Shared {
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
+        self.push(Command::Local(message, descriptors)).map_err(|_| ControlChannelClosed)
     }
 }
 
@@ -182,14 +182,14 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts the thread. `shared` is the port that `resident` was opened with.
+    /// Starts the thread. `shared` is the control channel that `process_runtime` was opened with.
     pub(crate) fn start(
         settings: Settings,
         shared: Arc<Shared>,
-        resident: Arc<dyn Resident>,
+        process_runtime: Arc<dyn ProcessRuntime>,
     ) -> Result<Self, NodeError> {
         let journal = Journal::start().map_err(NodeError::System)?;
-        let state = run::State::new(settings, shared.clone(), resident, journal);
+        let state = run::State::new(settings, shared.clone(), process_runtime, journal);
         let thread = std::thread::Builder::new()
             .name("tensorpost-node".to_owned())
             .spawn(move || state.run())
@@ -209,7 +209,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// [`StartError`]: it says what `create` said, or how the worker ended.
-    pub fn start_actor(&self, worker: WorkerId, actor: NewActor) -> Result<(ActorId, Place), StartError> {
+    pub fn start_actor(&self, worker: WorkerId, actor: NewActor) -> Result<(ActorId, Location), StartError> {
         self.start_supervised(worker, actor, Restart::never())
     }
 
@@ -223,41 +223,42 @@ impl Supervisor {
         worker: WorkerId,
         actor: NewActor,
         how: impl Into<Supervision>,
-    ) -> Result<(ActorId, Place), StartError> {
+    ) -> Result<(ActorId, Location), StartError> {
         let how = how.into();
         self.shared.ask(|reply| Command::Start(worker, actor, how, reply))?
     }
 
-    /// Makes an id and a place in the node's own process for an actor that the caller runs itself.
+    /// Makes an id and a location in the node's own process for an actor that the caller runs itself.
     ///
     /// # Errors
     /// When its name is taken, or there are too many.
-    pub fn adopt_actor(&self, name: Option<&str>, capacity: u32) -> Result<(ActorId, Place), StartError> {
+    pub fn adopt_actor(&self, name: Option<&str>, capacity: u32) -> Result<(ActorId, Location), StartError> {
         self.shared.ask(|reply| Command::Adopt(name.map(str::to_owned), capacity, reply))?
     }
 
     /// An actor of the node's own process has ended. For those of workers, the worker says so.
     pub fn actor_ended(&self, actor: ActorId) {
-        // With the node, its book of actors is gone too.
+        // With the node, its roster of actors is gone too.
         let _ = self.shared.push(Command::ActorEnded(actor));
     }
 
     /// Waits until the process of a worker has ended, and says how; for one that is between two lives, how the last one
     /// ended. `None` where there is no such worker (any more).
     pub fn await_end(&self, worker: WorkerId) -> Option<WorkerState> {
-        let ended = |state: &WorkerState| matches!(state, WorkerState::Ended { .. });
+        let ended = |state: &WorkerState| matches!(state, WorkerState::Exited { .. });
         self.shared
             .ask(|reply| Command::AwaitEnd(worker, reply))
             .ok()
             .or_else(|| self.worker(worker).map(|status| status.state).filter(ended))
     }
 
-    /// Asks all processes for their figures, and waits for them, for at most [`DEADLINE`](crate::observe::figures::DEADLINE).
+    /// Asks all processes for their metrics, and waits for them, for at most
+    /// [`DEADLINE`](crate::observe::metrics::DEADLINE).
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
-    pub fn figures(&self) -> Result<Figures, Closed> {
-        self.shared.ask(Command::Figures)
+    pub fn metrics(&self) -> Result<Metrics, Closed> {
+        self.shared.ask(Command::Metrics)
     }
 
     /// The ends so far of workers with a restart policy, and the hangs.

@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::{ActorId, DeviceId, ProcessId};
-use crate::mailbox::lives::EndReason;
-use crate::mailbox::port::Place;
 use crate::node::control::{Down, encode};
 use crate::node::group::Supervision;
 use crate::node::host::NewActor;
@@ -17,8 +15,10 @@ use crate::node::limits::END_GRACE;
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;
 use crate::os::{PidFd, Seqpacket};
+use crate::transport::control_channel::Location;
+use crate::transport::lifecycle::EndReason;
 
-use super::groups::Condemned;
+use super::groups::GroupRestart;
 use super::launch::Launched;
 use super::{Reply, SpawnError, StartError, WorkerId};
 
@@ -37,7 +37,7 @@ pub enum WorkerState {
         reason: EndReason,
     },
     /// Its process has ended.
-    Ended {
+    Exited {
         /// How; `None` if the system did not say.
         exit: Option<ExitStatus>,
         /// What was wrong, if the node knows.
@@ -71,7 +71,7 @@ pub struct WorkerStatus {
 }
 
 /// The stages of a worker's process, in the order in which it passes them.
-pub(super) enum Stage {
+pub(super) enum WorkerPhase {
     /// It has not said hello.
     Greeting { deadline: Instant, asker: Asker },
     /// It was welcomed and opens its process.
@@ -101,7 +101,7 @@ impl Asker {
 
 /// An actor that the worker was told to start.
 pub(super) struct Pending {
-    pub(super) place: Place,
+    pub(super) location: Location,
     pub(super) type_name: String,
     /// It ended before the worker said that it had started; inside, why, and whether its senders wait.
     pub(super) ended: Option<(Option<EndReason>, bool)>,
@@ -113,7 +113,7 @@ pub(super) struct Pending {
 pub(super) struct First {
     pub(super) made_of: NewActor,
     pub(super) how: Supervision,
-    pub(super) reply: Reply<Result<(ActorId, Place), StartError>>,
+    pub(super) reply: Reply<Result<(ActorId, Location), StartError>>,
 }
 
 /// One life of a worker.
@@ -130,7 +130,7 @@ pub(super) struct Worker {
     pub(super) open: bool,
     /// Whether everything that it had sent was read.
     pub(super) read_to_the_end: bool,
-    pub(super) stage: Stage,
+    pub(super) phase: WorkerPhase,
     pub(super) pending: HashMap<ActorId, Pending>,
     pub(super) awaiting_end: Vec<Reply<WorkerState>>,
     pub(super) told_to_stop_actors: bool,
@@ -150,7 +150,7 @@ pub(super) struct Worker {
     /// Why it ends, where its exit status does not say it.
     pub(super) cause: Option<EndReason>,
     /// Others have failed, and it ends with them.
-    pub(super) condemned: Option<Condemned>,
+    pub(super) group_restart: Option<GroupRestart>,
     /// The GPUs that its actors were started on.
     pub(super) gpus: HashSet<DeviceId>,
 }
@@ -161,7 +161,7 @@ impl Worker {
         process: ProcessId,
         name: &str,
         launched: Launched,
-        stage: Stage,
+        phase: WorkerPhase,
     ) -> Self {
         let socket = Arc::new(launched.socket);
         Worker {
@@ -175,7 +175,7 @@ impl Worker {
             socket,
             open: true,
             read_to_the_end: false,
-            stage,
+            phase,
             pending: HashMap::new(),
             awaiting_end: Vec::new(),
             told_to_stop_actors: false,
@@ -189,7 +189,7 @@ impl Worker {
             killed: None,
             why: None,
             cause: None,
-            condemned: None,
+            group_restart: None,
             gpus: HashSet::new(),
         }
     }
@@ -244,7 +244,7 @@ impl Worker {
     /// the middle of a kernel can take others with it; it is killed if it does not.
     pub(super) fn retire(&mut self, reason: EndReason) {
         self.cause.get_or_insert(reason);
-        self.stage = Stage::Ending;
+        self.phase = WorkerPhase::Ending;
         self.send(&Down::Exit { comes_back: true }, Vec::new());
         self.end_soon(Instant::now());
     }
@@ -285,14 +285,14 @@ impl Worker {
     }
 
     pub(super) fn is_running(&self) -> bool {
-        matches!(self.stage, Stage::Running)
+        matches!(self.phase, WorkerPhase::Running)
     }
 
     pub(super) fn status(&self, actors: usize) -> WorkerStatus {
-        let state = match self.stage {
-            Stage::Greeting { .. } | Stage::Opening { .. } => WorkerState::Starting,
-            Stage::Running if !self.told_to_exit => WorkerState::Running,
-            Stage::Running | Stage::Ending => WorkerState::Ending,
+        let state = match self.phase {
+            WorkerPhase::Greeting { .. } | WorkerPhase::Opening { .. } => WorkerState::Starting,
+            WorkerPhase::Running if !self.told_to_exit => WorkerState::Running,
+            WorkerPhase::Running | WorkerPhase::Ending => WorkerState::Ending,
         };
         WorkerStatus {
             worker: self.id,

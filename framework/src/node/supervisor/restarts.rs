@@ -7,7 +7,7 @@
 //! that is lost, and nothing of that reaches the next life. The process is asked to exit before it is killed, because
 //! under MPS a process that is killed in the middle of a kernel takes others with it.
 //!
-//! Nothing else is touched, unless it shares the fate of what ended (`groups`). `endings` decides what an end means;
+//! Nothing else is touched, unless it restarts with what ended (`groups`). `endings` decides what an end means;
 //! `comebacks` starts what is due. Everything is counted and timed on the supervisor's own loop.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -15,25 +15,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::ids::ActorId;
-use crate::mailbox::lives::EndReason;
 use crate::node::group::Group;
 use crate::node::host::NewActor;
 use crate::node::limits::MAX_ENDS;
 use crate::node::restart::{Budget, Verdict};
+use crate::transport::lifecycle::EndReason;
 
-use super::groups::Condemned;
+use super::groups::GroupRestart;
 use super::record::WorkerState;
 use super::{RestartReport, WorkerId};
 
 /// An actor under a restart policy.
-pub(super) struct Charge {
+pub(super) struct Supervised {
     pub(super) worker: WorkerId,
     /// The order to start it, the same each time.
     pub(super) made_of: NewActor,
     pub(super) budget: Budget,
     pub(super) group: Option<Group>,
     /// Its group was given up: the end of its present life is final.
-    pub(super) doomed: bool,
+    pub(super) marked_final: bool,
     /// The number of its present or last life.
     pub(super) life: u32,
 }
@@ -68,7 +68,7 @@ struct History {
 /// The restart bookkeeping of a node.
 #[derive(Default)]
 pub(super) struct Restarts {
-    pub(super) charges: HashMap<ActorId, Charge>,
+    pub(super) supervised: HashMap<ActorId, Supervised>,
     pub(super) between: Vec<Between>,
     pub(super) away: Vec<Away>,
     histories: HashMap<WorkerId, History>,
@@ -77,7 +77,7 @@ pub(super) struct Restarts {
 
 /// The decision on the actors of a worker that ended.
 #[derive(Default)]
-pub(super) struct Fates {
+pub(super) struct RestartDecisions {
     pub(super) restarting: Vec<ActorId>,
     pub(super) gave_up: Vec<ActorId>,
     pub(super) delay: Duration,
@@ -86,52 +86,60 @@ pub(super) struct Fates {
 impl Restarts {
     /// The supervised actors of a worker.
     pub(super) fn of(&self, worker: WorkerId) -> Vec<ActorId> {
-        let mut actors: Vec<_> =
-            self.charges.iter().filter(|(_, charge)| charge.worker == worker).map(|(id, _)| *id).collect();
+        let mut actors: Vec<_> = self
+            .supervised
+            .iter()
+            .filter(|(_, supervised)| supervised.worker == worker)
+            .map(|(id, _)| *id)
+            .collect();
         actors.sort();
         actors
     }
 
     /// Which of a worker's actors come back after it ended for `reason`, and when.
-    pub(super) fn fates(
+    pub(super) fn decisions(
         &mut self,
         worker: WorkerId,
         reason: &EndReason,
-        condemned: Option<Condemned>,
+        group_restart: Option<GroupRestart>,
         now: Instant,
-    ) -> Fates {
-        let mut fates = Fates::default();
+    ) -> RestartDecisions {
+        let mut decisions = RestartDecisions::default();
         for actor in self.of(worker) {
-            let Some(charge) = self.charges.get_mut(&actor) else { continue };
-            let verdict = match condemned {
-                _ if charge.doomed => Verdict::UsedUp,
+            let Some(supervised) = self.supervised.get_mut(&actor) else { continue };
+            let verdict = match group_restart {
+                _ if supervised.marked_final => Verdict::UsedUp,
                 // For what others did, nothing is counted.
-                Some(condemned) if charge.budget.policy().when().after(true) => {
-                    Verdict::Restart(condemned.at.saturating_duration_since(now))
+                Some(group_restart) if supervised.budget.policy().when().after(true) => {
+                    Verdict::Restart(group_restart.at.saturating_duration_since(now))
                 }
                 Some(_) => Verdict::Final,
-                None => charge.budget.spend(reason, now),
+                None => supervised.budget.spend(reason, now),
             };
             match verdict {
                 Verdict::Restart(delay) => {
-                    fates.delay = fates.delay.max(delay);
-                    fates.restarting.push(actor);
+                    decisions.delay = decisions.delay.max(delay);
+                    decisions.restarting.push(actor);
                 }
-                Verdict::UsedUp => fates.gave_up.push(actor),
+                Verdict::UsedUp => decisions.gave_up.push(actor),
                 Verdict::Final => {
-                    self.charges.remove(&actor);
+                    self.supervised.remove(&actor);
                 }
             }
         }
-        fates
+        decisions
     }
 
     /// The groups that restart as one because of this end, and those that are given up.
-    pub(super) fn groups_hit(&self, fates: &Fates, reason: &EndReason) -> (Vec<Group>, Vec<Group>) {
+    pub(super) fn groups_hit(
+        &self,
+        decisions: &RestartDecisions,
+        reason: &EndReason,
+    ) -> (Vec<Group>, Vec<Group>) {
         let of = |actors: &[ActorId]| {
             let mut groups: Vec<Group> = Vec::new();
             for actor in actors {
-                let group = self.charges.get(actor).and_then(|charge| charge.group.as_ref());
+                let group = self.supervised.get(actor).and_then(|supervised| supervised.group.as_ref());
                 if let Some(group) = group.filter(|group| group.is_one() && !groups.contains(group)) {
                     groups.push(group.clone());
                 }
@@ -141,8 +149,8 @@ impl Restarts {
         if !reason.is_failure() {
             return (Vec::new(), Vec::new());
         }
-        let given_up = of(&fates.gave_up);
-        let mut hit = of(&fates.restarting);
+        let given_up = of(&decisions.gave_up);
+        let mut hit = of(&decisions.restarting);
         hit.extend(given_up.iter().filter(|group| !hit.contains(group)).cloned().collect::<Vec<_>>());
         (hit, given_up)
     }
@@ -150,8 +158,10 @@ impl Restarts {
     /// The groups that restart as one in which these workers have actors.
     pub(super) fn groups_of(&self, workers: &HashSet<WorkerId>) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
-        let charges = self.charges.values().filter(|charge| workers.contains(&charge.worker));
-        for group in charges.filter_map(|charge| charge.group.as_ref()).filter(|group| group.is_one()) {
+        let supervised = self.supervised.values().filter(|supervised| workers.contains(&supervised.worker));
+        for group in
+            supervised.filter_map(|supervised| supervised.group.as_ref()).filter(|group| group.is_one())
+        {
             if !groups.contains(group) {
                 groups.push(group.clone());
             }
@@ -161,29 +171,30 @@ impl Restarts {
 
     /// The workers in which these groups have actors.
     pub(super) fn workers_in(&self, groups: &[Group]) -> Vec<WorkerId> {
-        let is_in = |charge: &&Charge| charge.group.as_ref().is_some_and(|group| groups.contains(group));
-        self.charges.values().filter(is_in).map(|charge| charge.worker).collect()
+        let is_in =
+            |supervised: &&Supervised| supervised.group.as_ref().is_some_and(|group| groups.contains(group));
+        self.supervised.values().filter(is_in).map(|supervised| supervised.worker).collect()
     }
 
     pub(super) fn members(&self, group: &Group) -> Vec<(ActorId, WorkerId)> {
-        let members = self.charges.iter().filter(|(actor, _)| self.is_in(**actor, group));
-        members.map(|(actor, charge)| (*actor, charge.worker)).collect()
+        let members = self.supervised.iter().filter(|(actor, _)| self.is_in(**actor, group));
+        members.map(|(actor, supervised)| (*actor, supervised.worker)).collect()
     }
 
     pub(super) fn is_in(&self, actor: ActorId, group: &Group) -> bool {
-        self.charges.get(&actor).is_some_and(|charge| charge.group.as_ref() == Some(group))
+        self.supervised.get(&actor).is_some_and(|supervised| supervised.group.as_ref() == Some(group))
     }
 
     /// Marks the end of its present life as final.
-    pub(super) fn doom(&mut self, actor: ActorId) {
-        if let Some(charge) = self.charges.get_mut(&actor) {
-            charge.doomed = true;
+    pub(super) fn mark_final(&mut self, actor: ActorId) {
+        if let Some(supervised) = self.supervised.get_mut(&actor) {
+            supervised.marked_final = true;
         }
     }
 
     /// Takes it off its restart policy.
     pub(super) fn forget(&mut self, actor: ActorId) {
-        self.charges.remove(&actor);
+        self.supervised.remove(&actor);
     }
 
     pub(super) fn note_end(&mut self, worker: WorkerId, name: &str, reason: &EndReason, restarts: bool) {

@@ -7,10 +7,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
-use crate::mailbox::lives::EndReason;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
-use crate::node::host::Resident;
+use crate::node::host::ProcessRuntime;
 use crate::node::journal::Journal;
 use crate::node::limits::TURN_MESSAGES;
 use crate::node::line::{Flushed, Incoming};
@@ -19,11 +18,12 @@ use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
 use crate::os::foreign;
+use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text};
-use super::figures::Askings;
 use super::hangs::Hangs;
-use super::record::{Asker, Stage, Worker, WorkerState, WorkerStatus};
+use super::metrics::Askings;
+use super::record::{Asker, Worker, WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
 use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
@@ -41,7 +41,7 @@ pub(super) struct Slot {
 pub(super) struct State {
     pub(super) settings: Settings,
     pub(super) shared: Arc<Shared>,
-    pub(super) resident: Arc<dyn Resident>,
+    pub(super) process_runtime: Arc<dyn ProcessRuntime>,
     pub(super) journal: Journal,
     pub(super) broker: Broker,
     pub(super) slots: Vec<Slot>,
@@ -61,16 +61,16 @@ impl State {
     pub(super) fn new(
         settings: Settings,
         shared: Arc<Shared>,
-        resident: Arc<dyn Resident>,
+        process_runtime: Arc<dyn ProcessRuntime>,
         journal: Journal,
     ) -> Self {
-        let mut broker = Broker::with_board(Arc::clone(&settings.board));
+        let mut broker = Broker::with_epoch_page(Arc::clone(&settings.epoch_page));
         let _nothing_yet = broker.joined(ProcessId::NODE);
         broker.deaths.ready(ProcessId::NODE);
         State {
             settings,
             shared,
-            resident,
+            process_runtime,
             journal,
             broker,
             slots: vec![Slot::default()],
@@ -94,7 +94,7 @@ impl State {
             self.take_commands();
             self.check_deadlines();
             self.restart_due();
-            self.answer_figures();
+            self.answer_metrics();
             self.look_for_hangs();
             if self.advance_stopping() {
                 break;
@@ -126,7 +126,7 @@ impl State {
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
-                Command::Figures(reply) => self.ask_figures(reply),
+                Command::Metrics(reply) => self.ask_metrics(reply),
                 Command::Report(reply) => {
                     let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
                 }
@@ -162,9 +162,9 @@ impl State {
             }
         };
         let deadline = Instant::now() + self.settings.start_deadline;
-        let stage = Stage::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
+        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
         let id = WorkerId(self.last_worker + 1);
-        match self.launch(slot, id, name, stage) {
+        match self.launch(slot, id, name, phase) {
             Ok(()) => self.last_worker += 1,
             Err(source) => {
                 let program = self.settings.program.path();
@@ -179,7 +179,7 @@ impl State {
         slot: usize,
         id: WorkerId,
         name: &str,
-        stage: Stage,
+        phase: WorkerPhase,
     ) -> std::io::Result<()> {
         // The number of the life is spent only when the process runs; a launch that fails leaves the slot as it was.
         let life = self.slots[slot].next_life;
@@ -196,7 +196,7 @@ impl State {
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         let slot = &mut self.slots[slot];
         slot.next_life += 1;
-        slot.worker = Some(Worker::new(id, process, name, launched, stage));
+        slot.worker = Some(Worker::new(id, process, name, launched, phase));
         self.dirty = true;
         Ok(())
     }
@@ -222,7 +222,7 @@ impl State {
             return Ok(self.slots.len() - 1);
         }
         let free = (1..self.slots.len()).filter(|&slot| {
-            self.slots[slot].worker.is_none() && self.is_buried(slot) && !self.restarts.reserves(slot)
+            self.slots[slot].worker.is_none() && self.is_reclaimed(slot) && !self.restarts.reserves(slot)
         });
         free.min_by_key(|&slot| self.slots[slot].next_life).ok_or(SpawnError::TooMany)
     }
@@ -251,7 +251,7 @@ impl State {
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
         for Delivery { to, message, descriptors } in deliveries {
             if to == ProcessId::NODE {
-                self.resident.from_node(message, descriptors);
+                self.process_runtime.from_node(message, descriptors);
                 continue;
             }
             // By process and not by slot: what was for one life must not reach the next.
@@ -297,9 +297,11 @@ impl State {
         self.tick_deaths(now);
         let time = self.settings.start_deadline;
         for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
-            let doing = match worker.stage {
-                Stage::Greeting { deadline, .. } if deadline <= now => "it has not said hello",
-                Stage::Opening { deadline, .. } if deadline <= now => "it said hello and then did not open",
+            let doing = match worker.phase {
+                WorkerPhase::Greeting { deadline, .. } if deadline <= now => "it has not said hello",
+                WorkerPhase::Opening { deadline, .. } if deadline <= now => {
+                    "it said hello and then did not open"
+                }
                 _ => {
                     if worker.kill_at.is_some_and(|at| at <= now) {
                         worker.kill();
@@ -307,8 +309,8 @@ impl State {
                     continue;
                 }
             };
-            let stage = std::mem::replace(&mut worker.stage, Stage::Ending);
-            if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = stage {
+            let phase = std::mem::replace(&mut worker.phase, WorkerPhase::Ending);
+            if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = phase {
                 let name = worker.name.to_string();
                 asker.answer(Err(SpawnError::Deadline { name, deadline: time, doing }));
             }
@@ -320,8 +322,10 @@ impl State {
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
         let workers = self.slots.iter().filter_map(|slot| slot.worker.as_ref()).filter_map(|worker| {
-            let start = match worker.stage {
-                Stage::Greeting { deadline, .. } | Stage::Opening { deadline, .. } => Some(deadline),
+            let start = match worker.phase {
+                WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {
+                    Some(deadline)
+                }
                 _ => None,
             };
             let retry = wait::retry_after(worker.outgoing.flushed()).map(|after| Instant::now() + after);
@@ -380,9 +384,9 @@ impl State {
             {
                 worker.flush();
             }
-            // An end comes before unread messages: `bury` reads to the end first.
+            // An end comes before unread messages: `reclaim` reads to the end first.
             if ended {
-                self.bury(index);
+                self.reclaim(index);
             } else if !(socket - PollFlags::OUT).is_empty() {
                 self.read(index, TURN_MESSAGES);
             }
@@ -418,7 +422,7 @@ impl State {
     }
 
     /// A worker's process has ended: handles its last messages, takes its exit status and tells everybody.
-    fn bury(&mut self, index: usize) {
+    fn reclaim(&mut self, index: usize) {
         // Last messages first: they may say why it ends, or that an actor had ended before. The dead send nothing new,
         // so this ends; the bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
@@ -433,11 +437,11 @@ impl State {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
         // No answers of this worker are waited for any more.
-        self.figures(worker.process, None, None);
+        self.metrics(worker.process, None, None);
         self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
-        let ended = WorkerState::Ended { exit, why: worker.why.clone() };
+        let ended = WorkerState::Exited { exit, why: worker.why.clone() };
         // First what becomes of the actors, then that the process is gone: a sender that sees the broken link knows
         // already whether its actor comes back (DEATH-2).
         let mut told = Vec::new();
@@ -454,7 +458,7 @@ impl State {
         let severity = if expected { Severity::Debug } else { Severity::Error };
         self.journal.node(severity, Some(&name), text);
 
-        let ended = WorkerState::Ended { exit, why: why.clone() };
+        let ended = WorkerState::Exited { exit, why: why.clone() };
         let state = if comes_back { WorkerState::Restarting { reason } } else { ended.clone() };
         let (restarts, last_end) = self.restarts.of_worker(worker.id);
         let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
@@ -471,15 +475,15 @@ impl State {
         }
         for (_, pending) in worker.pending.drain() {
             let Some(first) = pending.first else { continue };
-            let _ = first.reply.try_send(Err(StartError::WorkerEnded {
+            let _ = first.reply.try_send(Err(StartError::WorkerExited {
                 worker: name.to_string(),
                 type_name: pending.type_name,
                 exit,
                 why: why.clone(),
             }));
         }
-        if let Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } = worker.stage {
-            asker.answer(Err(SpawnError::Ended { name: name.to_string(), exit, why }));
+        if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase {
+            asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why }));
         }
         if !worker.read_to_the_end {
             // Unread messages in the socket may carry descriptors, which close with the socket.
@@ -507,7 +511,7 @@ impl State {
     fn finish(mut self) {
         self.dirty = true;
         self.publish();
-        self.resident.node_ended();
+        self.process_runtime.node_ended();
         let State { settings, shared, journal, stopping, restarts, .. } = self;
         if let Some(trace) = settings.trace {
             match trace.write_to(trace.path()) {

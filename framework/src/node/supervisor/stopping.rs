@@ -10,7 +10,7 @@ use crate::node::host::Activity;
 use crate::node::shutdown::{Phase, Rounds, ShutdownReport, Verdict, WorkerEnd};
 use crate::observe::log::Severity;
 
-use super::record::{Stage, Worker};
+use super::record::{Worker, WorkerPhase};
 use super::run::State;
 use super::{Closed, Reply, RestartReport, SpawnError};
 
@@ -80,19 +80,19 @@ impl State {
         // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the
         // first round of questions: one that goes on making messages would keep the first phase from ending.
         self.end_restarts();
-        self.resident.stopping();
+        self.process_runtime.stopping();
         for worker in self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()) {
-            match std::mem::replace(&mut worker.stage, Stage::Ending) {
-                Stage::Greeting { asker, .. } | Stage::Opening { asker, .. } => {
+            match std::mem::replace(&mut worker.phase, WorkerPhase::Ending) {
+                WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } => {
                     asker.answer(Err(SpawnError::Closed(Closed::ShuttingDown)));
                     worker.killed = Some(Phase::Starting);
                     worker.give_up("the node shut down before it was ready".to_owned());
                 }
-                Stage::Running => {
-                    worker.stage = Stage::Running;
+                WorkerPhase::Running => {
+                    worker.phase = WorkerPhase::Running;
                     worker.send(&Down::Stopping, Vec::new());
                 }
-                Stage::Ending => {}
+                WorkerPhase::Ending => {}
             }
         }
         self.dirty = true;
@@ -169,7 +169,7 @@ impl State {
             .collect();
         let asked = workers.iter().map(|worker| worker.process).chain([ProcessId::NODE]);
         let round = stopping.rounds.begin(asked);
-        let mut own = self.resident.activity();
+        let mut own = self.process_runtime.activity();
         for worker in &mut workers {
             // An actor that is being created may send before it is said to have started.
             own.busy |= !worker.pending.is_empty();

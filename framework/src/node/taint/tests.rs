@@ -37,7 +37,7 @@ impl Node {
         let (mut told, mut released) = (Vec::new(), Vec::new());
         for act in self.acts.drain(..) {
             match act {
-                Act::Tell(to, news) => told.push((to.slot() as u16, news.round)),
+                Act::Tell(to, update) => told.push((to.slot() as u16, update.round)),
                 Act::Release { dead, .. } => released.extend(dead.iter().map(|dead| dead.slot() as u16)),
             }
         }
@@ -59,8 +59,8 @@ fn the_dead_are_released_when_a_round_brings_nothing_new() {
     node.answered(2, 2, &[]);
     node.answered(1, 2, &[]);
     assert_eq!(node.look(), (vec![], vec![9]));
-    let news = node.rounds.joined(process(3)).expect("a joiner is told everything");
-    assert_eq!((news.deaths.len(), news.ranges, news.round), (1, vec![range(1, 7)], 2));
+    let update = node.rounds.joined(process(3)).expect("a joiner is told everything");
+    assert_eq!((update.deaths.len(), update.ranges, update.round), (1, vec![range(1, 7)], 2));
 }
 
 #[test]
@@ -84,10 +84,10 @@ fn a_death_in_the_middle_of_a_round_joins_in() {
     node.look();
     node.died(3, &[4]);
     // DEATH-3: that it has ended is told now, and its certificate must not come later.
-    assert!(node.acts.iter().all(|act| matches!(act, Act::Tell(_, news) if news.deaths.len() == 1)));
+    assert!(node.acts.iter().all(|act| matches!(act, Act::Tell(_, update) if update.deaths.len() == 1)));
     assert_eq!(node.look(), (vec![(1, 1), (2, 1)], vec![]));
-    let news = node.rounds.joined(process(4)).expect("a joiner is told of both");
-    assert_eq!((news.deaths.len(), news.round), (2, 1));
+    let update = node.rounds.joined(process(4)).expect("a joiner is told of both");
+    assert_eq!((update.deaths.len(), update.round), (2, 1));
     node.rounds.died(process(4), &[], node.now, &mut node.acts);
     node.look();
     // What is marked because of it is an answer more.
@@ -115,7 +115,7 @@ fn who_does_not_answer_is_suspected_until_it_does() {
     node.now += PATIENCE;
     let late = node.rounds.overdue(node.now, |_| vec![0, 44], &mut node.acts);
     assert_eq!(late, [process(2)]);
-    assert!(matches!(&node.acts[0], Act::Tell(_, news) if news.suspects[0].0.last == [0, 44]));
+    assert!(matches!(&node.acts[0], Act::Tell(_, update) if update.suspects[0].0.last == [0, 44]));
     node.look();
     node.answered(1, 2, &[]);
     assert_eq!(node.look().1, [9], "2 holds nobody up");

@@ -8,7 +8,7 @@ use tokio::sync::mpsc::Receiver;
 use super::uplink::Uplink;
 use crate::limits::MAX_ACTORS;
 use crate::node::control::Up;
-use crate::node::host::{Resident, Stage, StartActor};
+use crate::node::host::{ActorHost, ProcessRuntime, StartActor};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::os::vital;
 
@@ -24,43 +24,43 @@ pub(super) enum Task {
 }
 
 /// Runs until the node says [`Task::Exit`] or [`Task::Leave`].
-pub(super) async fn run<S: Stage>(
-    stage: S,
-    resident: &impl Resident,
+pub(super) async fn run<S: ActorHost>(
+    actor_host: S,
+    process_runtime: &impl ProcessRuntime,
     mut tasks: Receiver<Task>,
     uplink: &Arc<Uplink>,
 ) {
-    let stage = Rc::new(stage);
+    let actor_host = Rc::new(actor_host);
     while let Some(task) = tasks.recv().await {
         match task {
             Task::Start(start) => {
-                let (stage, uplink) = (stage.clone(), uplink.clone());
-                actix::spawn(start_actor(stage, *start, uplink));
+                let (actor_host, uplink) = (actor_host.clone(), uplink.clone());
+                actix::spawn(start_actor(actor_host, *start, uplink));
             }
             Task::StopActors => {
-                stage.stop_actors().await;
+                actor_host.stop_actors().await;
                 // Leases that are kept until somebody has passed a message go back while their owners still read.
-                resident.settling();
+                process_runtime.note_returns();
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
             }
             Task::Leave => {
                 // Others may hold what is still being made (LEASE-4); without this process nobody would make it. On another
                 // thread: this one goes on reading.
-                if let Err(error) = tokio::task::spawn_blocking(resident.unfinished_work()).await {
+                if let Err(error) = tokio::task::spawn_blocking(process_runtime.unfinished_work()).await {
                     tracing::error!(%error, "what is on the streams was not waited for");
                 }
-                return resident.settling();
+                return process_runtime.note_returns();
             }
             // All actors of all processes have stopped by now, so these are the last.
-            Task::Exit => return resident.settling(),
+            Task::Exit => return process_runtime.note_returns(),
         }
     }
 }
 
-async fn start_actor<S: Stage>(stage: Rc<S>, start: StartActor, uplink: Arc<Uplink>) {
+async fn start_actor<S: ActorHost>(actor_host: Rc<S>, start: StartActor, uplink: Arc<Uplink>) {
     let actor = start.actor;
     // In a task of its own, so that a panic becomes an answer too.
-    let result = match actix::spawn(async move { stage.start_actor(start).await }).await {
+    let result = match actix::spawn(async move { actor_host.start_actor(start).await }).await {
         Ok(result) => result,
         Err(error) if error.is_panic() => {
             Err(format!("it panicked: {}", vital::panic_text(&*error.into_panic())))

@@ -21,20 +21,20 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use self::main_loop::Task;
 use self::uplink::Uplink;
-use crate::clock::taint::Board;
+use crate::clock::taint::EpochPage;
 use crate::clock::{ClockPage, ProcessPages};
 use crate::fault;
-use crate::mailbox::port::Port;
 use crate::node::control::{ControlError, Down, Up, decode, encode};
 use crate::node::files;
 use crate::node::handshake::Build;
-use crate::node::host::{Identity, Notices, Residence, Resident};
+use crate::node::host::{Identity, Notices, ProcessRuntime, Runtime};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::trace::{Ring, TraceRing};
 use crate::os::{Seqpacket, vital};
+use crate::transport::control_channel::ControlChannel;
 
 pub(crate) use self::inherited::VARIABLE;
 
@@ -45,11 +45,11 @@ const STARVED: &str = "this process may open no more files, and the node has sen
 const EXIT_REFUSED: i32 = 78;
 
 /// Returns if this process is not a worker; otherwise runs it, and the process ends with it.
-pub(crate) fn run_if_worker<R: Residence>(residence: &R) {
+pub(crate) fn run_if_worker<R: Runtime>(runtime: &R) {
     let Some(socket) = inherited::take() else { return };
     let run = || -> ! {
-        match Worker::start(residence, Arc::new(socket)) {
-            Ok(worker) => worker.run(residence),
+        match Worker::start(runtime, Arc::new(socket)) {
+            Ok(worker) => worker.run(runtime),
             Err(failure) => exit_with(&failure),
         }
     };
@@ -65,17 +65,17 @@ pub(crate) fn run_if_worker<R: Residence>(residence: &R) {
 }
 
 /// A worker that was welcomed.
-struct Worker<R: Residence> {
+struct Worker<R: Runtime> {
     identity: Identity,
-    resident: Arc<R::Resident>,
+    process_runtime: Arc<R::ProcessRuntime>,
     uplink: Arc<Uplink>,
     tasks: tokio::sync::mpsc::Receiver<Task>,
 }
 
-impl<R: Residence> Worker<R> {
-    fn start(residence: &R, socket: Arc<Seqpacket>) -> Result<Self, String> {
+impl<R: Runtime> Worker<R> {
+    fn start(runtime: &R, socket: Arc<Seqpacket>) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
-        let (identity, log_filter, pages) = handshake(residence.fingerprint(), &socket, &mut receiving)?;
+        let (identity, log_filter, pages) = handshake(runtime.fingerprint(), &socket, &mut receiving)?;
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
@@ -83,35 +83,40 @@ impl<R: Residence> Worker<R> {
         end_on_failure(&uplink);
 
         let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
-        let port: Arc<dyn Port> = uplink.clone();
+        let control: Arc<dyn ControlChannel> = uplink.clone();
         #[cfg(feature = "testing")]
         fault::arm_from_environment(&identity.name);
         fault::point("worker.open");
-        let resident = residence.open(&identity, port, pages).map_err(|why| {
+        let process_runtime = runtime.open(&identity, control, pages).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
             let _ = uplink.send(&Up::OpenFailed { why: why.clone() }, Vec::new());
             uplink.drain();
             format!("worker `{}` could not be opened: {why}", identity.name)
         })?;
         if let Some(ring) = ring {
-            resident.trace(ring);
+            process_runtime.trace(ring);
         }
         let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
-        let control =
-            Control { socket, receiving, uplink: uplink.clone(), resident: resident.clone(), to_main };
+        let control = Control {
+            socket,
+            receiving,
+            uplink: uplink.clone(),
+            process_runtime: process_runtime.clone(),
+            to_main,
+        };
         vital::spawn("tensorpost-control", move || control.run())
             .map_err(|error| format!("the control thread could not be started: {error}"))?;
-        Ok(Worker { identity, resident, uplink, tasks })
+        Ok(Worker { identity, process_runtime, uplink, tasks })
     }
 
-    fn run(self, residence: &R) -> ! {
-        let Worker { identity, resident, uplink, tasks } = self;
+    fn run(self, runtime: &R) -> ! {
+        let Worker { identity, process_runtime, uplink, tasks } = self;
         actix::System::new().block_on(async move {
             let notices = Notices::new(uplink.clone());
-            match residence.stage(resident.clone(), notices) {
-                Ok(stage) => {
+            match runtime.actor_host(process_runtime.clone(), notices) {
+                Ok(actor_host) => {
                     let _ = uplink.send(&Up::Ready, Vec::new());
-                    main_loop::run(stage, &*resident, tasks, &uplink).await;
+                    main_loop::run(actor_host, &*process_runtime, tasks, &uplink).await;
                     uplink.drain();
                 }
                 Err(why) => {
@@ -181,11 +186,12 @@ fn handshake(
 
 fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<ProcessPages, String> {
     let count = descriptors.len();
-    let [clocks, board] = <[OwnedFd; 2]>::try_from(descriptors)
+    let [clocks, epoch_page] = <[OwnedFd; 2]>::try_from(descriptors)
         .map_err(|_| format!("the node's welcome came with {count} descriptors instead of 2"))?;
     let clocks = ClockPage::adopt(clocks).map_err(|error| format!("this process's clock page: {error}"))?;
-    let board = Board::open(board).map_err(|error| format!("the node's board: {error}"))?;
-    Ok(ProcessPages { clocks, board })
+    let epoch_page =
+        EpochPage::open(epoch_page).map_err(|error| format!("the node's epoch page: {error}"))?;
+    Ok(ProcessPages { clocks, epoch_page })
 }
 
 /// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
@@ -219,15 +225,15 @@ fn install_logs(uplink: &Arc<Uplink>, log_filter: &str) {
 }
 
 /// The control thread: takes what the node says, and sends what was queued.
-struct Control<R: Resident> {
+struct Control<R: ProcessRuntime> {
     socket: Arc<Seqpacket>,
     receiving: Receiving,
     uplink: Arc<Uplink>,
-    resident: Arc<R>,
+    process_runtime: Arc<R>,
     to_main: tokio::sync::mpsc::Sender<Task>,
 }
 
-impl<R: Resident> Control<R> {
+impl<R: ProcessRuntime> Control<R> {
     fn run(mut self) {
         let error = loop {
             match self.turn() {
@@ -270,21 +276,26 @@ impl<R: Resident> Control<R> {
     fn handle(&self, message: Down, descriptors: Vec<OwnedFd>) -> Result<(), ControlEnd> {
         let task = match message {
             Down::Node(message) => {
-                self.resident.from_node(message, descriptors);
+                self.process_runtime.from_node(message, descriptors);
                 return Ok(());
             }
             Down::Probe { round } => {
-                let _ =
-                    self.uplink.send(&Up::Activity { round, activity: self.resident.activity() }, Vec::new());
+                let _ = self
+                    .uplink
+                    .send(&Up::Activity { round, activity: self.process_runtime.activity() }, Vec::new());
                 return Ok(());
             }
-            Down::Figures { round } => {
-                let _ =
-                    self.uplink.send(&Up::Figures { round, figures: self.resident.figures() }, Vec::new());
+            Down::Metrics { round } => {
+                let _ = self
+                    .uplink
+                    .send(&Up::Metrics { round, metrics: self.process_runtime.metrics() }, Vec::new());
                 return Ok(());
             }
             Down::Look { round } => {
-                let _ = self.uplink.send(&Up::Sight { round, sight: self.resident.sight() }, Vec::new());
+                let _ = self.uplink.send(
+                    &Up::HangProbe { round, hang_probe: self.process_runtime.hang_probe() },
+                    Vec::new(),
+                );
                 return Ok(());
             }
             Down::Ping { number } => {
@@ -292,7 +303,7 @@ impl<R: Resident> Control<R> {
                 return Ok(());
             }
             Down::Stopping => {
-                self.resident.stopping();
+                self.process_runtime.stopping();
                 return Ok(());
             }
             #[cfg(feature = "testing")]
@@ -305,7 +316,7 @@ impl<R: Resident> Control<R> {
             Down::Leave => Task::Leave,
             Down::Exit { comes_back } => {
                 if comes_back {
-                    self.resident.leaving();
+                    self.process_runtime.leaving();
                 }
                 Task::Exit
             }

@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::ids::ActorId;
-use crate::mailbox::lives::EndReason;
-use crate::mailbox::port::{Port, PortClosed, ToNode};
 use crate::node::control::{Up, encode};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_QUEUED_BYTES, MAX_QUEUED_LOGS, cut};
 use crate::node::line::{Flushed, LineError, Outgoing};
 use crate::node::wait;
 use crate::observe::log::{LogRecord, LogSink};
 use crate::os::{EventFd, Seqpacket};
+use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, ToNode};
+use crate::transport::lifecycle::EndReason;
 
 pub(crate) struct Uplink {
     socket: Arc<Seqpacket>,
@@ -39,7 +39,7 @@ impl Uplink {
     }
 
     /// Sends a message of this crate's own, or queues it.
-    pub(crate) fn send(&self, message: &Up, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
+    pub(crate) fn send(&self, message: &Up, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
         match encode(message) {
             Ok(bytes) => self.line.lock().send(&bytes, descriptors, &self.wake),
             Err(error) => {
@@ -93,9 +93,14 @@ impl Uplink {
 }
 
 impl Line {
-    fn send(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>, wake: &EventFd) -> Result<(), PortClosed> {
+    fn send(
+        &mut self,
+        bytes: &[u8],
+        descriptors: Vec<OwnedFd>,
+        wake: &EventFd,
+    ) -> Result<(), ControlChannelClosed> {
         if self.failed.is_some() {
-            return Err(PortClosed);
+            return Err(ControlChannelClosed);
         }
         let before = self.outgoing.flushed();
         let result = self.outgoing.send(bytes, descriptors);
@@ -104,7 +109,7 @@ impl Line {
             Ok(_) => Ok(()),
             Err(error) => {
                 self.failed = Some(error);
-                Err(PortClosed)
+                Err(ControlChannelClosed)
             }
         };
         // The control thread has to wait for room, or to end the process. A full doorbell is rung already.
@@ -120,8 +125,8 @@ impl Line {
     }
 }
 
-impl Port for Uplink {
-    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), PortClosed> {
+impl ControlChannel for Uplink {
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed> {
         Uplink::send(self, &Up::Node(message), descriptors)
     }
 }

@@ -50,7 +50,7 @@ thread_local! {
     static THREAD: RefCell<(Option<u32>, Vec<u64>)> = const { RefCell::new((None, Vec::new())) };
 }
 
-/// The memory that a process notes its trace in, on its way to its post office.
+/// The memory that a process notes its trace in, on its way to its transport.
 #[derive(Debug)]
 pub struct TraceRing(pub(crate) Arc<Ring>);
 
@@ -201,7 +201,7 @@ mod tests {
     fn what_a_handler_does_is_on_its_actors_row_and_the_rest_on_the_threads() {
         let tracer = Tracer::default();
         tracer.start(Arc::new(Ring::create(64).unwrap()));
-        let lease = LeaseName { chunk: 0, line: 1, generation: 1 };
+        let lease = LeaseName { chunk: 0, entry: 1, generation: 1 };
         let handling = tracer.handler(ActorId(4), || (9, None));
         tracer.note(|| What::LeaseOpened { lease, bytes: 3 });
         drop(handling);

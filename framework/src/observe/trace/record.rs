@@ -39,11 +39,11 @@ pub(crate) enum Form {
     Refusal = 4,
 }
 
-/// A line of the owner's book.
+/// An entry of the owner's lease table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LeaseName {
     pub(crate) chunk: u32,
-    pub(crate) line: u32,
+    pub(crate) entry: u32,
     pub(crate) generation: u32,
 }
 
@@ -109,12 +109,12 @@ impl Form {
 
 impl LeaseName {
     fn to_words(self) -> [u64; 2] {
-        [u64::from(self.chunk) | u64::from(self.line) << 32, u64::from(self.generation)]
+        [u64::from(self.chunk) | u64::from(self.entry) << 32, u64::from(self.generation)]
     }
 
-    fn from_words(place: u64, generation: u64) -> Option<Self> {
+    fn from_words(entry_word: u64, generation: u64) -> Option<Self> {
         let generation = u32::try_from(generation).ok()?;
-        Some(LeaseName { chunk: place as u32, line: (place >> 32) as u32, generation })
+        Some(LeaseName { chunk: entry_word as u32, entry: (entry_word >> 32) as u32, generation })
     }
 }
 
@@ -132,8 +132,8 @@ fn frame_of(peer: u64, end: u64) -> Option<Option<FrameId>> {
 impl Record {
     pub(crate) fn to_words(self) -> [u64; WORDS] {
         let lease_words = |lease: LeaseName, last: u64| {
-            let [place, generation] = lease.to_words();
-            [place, generation, last, 0]
+            let [entry_word, generation] = lease.to_words();
+            [entry_word, generation, last, 0]
         };
         let (kind, form, took, rest) = match self.what {
             What::HandlerBegan { key, frame } => {
@@ -201,7 +201,7 @@ mod tests {
     fn all() -> Vec<What> {
         let peer = ProcessId::new(3, 9).unwrap();
         let (frame, lease) =
-            (FrameId { peer, end: 1 << 40 }, LeaseName { chunk: 1 << 24, line: u32::MAX, generation: 7 });
+            (FrameId { peer, end: 1 << 40 }, LeaseName { chunk: 1 << 24, entry: u32::MAX, generation: 7 });
         vec![
             What::HandlerBegan { key: 5, frame: None },
             What::HandlerEnded { key: 5, frame: Some(frame), took: 77 },

@@ -324,7 +324,7 @@ fn write_row(
     }
 }
 
-/// Life times of memory, one after the other for each line of the book.
+/// Life times of memory, one after the other for each entry of the lease table.
 fn write_leases(
     me: ProcessId,
     pid: u32,
@@ -339,7 +339,7 @@ fn write_leases(
     // Threads note at the same time, so the ring's order is not always that of time, and that of the file is.
     leases.sort_by_key(|(_, at, ..)| *at);
     for (tid, at, lease, what) in leases {
-        let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.line, lease.generation);
+        let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.entry, lease.generation);
         // What does not begin in the file has no place in it: its beginning was written over.
         match open.get_mut(&lease) {
             Some((_, last)) => *last = at,
@@ -367,9 +367,9 @@ fn write_leases(
         out.push((at, Event::Async { step, pid, tid, at, cat: CAT, name: name.to_owned(), id, args }));
     }
     let mut left: Vec<_> = open.into_iter().collect();
-    left.sort_by_key(|(lease, (_, at))| (*at, lease.line, lease.generation));
+    left.sort_by_key(|(lease, (_, at))| (*at, lease.entry, lease.generation));
     for (lease, (tid, last)) in left {
-        let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.line, lease.generation);
+        let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.entry, lease.generation);
         let (at, args) = (end.max(last), Args::default().text("ended", "no"));
         let (step, name) = (Step::End, CAT.to_owned());
         out.push((at, Event::Async { step, pid, tid, at, cat: CAT, name, id, args }));

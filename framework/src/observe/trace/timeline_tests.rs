@@ -115,7 +115,7 @@ fn a_handler_that_did_not_end_lasts_until_its_process_did() {
 
 #[test]
 fn leases_begin_and_end_in_pairs() {
-    let lease = |line| LeaseName { chunk: 0, line, generation: 1 };
+    let lease = |entry| LeaseName { chunk: 0, entry, generation: 1 };
     let records = vec![
         record(1, What::LeaseClosed { lease: lease(9) }), // its beginning was written over
         record(2, What::LeaseOpened { lease: lease(1), bytes: 512 }),

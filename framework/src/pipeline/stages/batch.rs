@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use crate::actor::Env;
 use crate::pipeline::{Batch, Gather, Held, Item, Many, Out, Stage};
-use crate::tensor::Gpu;
+use crate::tensor::DeviceStream;
 
 /// How the items of a batch are combined.
 pub(in crate::pipeline) trait Packing<T: Item>: 'static {
     /// The combined item.
     type Packed: Item;
     /// Makes it.
-    fn pack(items: Vec<T>, gpu: &Gpu) -> anyhow::Result<Self::Packed>;
+    fn pack(items: Vec<T>, stream: &DeviceStream) -> anyhow::Result<Self::Packed>;
 }
 
 /// As they are, side by side.
@@ -24,7 +24,7 @@ pub(in crate::pipeline) struct Gathered;
 impl<T: Item> Packing<T> for AsMany {
     type Packed = Many<T>;
 
-    fn pack(items: Vec<T>, _: &Gpu) -> anyhow::Result<Many<T>> {
+    fn pack(items: Vec<T>, _: &DeviceStream) -> anyhow::Result<Many<T>> {
         Ok(Many { items })
     }
 }
@@ -32,15 +32,15 @@ impl<T: Item> Packing<T> for AsMany {
 impl<T: Gather> Packing<T> for Gathered {
     type Packed = T::Gathered;
 
-    fn pack(items: Vec<T>, gpu: &Gpu) -> anyhow::Result<T::Gathered> {
-        T::gather(items, gpu)
+    fn pack(items: Vec<T>, stream: &DeviceStream) -> anyhow::Result<T::Gathered> {
+        T::gather(items, stream)
     }
 }
 
 /// Collects items until there are enough, or the time is up.
 pub(in crate::pipeline) struct Batcher<T, P> {
     batch: Batch,
-    gpu: Gpu,
+    stream: DeviceStream,
     items: Vec<(T, Held)>,
     /// When the batch goes on although it is not full.
     until: Option<Instant>,
@@ -52,7 +52,7 @@ impl<T: Item, P: Packing<T>> Batcher<T, P> {
         self.until = None;
         let (items, parts): (Vec<_>, Vec<_>) = std::mem::take(&mut self.items).into_iter().unzip();
         if !items.is_empty() {
-            out.emit_for(P::pack(items, &self.gpu)?, parts);
+            out.emit_for(P::pack(items, &self.stream)?, parts);
         }
         Ok(())
     }
@@ -64,7 +64,7 @@ impl<T: Item, P: Packing<T>> Stage for Batcher<T, P> {
     type Out = P::Packed;
 
     fn create(batch: Batch, env: &Env) -> anyhow::Result<Self> {
-        Ok(Batcher { batch, gpu: env.gpu(), items: Vec::new(), until: None, packing: PhantomData })
+        Ok(Batcher { batch, stream: env.stream(), items: Vec::new(), until: None, packing: PhantomData })
     }
 
     fn process(&mut self, item: T, out: &mut Out<P::Packed>) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use crate::actor::Env;
 use crate::pipeline::closures;
 use crate::pipeline::limits::MAX_WAITING;
-use crate::pipeline::pairs::{News, Partners};
+use crate::pipeline::pairs::{PartnerNews, Partners};
 use crate::pipeline::worker::args::Pairing;
 use crate::pipeline::{Either, Held, Item, ItemId, Out, Pair, Stage};
 
@@ -312,8 +312,8 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
         Ok(())
     }
 
-    fn partners(&mut self, News(news): News<'_>, out: &mut Out<Pair<A, B>>) {
-        match news {
+    fn partners(&mut self, PartnerNews(notice): PartnerNews<'_>, out: &mut Out<Pair<A, B>>) {
+        match notice {
             Partners::Begin(pairing) => self.pairing = Some(pairing),
             // By key, another item may be the partner.
             Partners::Alone { left, ids, again } if self.key.is_some() => {

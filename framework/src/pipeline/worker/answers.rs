@@ -2,9 +2,9 @@
 
 use super::meter::Cause;
 use crate::actor::{AskError, SendFailure};
-use crate::mailbox::post::AskFailure;
-use crate::mailbox::post::inbox::Refusal;
-use crate::pipeline::item::{Item, Parcel};
+use crate::pipeline::item::{EdgeMessage, Item};
+use crate::transport::AskFailure;
+use crate::transport::inbox::Refusal;
 
 /// Why an item was not answered.
 pub(super) enum Unanswered {
@@ -15,16 +15,16 @@ pub(super) enum Unanswered {
     /// The item, or something that came of it, was lost in a receiver that may go on.
     Lost,
     /// The receiver has ended.
-    Gone,
+    Exited,
 }
 
 impl Unanswered {
-    pub(super) fn of<T: Item>(error: &AskError<Parcel<T>>) -> Self {
+    pub(super) fn of<T: Item>(error: &AskError<EdgeMessage<T>>) -> Self {
         match error {
             AskError::NoReply(AskFailure::Refused(Refusal::Tainted(_))) => Unanswered::Tainted,
             AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(_))) => Unanswered::Refused,
             AskError::NoReply(AskFailure::Refused(Refusal::NoReply)) => Unanswered::Lost,
-            _ => Unanswered::Gone,
+            _ => Unanswered::Exited,
         }
     }
 }
@@ -35,23 +35,23 @@ impl Unanswered {
         match self {
             Unanswered::Tainted => Cause::Tainted,
             Unanswered::Refused => Cause::Unread,
-            Unanswered::Lost | Unanswered::Gone => Cause::Ended,
+            Unanswered::Lost | Unanswered::Exited => Cause::Ended,
         }
     }
 }
 
 /// Whether the receiver will take nothing any more.
-pub(super) fn is_gone(reason: &SendFailure) -> bool {
-    matches!(reason, SendFailure::Gone(_) | SendFailure::NoSuchActor | SendFailure::GaveUp(_))
+pub(super) fn is_exited(reason: &SendFailure) -> bool {
+    matches!(reason, SendFailure::ProcessExited(_) | SendFailure::NoSuchActor | SendFailure::GaveUp(_))
 }
 
 /// Whether no later life of the receiver takes it either.
-pub(super) fn is_final<T: Item>(error: &AskError<Parcel<T>>) -> bool {
-    matches!(error, AskError::NotSent(error) if is_gone(&error.reason))
+pub(super) fn is_final<T: Item>(error: &AskError<EdgeMessage<T>>) -> bool {
+    matches!(error, AskError::NotSent(error) if is_exited(&error.reason))
 }
 
 /// Why an item was not answered, without the type that it had on the way.
-pub(super) fn why<T: Item>(error: &AskError<Parcel<T>>) -> String {
+pub(super) fn why<T: Item>(error: &AskError<EdgeMessage<T>>) -> String {
     match error {
         AskError::NotSent(error) => error.reason.to_string(),
         AskError::NoReply(failure) => failure.to_string(),

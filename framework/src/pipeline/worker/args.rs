@@ -8,7 +8,7 @@ use super::waits::Wait;
 use crate::actor::Address;
 use crate::ids::ProcessId;
 use crate::pipeline::dead::Dead;
-use crate::pipeline::item::{Item, ItemId, Parcel};
+use crate::pipeline::item::{EdgeMessage, Item, ItemId};
 use crate::pipeline::on_error::OnError;
 use crate::pipeline::traits::{Source, Stage};
 
@@ -121,7 +121,7 @@ pub(in crate::pipeline) struct BranchArgs<T: Item> {
     /// Whether the end waits until everything was answered.
     pub(in crate::pipeline) settle_first: bool,
     /// Whether the receiver ends when this actor does, so that an item is done with here when it is done with there.
-    pub(in crate::pipeline) shares_fate: bool,
+    pub(in crate::pipeline) restarts_together: bool,
     /// Whether it leads back to the beginning of a loop.
     pub(in crate::pipeline) feedback: bool,
 }
@@ -130,7 +130,7 @@ pub(in crate::pipeline) struct BranchArgs<T: Item> {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(in crate::pipeline) enum Receiver<T: Item> {
-    At(Address<Parcel<T>>),
+    At(Address<EdgeMessage<T>>),
     /// A receiver that is started later. It is looked up when it is needed.
     Named(String),
 }
@@ -166,7 +166,7 @@ pub(in crate::pipeline) enum Control {
     /// A source makes no more items.
     Stop,
     /// Nothing more comes from these senders: they have died, or their ends were heard by an earlier life.
-    Gone {
+    Exited {
         /// Edge and replica of each.
         lanes: Vec<u32>,
         /// They are a source that does not come back: nobody else knows what it had sent.

@@ -18,9 +18,9 @@ use std::time::Instant;
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use tokio::sync::Notify;
 
-use super::answers::{Unanswered, is_final, is_gone, why};
+use super::ack_guard::{AckGuard, AckGuards};
+use super::answers::{Unanswered, is_exited, is_final, why};
 use super::args::{BranchArgs, Receiver};
-use super::cargo::{Cargo, Cargos};
 use super::meter::{Cause, Meter, Spanned};
 use super::pick::{Choice, Load, Pick};
 use super::waits::Wait;
@@ -28,7 +28,7 @@ use super::window::Window;
 use crate::actor::{Address, Ask, AskError, Env, SendFailure};
 use crate::message::codec;
 use crate::pipeline::closures::UnknownClosure;
-use crate::pipeline::item::{Item, ItemId, Order, Parcel, Tag};
+use crate::pipeline::item::{EdgeMessage, Item, ItemId, Order, Tag};
 use crate::pipeline::out::Emitted;
 
 /// The way to one stage: its replicas, and what was sent to them.
@@ -46,7 +46,7 @@ pub(super) struct Branch<T: Item> {
     pub(super) feedback: bool,
     restarts: bool,
     pub(super) settle_first: bool,
-    shares_fate: bool,
+    restarts_together: bool,
     modes: Modes,
     window: RefCell<Window>,
     /// Set when the actor was stopped: items wait for no room any more.
@@ -73,9 +73,9 @@ pub(super) struct Modes {
 /// The way to one replica.
 struct To<T: Item> {
     receiver: Receiver<T>,
-    found: RefCell<Option<Address<Parcel<T>>>>,
+    found: RefCell<Option<Address<EdgeMessage<T>>>>,
     unanswered: Cell<u32>,
-    gone: Cell<bool>,
+    exited: Cell<bool>,
 }
 
 /// An item that was sent and is not answered.
@@ -88,7 +88,7 @@ struct Underway<T> {
     /// When it was accepted, for the trace.
     since: Option<Instant>,
     /// What is done with when it is answered.
-    cargo: Cargos,
+    ack_guard: AckGuards,
 }
 
 /// An item that could not be sent at once.
@@ -103,8 +103,8 @@ pub(super) enum NotYet<T: Item> {
 
 /// An item that was offered to a receiver.
 pub(super) struct Asked<T: Item> {
-    ask: Ask<Parcel<T>>,
-    accepted: Option<Result<(), AskError<Parcel<T>>>>,
+    ask: Ask<EdgeMessage<T>>,
+    accepted: Option<Result<(), AskError<EdgeMessage<T>>>>,
     underway: Underway<T>,
     /// When it was to be sent.
     from: Instant,
@@ -127,7 +127,7 @@ impl<T: Item> Branch<T> {
             receiver,
             found: RefCell::new(None),
             unanswered: Cell::new(0),
-            gone: Cell::new(false),
+            exited: Cell::new(false),
         });
         Ok(Branch {
             stage: args.stage,
@@ -142,7 +142,7 @@ impl<T: Item> Branch<T> {
             feedback: args.feedback,
             restarts: args.restarts,
             settle_first: args.settle_first,
-            shares_fate: args.shares_fate,
+            restarts_together: args.restarts_together,
             modes,
             window: RefCell::default(),
             hurried: Cell::new(false),
@@ -157,7 +157,7 @@ impl<T: Item> Branch<T> {
     pub(super) fn load(&self) -> Load {
         Load {
             unanswered: self.to.iter().map(|to| to.unanswered.get()).sum(),
-            gone: self.to.iter().all(|to| to.gone.get()),
+            exited: self.to.iter().all(|to| to.exited.get()),
         }
     }
 
@@ -170,14 +170,14 @@ impl<T: Item> Branch<T> {
     }
 
     fn replica(&self, at: usize) -> Load {
-        Load { unanswered: self.to[at].unanswered.get(), gone: self.to[at].gone.get() }
+        Load { unanswered: self.to[at].unanswered.get(), exited: self.to[at].exited.get() }
     }
 
     pub(super) async fn send(
         self: &Rc<Self>,
         mut tag: Tag,
         item: T,
-        cargo: Cargos,
+        ack_guard: AckGuards,
     ) -> Result<(), Unsendable> {
         // Encoding an item to count its bytes is dear, so only where a bound asks for it.
         let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
@@ -189,7 +189,7 @@ impl<T: Item> Branch<T> {
         self.put_number(&mut tag);
         // Chosen after the wait, by the loads of now. Whoever is gone was found out meanwhile.
         let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
-            Choice::One(at) => self.deliver(at, tag, item, bytes, cargo).await,
+            Choice::One(at) => self.deliver(at, tag, item, bytes, ack_guard).await,
             Choice::None => {
                 self.lost(&tag, Cause::Ended, "nobody is left to send it to").await;
                 Ok(())
@@ -197,13 +197,13 @@ impl<T: Item> Branch<T> {
             Choice::All => {
                 let last = self.to.len() - 1;
                 for at in 0..last {
-                    let sent = self.deliver(at, tag.clone(), item.clone(), bytes, cargo.clone()).await;
+                    let sent = self.deliver(at, tag.clone(), item.clone(), bytes, ack_guard.clone()).await;
                     if sent.is_err() {
                         self.held_up.set(None);
                         return sent;
                     }
                 }
-                self.deliver(last, tag, item, bytes, cargo).await
+                self.deliver(last, tag, item, bytes, ack_guard).await
             }
         };
         self.held_up.set(None);
@@ -245,7 +245,7 @@ impl<T: Item> Branch<T> {
     /// Tells all replicas that nothing more comes: each has to hear it from each of its senders.
     pub(super) async fn end(self: &Rc<Self>) {
         for at in 0..self.to.len() {
-            self.tell_one(at, Parcel::End { lane: self.lane }).await;
+            self.tell_one(at, EdgeMessage::End { lane: self.lane }).await;
         }
     }
 
@@ -270,14 +270,14 @@ impl<T: Item> Branch<T> {
         // From here on the item is on its way, whatever comes: it has its number. Nobody waits here; the time is for
         // the trace.
         let since = self.meter.traces().then(Instant::now);
-        let Emitted { mut tag, item, cargo } = emitted;
+        let Emitted { mut tag, item, ack_guard } = emitted;
         self.put_number(&mut tag);
         // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so only
         // where it may be sent again.
         let copy = self.modes.resend.then(|| item.clone());
-        let mut ask = address.ask(Parcel::Item(tag.clone(), item));
+        let mut ask = address.ask(EdgeMessage::Item(tag.clone(), item));
         let accepted = ask.try_accepted();
-        let underway = Underway { to, tag, bytes, copy, since, cargo };
+        let underway = Underway { to, tag, bytes, copy, since, ack_guard };
         if let Some(Ok(())) = accepted {
             if let Some(since) = since {
                 self.meter.waited(self.index, underway.tag.id, since);
@@ -304,9 +304,9 @@ impl<T: Item> Branch<T> {
                 Ok(())
             }
             Err(error) => {
-                let Underway { to, mut tag, bytes, cargo, .. } = underway;
-                match self.turned_away(error, to, &mut tag, &cargo).await {
-                    Turned::To(other, item) => self.deliver(other, tag, item, bytes, cargo).await,
+                let Underway { to, mut tag, bytes, ack_guard, .. } = underway;
+                match self.turned_away(error, to, &mut tag, &ack_guard).await {
+                    Turned::To(other, item) => self.deliver(other, tag, item, bytes, ack_guard).await,
                     Turned::Away(end) => end,
                 }
             }
@@ -322,7 +322,7 @@ impl<T: Item> Branch<T> {
         mut tag: Tag,
         mut item: T,
         bytes: u64,
-        cargo: Cargos,
+        ack_guard: AckGuards,
     ) -> Result<(), Unsendable> {
         loop {
             let copy = self.modes.resend.then(|| item.clone());
@@ -334,13 +334,13 @@ impl<T: Item> Branch<T> {
                     return Ok(());
                 }
             };
-            let mut ask = address.ask(Parcel::Item(tag.clone(), item));
+            let mut ask = address.ask(EdgeMessage::Item(tag.clone(), item));
             match ask.accepted().await {
                 Ok(()) => {
-                    self.follow(ask, Underway { to: at, tag, bytes, copy, since: None, cargo });
+                    self.follow(ask, Underway { to: at, tag, bytes, copy, since: None, ack_guard });
                     return Ok(());
                 }
-                Err(error) => match self.turned_away(error, at, &mut tag, &cargo).boxed_local().await {
+                Err(error) => match self.turned_away(error, at, &mut tag, &ack_guard).boxed_local().await {
                     Turned::To(other, back) => (at, item) = (other, back),
                     Turned::Away(end) => return end,
                 },
@@ -351,10 +351,10 @@ impl<T: Item> Branch<T> {
     /// The receiver `at` has not accepted an item: finds out why, and who takes it instead.
     async fn turned_away(
         self: &Rc<Self>,
-        error: AskError<Parcel<T>>,
+        error: AskError<EdgeMessage<T>>,
         at: usize,
         tag: &mut Tag,
-        cargo: &Cargos,
+        ack_guard: &AckGuards,
     ) -> Turned<T> {
         // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to another.
         let why = why(&error);
@@ -362,21 +362,21 @@ impl<T: Item> Branch<T> {
             self.lost(tag, Unanswered::of(&error).cause(), &why).await;
             return Turned::Away(Ok(()));
         };
-        let Parcel::Item(_, back) = error.message else { return Turned::Away(Ok(())) };
+        let EdgeMessage::Item(_, back) = error.message else { return Turned::Away(Ok(())) };
         if let SendFailure::Tainted(_) = error.reason {
             // Lost with a process (DEATH-3), and nobody's error.
             drop(back);
-            self.lost_here(tag, &why, cargo).await;
+            self.lost_here(tag, &why, ack_guard).await;
             return Turned::Away(Ok(()));
         }
         // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would
         // wait for it.
-        if !is_gone(&error.reason) {
+        if !is_exited(&error.reason) {
             self.settle(tag);
             return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));
         }
         // Marked before the choice, which must not fall on it again. With nobody left the item is lost.
-        self.to[at].gone.set(true);
+        self.to[at].exited.set(true);
         if let Choice::One(other) = self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
             tag.attempt += 1;
             return Turned::To(other, back);
@@ -386,14 +386,14 @@ impl<T: Item> Branch<T> {
     }
 
     /// An item was accepted: follows it until it is answered.
-    fn follow(self: &Rc<Self>, ask: Ask<Parcel<T>>, mut underway: Underway<T>) {
+    fn follow(self: &Rc<Self>, ask: Ask<EdgeMessage<T>>, mut underway: Underway<T>) {
         // Counted before the task runs: `idle` and the window must see the item from the moment it was accepted.
         self.begin(underway.to, underway.bytes);
         // In a chain the items that it came from are not done with before it is. One that leaves the last loop around it
         // has left when it is accepted: what the next stages keep of it must not keep others out of the loop.
         let chain = self.modes.resend || (self.modes.chain && self.depth > 0);
-        if !(chain || self.shares_fate) {
-            underway.cargo = Cargos::new();
+        if !(chain || self.restarts_together) {
+            underway.ack_guard = AckGuards::new();
         }
         underway.since = self.meter.traces().then(Instant::now);
         let branch = Rc::clone(self);
@@ -403,14 +403,14 @@ impl<T: Item> Branch<T> {
     /// The receiver had accepted an item and does not answer: sends it again where somebody can take it, and names it
     /// as lost otherwise. It is counted as answered last of all, so that nobody believes meanwhile that nothing is
     /// under way.
-    async fn unanswered(self: &Rc<Self>, error: &AskError<Parcel<T>>, underway: Underway<T>) {
-        let Underway { to, tag, bytes, copy, since: _, cargo } = underway;
+    async fn unanswered(self: &Rc<Self>, error: &AskError<EdgeMessage<T>>, underway: Underway<T>) {
+        let Underway { to, tag, bytes, copy, since: _, ack_guard } = underway;
         let why = why(error);
         match Unanswered::of(error) {
             Unanswered::Tainted => {
                 // The receiver has named it, unless somebody can send again what it was made of. A copy is as tainted.
                 if self.modes.resend {
-                    self.lost_here(&tag, &why, &cargo).await;
+                    self.lost_here(&tag, &why, &ack_guard).await;
                 } else {
                     self.settle(&tag);
                 }
@@ -425,14 +425,14 @@ impl<T: Item> Branch<T> {
             // This item is lost to it; whether the receiver has ended, the next item finds out.
             Unanswered::Lost => {}
             // One with a restart policy is not gone: its address waits for the next life, which takes the item.
-            Unanswered::Gone => self.to[to].gone.set(!self.restarts),
+            Unanswered::Exited => self.to[to].exited.set(!self.restarts),
         }
         let other = copy.as_ref().map(|copy| self.pick.choose(copy, self.to.len(), |at| self.replica(at)));
         if let (Some(Choice::One(other)), Some(copy)) = (other, copy) {
             self.meter.note(|counts| counts.resent += 1);
             let again = Tag { attempt: tag.attempt + 1, ..tag.clone() };
             // Counted before the first is taken out, so that nobody believes for a moment that all is answered.
-            if self.deliver_again(other, again, copy, bytes, cargo).await {
+            if self.deliver_again(other, again, copy, bytes, ack_guard).await {
                 self.answered(to, bytes);
                 return;
             }
@@ -448,10 +448,10 @@ impl<T: Item> Branch<T> {
         tag: Tag,
         item: T,
         bytes: u64,
-        cargo: Cargos,
+        ack_guard: AckGuards,
     ) -> LocalBoxFuture<'static, bool> {
         let branch = Rc::clone(self);
-        Box::pin(async move { branch.deliver(at, tag, item, bytes, cargo).await.is_ok() })
+        Box::pin(async move { branch.deliver(at, tag, item, bytes, ack_guard).await.is_ok() })
     }
 
     /// Names an item that the receiver, or the way to it, has lost.
@@ -463,10 +463,15 @@ impl<T: Item> Branch<T> {
     }
 
     /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what it was
-    /// made of, its cargo says so; otherwise it is lost for good, and named.
-    fn lost_here<'a>(self: &'a Rc<Self>, tag: &'a Tag, why: &str, cargo: &[Cargo]) -> LocalBoxFuture<'a, ()> {
+    /// made of, its ack guard says so; otherwise it is lost for good, and named.
+    fn lost_here<'a>(
+        self: &'a Rc<Self>,
+        tag: &'a Tag,
+        why: &str,
+        ack_guard: &[AckGuard],
+    ) -> LocalBoxFuture<'a, ()> {
         if self.modes.resend && !self.modes.origin {
-            cargo.iter().for_each(Cargo::lose);
+            ack_guard.iter().for_each(AckGuard::lose);
         } else {
             self.meter.lost(&self.stage, tag.ids(), Cause::Tainted, why);
         }
@@ -478,29 +483,29 @@ impl<T: Item> Branch<T> {
     async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
         self.settle(tag);
         if let Some(order) = tag.order.filter(|order| order.last) {
-            self.tell(Parcel::Gap(order)).await;
+            self.tell(EdgeMessage::Gap(order)).await;
         }
     }
 
-    pub(super) async fn tell(self: &Rc<Self>, parcel: Parcel<T>) {
-        if let Some(at) = (0..self.to.len()).find(|at| !self.to[*at].gone.get()) {
-            self.tell_one(at, parcel).await;
+    pub(super) async fn tell(self: &Rc<Self>, message: EdgeMessage<T>) {
+        if let Some(at) = (0..self.to.len()).find(|at| !self.to[*at].exited.get()) {
+            self.tell_one(at, message).await;
         }
     }
 
     /// Sends something that is no item. A receiver that is gone need not know it.
-    async fn tell_one(self: &Rc<Self>, at: usize, parcel: Parcel<T>) {
+    async fn tell_one(self: &Rc<Self>, at: usize, message: EdgeMessage<T>) {
         let Ok(address) = self.address(at).await else { return };
         // An end is said again to the receiver's next life, which has to hear it too. A gap is of no use there: a later
         // life does not restore the order.
-        let again = match parcel {
-            Parcel::End { lane } if self.restarts => Some(lane),
+        let again = match message {
+            EdgeMessage::End { lane } if self.restarts => Some(lane),
             _ => None,
         };
-        let mut ask = address.ask(parcel);
+        let mut ask = address.ask(message);
         let refused = ask.accepted().await.err();
         if refused.is_some() && again.is_none() {
-            self.to[at].gone.set(true);
+            self.to[at].exited.set(true);
             return;
         }
         // Counted like an item, so that `idle` waits for its answer: an end is answered when the receiver is done.
@@ -514,10 +519,10 @@ impl<T: Item> Branch<T> {
             while let (Err(error), Some(lane)) = (&answer, again)
                 && !is_final(error)
             {
-                answer = address.ask(Parcel::End { lane }).await;
+                answer = address.ask(EdgeMessage::End { lane }).await;
             }
             if answer.is_err() && !branch.restarts {
-                branch.to[at].gone.set(true);
+                branch.to[at].exited.set(true);
             }
             branch.answered(at, 0);
         });
@@ -557,14 +562,14 @@ impl<T: Item> Branch<T> {
         }
     }
 
-    fn known_address(&self, at: usize) -> Option<Address<Parcel<T>>> {
+    fn known_address(&self, at: usize) -> Option<Address<EdgeMessage<T>>> {
         match &self.to[at].receiver {
             Receiver::At(address) => Some(address.clone()),
             Receiver::Named(_) => self.to[at].found.borrow().clone(),
         }
     }
 
-    async fn address(&self, at: usize) -> Result<Address<Parcel<T>>, String> {
+    async fn address(&self, at: usize) -> Result<Address<EdgeMessage<T>>, String> {
         if let Some(address) = self.known_address(at) {
             return Ok(address);
         }
@@ -591,7 +596,7 @@ enum Turned<T> {
 /// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is rare is boxed.
 struct Watch<T: Item> {
     branch: Rc<Branch<T>>,
-    ask: Ask<Parcel<T>>,
+    ask: Ask<EdgeMessage<T>>,
     /// Until it is answered.
     underway: Option<Underway<T>>,
     /// The rest of the work if there is no answer. Rare, so boxed.
@@ -614,8 +619,8 @@ impl<T: Item> Future for Watch<T> {
                 branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
             }
             let Err(error) = answer else {
-                // First its number, then the counts, which wake the sender. The cargo drops last, with `underway`: that
-                // may answer the sender before this one.
+                // First its number, then the counts, which wake the sender. The ack guard drops last, with `underway`:
+                // that may answer the sender before this one.
                 branch.settle(&underway.tag);
                 branch.answered(underway.to, underway.bytes);
                 return Poll::Ready(());

@@ -50,7 +50,7 @@ impl Part {
             let events = self.config.events.clone();
             let event = Event::Failed(failure.clone());
             actix::spawn(async move {
-                // A conductor that has gone needs no news.
+                // A conductor that has gone needs no event.
                 let _ = events.send(event).await;
             });
         }
@@ -116,7 +116,7 @@ impl Part {
         let mut counts = self.meter.counts();
         counts.life = self.env.incarnation();
         counts.bytes_not_copied = self.env.stats().bytes_not_copied;
-        (counts.stream_waits, counts.stream_waited) = self.env.gpu().stream().waits();
+        (counts.stream_waits, counts.stream_waited) = self.env.stream().clocked().waits();
         counts
     }
 

@@ -22,13 +22,13 @@
 //! failure instead, and so does the sender of what the item was made of, back to whoever has something that is still
 //! good.
 
+pub(super) mod ack_guard;
 mod answers;
 pub(super) mod args;
 mod branch;
-pub(super) mod cargo;
 mod core;
+mod fork_tracker;
 pub(super) mod histogram;
-pub(super) mod kept;
 mod loss;
 pub(super) mod meter;
 pub(super) mod order;
@@ -36,8 +36,8 @@ mod orphans;
 mod outlet;
 pub(super) mod pick;
 mod response;
+pub(super) mod retained;
 mod rounds;
-mod siblings;
 mod source;
 mod stage;
 pub(super) mod waits;

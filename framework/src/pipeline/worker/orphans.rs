@@ -23,7 +23,7 @@ struct Inner {
     /// By lane. A source has no more of its items under way than are named.
     left: RefCell<HashMap<u32, Vec<Tag>>>,
     /// Lanes of sources that have died, and do not come back.
-    gone: RefCell<HashSet<u32>>,
+    exited: RefCell<HashSet<u32>>,
 }
 
 /// An item that its sender may have to send again.
@@ -34,7 +34,11 @@ pub(super) struct Orphan {
 
 impl Orphans {
     pub(super) fn new(part: &Rc<Part>) -> Self {
-        Orphans(Rc::new(Inner { part: Rc::clone(part), left: RefCell::default(), gone: RefCell::default() }))
+        Orphans(Rc::new(Inner {
+            part: Rc::clone(part),
+            left: RefCell::default(),
+            exited: RefCell::default(),
+        }))
     }
 
     /// An item came, perhaps for the second time.
@@ -49,7 +53,7 @@ impl Orphans {
     /// An item was lost here.
     pub(super) fn left(&self, tag: &Tag) {
         let Some(lane) = tag.lane else { return };
-        if self.0.gone.borrow().contains(&lane) {
+        if self.0.exited.borrow().contains(&lane) {
             return self.name(tag);
         }
         let mut left = self.0.left.borrow_mut();
@@ -60,8 +64,8 @@ impl Orphans {
     }
 
     /// The sources behind these lanes have died, and do not come back.
-    pub(super) fn gone(&self, lanes: &[u32]) {
-        self.0.gone.borrow_mut().extend(lanes);
+    pub(super) fn exited(&self, lanes: &[u32]) {
+        self.0.exited.borrow_mut().extend(lanes);
         for lane in lanes {
             let left = self.0.left.borrow_mut().remove(lane);
             left.iter().flatten().for_each(|tag| self.name(tag));

@@ -5,16 +5,16 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+use super::ack_guard::AckGuard;
 use super::args::{BranchArgs, OutletArgs};
 use super::branch::{Branch, Modes, NotYet, Unsendable};
-use super::cargo::Cargo;
+use super::fork_tracker::ForkTracker;
 use super::meter::Meter;
 use super::pick::{Choice, Pick};
-use super::siblings::Siblings;
 use super::waits::Wait;
 use crate::actor::Env;
 use crate::pipeline::closures::UnknownClosure;
-use crate::pipeline::item::{Item, ItemId, Order, Parcel, Tag};
+use crate::pipeline::item::{EdgeMessage, Item, ItemId, Order, Tag};
 use crate::pipeline::out::Emitted;
 
 /// A way out: one or several branches.
@@ -22,7 +22,7 @@ pub(super) struct Outlet<T: Item> {
     pick: Pick<T>,
     branches: Vec<Rc<Branch<T>>>,
     /// Which branches still have something of an item, where anybody wants to know.
-    siblings: Option<Rc<Siblings>>,
+    fork_tracker: Option<Rc<ForkTracker>>,
 }
 
 impl<T: Item> Outlet<T> {
@@ -34,34 +34,34 @@ impl<T: Item> Outlet<T> {
     ) -> Result<Self, UnknownClosure> {
         let pick = Pick::among_branches(&args.select)?;
         let branch = |args: BranchArgs<T>| Branch::new(args, modes, meter, env).map(Rc::new);
-        let siblings = Siblings::new(args.tell, args.tell_still, args.source, args.branches.len());
+        let fork_tracker = ForkTracker::new(args.tell, args.tell_still, args.source, args.branches.len());
         let branches = args.branches.into_iter().map(branch).collect::<Result<_, _>>()?;
-        Ok(Outlet { pick, branches, siblings })
+        Ok(Outlet { pick, branches, fork_tracker })
     }
 
     /// Sends an item to whom it is for, and returns when they have accepted it. A receiver that has died has lost it;
     /// that is noted, and no error.
     pub(super) async fn send(&self, emitted: Emitted<T>) -> Result<(), Unsendable> {
-        let Emitted { tag, item, cargo } = emitted;
+        let Emitted { tag, item, ack_guard } = emitted;
         match self.pick.choose(&item, self.branches.len(), |at| self.branches[at].load()) {
             Choice::One(at) => {
                 let mark = self.mark(&tag, at..at + 1).pop().flatten();
-                self.branches[at].send(tag, item, cargo.into_iter().chain(mark).collect()).await
+                self.branches[at].send(tag, item, ack_guard.into_iter().chain(mark).collect()).await
             }
             Choice::All => {
                 let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
-                // All cargo is made before the first is sent: the first may be settled before the next is sent.
+                // All ack guard is made before the first is sent: the first may be settled before the next is sent.
                 let mut marks = self.mark(&tag, 0..self.branches.len());
                 let of_last = marks.pop().flatten();
                 for (branch, mark) in others.iter().zip(marks) {
-                    let cargo = cargo.iter().cloned().chain(mark).collect();
-                    branch.send(tag.clone(), item.clone(), cargo).await?;
+                    let ack_guard = ack_guard.iter().cloned().chain(mark).collect();
+                    branch.send(tag.clone(), item.clone(), ack_guard).await?;
                 }
-                last.send(tag, item, cargo.into_iter().chain(of_last).collect()).await
+                last.send(tag, item, ack_guard.into_iter().chain(of_last).collect()).await
             }
             // Every branch is gone: the first one names the loss.
             Choice::None => match self.branches.first() {
-                Some(branch) => branch.send(tag, item, cargo).await,
+                Some(branch) => branch.send(tag, item, ack_guard).await,
                 None => Ok(()),
             },
         }
@@ -70,7 +70,7 @@ impl<T: Item> Outlet<T> {
     /// As [`send`](Self::send), if nobody need wait for that. Nearly every item goes this way: a future would have room for
     /// all that can happen to one, and be moved about with each.
     pub(super) fn send_now(&self, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
-        if self.siblings.is_some() {
+        if self.fork_tracker.is_some() {
             return Err(NotYet::Untouched(Box::new(emitted)));
         }
         match self.pick.choose(&emitted.item, self.branches.len(), |at| self.branches[at].load()) {
@@ -84,17 +84,17 @@ impl<T: Item> Outlet<T> {
         match item {
             NotYet::Untouched(emitted) => self.send(*emitted).await,
             NotYet::On(branch, emitted) => {
-                let Emitted { tag, item, cargo } = *emitted;
-                branch.send(tag, item, cargo).await
+                let Emitted { tag, item, ack_guard } = *emitted;
+                branch.send(tag, item, ack_guard).await
             }
             NotYet::Asked(branch, asked) => branch.go_on(*asked).await,
         }
     }
 
-    /// The cargo that goes with an item on each of these branches.
-    fn mark(&self, tag: &Tag, branches: Range<usize>) -> SmallVec<[Option<Cargo>; 4]> {
-        match &self.siblings {
-            Some(siblings) => siblings.mark(tag, branches).into_iter().map(Some).collect(),
+    /// The ack guard that goes with an item on each of these branches.
+    fn mark(&self, tag: &Tag, branches: Range<usize>) -> SmallVec<[Option<AckGuard>; 4]> {
+        match &self.fork_tracker {
+            Some(fork_tracker) => fork_tracker.mark(tag, branches).into_iter().map(Some).collect(),
             None => branches.map(|_| None).collect(),
         }
     }
@@ -114,21 +114,21 @@ impl<T: Item> Outlet<T> {
     /// The actor makes nothing more before something is acknowledged; `next` waits for that. Of a source, those who pair its
     /// items want to know.
     pub(super) fn stand(&self, next: Option<ItemId>) {
-        if let Some(siblings) = &self.siblings {
-            siblings.stand(next);
+        if let Some(fork_tracker) = &self.fork_tracker {
+            fork_tracker.stand(next);
         }
     }
 
     pub(super) fn go_on(&self) {
-        if let Some(siblings) = &self.siblings {
-            siblings.go_on();
+        if let Some(fork_tracker) = &self.fork_tracker {
+            fork_tracker.go_on();
         }
     }
 
     /// Tells whoever restores the order that nothing comes with this place.
     pub(super) async fn gap(&self, order: Order) {
         for branch in &self.branches {
-            branch.tell(Parcel::Gap(order)).await;
+            branch.tell(EdgeMessage::Gap(order)).await;
         }
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Load {
     /// Items that it is not done with.
     pub(super) unanswered: u32,
     /// It takes nothing any more.
-    pub(super) gone: bool,
+    pub(super) exited: bool,
 }
 
 /// The choice.
@@ -74,7 +74,7 @@ impl<T> Pick<T> {
     /// Chooses for `item`. A key keeps its receiver for as long as that is there, and then goes to the next one.
     pub(super) fn choose(&self, item: &T, count: usize, load: impl Fn(usize) -> Load) -> Choice {
         let from =
-            |first: usize| (0..count).map(move |step| (first + step) % count).find(|at| !load(*at).gone);
+            |first: usize| (0..count).map(move |step| (first + step) % count).find(|at| !load(*at).exited);
         let one = match &self.way {
             Way::All => return if count == 0 { Choice::None } else { Choice::All },
             _ if count == 0 => None,
@@ -83,7 +83,7 @@ impl<T> Pick<T> {
             Way::Only(number) => Some((number(item) % count as u64) as usize),
             Way::LeastLoaded => {
                 let turn = self.turn.get();
-                let candidates = (0..count).map(|step| (turn + step) % count).filter(|at| !load(*at).gone);
+                let candidates = (0..count).map(|step| (turn + step) % count).filter(|at| !load(*at).exited);
                 candidates.min_by_key(|at| load(*at).unanswered)
             }
         };
@@ -108,7 +108,7 @@ mod tests {
     fn choose(pick: &Pick<u64>, item: u64, loads: &[Option<u32>]) -> Choice {
         pick.choose(&item, loads.len(), |at| Load {
             unanswered: loads[at].unwrap_or(0),
-            gone: loads[at].is_none(),
+            exited: loads[at].is_none(),
         })
     }
 

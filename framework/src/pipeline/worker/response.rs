@@ -5,7 +5,7 @@ use actix::fut::{ActorFutureExt, wrap_future};
 use actix::{Actor, AsyncContext, Context, Message};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 
-use super::cargo::Cargo;
+use super::ack_guard::AckGuard;
 
 /// An actor that looks at its clock when it is done with a message.
 pub(in crate::pipeline) trait Settle: Actor<Context = Context<Self>> {
@@ -14,10 +14,10 @@ pub(in crate::pipeline) trait Settle: Actor<Context = Context<Self>> {
 }
 
 /// Work on a message: done, or going on, with the actor's mailbox closed meanwhile. The message is answered when the last
-/// of its cargo is gone.
+/// of its ack guard is gone.
 pub(in crate::pipeline) struct Handled {
     work: Option<LocalBoxFuture<'static, ()>>,
-    cargo: Cargo,
+    ack_guard: AckGuard,
 }
 
 impl Handled {
@@ -25,7 +25,7 @@ impl Handled {
     pub(in crate::pipeline) fn begin<A: Settle>(
         actor: &mut A,
         ctx: &mut Context<A>,
-        cargo: Cargo,
+        ack_guard: AckGuard,
         rest: Option<LocalBoxFuture<'static, ()>>,
     ) -> Self {
         // Where it need not wait, the context need not know of it.
@@ -33,14 +33,14 @@ impl Handled {
         if work.is_none() {
             actor.settle(ctx);
         }
-        Handled { work, cargo }
+        Handled { work, ack_guard }
     }
 }
 
 impl<A: Settle, M: Message<Result = ()>> MessageResponse<A, M> for Handled {
     fn handle(self, ctx: &mut Context<A>, answer: Option<OneshotSender<()>>) {
-        self.cargo.answer_to(answer);
-        drop(self.cargo);
+        self.ack_guard.answer_to(answer);
+        drop(self.ack_guard);
         if let Some(work) = self.work {
             ctx.wait(wrap_future::<_, A>(work).map(|(), actor, ctx| actor.settle(ctx)));
         }

@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 
-use super::cargo::{Cargo, Faint};
+use super::ack_guard::{AckGuard, Faint};
 use crate::pipeline::item::Tag;
 
 /// The items in a loop.
@@ -31,17 +31,17 @@ impl Rounds {
         Rounds { depth, ..Rounds::default() }
     }
 
-    /// Begins a round of an item. Returns the cargo to hold until the round is over.
-    pub(super) fn begin(&mut self, tag: &mut Tag, cargo: Cargo) -> Cargo {
+    /// Begins a round of an item. Returns the ack guard to hold until the round is over.
+    pub(super) fn begin(&mut self, tag: &mut Tag, ack_guard: AckGuard) -> AckGuard {
         if let Some(name) = tag.rounds.get(self.depth) {
-            return self.inside.get(name).and_then(Faint::cargo).unwrap_or_default();
+            return self.inside.get(name).and_then(Faint::ack_guard).unwrap_or_default();
         }
-        self.inside.retain(|_, inside| inside.cargo().is_some());
+        self.inside.retain(|_, inside| inside.ack_guard().is_some());
         tag.rounds.truncate(self.depth);
         tag.rounds.push(self.next);
-        self.inside.insert(self.next, cargo.faint());
+        self.inside.insert(self.next, ack_guard.faint());
         self.next += 1;
-        cargo
+        ack_guard
     }
 }
 
@@ -58,11 +58,11 @@ mod tests {
     fn an_item_is_answered_when_it_has_left_the_loop_and_each_round_at_once() {
         let mut rounds = Rounds::new(1);
         let mut inside = tag(&[5]);
-        let first = Cargo::default();
+        let first = AckGuard::default();
         let held = rounds.begin(&mut inside, first.clone());
         assert!(held.is(&first), "the item that came in");
         let mut around = inside.clone();
-        let second = Cargo::default();
+        let second = AckGuard::default();
         let held_again = rounds.begin(&mut around, second.clone());
         assert!(held_again.is(&first) && !held_again.is(&second), "the next round holds the same");
     }
@@ -72,8 +72,8 @@ mod tests {
     fn an_item_that_comes_around_after_its_sender_was_told_that_it_is_lost_is_answered_at_once() {
         let mut rounds = Rounds::new(1);
         let mut inside = tag(&[5]);
-        drop(rounds.begin(&mut inside, Cargo::default()));
-        let around = Cargo::default();
+        drop(rounds.begin(&mut inside, AckGuard::default()));
+        let around = AckGuard::default();
         let held = rounds.begin(&mut inside, around.clone());
         assert!(!held.is(&around), "nobody waits for it");
         assert_eq!(inside.rounds.len(), 2, "and it keeps its name");

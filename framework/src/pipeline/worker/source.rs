@@ -9,9 +9,9 @@ use actix::{ActorContext, AsyncContext};
 use futures_util::future::FutureExt;
 use smallvec::smallvec;
 
+use super::ack_guard::AckGuard;
 use super::args::{Control, Run, SourceArgs};
 use super::branch::Modes;
-use super::cargo::Cargo;
 use super::core::Part;
 use super::meter::Counts;
 use super::outlet::Outlet;
@@ -88,7 +88,8 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
         match control {
             Control::Stop => self.core.stop(),
             Control::Close => ctx.stop(),
-            Control::Gone { .. } | Control::GoOn { .. } | Control::Alone { .. } | Control::Still { .. } => {}
+            Control::Exited { .. } | Control::GoOn { .. } | Control::Alone { .. } | Control::Still { .. } => {
+            }
         }
     }
 }
@@ -133,8 +134,8 @@ impl<S: Source> Core<S> {
     }
 
     async fn send(&self, id: ItemId, item: S::Out) {
-        let cargo = smallvec![Cargo::default()];
-        let sent = match self.results.send_now(Emitted { tag: Tag::of(id), item, cargo }) {
+        let ack_guard = smallvec![AckGuard::default()];
+        let sent = match self.results.send_now(Emitted { tag: Tag::of(id), item, ack_guard }) {
             Ok(()) => Ok(()),
             Err(not_yet) => {
                 self.results.stand(Some(id));

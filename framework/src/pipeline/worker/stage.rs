@@ -1,9 +1,9 @@
 //! The actor around a stage. A sink is a stage without results.
 //!
 //! An item passes: `handle`, `take_now` (nearly every item ends there, without a future) or `take`; its place in the
-//! order, if this actor restores one; `process` with its attempts; `send` with its results. The cargo of an item is
+//! order, if this actor restores one; `process` with its attempts; `send` with its results. The ack guard of an item is
 //! held by everything that is still to be done for it, and answers the sender when the last of it drops. So a step that
-//! drops cargo early answers too early, and one that keeps it keeps the sender waiting.
+//! drops ack guard early answers too early, and one that keeps it keeps the sender waiting.
 //!
 //! No borrow of a `RefCell` is held over an `await`: the task that reports progress borrows meanwhile.
 
@@ -16,26 +16,26 @@ use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::smallvec;
 
+use super::ack_guard::AckGuard;
 use super::args::{Control, Pairing, Run, StageArgs};
 use super::branch::{Modes, Unsendable};
-use super::cargo::Cargo;
 use super::core::Part;
-use super::kept::{Keeping, Kept};
 use super::loss;
 use super::meter::{Cause, Counts, Failure};
 use super::order::Reorder;
 use super::orphans::Orphans;
 use super::outlet::Outlet;
 use super::response::{Handled, Settle};
+use super::retained::{Retained, RetainedItem};
 use super::rounds::Rounds;
 use super::waits::Wait;
 use crate::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
 use crate::ids::ProcessId;
 use crate::message::scope;
 use crate::pipeline::dead::Dead;
-use crate::pipeline::item::{ItemId, Order, Parcel, Tag};
+use crate::pipeline::item::{EdgeMessage, ItemId, Order, Tag};
 use crate::pipeline::out::{Current, Emitted, Out};
-use crate::pipeline::pairs::{News, Partners};
+use crate::pipeline::pairs::{PartnerNews, Partners};
 use crate::pipeline::traits::Stage;
 
 /// The actor.
@@ -53,9 +53,9 @@ struct Core<S: Stage> {
     order: RefCell<Reorder<Came<S::In>>>,
     ends: RefCell<Ends>,
     /// What the stage keeps beyond its calls.
-    kept: Kept,
+    retained: Retained,
     /// The dead with whom a call has lost something.
-    mourned: RefCell<HashSet<ProcessId>>,
+    seen_down: RefCell<HashSet<ProcessId>>,
     /// What came to nothing and is left to its sender.
     orphans: Orphans,
     /// Where a loop begins.
@@ -64,7 +64,7 @@ struct Core<S: Stage> {
 
 /// Something in its place in the order.
 enum Came<T> {
-    Item(Tag, T, Cargo),
+    Item(Tag, T, AckGuard),
     Gap(Order),
 }
 
@@ -72,7 +72,7 @@ enum Came<T> {
 struct Ends {
     lanes: HashSet<u32>,
     /// Answered when this stage is done too.
-    cargo: Vec<Cargo>,
+    ack_guard: Vec<AckGuard>,
     begun: bool,
 }
 
@@ -86,7 +86,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     fn create(args: StageArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let mut stage = S::create(args.user, env)?;
         if let Some(pairing) = args.config.pairing.clone() {
-            stage.partners(News(Partners::Begin(pairing)), &mut Out::new());
+            stage.partners(PartnerNews(Partners::Begin(pairing)), &mut Out::new());
         }
         let part = Part::new(args.config, env);
         let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: false };
@@ -99,8 +99,8 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             stage: RefCell::new(stage),
             order: RefCell::new(Reorder::new()),
             ends: RefCell::default(),
-            kept: Kept::default(),
-            mourned: RefCell::default(),
+            retained: Retained::default(),
+            seen_down: RefCell::default(),
         });
         let weak = Rc::downgrade(&core);
         core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
@@ -108,14 +108,14 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.acknowledged::<Parcel<S::In>>().message::<Run>().message::<Control>();
+        on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>();
     }
 
     /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut actix::Context<Self>) {
         let why = letter.reason().to_string();
         // Nothing else that comes has tensors.
-        let Ok(Parcel::Item(tag, _)) = letter.into_message::<Parcel<S::In>>() else { return };
+        let Ok(EdgeMessage::Item(tag, _)) = letter.into_message::<EdgeMessage<S::In>>() else { return };
         let core = Rc::clone(&self.core);
         let mut work = async move { core.tainted(tag, &why).await }.boxed_local();
         match (&mut work).now_or_never() {
@@ -125,22 +125,22 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     }
 }
 
-impl<S: Stage> actix::Handler<Parcel<S::In>> for StageActor<S> {
+impl<S: Stage> actix::Handler<EdgeMessage<S::In>> for StageActor<S> {
     type Result = Handled;
 
-    fn handle(&mut self, parcel: Parcel<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
+    fn handle(&mut self, message: EdgeMessage<S::In>, ctx: &mut actix::Context<Self>) -> Handled {
         // First, so that what came of earlier items of this turn does not wait for this one, which may take long.
         self.core.part.env.publish();
         // Where items are sent again: an earlier sending of this one is no orphan any more, and this one becomes one if
-        // its cargo is lost.
-        let cargo = Cargo::default();
+        // its ack guard is lost.
+        let ack_guard = AckGuard::default();
         if self.core.part.config.resend
-            && let Parcel::Item(tag, _) = &parcel
+            && let EdgeMessage::Item(tag, _) = &message
         {
-            cargo.left_by(self.core.orphans.came(tag));
+            ack_guard.left_by(self.core.orphans.came(tag));
         }
-        let rest = self.core.take_now(parcel, cargo.clone());
-        Handled::begin(self, ctx, cargo, rest)
+        let rest = self.core.take_now(message, ack_guard.clone());
+        Handled::begin(self, ctx, ack_guard, rest)
     }
 }
 
@@ -160,19 +160,19 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
             // Who says so is heard over another link than the last messages of the dead. It is said again, behind these.
-            Control::Gone { lanes, dead_source, with: Some(process) } => {
+            Control::Exited { lanes, dead_source, with: Some(process) } => {
                 let env = core.part.env.clone();
                 actix::spawn(async move {
                     env.until_read(process).await;
-                    let again = Control::Gone { lanes, dead_source, with: None };
+                    let again = Control::Exited { lanes, dead_source, with: None };
                     // An actor that has ended need not hear it.
                     let _ = env.address().send(again).await;
                 });
                 None
             }
-            Control::Gone { lanes, dead_source, with: None } => {
+            Control::Exited { lanes, dead_source, with: None } => {
                 if dead_source {
-                    core.orphans.gone(&lanes);
+                    core.orphans.exited(&lanes);
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
             }
@@ -191,7 +191,7 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
             }
             Control::Stop => None,
         };
-        Handled::begin(self, ctx, Cargo::default(), work)
+        Handled::begin(self, ctx, AckGuard::default(), work)
     }
 }
 
@@ -230,8 +230,8 @@ impl<S: Stage> Core<S> {
     /// What the actor waits for, for the report of a pipeline that does not move.
     fn waits(&self) -> Vec<Wait> {
         let mut waits: Vec<_> = self.results.waits().chain(self.dead.waits()).collect();
-        let kept = self.kept.len();
-        waits.extend((kept > 0).then_some(Wait::Kept(kept)));
+        let retained = self.retained.len();
+        waits.extend((retained > 0).then_some(Wait::Retained(retained)));
         let ends = self.ends.borrow();
         if !ends.begun {
             let missing = self.part.config.lanes.iter().filter(|lane| !ends.lanes.contains(lane));
@@ -240,18 +240,24 @@ impl<S: Stage> Core<S> {
         waits
     }
 
-    /// Does all of the work on a parcel that waits for nobody. Returns what is left to do.
+    /// Does all of the work on a message that waits for nobody. Returns what is left to do.
     ///
     /// Nearly every item needs no more than this: a future would have room for all that can happen to one, and be moved
     /// about with each.
-    fn take_now(self: &Rc<Self>, parcel: Parcel<S::In>, cargo: Cargo) -> Option<LocalBoxFuture<'static, ()>> {
+    fn take_now(
+        self: &Rc<Self>,
+        message: EdgeMessage<S::In>,
+        ack_guard: AckGuard,
+    ) -> Option<LocalBoxFuture<'static, ()>> {
         let config = &self.part.config;
         let is_plain = !config.restore && self.rounds.is_none() && config.on_error.retries() == 0;
-        match parcel {
-            Parcel::Item(tag, item) if is_plain && !self.part.has_failed() && !self.ends.borrow().begun => {
-                self.process_now(tag, item, cargo)
+        match message {
+            EdgeMessage::Item(tag, item)
+                if is_plain && !self.part.has_failed() && !self.ends.borrow().begun =>
+            {
+                self.process_now(tag, item, ack_guard)
             }
-            other => Some(Rc::clone(self).take(other, cargo).boxed_local()),
+            other => Some(Rc::clone(self).take(other, ack_guard).boxed_local()),
         }
     }
 
@@ -260,27 +266,28 @@ impl<S: Stage> Core<S> {
         self: &Rc<Self>,
         mut tag: Tag,
         item: S::In,
-        cargo: Cargo,
+        ack_guard: AckGuard,
     ) -> Option<LocalBoxFuture<'static, ()>> {
         self.part.meter.note(|counts| counts.items_in += 1);
         let copy = self.part.config.on_error.keeps().then(|| item.clone());
-        let (result, out) = self.attempt(&tag, &cargo, item);
+        let (result, out) = self.attempt(&tag, &ack_guard, item);
         match result {
-            Ok(()) => self.send_now(out, cargo),
+            Ok(()) => self.send_now(out, ack_guard),
             Err(error) => {
                 let core = Rc::clone(self);
-                let failed = async move { drop(core.failed(error, out, &mut tag, copy, &cargo, 0).await) };
+                let failed =
+                    async move { drop(core.failed(error, out, &mut tag, copy, &ack_guard, 0).await) };
                 Some(failed.boxed_local())
             }
         }
     }
 
-    async fn take(self: Rc<Self>, parcel: Parcel<S::In>, cargo: Cargo) {
-        let (order, came) = match parcel {
-            Parcel::Item(tag, item) => (tag.order, Came::Item(tag, item, cargo)),
-            Parcel::Gap(order) => (Some(order), Came::Gap(order)),
+    async fn take(self: Rc<Self>, message: EdgeMessage<S::In>, ack_guard: AckGuard) {
+        let (order, came) = match message {
+            EdgeMessage::Item(tag, item) => (tag.order, Came::Item(tag, item, ack_guard)),
+            EdgeMessage::Gap(order) => (Some(order), Came::Gap(order)),
             // Boxed, as all that is rare: it would be part of the future of every item.
-            Parcel::End { lane } => return self.ended(vec![lane], Some(cargo)).boxed_local().await,
+            EdgeMessage::End { lane } => return self.ended(vec![lane], Some(ack_guard)).boxed_local().await,
         };
         if !self.restores() {
             self.one(came).await;
@@ -291,7 +298,7 @@ impl<S: Stage> Core<S> {
             return;
         }
         let item = match came {
-            Came::Item(tag, item, cargo) => Some(Came::Item(Tag { order: None, ..tag }, item, cargo)),
+            Came::Item(tag, item, ack_guard) => Some(Came::Item(Tag { order: None, ..tag }, item, ack_guard)),
             Came::Gap(_) => None,
         };
         self.order.borrow_mut().put(order, item);
@@ -322,7 +329,7 @@ impl<S: Stage> Core<S> {
     async fn one(&self, came: Came<S::In>) {
         match came {
             Came::Gap(order) => self.results.gap(order).await,
-            Came::Item(tag, item, cargo) => self.process(tag, item, cargo).await,
+            Came::Item(tag, item, ack_guard) => self.process(tag, item, ack_guard).await,
         }
     }
 
@@ -350,7 +357,7 @@ impl<S: Stage> Core<S> {
         self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
     }
 
-    async fn process(&self, mut tag: Tag, item: S::In, cargo: Cargo) {
+    async fn process(&self, mut tag: Tag, item: S::In, ack_guard: AckGuard) {
         let part = &self.part;
         part.meter.note(|counts| counts.items_in += 1);
         if part.has_failed() {
@@ -363,16 +370,16 @@ impl<S: Stage> Core<S> {
         {
             let why = DeadReason::Tainted { by }.to_string();
             self.lose(
-                Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo] }),
-                Out::during(None, &self.kept),
+                Some(RetainedItem { tag: tag.clone(), ack_guard: smallvec![ack_guard] }),
+                Out::during(None, &self.retained),
                 &why,
             );
             return self.nothing_of(tag.order).await;
         }
         // In a loop the item's answer is shared by its rounds from here on.
-        let cargo = match &self.rounds {
-            Some(rounds) => rounds.borrow_mut().begin(&mut tag, cargo),
-            None => cargo,
+        let ack_guard = match &self.rounds {
+            Some(rounds) => rounds.borrow_mut().begin(&mut tag, ack_guard),
+            None => ack_guard,
         };
         let on_error = part.config.on_error;
         let mut item = Some(item);
@@ -381,11 +388,11 @@ impl<S: Stage> Core<S> {
             // Cloned only if there may be a use for it: a clone keeps the stage from writing the tensor in place.
             let last = attempt == on_error.retries();
             let copy = if last && !on_error.keeps() { None } else { Some(given.clone()) };
-            let (result, out) = self.attempt(&tag, &cargo, given);
+            let (result, out) = self.attempt(&tag, &ack_guard, given);
             match result {
                 Ok(()) => return self.send(out).await,
                 Err(error) => {
-                    item = self.failed(error, out, &mut tag, copy, &cargo, attempt).boxed_local().await;
+                    item = self.failed(error, out, &mut tag, copy, &ack_guard, attempt).boxed_local().await;
                 }
             }
             attempt += 1;
@@ -393,10 +400,11 @@ impl<S: Stage> Core<S> {
     }
 
     /// Calls the stage with an item.
-    fn attempt(&self, tag: &Tag, cargo: &Cargo, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
+    fn attempt(&self, tag: &Tag, ack_guard: &AckGuard, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
         let config = &self.part.config;
-        let current = Current { tag: tag.clone(), cargo: cargo.clone(), holds: config.chain || config.holds };
-        let mut out = Out::during(Some(current), &self.kept);
+        let current =
+            Current { tag: tag.clone(), ack_guard: ack_guard.clone(), holds: config.chain || config.holds };
+        let mut out = Out::during(Some(current), &self.retained);
         let from = Instant::now();
         let result = self.stage.borrow_mut().process(item, &mut out);
         self.part.meter.called(from, Some(tag.id));
@@ -411,7 +419,7 @@ impl<S: Stage> Core<S> {
         out: Out<S::Out>,
         tag: &mut Tag,
         copy: Option<S::In>,
-        cargo: &Cargo,
+        ack_guard: &AckGuard,
         before: u32,
     ) -> Option<S::In> {
         let part = &self.part;
@@ -420,7 +428,11 @@ impl<S: Stage> Core<S> {
         let why = format!("{error:#}");
         // First, because `OnError` is not asked about a loss, and a retry would only find it again.
         if self.is_loss(&error) {
-            self.lose(Some(Keeping { tag: tag.clone(), cargo: smallvec![cargo.clone()] }), out, &why);
+            self.lose(
+                Some(RetainedItem { tag: tag.clone(), ack_guard: smallvec![ack_guard.clone()] }),
+                out,
+                &why,
+            );
             self.nothing_of(order).await;
             return None;
         }
@@ -439,7 +451,7 @@ impl<S: Stage> Core<S> {
                 part.meter.note(|counts| counts.dead_letters += 1);
                 let dead = Dead { item, stage: part.config.stage.clone(), why, attempts };
                 let tag = Tag { order: None, ..tag.clone() };
-                let dead = Emitted { tag, item: dead, cargo: smallvec![cargo.clone()] };
+                let dead = Emitted { tag, item: dead, ack_guard: smallvec![ack_guard.clone()] };
                 if let Err(unsent) = self.dead.send(dead).boxed_local().await {
                     part.failed(Some(unsent.tag.id), unsent.why, 1, false);
                 }
@@ -461,8 +473,8 @@ impl<S: Stage> Core<S> {
 
     /// The process that an item was lost with while it waited here for its turn.
     fn tainted_since(&self, item: &S::In) -> Option<ProcessId> {
-        let gpu = self.part.env.gpu();
-        gpu.stream().domain().has_taint().then(|| scope::taint_in(item))?.map(|tainted| tainted.by)
+        let stream = self.part.env.stream();
+        stream.clocked().domain().has_taint().then(|| scope::taint_in(item))?.map(|tainted| tainted.by)
     }
 
     /// Whether the error of a call says that its item was lost with a process (DEATH-3).
@@ -470,15 +482,16 @@ impl<S: Stage> Core<S> {
     /// No item is given to the stage that is known to be lost; it can only turn out to be while the stage works on it. So
     /// the first such error is about the item. What comes after it is about what the stage remembers, and a failure.
     fn is_loss(&self, error: &anyhow::Error) -> bool {
-        loss::lost_with(error).is_some_and(|by| self.mourned.borrow_mut().insert(by))
+        loss::lost_with(error).is_some_and(|by| self.seen_down.borrow_mut().insert(by))
     }
 
     /// Everything that a failed call had in its hands was lost with a process.
-    fn lose(&self, item: Option<Keeping>, mut out: Out<S::Out>, why: &str) {
-        let mut lost: Vec<_> = item.into_iter().chain(out.withdraw()).chain(self.kept.dropped()).collect();
+    fn lose(&self, item: Option<RetainedItem>, mut out: Out<S::Out>, why: &str) {
+        let mut lost: Vec<_> =
+            item.into_iter().chain(out.withdraw()).chain(self.retained.dropped()).collect();
         if self.part.config.resend {
             // Whoever still has them sends them again.
-            lost.iter().flat_map(|item| &item.cargo).for_each(Cargo::lose);
+            lost.iter().flat_map(|item| &item.ack_guard).for_each(AckGuard::lose);
             return;
         }
         let mut seen = HashSet::new();
@@ -489,9 +502,9 @@ impl<S: Stage> Core<S> {
 
     /// Names what goes down with the item on which a call has failed: what it had kept and has dropped in that call.
     fn fail_too(&self, failed: Option<ItemId>, mut out: Out<S::Out>, why: &str, attempts: u32) {
-        let gone: Vec<_> = out.withdraw().chain(self.kept.dropped()).collect();
+        let exited: Vec<_> = out.withdraw().chain(self.retained.dropped()).collect();
         let mut seen: HashSet<_> = failed.into_iter().collect();
-        for id in gone.iter().flat_map(|item| item.tag.ids()).filter(|id| seen.insert(*id)) {
+        for id in exited.iter().flat_map(|item| item.tag.ids()).filter(|id| seen.insert(*id)) {
             let (stage, why) = (self.part.config.stage.clone(), why.to_owned());
             self.part.meter.note(|counts| counts.skipped += 1);
             self.part.meter.failed_too(Failure { stage, id: Some(id), why, attempts });
@@ -503,7 +516,7 @@ impl<S: Stage> Core<S> {
         if !self.part.has_failed() {
             return;
         }
-        for id in self.kept.give_up().iter().flat_map(|item| item.tag.ids()) {
+        for id in self.retained.give_up().iter().flat_map(|item| item.tag.ids()) {
             self.part.meter.note(|counts| counts.skipped += 1);
             let (stage, why) =
                 (self.part.config.stage.clone(), "the stage kept it when it failed".to_owned());
@@ -523,8 +536,13 @@ impl<S: Stage> Core<S> {
         self.nothing_of(gap).await;
     }
 
-    /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `cargo` is not done with before.
-    fn send_now(self: &Rc<Self>, out: Out<S::Out>, cargo: Cargo) -> Option<LocalBoxFuture<'static, ()>> {
+    /// As [`send`](Self::send); what is left to do of it where that has to wait. The item of `ack_guard` is not done
+    /// with before.
+    fn send_now(
+        self: &Rc<Self>,
+        out: Out<S::Out>,
+        ack_guard: AckGuard,
+    ) -> Option<LocalBoxFuture<'static, ()>> {
         let (emitted, gap) = self.results_of(out);
         let mut emitted = emitted.into_iter();
         while let Some(next) = emitted.next() {
@@ -543,7 +561,7 @@ impl<S: Stage> Core<S> {
                     core.sent(sent, last).await;
                 }
                 core.nothing_of(gap).await;
-                drop(cargo);
+                drop(ack_guard);
             };
             return Some(rest.boxed_local());
         }
@@ -551,7 +569,7 @@ impl<S: Stage> Core<S> {
         let core = Rc::clone(self);
         let rest = async move {
             core.nothing_of(Some(gap)).await;
-            drop(cargo);
+            drop(ack_guard);
         };
         Some(rest.boxed_local())
     }
@@ -559,7 +577,7 @@ impl<S: Stage> Core<S> {
     /// What a call that has succeeded has made, and the place in the order of an item of which nothing came.
     fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Option<Order>) {
         // Nothing comes of what a call that succeeds has dropped, and nothing should.
-        drop(self.kept.dropped());
+        drop(self.retained.dropped());
         for (tag, why) in out.take_left_over() {
             self.part.meter.left_over(&self.part.config.stage, tag.ids(), &why);
         }
@@ -585,12 +603,12 @@ impl<S: Stage> Core<S> {
     }
 
     /// Tells a stage that pairs of partners that do not come.
-    async fn partners(&self, news: Partners<'_>) {
+    async fn partners(&self, notice: Partners<'_>) {
         if self.part.has_failed() {
             return;
         }
-        let mut out = Out::during(None, &self.kept);
-        self.stage.borrow_mut().partners(News(news), &mut out);
+        let mut out = Out::during(None, &self.retained);
+        self.stage.borrow_mut().partners(PartnerNews(notice), &mut out);
         self.send(out).await;
     }
 
@@ -620,7 +638,7 @@ impl<S: Stage> Core<S> {
         if self.part.has_failed() {
             return;
         }
-        let mut out = Out::during(None, &self.kept);
+        let mut out = Out::during(None, &self.retained);
         let from = Instant::now();
         let result = call(&mut self.stage.borrow_mut(), &mut out);
         self.part.meter.called(from, id);
@@ -640,7 +658,7 @@ impl<S: Stage> Core<S> {
 
     /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed
     /// on.
-    async fn ended(self: &Rc<Self>, lanes: Vec<u32>, cargo: Option<Cargo>) {
+    async fn ended(self: &Rc<Self>, lanes: Vec<u32>, ack_guard: Option<AckGuard>) {
         {
             let expected = &self.part.config.lanes;
             let mut ends = self.ends.borrow_mut();
@@ -648,7 +666,7 @@ impl<S: Stage> Core<S> {
                 return;
             }
             ends.lanes.extend(lanes);
-            ends.cargo.extend(cargo);
+            ends.ack_guard.extend(ack_guard);
             ends.begun = expected.iter().all(|lane| ends.lanes.contains(lane));
         }
         if !self.ends.borrow().begun {
@@ -674,7 +692,7 @@ impl<S: Stage> Core<S> {
         self.dead.ended().await;
         // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
         self.part.finish().await;
-        let answered = std::mem::take(&mut self.ends.borrow_mut().cargo);
+        let answered = std::mem::take(&mut self.ends.borrow_mut().ack_guard);
         drop(answered);
     }
 }

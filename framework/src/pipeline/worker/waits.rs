@@ -15,5 +15,5 @@ pub(in crate::pipeline) enum Wait {
     /// Answers of a stage, for so many items.
     Answers { stage: u16, count: u32 },
     /// More items, or partners, for the items that it keeps.
-    Kept(usize),
+    Retained(usize),
 }

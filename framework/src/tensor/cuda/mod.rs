@@ -1,11 +1,12 @@
 //! CUDA tensors in the user's own GPU code, through cudarc: kernels, cuBLAS, copies.
 //!
 //! There are two ways in, and both order the work (CLOCK-1, CLOCK-2):
-//! - [`Gpu::view`] and [`Gpu::view_mut`] give typed views that implement cudarc's `DevicePtr` and `DevicePtrMut`, for
-//!   cuBLAS, `memcpy_*` and everything else in cudarc. The view's stream waits for the data when the view is made.
+//! - [`DeviceStream::view`] and [`DeviceStream::view_mut`] give typed views that implement cudarc's `DevicePtr` and
+//!   `DevicePtrMut`, for cuBLAS, `memcpy_*` and everything else in cudarc. The view's stream waits for the data when
+//!   the view is made.
 //! - `builder.arg(&tensor)` in a kernel launch. The tensor is then used on the stream of the handler that runs, or else
-//!   on the stream that it was made on or delivered to: launch on that stream, which is [`Gpu::cuda_stream`]. To launch
-//!   on another stream, pass a view of it.
+//!   on the stream that it was made on or delivered to: launch on that stream, which is [`DeviceStream::cuda_stream`].
+//!   To launch on another stream, pass a view of it.
 //!
 //! A tensor's offset is added in both; its strides are the kernel's to know.
 //!
@@ -22,17 +23,17 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr
 
 pub use view::{CudaView, CudaViewMut};
 
-use super::{Element, Gpu, Layout, Tensor, TensorError, TensorMut, TensorPart};
+use super::{DeviceStream, Element, Layout, Tensor, TensorError, TensorMut, TensorPart};
 use crate::device::DeviceError;
 use crate::device::cuda::{CudaBackend, CudaStreamBackend};
 
-impl Gpu {
+impl DeviceStream {
     /// The stream as cudarc knows it.
     ///
     /// # Errors
     /// This is not a CUDA device.
     pub fn cuda_stream(&self) -> Result<&Arc<CudaStream>, TensorError> {
-        let stream = self.stream().backend().as_any().downcast_ref::<CudaStreamBackend>();
+        let stream = self.clocked().backend().as_any().downcast_ref::<CudaStreamBackend>();
         stream.map(CudaStreamBackend::stream).ok_or_else(|| self.not_cuda())
     }
 
@@ -50,7 +51,7 @@ impl Gpu {
         TensorError::Device(DeviceError::Unsupported { device: self.device_id(), what })
     }
 
-    /// A launch on this stream: `gpu.launch_builder(&kernel)?.arg(&input).arg(&mut output).launch(config)`.
+    /// A launch on this stream: `stream.launch_builder(&kernel)?.arg(&input).arg(&mut output).launch(config)`.
     ///
     /// # Errors
     /// This is not a CUDA device.
@@ -111,9 +112,9 @@ impl Gpu {
     }
 }
 
-/// Whether a packed tensor of type `T` is on the device of `gpu`.
+/// Whether a packed tensor of type `T` is on the device of `stream`.
 fn check<T: Element>(
-    gpu: &Gpu,
+    stream: &DeviceStream,
     device: crate::ids::DeviceId,
     dtype: super::DType,
     layout: &Layout,
@@ -127,5 +128,5 @@ fn check<T: Element>(
             strides: layout.strides().to_vec(),
         });
     }
-    super::host::in_reach(device, gpu)
+    super::host::in_reach(device, stream)
 }

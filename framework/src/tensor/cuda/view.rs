@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, sys::CUdeviceptr};
 
 use super::check;
-use crate::tensor::{Element, Gpu, Tensor, TensorError, TensorMut, TensorPart};
+use crate::tensor::{DeviceStream, Element, Tensor, TensorError, TensorMut, TensorPart};
 
-/// A packed tensor to read, on the stream of the [`Gpu`] that made the view.
+/// A packed tensor to read, on the stream of the [`DeviceStream`] that made the view.
 #[derive(Debug)]
 pub struct CudaView<'t, T> {
     address: u64,
@@ -17,7 +17,7 @@ pub struct CudaView<'t, T> {
     tensor: PhantomData<&'t [T]>,
 }
 
-/// A packed tensor to write, on the stream of the [`Gpu`] that made the view.
+/// A packed tensor to write, on the stream of the [`DeviceStream`] that made the view.
 #[derive(Debug)]
 pub struct CudaViewMut<'t, T> {
     address: u64,
@@ -27,27 +27,27 @@ pub struct CudaViewMut<'t, T> {
 }
 
 impl<'t, T: Element> CudaView<'t, T> {
-    pub(super) fn new(gpu: &'t Gpu, tensor: &'t Tensor) -> Result<Self, TensorError> {
-        check::<T>(gpu, tensor.device(), tensor.dtype(), tensor.layout())?;
-        tensor.read_on(gpu.stream())?;
+    pub(super) fn new(stream: &'t DeviceStream, tensor: &'t Tensor) -> Result<Self, TensorError> {
+        check::<T>(stream, tensor.device(), tensor.dtype(), tensor.layout())?;
+        tensor.read_on(stream.clocked())?;
         let (address, len) = (*tensor.first_element(), tensor.len());
-        Ok(CudaView { address, len, stream: gpu.cuda_stream()?, tensor: PhantomData })
+        Ok(CudaView { address, len, stream: stream.cuda_stream()?, tensor: PhantomData })
     }
 }
 
 impl<'t, T: Element> CudaViewMut<'t, T> {
-    pub(super) fn new(gpu: &'t Gpu, tensor: &'t mut TensorMut) -> Result<Self, TensorError> {
-        check::<T>(gpu, tensor.device(), tensor.dtype(), tensor.layout())?;
-        tensor.write_on(gpu.stream())?;
+    pub(super) fn new(stream: &'t DeviceStream, tensor: &'t mut TensorMut) -> Result<Self, TensorError> {
+        check::<T>(stream, tensor.device(), tensor.dtype(), tensor.layout())?;
+        tensor.write_on(stream.clocked())?;
         let (address, len) = (*tensor.first_element(), tensor.len());
-        Ok(CudaViewMut { address, len, stream: gpu.cuda_stream()?, tensor: PhantomData })
+        Ok(CudaViewMut { address, len, stream: stream.cuda_stream()?, tensor: PhantomData })
     }
 
-    pub(super) fn of_part(gpu: &'t Gpu, part: &'t mut TensorPart) -> Result<Self, TensorError> {
-        check::<T>(gpu, part.device(), part.dtype(), part.layout())?;
-        part.write_on(gpu.stream())?;
+    pub(super) fn of_part(stream: &'t DeviceStream, part: &'t mut TensorPart) -> Result<Self, TensorError> {
+        check::<T>(stream, part.device(), part.dtype(), part.layout())?;
+        part.write_on(stream.clocked())?;
         let (address, len) = (*part.first_element(), part.len());
-        Ok(CudaViewMut { address, len, stream: gpu.cuda_stream()?, tensor: PhantomData })
+        Ok(CudaViewMut { address, len, stream: stream.cuda_stream()?, tensor: PhantomData })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Making a tensor whole again.
 
 use super::seal::seal;
-use super::{Claim, Gpu, Inner, TensorError, TensorMut, TensorPart};
+use super::{Claim, DeviceStream, Inner, TensorError, TensorMut, TensorPart};
 use crate::clock::Ticket;
 use crate::lease::LeaseId;
 use crate::tensor::host::in_reach;
@@ -66,14 +66,17 @@ struct Given<'p> {
 
 impl TensorMut {
     /// Makes the tensor whole again of all its parts, in any order, in whichever process has them. No byte is copied;
-    /// later work on `gpu`'s stream comes after everything that was done with the parts, wherever that was (CLOCK-1,
+    /// later work on `stream`'s stream comes after everything that was done with the parts, wherever that was (CLOCK-1,
     /// CLOCK-2). An example is in the [module](super).
     ///
     /// # Errors
     /// [`JoinError`] gives the parts back and says which are missing, foreign or there twice.
-    pub fn join(parts: impl IntoIterator<Item = TensorPart>, gpu: &Gpu) -> Result<TensorMut, JoinError> {
+    pub fn join(
+        parts: impl IntoIterator<Item = TensorPart>,
+        stream: &DeviceStream,
+    ) -> Result<TensorMut, JoinError> {
         let parts: Vec<TensorPart> = parts.into_iter().collect();
-        match check(&parts).and_then(|()| put_behind(&parts, gpu)) {
+        match check(&parts).and_then(|()| put_behind(&parts, stream)) {
             Ok(()) => {}
             Err(why) => return Err(JoinError { parts, why }),
         }
@@ -82,8 +85,8 @@ impl TensorMut {
             return Err(JoinError { parts, why: JoinReason::Nothing });
         };
         // One lease stays. Those of the other parts go back to the owner as they drop (LEASE-2).
-        lease.written_on(gpu.stream());
-        lease.set_home(gpu.stream());
+        lease.written_on(stream.clocked());
+        lease.set_home(stream.clocked());
         let (lease, address, dtype, whole) = (lease.clone(), *address, *dtype, *whole);
         drop(parts);
         lease.set_whole();
@@ -91,13 +94,13 @@ impl TensorMut {
     }
 }
 
-/// Makes `gpu`'s stream wait for whatever was done with any of the parts.
-fn put_behind(parts: &[TensorPart], gpu: &Gpu) -> Result<(), JoinReason> {
+/// Makes `stream`'s stream wait for whatever was done with any of the parts.
+fn put_behind(parts: &[TensorPart], stream: &DeviceStream) -> Result<(), JoinReason> {
     if let Some(part) = parts.first() {
-        in_reach(part.device(), gpu)?;
+        in_reach(part.device(), stream)?;
     }
     let uses: Vec<Ticket> = parts.iter().flat_map(|part| part.inner().last_uses()).collect();
-    gpu.stream().wait(uses).map_err(TensorError::from)?;
+    stream.clocked().wait(uses).map_err(TensorError::from)?;
     Ok(())
 }
 
@@ -168,8 +171,8 @@ mod tests {
         claims: Vec<Claim>,
     }
 
-    fn id(line: u32) -> LeaseId {
-        LeaseId { chunk: ChunkId { owner: ProcessId::NODE, index: 0 }, line, generation: 1 }
+    fn id(entry: u32) -> LeaseId {
+        LeaseId { chunk: ChunkId { owner: ProcessId::NODE, index: 0 }, entry, generation: 1 }
     }
 
     fn area(rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> Area {

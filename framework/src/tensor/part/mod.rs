@@ -32,14 +32,14 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! # let node = Node::builder().start()?;
-//! # let gpu = node.host()?;
-//! let matrix = gpu.zeros(DType::F32, &[2, 4])?;
+//! # let stream = node.host_stream()?;
+//! let matrix = stream.zeros(DType::F32, &[2, 4])?;
 //! let mut parts = matrix.split(1, &[1, 3])?; // the first column, and the other three
 //! // Each could be in a process of its own now.
 //! for (number, part) in parts.iter_mut().enumerate() {
-//!     gpu.run((part.of_mut::<f32>(),), move |(mut part,)| part.fill(number as f32))?;
+//!     stream.run((part.of_mut::<f32>(),), move |(mut part,)| part.fill(number as f32))?;
 //! }
-//! let matrix = TensorMut::join(parts, &gpu)?.freeze();
+//! let matrix = TensorMut::join(parts, &stream)?.freeze();
 //! assert_eq!(matrix.to_vec::<f32>()?, [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]);
 //! # Ok(())
 //! # }
@@ -60,14 +60,14 @@ use smallvec::SmallVec;
 pub use join::{JoinError, JoinReason};
 pub use split::{SplitError, SplitReason};
 
-use super::{DType, Gpu, Layout, Tensor, TensorError, TensorMut, TensorStatus};
+use super::{DType, DeviceStream, Layout, Tensor, TensorError, TensorMut, TensorStatus};
 use crate::clock::Ticket;
 use crate::clock::stream::Stream;
-use crate::clock::taint::{Standing, Tainted};
+use crate::clock::taint::{Tainted, TicketStatus};
 use crate::device::DeviceError;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
-use crate::lease::book::Uses;
+use crate::lease::table::Uses;
 use crate::lease::writers::{Area, Clash, Piece};
 use crate::limits::MAX_PARTS;
 
@@ -274,7 +274,7 @@ impl TensorPart {
             users.push(stream.clone());
         }
         let mut written = self.0.written.lock();
-        // The news may have come since the look above: what is tainted stays it (DEATH-3).
+        // The update may have come since the look above: what is tainted stays it (DEATH-3).
         if let Some((ticket, by)) = written.and_then(|ticket| Some((ticket, domain.tainted_by(&ticket)?))) {
             return Err(Tainted { ticket, by }.into());
         }
@@ -291,7 +291,7 @@ impl TensorPart {
         let uses = self.0.last_uses();
         match uses.iter().find_map(|ticket| domain.tainted_by(ticket)) {
             Some(by) => TensorStatus::Tainted { by },
-            None if uses.iter().all(|ticket| matches!(domain.standing(ticket), Ok(Standing::Ready))) => {
+            None if uses.iter().all(|ticket| matches!(domain.status(ticket), Ok(TicketStatus::Ready))) => {
                 TensorStatus::Ready
             }
             None => TensorStatus::Pending,

@@ -15,7 +15,7 @@ use crate::device::ChunkMapping;
 use crate::ids::DeviceId;
 use crate::tensor::host::{elements_mut, in_reach};
 use crate::tensor::kernel::{KernelArg, sealed};
-use crate::tensor::{DType, Element, Gpu, Layout, TensorError, TensorPart};
+use crate::tensor::{DType, DeviceStream, Element, Layout, TensorError, TensorPart};
 
 /// The elements of a part, to read and write.
 #[derive(Debug)]
@@ -126,10 +126,10 @@ impl<T: Element> KernelArg for PartOut<'_, T> {
     type View<'k> = PartMut<'k, T>;
     type Bound = BoundPart;
 
-    fn bind(self, gpu: &Gpu) -> Result<BoundPart, TensorError> {
+    fn bind(self, stream: &DeviceStream) -> Result<BoundPart, TensorError> {
         self.0.check::<T>()?;
-        in_reach(self.0.device(), gpu)?;
-        let address = self.0.write_on(gpu.stream())?;
+        in_reach(self.0.device(), stream)?;
+        let address = self.0.write_on(stream.clocked())?;
         let (_, mapping) = self.0.lease().writable()?;
         Ok(BoundPart { address, layout: *self.0.layout(), mapping })
     }
@@ -157,7 +157,7 @@ impl TensorPart {
         Ok(())
     }
 
-    /// As an argument of [`Gpu::run`] that is read and written: the closure sees a [`PartMut`].
+    /// As an argument of [`DeviceStream::run`] that is read and written: the closure sees a [`PartMut`].
     pub fn of_mut<T: Element>(&mut self) -> PartOut<'_, T> {
         PartOut(self, PhantomData)
     }

@@ -1,7 +1,7 @@
-//! A post office and actors without tensors: enough to see what the processes of a node do.
+//! A transport and actors without tensors: enough to see what the processes of a node do.
 //!
-//! "Messages" between processes are letters by way of the node; a handler takes [`WORK`] for each. What an actor does
-//! is its type's name.
+//! "Messages" between processes are link messages by way of the node; a handler takes [`WORK`] for each. What an actor
+//! does is its type's name.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -14,8 +14,8 @@ use parking_lot::{Condvar, Mutex};
 use tensorpost::clock::ProcessPages;
 use tensorpost::device::Access;
 use tensorpost::ids::{ChunkId, DeviceId, ProcessId};
-use tensorpost::mailbox::port::{FromNode, Letter, Port, ToNode};
-use tensorpost::node::{Activity, Identity, Notices, Residence, Resident, Stage, StartActor};
+use tensorpost::node::{Activity, ActorHost, Identity, Notices, ProcessRuntime, Runtime, StartActor};
+use tensorpost::transport::control_channel::{ControlChannel, FromNode, LinkMessage, ToNode};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// How long one message is worked on: long enough that a shutdown finds some waiting.
@@ -23,9 +23,9 @@ const WORK: Duration = Duration::from_millis(1);
 
 pub(crate) struct Fake;
 
-impl Residence for Fake {
-    type Resident = Office;
-    type Stage = FakeStage;
+impl Runtime for Fake {
+    type ProcessRuntime = Transport;
+    type ActorHost = FakeStage;
 
     /// Another file name plays another build with other types.
     fn fingerprint(&self) -> u64 {
@@ -34,58 +34,64 @@ impl Residence for Fake {
         hasher.finish()
     }
 
-    fn open(&self, identity: &Identity, port: Arc<dyn Port>, _: ProcessPages) -> Result<Arc<Office>, String> {
+    fn open(
+        &self,
+        identity: &Identity,
+        control: Arc<dyn ControlChannel>,
+        _: ProcessPages,
+    ) -> Result<Arc<Transport>, String> {
         if identity.name == "cannot-open" {
             return Err("no GPU 7 here".to_owned());
         }
-        let (to_stage, letters) = unbounded_channel();
-        Ok(Arc::new(Office {
+        let (to_actors, link_messages) = unbounded_channel();
+        Ok(Arc::new(Transport {
             me: identity.clone(),
-            port,
+            control,
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             from_node: Mutex::default(),
             changed: Condvar::new(),
-            to_stage,
-            letters: Mutex::new(Some(letters)),
+            to_actors,
+            link_messages: Mutex::new(Some(link_messages)),
         }))
     }
 
-    fn stage(&self, office: Arc<Office>, notices: Notices) -> Result<FakeStage, String> {
-        if office.me.name == "cannot-stage" {
+    fn actor_host(&self, transport: Arc<Transport>, notices: Notices) -> Result<FakeStage, String> {
+        if transport.me.name == "cannot-stage" {
             return Err("no stage today".to_owned());
         }
-        let letters = office.letters.lock().take().ok_or("a second stage")?;
-        actix::spawn(handle_letters(office.clone(), letters));
-        Ok(FakeStage { office, notices, hang_at_stop: AtomicBool::new(false) })
+        let link_messages = transport.link_messages.lock().take().ok_or("a second actor host")?;
+        actix::spawn(handle_link_messages(transport.clone(), link_messages));
+        Ok(FakeStage { transport, notices, hang_at_stop: AtomicBool::new(false) })
     }
 }
 
-pub(crate) struct Office {
+pub(crate) struct Transport {
     pub(crate) me: Identity,
-    pub(crate) port: Arc<dyn Port>,
+    pub(crate) control: Arc<dyn ControlChannel>,
     sent: AtomicU64,
     received: AtomicU64,
     waiting: AtomicU64,
     stopping: AtomicBool,
     from_node: Mutex<Vec<FromNode>>,
     changed: Condvar,
-    to_stage: UnboundedSender<ProcessId>,
-    letters: Mutex<Option<UnboundedReceiver<ProcessId>>>,
+    to_actors: UnboundedSender<ProcessId>,
+    link_messages: Mutex<Option<UnboundedReceiver<ProcessId>>>,
 }
 
-impl Resident for Office {
+impl ProcessRuntime for Transport {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
-        if let FromNode::Letter { from, .. } = message {
+        if let FromNode::LinkMessage { from, .. } = message {
             assert!(descriptors.len() == 4 || descriptors.is_empty());
             self.waiting.fetch_add(1, Ordering::SeqCst);
             self.received.fetch_add(1, Ordering::SeqCst);
-            let _ = self.to_stage.send(from);
+            let _ = self.to_actors.send(from);
         }
-        if let FromNode::Taint(news) = &message {
-            let _ = self.port.send(ToNode::Tainted { round: news.round, ranges: Vec::new() }, Vec::new());
+        if let FromNode::Taint(update) = &message {
+            let _ =
+                self.control.send(ToNode::Tainted { round: update.round, ranges: Vec::new() }, Vec::new());
         }
         self.from_node.lock().push(message);
         self.changed.notify_all();
@@ -106,7 +112,7 @@ impl Resident for Office {
     }
 }
 
-impl Office {
+impl Transport {
     /// Waits for a message from the node that `find` takes.
     pub(crate) fn wait_for<T>(&self, find: impl Fn(&FromNode) -> Option<T>) -> T {
         let mut messages = self.from_node.lock();
@@ -122,12 +128,12 @@ impl Office {
     pub(crate) fn look_up(&self, name: &str) -> Option<ProcessId> {
         static TICKET: AtomicU64 = AtomicU64::new(1);
         let ticket = TICKET.fetch_add(1, Ordering::SeqCst);
-        self.port.send(ToNode::Lookup { ticket, name: name.to_owned() }, Vec::new()).unwrap();
+        self.control.send(ToNode::Lookup { ticket, name: name.to_owned() }, Vec::new()).unwrap();
         self.wait_for(|message| match message {
             FromNode::Found { ticket: of, found } if *of == ticket => Some(*found),
             _ => None,
         })
-        .map(|(_, place)| place.process)
+        .map(|(_, location)| location.process)
     }
 
     /// Asks for a chunk, and says whether there is one.
@@ -141,39 +147,39 @@ impl Office {
     }
 
     pub(crate) fn want_chunk(&self, chunk: ChunkId) {
-        self.port.send(ToNode::WantChunk { chunk, access: Access::ReadOnly }, Vec::new()).unwrap();
+        self.control.send(ToNode::WantChunk { chunk, access: Access::ReadOnly }, Vec::new()).unwrap();
     }
 
     pub(crate) fn publish(&self, chunk: ChunkId) {
         let null = std::fs::File::open("/dev/null").unwrap();
         let descriptors = vec![null.try_clone().unwrap().into(), null.into()];
         let message = ToNode::PublishChunk { chunk, device: DeviceId::HOST, bytes: 1 };
-        self.port.send(message, descriptors).unwrap();
+        self.control.send(message, descriptors).unwrap();
     }
 
-    pub(crate) fn send_letter(&self, to: ProcessId) {
+    pub(crate) fn send_link_message(&self, to: ProcessId) {
         self.sent.fetch_add(1, Ordering::SeqCst);
         // A process that sends anything but memory and local sockets is given up.
         let pairs = [(); 2].map(|()| std::os::unix::net::UnixStream::pair().unwrap());
         let descriptors = pairs.into_iter().flat_map(|(one, other)| [one.into(), other.into()]).collect();
-        self.port.send(ToNode::Route { to, letter: Letter::Link }, descriptors).unwrap();
+        self.control.send(ToNode::Route { to, link_message: LinkMessage::Link }, descriptors).unwrap();
     }
 }
 
-async fn handle_letters(office: Arc<Office>, mut letters: UnboundedReceiver<ProcessId>) {
-    while letters.recv().await.is_some() {
+async fn handle_link_messages(transport: Arc<Transport>, mut link_messages: UnboundedReceiver<ProcessId>) {
+    while link_messages.recv().await.is_some() {
         tokio::time::sleep(WORK).await;
-        office.waiting.fetch_sub(1, Ordering::SeqCst);
+        transport.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 pub(crate) struct FakeStage {
-    office: Arc<Office>,
+    transport: Arc<Transport>,
     notices: Notices,
     hang_at_stop: AtomicBool,
 }
 
-impl Stage for FakeStage {
+impl ActorHost for FakeStage {
     async fn start_actor(&self, start: StartActor) -> Result<(), String> {
         let args = String::from_utf8_lossy(&start.args).into_owned();
         match start.type_name.as_str() {
@@ -186,28 +192,28 @@ impl Stage for FakeStage {
             // `<index>` of a chunk of the node.
             "wants-chunk" => {
                 let chunk = ChunkId { owner: ProcessId::NODE, index: args.parse().unwrap() };
-                println!("{} has the chunk: {}", self.office.me.name, self.office.has_chunk(chunk));
+                println!("{} has the chunk: {}", self.transport.me.name, self.transport.has_chunk(chunk));
             }
             "publishes" => {
-                let chunk = ChunkId { owner: self.office.me.process, index: 0 };
-                self.office.publish(chunk);
+                let chunk = ChunkId { owner: self.transport.me.process, index: 0 };
+                self.transport.publish(chunk);
             }
             "busy" => {
-                self.office.waiting.fetch_add(1, Ordering::SeqCst);
+                self.transport.waiting.fetch_add(1, Ordering::SeqCst);
             }
             "hang-at-stop" => self.hang_at_stop.store(true, Ordering::SeqCst),
             "source" => {
                 // `<name of the receiver> <messages>`
                 let (name, count) = args.split_once(' ').unwrap();
                 let (name, count) = (name.to_owned(), count.parse::<u64>().unwrap());
-                let office = self.office.clone();
-                office.waiting.fetch_add(1, Ordering::SeqCst);
+                let transport = self.transport.clone();
+                transport.waiting.fetch_add(1, Ordering::SeqCst);
                 std::thread::spawn(move || {
-                    let to = office.look_up(&name).unwrap();
+                    let to = transport.look_up(&name).unwrap();
                     for _ in 0..count {
-                        office.send_letter(to);
+                        transport.send_link_message(to);
                     }
-                    office.waiting.fetch_sub(1, Ordering::SeqCst);
+                    transport.waiting.fetch_sub(1, Ordering::SeqCst);
                 });
             }
             "logs" => {
@@ -237,7 +243,7 @@ impl Stage for FakeStage {
         if self.hang_at_stop.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
-        let office = &self.office;
-        println!("{} handled {}", office.me.name, office.received.load(Ordering::SeqCst));
+        let transport = &self.transport;
+        println!("{} handled {}", transport.me.name, transport.received.load(Ordering::SeqCst));
     }
 }

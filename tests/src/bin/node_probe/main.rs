@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use fake::Fake;
 use tensorpost::ids::{ActorId, ChunkId, DeviceId, ProcessId};
-use tensorpost::mailbox::port::{FromNode, Place};
 use tensorpost::node::{NewActor, Node, NodeBuilder, StartError, WorkerId, WorkerState};
+use tensorpost::transport::control_channel::{FromNode, Location};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -99,7 +99,7 @@ fn start(
     worker: WorkerId,
     type_name: &str,
     args: &str,
-) -> Result<(ActorId, Place), StartError> {
+) -> Result<(ActorId, Location), StartError> {
     node.supervisor().start_actor(worker, new_actor(type_name, None, args.into()))
 }
 
@@ -134,12 +134,12 @@ fn waits(node: &Node<Fake>) -> Result<()> {
 fn actors(node: &Node<Fake>) -> Result<()> {
     let supervisor = node.supervisor();
     let (one, two) = (supervisor.spawn_worker("one")?, supervisor.spawn_worker("two")?);
-    let (a, place_a) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
-    let (b, place_b) = supervisor.start_actor(one, new_actor("quiet", Some("b"), vec![]))?;
-    let (c, place_c) = start(node, two, "length", "")?;
-    ensure!(a != b && b != c && place_a != place_b && place_a.process == place_b.process);
-    ensure!(place_c.process != place_a.process && place_c.capacity == 16);
-    ensure!(node.resident().look_up("b") == Some(place_b.process));
+    let (a, location_a) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
+    let (b, location_b) = supervisor.start_actor(one, new_actor("quiet", Some("b"), vec![]))?;
+    let (c, location_c) = start(node, two, "length", "")?;
+    ensure!(a != b && b != c && location_a != location_b && location_a.process == location_b.process);
+    ensure!(location_c.process != location_a.process && location_c.capacity == 16);
+    ensure!(node.process_runtime().look_up("b") == Some(location_b.process));
 
     // Arguments larger than a packet travel in several.
     let mut args = vec![1; 3_000_000];
@@ -152,17 +152,18 @@ fn actors(node: &Node<Fake>) -> Result<()> {
     println!("error: {}", start(node, two, "fail", "disk on fire").unwrap_err());
     println!("error: {}", start(node, two, "panic", "purpose").unwrap_err());
     println!("error: {}", supervisor.start_actor(two, new_actor("quiet", Some("a"), vec![])).unwrap_err());
-    // An actor that ended gives its name back; the notice comes right behind the news that it started.
+    // An actor that ended gives its name back; the notice comes right behind the word that it started.
     supervisor.start_actor(two, new_actor("ends", Some("short"), vec![]))?;
     start(node, two, "quiet", "")?;
-    ensure!(node.resident().look_up("short").is_none());
+    ensure!(node.process_runtime().look_up("short").is_none());
 
-    let (own, place) = supervisor.adopt_actor(Some("in the node"), 4)?;
+    let (own, location) = supervisor.adopt_actor(Some("in the node"), 4)?;
     ensure!(
-        place.process == ProcessId::NODE && node.resident().look_up("in the node") == Some(ProcessId::NODE)
+        location.process == ProcessId::NODE
+            && node.process_runtime().look_up("in the node") == Some(ProcessId::NODE)
     );
     supervisor.actor_ended(own);
-    ensure!(node.resident().look_up("in the node").is_none());
+    ensure!(node.process_runtime().look_up("in the node").is_none());
     let status = supervisor.worker(one).context("status")?;
     ensure!(status.state == WorkerState::Running && status.actors == 2 && status.complaints == 0);
     finish(node)?;
@@ -173,19 +174,19 @@ fn actors(node: &Node<Fake>) -> Result<()> {
 fn deaths(node: &Node<Fake>) -> Result<()> {
     let supervisor = node.supervisor();
     let (one, two) = (supervisor.spawn_worker("one")?, supervisor.spawn_worker("two")?);
-    let (_, place) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
+    let (_, location) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
     println!("error: {}", start(node, one, "exit", "").unwrap_err());
     // Everybody is told, the name is free, and the rest goes on.
-    node.resident().wait_for(|message| match message {
-        FromNode::Gone { process } if *process == place.process => Some(()),
+    node.process_runtime().wait_for(|message| match message {
+        FromNode::Exited { process } if *process == location.process => Some(()),
         _ => None,
     });
-    ensure!(node.resident().look_up("a").is_none());
+    ensure!(node.process_runtime().look_up("a").is_none());
     println!("error: {}", start(node, one, "quiet", "").unwrap_err());
     supervisor.start_actor(two, new_actor("quiet", Some("a"), vec![]))?;
     supervisor.kill_worker(two);
     match supervisor.await_end(two) {
-        Some(WorkerState::Ended { exit: Some(exit), why: Some(why) }) => println!("killed: {exit}: {why}"),
+        Some(WorkerState::Exited { exit: Some(exit), why: Some(why) }) => println!("killed: {exit}: {why}"),
         other => anyhow::bail!("{other:?}"),
     }
     supervisor.spawn_worker("three")?;
@@ -194,25 +195,25 @@ fn deaths(node: &Node<Fake>) -> Result<()> {
 
 /// Chunks that are there, that never were, and whose owner dies before anybody can know.
 fn chunks(node: &Node<Fake>) -> Result<()> {
-    let (supervisor, office) = (node.supervisor(), node.resident());
+    let (supervisor, transport) = (node.supervisor(), node.process_runtime());
     let (owner, asker) = (supervisor.spawn_worker("owner")?, supervisor.spawn_worker("asker")?);
-    let (_, place) = start(node, owner, "publishes", "")?;
-    let chunk = |index| ChunkId { owner: place.process, index };
-    ensure!(office.has_chunk(chunk(0)), "published");
-    ensure!(!office.has_chunk(chunk(99)), "forged");
-    office.publish(ChunkId { owner: ProcessId::NODE, index: 0 });
+    let (_, location) = start(node, owner, "publishes", "")?;
+    let chunk = |index| ChunkId { owner: location.process, index };
+    ensure!(transport.has_chunk(chunk(0)), "published");
+    ensure!(!transport.has_chunk(chunk(99)), "forged");
+    transport.publish(ChunkId { owner: ProcessId::NODE, index: 0 });
     start(node, asker, "wants-chunk", "0")?;
     start(node, asker, "wants-chunk", "99")?;
 
     let status = supervisor.worker(owner).context("status")?;
     let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("pid")?;
     rustix::process::kill_process(pid, rustix::process::Signal::STOP)?;
-    office.want_chunk(chunk(7));
+    transport.want_chunk(chunk(7));
     supervisor.kill_worker(owner);
-    office.wait_for(|message| {
+    transport.wait_for(|message| {
         matches!(message, FromNode::NoChunk { chunk: of, .. } if *of == chunk(7)).then_some(())
     });
-    ensure!(office.has_chunk(chunk(0)), "it outlives its owner");
+    ensure!(transport.has_chunk(chunk(0)), "it outlives its owner");
     ensure!(supervisor.worker(asker).context("status")?.complaints == 0);
     finish(node)
 }
@@ -230,9 +231,9 @@ fn logs(node: &Node<Fake>) -> Result<()> {
 fn drains(node: &Node<Fake>) -> Result<()> {
     let supervisor = node.supervisor();
     let (from, to) = (supervisor.spawn_worker("from")?, supervisor.spawn_worker("to")?);
-    let (_, place) = supervisor.start_actor(to, new_actor("quiet", Some("sink"), vec![]))?;
-    // A link takes each letter once.
-    node.resident().send_letter(place.process);
+    let (_, location) = supervisor.start_actor(to, new_actor("quiet", Some("sink"), vec![]))?;
+    // A link takes each link message once.
+    node.process_runtime().send_link_message(location.process);
     start(node, from, "source", "sink 1")?;
     finish(node)
 }
@@ -264,7 +265,7 @@ fn stuck(node: &Node<Fake>) -> Result<()> {
     }
     start(node, good, "quiet", "")?;
     match supervisor.await_end(stuck) {
-        Some(WorkerState::Ended { why: Some(why), .. }) => println!("stuck: {why}"),
+        Some(WorkerState::Exited { why: Some(why), .. }) => println!("stuck: {why}"),
         other => anyhow::bail!("{other:?}"),
     }
     start(node, good, "quiet", "")?;

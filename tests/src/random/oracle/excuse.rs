@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Case, End};
 use crate::random::history::{Past, Place, Step};
-use crate::random::plan::{Plan, place_of};
+use crate::random::plan::{Plan, location_of};
 use crate::random::spec::{Fault, Fork, Form, What};
 
 /// What may be missing in a run.
@@ -40,11 +40,11 @@ impl<'r> Excuses<'r> {
             named.extend(failed.chain(lost).filter_map(name));
             cut = report.lost_count > report.lost.len() as u64
                 || report.left_over_count > report.left_over.len() as u64;
-            for place in report.deaths.iter().filter_map(|death| place_of(&death.stage)) {
+            for place in report.deaths.iter().filter_map(|death| location_of(&death.stage)) {
                 *died.entry(place.op).or_default() += 1;
             }
             let for_good = report.deaths.iter().filter(|death| !death.restarted);
-            died_for_good.extend(for_good.filter_map(|death| Some(place_of(&death.stage)?.op)));
+            died_for_good.extend(for_good.filter_map(|death| Some(location_of(&death.stage)?.op)));
         }
         for fault in &seen.struck {
             match plan.spec.faults.get(*fault) {

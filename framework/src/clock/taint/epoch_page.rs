@@ -1,0 +1,103 @@
+//! A page on which the node says up to which round everybody must know what is tainted. The node writes it, and all
+//! others map it read-only (ONE-WRITER).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TPEPOCH1");
+const ROUND_AT: usize = 64;
+const BYTES: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub struct EpochPage {
+    mapping: Mapping,
+    fd: OwnedFd,
+}
+
+/// Why a descriptor is no epoch page (WIRE-1).
+#[derive(Debug, thiserror::Error)]
+pub enum BadEpochPage {
+    /// Not the sealed memory that it has to be.
+    #[error("the descriptor is no epoch page")]
+    Memory(#[from] BadMemfd),
+    /// The header is another's.
+    #[error("the memory is no epoch page of this build: it begins with {0:#x}")]
+    Header(u64),
+    /// It could not be mapped.
+    #[error("could not map an epoch page")]
+    Os(#[from] io::Error),
+}
+
+impl EpochPage {
+    /// The node's own, which nobody else can map writable.
+    ///
+    /// # Errors
+    /// No memory or descriptor is left.
+    pub fn create() -> io::Result<Arc<Self>> {
+        let memfd = Memfd::create("tensorpost-epoch", BYTES as u64)?;
+        let mapping = Mapping::map(memfd.as_fd(), BYTES, Access::ReadWrite)?;
+        if let Some(word) = mapping.word64(0) {
+            word.store(MAGIC, Ordering::Release);
+        }
+        memfd.seal_future_write()?;
+        Ok(Arc::new(EpochPage { mapping, fd: memfd.into_fd() }))
+    }
+
+    /// Maps the node's, read-only, after checking it (WIRE-1).
+    ///
+    /// # Errors
+    /// It is no epoch page.
+    pub fn open(fd: OwnedFd) -> Result<Arc<Self>, BadEpochPage> {
+        memfd::check_one_writer(fd.as_fd(), BYTES as u64)?;
+        let mapping = Mapping::map(fd.as_fd(), BYTES, Access::ReadOnly)?;
+        match mapping.watch64(0).map_or(0, |word| word.load()) {
+            MAGIC => Ok(Arc::new(EpochPage { mapping, fd })),
+            other => Err(BadEpochPage::Header(other)),
+        }
+    }
+
+    /// A read-only descriptor of it.
+    ///
+    /// # Errors
+    /// What `open` says.
+    pub fn export(&self) -> io::Result<OwnedFd> {
+        memfd::read_only_fd(self.fd.as_fd())
+    }
+
+    /// The round that everybody must know before it believes a clock.
+    #[inline]
+    pub fn round(&self) -> u64 {
+        // EPOCH-ACQUIRE: pairs with the release in `raise`.
+        self.mapping.watch64(ROUND_AT).map_or(0, |word| word.load())
+    }
+
+    /// Raises the round; on an epoch page that this process does not write, nothing happens. The node does this before
+    /// it releases anything.
+    pub fn raise(&self, round: u64) {
+        if let Some(word) = self.mapping.word64(ROUND_AT) {
+            word.store(round, Ordering::Release); // EPOCH-RELEASE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_read_it_and_cannot_write_it() {
+        let node = EpochPage::create().unwrap();
+        let worker = EpochPage::open(node.export().unwrap()).unwrap();
+        node.raise(3);
+        worker.raise(9);
+        assert_eq!((node.round(), worker.round()), (3, 3));
+        let blank = Memfd::create("blank", BYTES as u64).unwrap();
+        blank.seal_future_write().unwrap();
+        assert!(matches!(EpochPage::open(blank.into_fd()), Err(BadEpochPage::Header(0))));
+    }
+}

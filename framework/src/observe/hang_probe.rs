@@ -1,0 +1,72 @@
+//! Snapshot for hang detection: what a process shows of its queues and waits. See
+//! [`NodeBuilder::hang_limit`](crate::node::NodeBuilder::hang_limit). A thread that runs no actor takes it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{ActorId, DeviceId, ProcessId};
+
+/// One look at a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HangProbe {
+    /// Its actors.
+    pub actors: Vec<ActorProbe>,
+    /// Its threads and streams that wait for a clock.
+    pub waits: Vec<WaitProbe>,
+}
+
+/// One actor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActorProbe {
+    /// Its identity in the node.
+    pub actor: ActorId,
+    /// Its name.
+    pub name: String,
+    /// Messages accepted and not done with.
+    pub open: u64,
+    /// Grows with every handler call that returns, and with every handler's result that resolves.
+    pub moved: u64,
+    /// Whether a handler is being called now.
+    pub handling: bool,
+}
+
+/// A wait for a clock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitProbe {
+    /// The thread or stream that waits.
+    pub waits_in: WaitsIn,
+    /// The process whose clock it is: it should advance it.
+    pub on: ProcessId,
+    /// Which of its clocks.
+    pub clock: u16,
+    /// The value that is waited for.
+    pub value: u64,
+    /// What the clock shows.
+    pub now: u64,
+    /// How long it has waited, in nanoseconds; for a stream of a GPU, since it was first seen there.
+    pub waited: u64,
+}
+
+/// Where in a process something waits for a clock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WaitsIn {
+    /// In a thread.
+    Thread(String),
+    /// In a stream, on whichever device.
+    Stream {
+        /// The clock of its own that the stream advances: which of the process's streams it is.
+        clock: u16,
+        /// The device.
+        device: DeviceId,
+    },
+}
+
+impl fmt::Display for WaitsIn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitsIn::Thread(name) => write!(f, "thread `{name}`"),
+            WaitsIn::Stream { clock, device } => write!(f, "its stream {clock} on {device}"),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Metrics for the recorder of the program, if it has installed one (`metrics::set_global_recorder`). Without one this
+//! does nothing.
+
+use metrics::{counter, gauge};
+
+use super::{ActorMetrics, Metrics, NamedProcess};
+
+/// Hands everything to the recorder: counts as counters, the rest as gauges in bytes, seconds and messages.
+pub(crate) fn export(metrics: &Metrics) {
+    for NamedProcess { name, metrics: process, .. } in &metrics.processes {
+        let labels = [("process", name.clone())];
+        counter!("tensorpost_frames_sent_total", &labels).absolute(process.sent);
+        counter!("tensorpost_frames_received_total", &labels).absolute(process.received);
+        counter!("tensorpost_frames_rejected_total", &labels).absolute(process.rejected);
+        counter!("tensorpost_dead_letters_total", &labels).absolute(process.dead_letters);
+        counter!("tensorpost_bytes_not_copied_total", &labels).absolute(process.bytes_not_copied);
+        gauge!("tensorpost_messages_open", &labels).set(process.open as f64);
+        gauge!("tensorpost_bytes_in_flight", &labels).set(process.bytes_in_flight as f64);
+        gauge!("tensorpost_bytes_held", &labels).set(process.bytes_held as f64);
+        gauge!("tensorpost_pool_bytes", &labels).set(process.pool_bytes as f64);
+        process.actors.iter().for_each(|actor| export_actor(name, actor));
+    }
+}
+
+fn export_actor(process: &str, actor: &ActorMetrics) {
+    let labels = [("process", process.to_owned()), ("actor", actor.name.clone())];
+    counter!("tensorpost_messages_handled_total", &labels).absolute(actor.handled);
+    counter!("tensorpost_stream_waits_total", &labels).absolute(actor.waits);
+    gauge!("tensorpost_mailbox_messages", &labels).set(actor.queued as f64);
+    gauge!("tensorpost_handler_busy_seconds", &labels).set(actor.busy.as_secs_f64());
+    for (name, quantile) in
+        [("tensorpost_handler_p50_seconds", 0.5), ("tensorpost_handler_p99_seconds", 0.99)]
+    {
+        if let Some(took) = actor.handler.quantile(quantile) {
+            gauge!(name, &labels).set(took.as_secs_f64());
+        }
+    }
+    if let Some(waited) = actor.waited {
+        gauge!("tensorpost_stream_waited_seconds", &labels).set(waited.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use metrics::{
+        Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+    };
+    use parking_lot::Mutex;
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
+
+    struct Cell(Kept, String);
+
+    impl CounterFn for Cell {
+        fn increment(&self, _: u64) {}
+        fn absolute(&self, value: u64) {
+            self.0.0.lock().insert(self.1.clone(), value as f64);
+        }
+    }
+
+    impl GaugeFn for Cell {
+        fn increment(&self, _: f64) {}
+        fn decrement(&self, _: f64) {}
+        fn set(&self, value: f64) {
+            self.0.0.lock().insert(self.1.clone(), value);
+        }
+    }
+
+    impl Kept {
+        fn cell(&self, key: &Key) -> Arc<Cell> {
+            let labels: Vec<_> = key.labels().map(|label| label.value().to_owned()).collect();
+            Arc::new(Cell(self.clone(), format!("{} {}", key.name(), labels.join("/"))))
+        }
+    }
+
+    impl Recorder for Kept {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::from_arc(self.cell(key))
+        }
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::from_arc(self.cell(key))
+        }
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
+    }
+
+    #[test]
+    fn a_recorder_gets_every_metric_by_process_and_actor() {
+        let kept = Kept::default();
+        metrics::with_local_recorder(&kept, || export(&super::super::tests::metrics(5, 10)));
+        let seen = kept.0.lock().clone();
+        assert_eq!(seen["tensorpost_messages_handled_total w/blur"], 10.0);
+        assert_eq!(seen["tensorpost_bytes_in_flight w"], 4096.0);
+        assert_eq!(seen["tensorpost_mailbox_messages w/blur"], 3.0);
+        assert!((seen["tensorpost_handler_p99_seconds w/blur"] - 1e-4).abs() < 2e-5);
+        export(&super::super::tests::metrics(5, 10)); // without a recorder: nothing
+    }
+}

@@ -1,0 +1,189 @@
+//! The end that reads.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{oneshot, watch};
+use tokio::time::sleep;
+
+use super::{Newer, Newest, Publishable, Version};
+use crate::actor::Program;
+use crate::actor::{self, Address, AskError, Env, LookupError};
+use crate::node::Node;
+use crate::transport::Transport;
+
+/// How long a reader waits before it looks again for a topic that was not there; doubled up to [`LONGEST_PAUSE`]. The
+/// registry has no event for a new name.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+
+/// See [`FIRST_PAUSE`].
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// The latest version of a value that is published under a name. Clones share what they know, and each has seen what it
+/// has seen.
+///
+/// On drop of the last clone the topic is asked nothing more. A version lives as long as somebody has it; this has the
+/// newest one.
+pub struct Subscriber<M: Publishable> {
+    newest: watch::Receiver<Option<Arc<Version<M>>>>,
+    /// Ends the task that asks, by being dropped.
+    _asking: Arc<oneshot::Sender<()>>,
+}
+
+/// There will be no more versions: the node is shutting down. What was there last stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the node is shutting down; no more versions will come")]
+pub struct TopicClosed;
+
+/// Where a [`Subscriber`] can be: an actor, by its [`Env`], or the program that started the node.
+pub trait Follower: sealed::Sealed {
+    #[doc(hidden)]
+    fn transport(&self) -> &Arc<Transport>;
+
+    #[doc(hidden)]
+    fn run(&self, asking: impl Future<Output = ()> + Send + 'static);
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Env {}
+    impl Sealed for super::Node<super::Program> {}
+}
+
+impl Follower for Env {
+    fn transport(&self) -> &Arc<Transport> {
+        &self.transport
+    }
+
+    fn run(&self, asking: impl Future<Output = ()> + Send + 'static) {
+        match tokio::runtime::Handle::try_current() {
+            // The runtime of the actors of this thread: no switch of threads for a version.
+            Ok(runtime) => drop(runtime.spawn(asking)),
+            Err(_) => run_on_a_thread(asking),
+        }
+    }
+}
+
+impl Follower for Node<Program> {
+    fn transport(&self) -> &Arc<Transport> {
+        self.process_runtime()
+    }
+
+    fn run(&self, asking: impl Future<Output = ()> + Send + 'static) {
+        run_on_a_thread(asking);
+    }
+}
+
+fn run_on_a_thread(asking: impl Future<Output = ()> + Send + 'static) {
+    let run = move || match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+        Ok(runtime) => runtime.block_on(asking),
+        Err(error) => tracing::error!(%error, "no runtime: a published value is not followed"),
+    };
+    if let Err(error) = std::thread::Builder::new().name("tensorpost-latest".into()).spawn(run) {
+        tracing::error!(%error, "no thread: a published value is not followed");
+    }
+}
+
+impl<M: Publishable> Subscriber<M> {
+    /// Follows what is published under `name`, from `&env` of an actor (in its `create`, or later on its thread) or from
+    /// `&node`. The topic need not be there yet, and may be another one later.
+    pub fn follow(from: &impl Follower, name: &str) -> Self {
+        let (newest, reader) = watch::channel(None);
+        let (asking, dropped) = oneshot::channel::<()>();
+        let (transport, name) = (Arc::clone(from.transport()), name.to_owned());
+        from.run(async move {
+            tokio::select! {
+                () = follow(&transport, &name, &newest) => {}
+                () = transport.until_stopping() => {}
+                _ = dropped => {}
+            }
+        });
+        Subscriber { newest: reader, _asking: Arc::new(asking) }
+    }
+
+    /// The latest version that has come; `None` before the first. Never waits. From here on [`changed`](Self::changed)
+    /// waits for a newer one.
+    ///
+    /// Versions come when the thread of the process's transport is free, in a worker that of its actors: one that is
+    /// busy sees what had come before.
+    pub fn subscriber(&mut self) -> Option<Arc<Version<M>>> {
+        self.newest.borrow_and_update().clone()
+    }
+
+    /// Resolves when there is a version that this handle has not seen.
+    ///
+    /// # Errors
+    /// The node is shutting down.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn changed(&mut self) -> Result<(), TopicClosed> {
+        self.newest.changed().await.map_err(|_| TopicClosed)
+    }
+}
+
+/// Asks the topic under `name`, whichever it is, for ever newer versions.
+async fn follow<M: Publishable>(
+    transport: &Arc<Transport>,
+    name: &str,
+    newest: &watch::Sender<Option<Arc<Version<M>>>>,
+) {
+    let (mut than, mut life, mut pause) = (0, 0, FIRST_PAUSE);
+    loop {
+        match actor::lookup::<Newer<M>>(transport, name).await {
+            Ok(topic) => {
+                if ask(&topic, newest, &mut than, &mut life).await {
+                    pause = FIRST_PAUSE;
+                }
+            }
+            Err(LookupError::Unknown(_)) => {}
+            Err(LookupError::NodeExited(_)) => return,
+        }
+        sleep(pause).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+/// Takes version after version until the topic fails; whether there was one.
+async fn ask<M: Publishable>(
+    topic: &Address<Newer<M>>,
+    newest: &watch::Sender<Option<Arc<Version<M>>>>,
+    than: &mut u64,
+    life: &mut u64,
+) -> bool {
+    let mut any = false;
+    loop {
+        let error: AskError<Newer<M>> = match topic.ask(Newer::new(*than, *life)).await {
+            // The topic is shutting down, and this process soon is.
+            Ok(Newest { value: None, .. }) => return any,
+            Ok(Newest { life: from, number, value: Some(value) }) => {
+                // A topic that does not keep the order is none.
+                if number <= *than {
+                    tracing::error!(number, than, "a topic gave an older version for a newer one");
+                    return any;
+                }
+                (*than, *life, any) = (number, from, true);
+                // The version before goes here, unless somebody has it.
+                newest.send_replace(Some(Arc::new(Version { number, value })));
+                continue;
+            }
+            Err(error) => error,
+        };
+        tracing::debug!(%error, "a topic does not answer; its readers keep what they have");
+        return any;
+    }
+}
+
+impl<M: Publishable> Clone for Subscriber<M> {
+    fn clone(&self) -> Self {
+        Subscriber { newest: self.newest.clone(), _asking: Arc::clone(&self._asking) }
+    }
+}
+
+impl<M: Publishable> fmt::Debug for Subscriber<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = self.newest.borrow().as_ref().map_or(0, |version| version.number);
+        write!(f, "Latest<{}>(version {number})", M::NAME)
+    }
+}

@@ -1,0 +1,221 @@
+//! What a process's transport and the node say to each other.
+//!
+//! The transport never talks to a socket: it hands a [`ToNode`] to its [`ControlChannel`] and is handed [`FromNode`]s.
+//! In a worker it is the control socket; in the node's own process it is the supervisor's queue. Either may be called
+//! on any thread and neither waits for the other side.
+//!
+//! Order: what one process sends through its control channel arrives at the node in that order, and what the node sends
+//! to one process arrives in that order. The link handshake of `transport/link.rs` relies on it.
+
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::taint::{TaintRange, TaintUpdate};
+use crate::device::Access;
+use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
+use crate::transport::lifecycle::{Lifecycle, ProcessDown, Whereabouts};
+
+/// From a process to the node. Descriptors travel beside it, in the order that each variant names.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ToNode {
+    /// Pass `link_message`, with all descriptors, to the process `to`. If there is no such process any more, the node
+    /// answers [`FromNode::Exited`]; if there never was one, [`FromNode::Nobody`].
+    Route {
+        /// The process to pass it to.
+        to: ProcessId,
+        /// What to pass.
+        link_message: LinkMessage,
+    },
+    /// A new chunk exists. Descriptors: one to map read-only, one to map writable. The node keeps both until nobody can
+    /// hold a lease in the chunk any more, so a chunk outlives its owner (LEASE-4).
+    PublishChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// Where its memory is.
+        device: DeviceId,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Ask for a descriptor of a chunk; answered by [`FromNode::Chunk`] or [`FromNode::NoChunk`].
+    WantChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// How it will be mapped.
+        access: Access,
+    },
+    /// A chunk that [`FromNode::Chunk`] brought is not mapped (any more), because no lease on it is left here. Only of
+    /// chunks whose owner has ended: those of the living stay mapped.
+    Unmapped {
+        /// Its name.
+        chunk: ChunkId,
+        /// How it was to be mapped.
+        access: Access,
+    },
+    /// Everything that a process which ended had posted to this one was read (LEASE-4). Answers [`FromNode::Exited`].
+    Drained {
+        /// The process that ended.
+        process: ProcessId,
+    },
+    /// What a round of [`FromNode::Taint`] has led to is marked (DEATH-3).
+    Tainted {
+        /// The round.
+        round: u64,
+        /// Ranges of this process's own clocks that are tainted now and were not before.
+        ranges: Vec<TaintRange>,
+    },
+    /// Where does this actor live now? Answered by [`FromNode::Actor`].
+    WantActor {
+        /// The actor.
+        actor: ActorId,
+    },
+    /// Tell this process what happens to an actor from now on; answered by [`FromNode::Watching`].
+    Watch {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The actor.
+        actor: ActorId,
+    },
+    /// Nobody in this process watches this actor any more.
+    Unwatch {
+        /// The actor.
+        actor: ActorId,
+    },
+    /// Put an address into the registry under a name; answered by [`FromNode::Registered`].
+    Register {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The name.
+        name: String,
+        /// The actor that the name stands for.
+        actor: ActorId,
+    },
+    /// Look a name up; answered by [`FromNode::Found`].
+    Lookup {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The name.
+        name: String,
+    },
+}
+
+/// From one process to another, by way of the node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum LinkMessage {
+    /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, the memory of its
+    /// rings to you, the bell with which you ring it.
+    Link,
+    /// I have mapped your half: what you write into it, I will see.
+    LinkAck,
+}
+
+/// From the node to a process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum FromNode {
+    /// A link message from another process, with its descriptors.
+    LinkMessage {
+        /// Who wrote it.
+        from: ProcessId,
+        /// What it says.
+        link_message: LinkMessage,
+    },
+    /// A chunk that was asked for. Descriptors: one, for the access asked.
+    Chunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// Where its memory is.
+        device: DeviceId,
+        /// Its size.
+        bytes: u64,
+        /// What the descriptor is for.
+        access: Access,
+    },
+    /// A chunk that was asked for does not exist.
+    NoChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// How it was to be mapped.
+        access: Access,
+    },
+    /// Where an actor is: asked for, or because it changed.
+    Actor {
+        /// The actor.
+        actor: ActorId,
+        /// Where it is.
+        at: Whereabouts,
+    },
+    /// Why a process ended, and what becomes of its actors. Comes before its [`Exited`](FromNode::Exited).
+    ProcessDown(ProcessDown),
+    /// The answer to [`ToNode::Watch`]. Each [`Lifecycle`](FromNode::Lifecycle) of the actor that comes after it happened
+    /// after it.
+    Watching {
+        /// From the request.
+        ticket: u64,
+        /// How it went down, if it is not up.
+        down: Option<Lifecycle>,
+    },
+    /// Something has happened to an actor that this process watches.
+    Lifecycle(Lifecycle),
+    /// The answer to [`ToNode::Register`]: whether the name was free.
+    Registered {
+        /// From the request.
+        ticket: u64,
+        /// `Err` holds the actor that has the name.
+        result: Result<(), ActorId>,
+    },
+    /// The answer to [`ToNode::Lookup`].
+    Found {
+        /// From the request.
+        ticket: u64,
+        /// The actor under that name, and its location.
+        found: Option<(ActorId, Location)>,
+    },
+    /// What is to be known about deaths before anything that depends on the dead is released (DEATH-3). Answered by
+    /// [`ToNode::Tainted`]. A process that joins is told everything, before any other message.
+    Taint(TaintUpdate),
+    /// The clocks of a process that died were released (DEATH-1).
+    ClocksReleased {
+        /// Which.
+        process: ProcessId,
+    },
+    /// A process ended. What it had posted is still to be read; then the node is told ([`ToNode::Drained`]).
+    Exited {
+        /// Which.
+        process: ProcessId,
+    },
+    /// A link message was for a process that there never was (yet).
+    Nobody {
+        /// The name on the link message.
+        process: ProcessId,
+    },
+    /// Everybody has read what a process that ended had posted: its leases can be dropped (LEASE-4).
+    Reclaim {
+        /// Which.
+        process: ProcessId,
+    },
+}
+
+/// Where an actor lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Location {
+    /// Its process, in this life.
+    pub process: ProcessId,
+    /// Its index among the actors of that process.
+    pub index: u16,
+    /// Messages that one sending process may have unhandled in its mailbox.
+    pub capacity: u32,
+}
+
+/// The way to the node.
+pub trait ControlChannel: Send + Sync + 'static {
+    /// Hands `message` and its descriptors over. Never waits for an answer.
+    ///
+    /// # Errors
+    /// [`ControlChannelClosed`] when the node is gone.
+    fn send(&self, message: ToNode, descriptors: Vec<OwnedFd>) -> Result<(), ControlChannelClosed>;
+}
+
+/// The node is gone, so nothing can be asked of it.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the node has ended; this process is about to end too")]
+pub struct ControlChannelClosed;

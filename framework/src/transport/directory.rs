@@ -1,0 +1,320 @@
+//! Where actors are, and names for them: what the node said, and questions to it.
+//!
+//! An address remembers one location. What is known here replaces it: an actor that was restarted is elsewhere, and one
+//! that is being restarted is nowhere for a while, during which its senders wait in its queue. That queue goes with the
+//! actor from life to life, so those who wait keep their order (MBX-1).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use tokio::sync::oneshot;
+
+use super::inbox::Inbox;
+use super::{Link, Queue, Transport};
+use crate::ids::{ActorId, ProcessId};
+use crate::transport::control_channel::{ControlChannelClosed, Location, ToNode};
+use crate::transport::lifecycle::{EndReason, ExitedProcess, ProcessDown, Whereabouts};
+
+#[derive(Debug)]
+pub(super) struct Directory {
+    /// What the node has said of actors that did not stay where they were started.
+    known: DashMap<ActorId, Known>,
+    /// Whether there is any, so that a send need not look where nothing ever moved.
+    moved: AtomicBool,
+    next: AtomicU64,
+    registrations: DashMap<u64, oneshot::Sender<Result<(), ActorId>>>,
+    lookups: DashMap<u64, oneshot::Sender<Option<(ActorId, Location)>>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// `None` while the node is being asked.
+    at: Option<Whereabouts>,
+    /// Where its senders wait.
+    queue: Queue,
+    /// Whether what happens at its location wakes them.
+    arrived: bool,
+}
+
+/// The way to an actor.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// It is there. Its senders wait in the queue, if one came along with it: see [`Transport::arrive_at`].
+    To(Location, Option<Queue>),
+    /// It will be somewhere; its senders wait here.
+    Later(Queue),
+    /// Its restarts are used up.
+    GaveUp(EndReason),
+    /// There is none.
+    Nowhere,
+    /// Its process has ended, and it does not come back.
+    Exited(ExitedProcess),
+}
+
+/// Where an actor has settled.
+#[derive(Clone, Copy)]
+pub(crate) enum Arrival<'a> {
+    /// In this process.
+    Here(&'a dyn Inbox),
+    /// In another.
+    There(&'a Link),
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Directory {
+            known: DashMap::new(),
+            moved: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+            registrations: DashMap::new(),
+            lookups: DashMap::new(),
+        }
+    }
+}
+
+impl Directory {
+    pub(super) fn registered(&self, ticket: u64, result: Result<(), ActorId>) {
+        if let Some((_, waiting)) = self.registrations.remove(&ticket) {
+            // Whoever asked may have given up.
+            let _ = waiting.send(result);
+        }
+    }
+
+    pub(super) fn found(&self, ticket: u64, found: Option<(ActorId, Location)>) {
+        if let Some((_, waiting)) = self.lookups.remove(&ticket) {
+            let _ = waiting.send(found);
+        }
+    }
+}
+
+impl Known {
+    fn way(&self) -> Way {
+        match &self.at {
+            Some(Whereabouts::At(location)) => Way::To(*location, Some(self.queue.clone())),
+            Some(Whereabouts::Restarting(_)) | None => Way::Later(self.queue.clone()),
+            Some(Whereabouts::GaveUp(reason)) => Way::GaveUp(reason.clone()),
+            Some(Whereabouts::Nowhere) => Way::Nowhere,
+        }
+    }
+}
+
+impl Transport {
+    /// Whether any actor is known not to be where it was started.
+    #[inline]
+    pub(crate) fn has_moved(&self) -> bool {
+        // MOVED acquire: pairs with `note`.
+        self.directory.moved.load(Ordering::Acquire)
+    }
+
+    /// The way to `actor`: what the node said last, or else the location `remembered`.
+    pub(crate) fn way_to(&self, actor: ActorId, remembered: Location) -> Way {
+        if !self.has_moved() {
+            return Way::To(remembered, None);
+        }
+        self.directory.known.get(&actor).map_or(Way::To(remembered, None), |known| known.way())
+    }
+
+    /// The location that an address should remember: of one that is elsewhere now, the new one.
+    pub(crate) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
+        match self.way_to(actor, remembered) {
+            Way::To(location, _) => location,
+            _ => remembered,
+        }
+    }
+
+    /// The way to `actor`, whose process at `location` cannot be written to. Where this process has not heard what
+    /// became of it, because it is younger than that, the node is asked.
+    pub(crate) fn way_after(&self, actor: ActorId, location: Location) -> Way {
+        let known = match self.way_to(actor, location) {
+            Way::To(now, queue) if now.process == location.process => queue,
+            other => return other,
+        };
+        let process = location.process;
+        let link = self.links.in_slot_of(process);
+        if let Some(queue) = &known
+            && link.as_ref().is_some_and(|link| link.peer < process && !self.has_exited(link.peer))
+        {
+            // This process is about to hear that an earlier life of the slot has ended, and looks again then.
+            return Way::Later(queue.clone());
+        }
+        let broken =
+            link.is_some_and(|link| link.peer == process && link.is_broken()) && !self.has_exited(process);
+        if known.is_some()
+            || broken
+            || self.exited.how(process).is_some()
+            || self.stopped.load(Ordering::Acquire)
+        {
+            return Way::Exited(self.exited(process, actor));
+        }
+        let queue = self.queue_at(actor, location);
+        let waits = Known { at: None, queue, arrived: false };
+        let way = match self.directory.known.entry(actor) {
+            Entry::Occupied(entry) => return entry.get().way(),
+            Entry::Vacant(entry) => entry.insert(waits).way(),
+        };
+        // MOVED release, as in `note`.
+        self.directory.moved.store(true, Ordering::Release);
+        if self.control.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
+            self.directory.known.remove(&actor);
+            return Way::Exited(self.exited(process, actor));
+        }
+        way
+    }
+
+    /// A process has ended: its slot may have another life already, which somebody waits to reach.
+    pub(super) fn look_again(&self) {
+        let not_arrived = self.directory.known.iter().filter(|known| !known.arrived);
+        let queues: Vec<_> = not_arrived.map(|known| known.queue.clone()).collect();
+        queues.iter().for_each(Queue::wake_front);
+    }
+
+    /// What is known of a process that ended, for whoever loses something of `actor` with it.
+    pub(crate) fn exited(&self, process: ProcessId, actor: ActorId) -> ExitedProcess {
+        let worker = self.exited.how(process).map(|last| (last.worker.clone(), last.reason.clone()));
+        let known = self.directory.known.get(&actor);
+        let restarts = known.is_some_and(|known| match &known.at {
+            Some(Whereabouts::Restarting(_)) => true,
+            Some(Whereabouts::At(location)) => location.process != process,
+            _ => false,
+        });
+        ExitedProcess { process, worker, restarts }
+    }
+
+    /// The node says where an actor is.
+    pub(super) fn actor_is(&self, actor: ActorId, at: Whereabouts) {
+        if at == Whereabouts::Nowhere && !self.directory.known.contains_key(&actor) {
+            return; // nobody asked
+        }
+        self.note(actor, at);
+    }
+
+    /// The node says that a process has ended, and what becomes of its actors.
+    pub(super) fn on_process_down(&self, process_down: ProcessDown) {
+        for (actor, location) in &process_down.restarting {
+            self.note(*actor, Whereabouts::Restarting(*location));
+        }
+        for actor in &process_down.gave_up {
+            self.note(*actor, Whereabouts::GaveUp(process_down.reason.clone()));
+        }
+        self.exited.note_how(process_down);
+    }
+
+    /// Remembers where an actor is, and wakes the first of those who wait for it.
+    fn note(&self, actor: ActorId, at: Whereabouts) {
+        let mut is_new = false;
+        let queue = {
+            let mut known = self.directory.known.entry(actor).or_insert_with(|| {
+                is_new = !matches!(at, Whereabouts::Restarting(_));
+                // Whoever waits at its last location, waits for its next.
+                let queue = match &at {
+                    Whereabouts::Restarting(location) => self.queue_at(actor, *location),
+                    _ => Queue::default(),
+                };
+                Known { at: None, queue, arrived: false }
+            });
+            // Whoever sends first makes the link, and has it wake the others.
+            known.arrived = false;
+            known.queue.count_in(&Arc::default());
+            known.at = Some(at);
+            known.queue.clone()
+        };
+        // MOVED release: pairs with `has_moved`: whoever looks sees what is known where it sees this.
+        self.directory.moved.store(true, Ordering::Release);
+        queue.wake_front();
+        if is_new {
+            // Whoever saw that it is away before the node said a word of it, waits at its last location. Where that
+            // was, is not known here: those in front of all queues look again, and wake who is behind them.
+            self.links.all().iter().for_each(|link| link.wake_all_fronts());
+        }
+    }
+
+    /// The queue of those who wait at `location`.
+    fn queue_at(&self, actor: ActorId, location: Location) -> Queue {
+        let queue = if location.process == self.me {
+            let inbox = self.inbox(location.index).filter(|inbox| inbox.actor() == actor);
+            inbox.map(|inbox| inbox.local().queue().clone())
+        } else {
+            let link = self.links.in_slot_of(location.process).filter(|link| link.peer == location.process);
+            link.and_then(|link| link.queue(location.index).cloned())
+        };
+        queue.unwrap_or_default()
+    }
+
+    /// Has what happens at `location` wake those who wait for `actor`, in the queue that came along with it.
+    pub(crate) fn arrive_at(&self, actor: ActorId, location: Location, at: Arrival<'_>) {
+        let Some(known) = self.directory.known.get(&actor) else { return };
+        if known.arrived || known.at != Some(Whereabouts::At(location)) {
+            return;
+        }
+        drop(known);
+        let Some(mut known) = self.directory.known.get_mut(&actor) else { return };
+        // It may have gone on meanwhile.
+        if known.at == Some(Whereabouts::At(location)) && !known.arrived {
+            match at {
+                Arrival::Here(inbox) => inbox.local().take_in(&known.queue),
+                Arrival::There(link) => link.take_in(location.index, &known.queue),
+            }
+            known.arrived = true;
+        }
+    }
+
+    /// An actor of this process failed and is started anew: those who wait for it in this process go on waiting, in the
+    /// queue that its mailbox had.
+    pub(crate) fn goes_away(&self, actor: ActorId, location: Location) {
+        self.note(actor, Whereabouts::Restarting(location));
+    }
+
+    /// Registers `actor` under `name`. The outer error: the node is gone; the inner: another actor has the name.
+    pub(crate) async fn register(
+        &self,
+        name: String,
+        actor: ActorId,
+    ) -> Result<Result<(), ActorId>, ControlChannelClosed> {
+        let ticket = self.directory.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, waiting) = oneshot::channel();
+        self.directory.registrations.insert(ticket, answer);
+        self.control.send(ToNode::Register { ticket, name, actor }, Vec::new())?;
+        waiting.await.map_err(|_| ControlChannelClosed)
+    }
+
+    /// The actor under `name`.
+    pub(crate) async fn lookup(
+        &self,
+        name: String,
+    ) -> Result<Option<(ActorId, Location)>, ControlChannelClosed> {
+        let ticket = self.directory.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, waiting) = oneshot::channel();
+        self.directory.lookups.insert(ticket, answer);
+        self.control.send(ToNode::Lookup { ticket, name }, Vec::new())?;
+        waiting.await.map_err(|_| ControlChannelClosed)
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::testing::Cluster;
+    use crate::transport::control_channel::FromNode;
+
+    /// A sender that found an actor away waits in the queue of its link. The first that the node says of that actor is that
+    /// it does not come back.
+    #[test]
+    fn the_first_word_of_an_actor_wakes_who_waits_at_its_last_location() {
+        for at in [Whereabouts::GaveUp(EndReason::Exit(3)), Whereabouts::Nowhere] {
+            let cluster = Cluster::new(2);
+            let (to, _inbox) = cluster.inbox::<u32>(1, 1);
+            cluster.connect();
+            cluster.send(0, &to, 1);
+            let [first, second] = [(); 2].map(|()| cluster.wait_in_line(0, &to));
+            let message = FromNode::Actor { actor: to.actor, at: at.clone() };
+            cluster.transport(0).from_node(message, Vec::new());
+            // Of one that nobody asked for, the node says nothing.
+            let wakes = usize::from(at != Whereabouts::Nowhere);
+            assert_eq!((first.wakes(), second.wakes()), (wakes, 0), "{at:?}");
+            drop(first);
+            assert_eq!(second.wakes(), 1, "the next is woken by the one in front of it");
+        }
+    }
+}

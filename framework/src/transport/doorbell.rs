@@ -1,0 +1,158 @@
+//! Sleep and wake across processes, without a word that both sides write (ONE-WRITER).
+//!
+//! The consumer's page has one word that only the consumer writes: even while it is awake, odd while it sleeps or
+//! is about to, and never the same odd number twice. A producer that has published something looks at it and rings
+//! (see [`Bell`](crate::os::Bell), which is the caller's part) only for a sleeper, and once for each of its sleeps. Any number
+//! of producers can ring one sleeper.
+//!
+//! No wake-up is lost as long as both sides keep to the order below (`tests/loom_doorbell.rs` has it explored, and
+//! takes each step away in turn):
+//!
+//! | sleeper | ringer |
+//! |---|---|
+//! | [`Sleeper::prepare`]: the word becomes odd; fence | publish |
+//! | look at **every** source again; if there is something: `awake`, no sleep | [`Ringer::should_ring`]: fence; look at the word |
+//! | wait for the bell | if true: ring |
+//! | [`Sleeper::awake`], then look at the sources | |
+//!
+//! A ring must not be taken back after the second look, or it is lost. Nothing takes rings back: the ears are polled
+//! edge-triggered and never read.
+//!
+//! A sleeper that dies asleep costs each producer one ring. A ringer that dies between publishing and ringing
+//! leaves the sleeper asleep with something to read: whoever learns of the death looks at its rings once more. A
+//! wrong value in the word, from a broken consumer, costs rings too many or that consumer's own wake-up.
+//!
+//! A producer that waits for room in a full ring is a sleeper in the same way, with the consumer as its ringer.
+//!
+//! The word is an epoch and not a flag: the ringer would have to clear a flag, and the word would have two writers.
+
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
+
+use super::ring::native::Native;
+use super::ring::platform::{Orders, Platform, Sound, Word};
+
+/// The side that sleeps: one per process, over all its sources.
+#[derive(Debug)]
+pub struct Sleeper<P: Platform = Native, O: Orders = Sound> {
+    word: P::Word,
+    /// What the word says.
+    epoch: u64,
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O: Orders> Sleeper<P, O> {
+    /// A sleeper, awake, that stores to its own `word`, which is zero.
+    pub fn new(word: P::Word) -> Self {
+        Sleeper { word, epoch: 0, orders: PhantomData }
+    }
+
+    /// Says "I sleep". The caller looks at every source again before it does, and where it finds something it
+    /// calls [`awake`](Self::awake) instead of sleeping. Calling it again without `awake` starts another sleep,
+    /// with another ring due.
+    #[inline]
+    pub fn prepare(&mut self) {
+        self.set(self.epoch.wrapping_add(1) | 1);
+        if O::SLEEPER_FENCE {
+            // BELL: pairs with the fence in `Ringer::should_ring`.
+            P::fence_seq_cst();
+        }
+    }
+
+    /// Says "I am awake": no ring is due from here on. The caller looks at its sources after this.
+    #[inline]
+    pub fn awake(&mut self) {
+        if self.is_asleep() {
+            self.set(self.epoch.wrapping_add(1));
+        }
+    }
+
+    /// Whether [`prepare`](Self::prepare) was called and [`awake`](Self::awake) was not.
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        self.epoch & 1 == 1
+    }
+
+    #[inline]
+    fn set(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        // Orders nothing by itself: the fences do, and a late "awake" costs no more than a ring too many.
+        self.word.store(epoch, Ordering::Relaxed);
+    }
+}
+
+/// One producer's view of one sleeper.
+#[derive(Debug)]
+pub struct Ringer<P: Platform = Native, O: Orders = Sound> {
+    word: P::Word,
+    /// The last sleep that this producer rang for. Zero for none: sleeps are odd.
+    rung: u64,
+    orders: PhantomData<fn() -> O>,
+}
+
+impl<P: Platform, O: Orders> Ringer<P, O> {
+    /// A ringer that loads the sleeper's `word`.
+    pub fn new(word: P::Word) -> Self {
+        Ringer { word, rung: 0, orders: PhantomData }
+    }
+
+    /// Whether the caller has to ring, after it published something. Says so once for each sleep, so
+    /// the caller has to do it then.
+    #[inline]
+    pub fn should_ring(&mut self) -> bool {
+        if O::RINGER_FENCE {
+            // BELL: pairs with the fence in `Sleeper::prepare`.
+            P::fence_seq_cst();
+        }
+        let epoch = self.word.load(Ordering::Relaxed);
+        if epoch & 1 == 0 || epoch == self.rung {
+            return false;
+        }
+        self.rung = epoch;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::ring::NativeWord;
+
+    fn bell() -> (Sleeper, Ringer, Ringer) {
+        let word = NativeWord::in_memory();
+        (Sleeper::new(word.clone()), Ringer::new(word.clone()), Ringer::new(word))
+    }
+
+    #[test]
+    fn only_a_sleeper_is_rung_for() {
+        let (mut sleeper, mut ringer, _) = bell();
+        assert!(!ringer.should_ring());
+        sleeper.prepare();
+        assert!(sleeper.is_asleep() && ringer.should_ring());
+        sleeper.awake();
+        assert!(!sleeper.is_asleep() && !ringer.should_ring());
+    }
+
+    #[test]
+    fn each_ringer_rings_once_for_each_sleep() {
+        let (mut sleeper, mut one, mut other) = bell();
+        for _ in 0..3 {
+            sleeper.prepare();
+            assert!(one.should_ring() && !one.should_ring());
+            assert!(other.should_ring() && !other.should_ring());
+            sleeper.awake();
+        }
+    }
+
+    #[test]
+    fn preparing_twice_is_another_sleep_and_waking_twice_is_not() {
+        let (mut sleeper, mut ringer, _) = bell();
+        sleeper.prepare();
+        assert!(ringer.should_ring());
+        sleeper.prepare();
+        assert!(ringer.should_ring());
+        sleeper.awake();
+        sleeper.awake();
+        assert!(!ringer.should_ring());
+    }
+}

@@ -1,0 +1,142 @@
+//! The entries of a return ring: what a holder tells an owner. 64 bytes: kind and counts, the lease, tickets, checksum.
+
+use crate::clock::Ticket;
+use crate::ids::{ChunkId, ProcessId};
+use crate::lease::LeaseId;
+use crate::lease::handle::MAX_RELEASE_TICKETS;
+use crate::limits::MAX_STREAMS;
+use crate::transport::ring::entries::Entry;
+use smallvec::SmallVec;
+
+/// What an entry says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// The writer gives a lease on the reader's memory back; these uses have to pass first.
+    Release { chunk: u32, entry: u32, generation: u32, uses: SmallVec<[Ticket; 2]> },
+    /// The writer holds the reader's memory now: a third process forwarded it (LEASE-3).
+    Hold { chunk: u32, entry: u32, generation: u32 },
+    /// The writer could not read the frame that ends at this position of its inbound ring, and took none of its leases.
+    Rejected { end: u64 },
+}
+
+/// Why an entry was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadEntry {
+    #[error("an entry of the return ring was damaged: its checksum is wrong")]
+    Checksum,
+    #[error("an entry of the return ring has {field} {value}, which it cannot have")]
+    Field { field: &'static str, value: u64 },
+}
+
+const RELEASE: u64 = 1;
+const HOLD: u64 = 2;
+const REJECTED: u64 = 3;
+
+pub(crate) fn checksum(words: &Entry) -> u64 {
+    let mut hasher = crc32fast::Hasher::new();
+    for word in &words[..7] {
+        hasher.update(&word.to_le_bytes());
+    }
+    // Not zero for an entry of zeros: memory that was never written is no entry.
+    u64::from(hasher.finalize()) | 1 << 32
+}
+
+fn lease(kind: u64, id: LeaseId) -> Entry {
+    let mut words = [0; 8];
+    words[0] = kind | u64::from(id.generation) << 32;
+    words[1] = u64::from(id.chunk.index) | u64::from(id.entry) << 32;
+    words
+}
+
+/// A release, with [`MAX_RELEASE_TICKETS`] of the writer's own tickets at most.
+pub(crate) fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
+    let mut words = lease(RELEASE, id);
+    let uses = &uses[..uses.len().min(MAX_RELEASE_TICKETS)];
+    words[0] |= (uses.len() as u64) << 8;
+    for (index, ticket) in uses.iter().enumerate() {
+        words[2] |= u64::from(ticket.slot) << (16 * index);
+        words[3 + index] = ticket.value;
+    }
+    words[7] = checksum(&words);
+    words
+}
+
+/// A hold.
+pub(crate) fn hold(id: LeaseId) -> Entry {
+    let mut words = lease(HOLD, id);
+    words[7] = checksum(&words);
+    words
+}
+
+/// The frame ending at `end` was rejected.
+pub(crate) fn rejected(end: u64) -> Entry {
+    let mut words = [REJECTED, end, 0, 0, 0, 0, 0, 0];
+    words[7] = checksum(&words);
+    words
+}
+
+/// Reads an entry that `writer` wrote.
+pub(crate) fn parse(words: &Entry, writer: ProcessId) -> Result<Notice, BadEntry> {
+    if words[7] != checksum(words) {
+        return Err(BadEntry::Checksum);
+    }
+    let (chunk, entry) = (words[1] as u32, (words[1] >> 32) as u32);
+    let generation = (words[0] >> 32) as u32;
+    match words[0] & 0xff {
+        RELEASE => {
+            let count = (words[0] >> 8 & 0xff) as usize;
+            if count > MAX_RELEASE_TICKETS {
+                return Err(BadEntry::Field { field: "ticket count", value: count as u64 });
+            }
+            let mut uses = SmallVec::new();
+            for index in 0..count {
+                let slot = (words[2] >> (16 * index)) as u16;
+                if usize::from(slot) >= MAX_STREAMS {
+                    return Err(BadEntry::Field { field: "clock", value: u64::from(slot) });
+                }
+                uses.push(Ticket { process: writer, slot, value: words[3 + index] });
+            }
+            Ok(Notice::Release { chunk, entry, generation, uses })
+        }
+        HOLD => Ok(Notice::Hold { chunk, entry, generation }),
+        REJECTED => Ok(Notice::Rejected { end: words[1] }),
+        other => Err(BadEntry::Field { field: "kind", value: other }),
+    }
+}
+
+/// The lease that a notice of a process about `owner`'s memory names.
+pub(crate) fn lease_id(owner: ProcessId, chunk: u32, entry: u32, generation: u32) -> LeaseId {
+    LeaseId { chunk: ChunkId { owner, index: chunk }, entry, generation }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> LeaseId {
+        lease_id(ProcessId::NODE, 7, 9, 11)
+    }
+
+    #[test]
+    fn notices_survive_the_ring() {
+        let writer = ProcessId::new(3, 1).expect("in range");
+        let uses: SmallVec<[Ticket; 2]> =
+            (0..4).map(|slot| Ticket { process: writer, slot, value: u64::from(slot) * 1000 }).collect();
+        let parsed = parse(&release(id(), &uses), writer);
+        assert_eq!(parsed, Ok(Notice::Release { chunk: 7, entry: 9, generation: 11, uses }));
+        assert_eq!(parse(&hold(id()), writer), Ok(Notice::Hold { chunk: 7, entry: 9, generation: 11 }));
+        assert_eq!(parse(&rejected(640), writer), Ok(Notice::Rejected { end: 640 }));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        for words in [release(id(), &[]), hold(id()), rejected(8)] {
+            for bit in 0..512 {
+                let mut damaged = words;
+                damaged[bit / 64] ^= 1 << (bit % 64);
+                assert_eq!(parse(&damaged, ProcessId::NODE), Err(BadEntry::Checksum), "bit {bit}");
+            }
+        }
+        assert_eq!(parse(&[0; 8], ProcessId::NODE), Err(BadEntry::Checksum));
+    }
+}

@@ -1,0 +1,216 @@
+//! Which processes have exited, as far as this one knows.
+//!
+//! A process parts with the link of a dead peer when it has read it to the end: descriptors, rings and queues go. One
+//! number per slot says which lives have ended, because the next life begins only after the last has ended. A process
+//! that joined later learns of the ends before it from its own life, and from the lives that make links to it: memory
+//! of earlier lives is memory of the dead (LEASE-4).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use tokio::sync::Notify;
+
+use super::Transport;
+use crate::ids::ProcessId;
+use crate::limits::MAX_PROCESSES;
+use crate::transport::lifecycle::ProcessDown;
+
+/// The processes that exited. A slot's lives follow each other, so the last one that ended stands for all before it,
+/// and thousands of deaths take no more room than one.
+#[derive(Debug)]
+pub(super) struct ExitedProcesses {
+    /// By slot: one more than the incarnation of the last life that ended.
+    by_slot: Box<[AtomicU64]>,
+    /// By slot, in the same way: the last life that was reclaimed.
+    reclaimed: Box<[AtomicU64]>,
+    /// Names that the node had never heard of. Each is good for one question: there may be such a process later (WIRE-1).
+    nobody: DashMap<ProcessId, ()>,
+    /// What the node said of the last life of each slot that ended.
+    how: DashMap<usize, Arc<ProcessDown>>,
+    /// Whoever waits until a process that ended was read to the end.
+    read: Notify,
+}
+
+impl ExitedProcesses {
+    pub(super) fn new() -> Self {
+        let none = || (0..MAX_PROCESSES).map(|_| AtomicU64::new(0)).collect();
+        ExitedProcesses {
+            by_slot: none(),
+            reclaimed: none(),
+            nobody: DashMap::new(),
+            how: DashMap::new(),
+            read: Notify::new(),
+        }
+    }
+
+    /// The node says that a process has ended.
+    pub(super) fn note(&self, process: ProcessId) {
+        if let Some(last) = self.by_slot.get(process.slot()) {
+            last.fetch_max(u64::from(process.incarnation()) + 1, Ordering::AcqRel);
+        }
+    }
+
+    /// `process` is a life of its slot: all before it have ended. Nobody tells that to a process that joined later.
+    pub(super) fn note_before(&self, process: ProcessId) {
+        if let Some(last) = self.by_slot.get(process.slot()) {
+            last.fetch_max(u64::from(process.incarnation()), Ordering::AcqRel);
+        }
+    }
+
+    pub(super) fn contains(&self, process: ProcessId) -> bool {
+        let last = self.by_slot.get(process.slot());
+        last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
+    }
+
+    /// The node says that everything was read which a process had posted: its leases are about to be dropped.
+    pub(super) fn note_reclaimed(&self, process: ProcessId) {
+        if let Some(last) = self.reclaimed.get(process.slot()) {
+            last.fetch_max(u64::from(process.incarnation()) + 1, Ordering::AcqRel);
+        }
+    }
+
+    pub(super) fn is_reclaimed(&self, process: ProcessId) -> bool {
+        let last = self.reclaimed.get(process.slot());
+        last.is_some_and(|last| u64::from(process.incarnation()) < last.load(Ordering::Acquire))
+    }
+
+    /// There is nothing left of a process that ended that this one could read.
+    pub(super) fn note_read(&self) {
+        self.read.notify_waiters();
+    }
+
+    /// The node says how a process has ended.
+    pub(super) fn note_how(&self, process_down: ProcessDown) {
+        self.how.insert(process_down.process.slot(), Arc::new(process_down));
+    }
+
+    pub(super) fn how(&self, process: ProcessId) -> Option<Arc<ProcessDown>> {
+        let known = self.how.get(&process.slot())?;
+        (known.process == process).then(|| Arc::clone(&known))
+    }
+
+    /// The node says that there never was such a process.
+    pub(super) fn note_nobody(&self, process: ProcessId) {
+        // MBX-2: an answer that nobody asks for any more is forgotten with the others; asking again costs a link
+        // message.
+        if self.nobody.len() >= MAX_PROCESSES {
+            self.nobody.clear();
+        }
+        self.nobody.insert(process, ());
+    }
+
+    /// Whether the node has just said that there never was such a process.
+    pub(super) fn take_nobody(&self, process: ProcessId) -> bool {
+        !self.nobody.is_empty() && self.nobody.remove(&process).is_some()
+    }
+}
+
+impl Transport {
+    /// Resolves when nothing more comes from `process`, which has ended: all that it had sent to this one was delivered.
+    /// What others tell of its end may come before that, over their own links.
+    pub(crate) async fn until_read(&self, process: ProcessId) {
+        loop {
+            // Before the look: what is noted after it is not missed.
+            let read = self.exited.read.notified();
+            if process.slot() == self.process().slot() {
+                // An earlier life of this one's slot: there is no next one before all was read.
+                return;
+            }
+            match self.links.to(process) {
+                Some(_) => {}
+                None if self.exited.contains(process) => return,
+                // Who joined later was not told of it. The node answers whoever asks for a link that there is nobody.
+                None => drop(self.link(process)),
+            }
+            read.await;
+        }
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod reading_tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::testing::Cluster;
+
+    fn poll(future: std::pin::Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn who_ended_is_read_when_all_that_it_sent_was_delivered() {
+        let mut cluster = Cluster::new(3);
+        let (to, inbox) = cluster.inbox::<u32>(1, 8);
+        cluster.connect();
+        let (dead, transport) = (cluster.process(0), Arc::clone(cluster.transport(1)));
+        let mut read = pin!(transport.until_read(dead));
+        assert!(poll(read.as_mut()).is_pending(), "it lives");
+        (0..3).for_each(|number| cluster.send(0, &to, number));
+        cluster.end(0);
+        assert!(poll(read.as_mut()).is_pending(), "nothing was read");
+        assert!(inbox.is_empty());
+        cluster.run_until_idle();
+        assert!(poll(read.as_mut()).is_ready());
+        let came: Vec<u32> = inbox.take().into_iter().map(|received| received.message).collect();
+        assert_eq!(came, [0, 1, 2]);
+        // One that had nothing to do with it, and one that began later and was told nothing of it.
+        let other = Arc::clone(cluster.transport(2));
+        assert!(poll(pin!(other.until_read(dead))).is_ready());
+        let later = cluster.revive(0);
+        let later = Arc::clone(cluster.transport(later));
+        assert!(poll(pin!(later.until_read(dead))).is_ready(), "a life before its own");
+        cluster.end(2);
+        cluster.run_until_idle();
+        let mut read = pin!(later.until_read(cluster.process(2)));
+        for _ in 0..10 {
+            if poll(read.as_mut()).is_ready() {
+                return;
+            }
+            cluster.run_until_idle();
+        }
+        panic!("it asks the node, which knows that there is nobody");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::lifecycle::EndReason;
+
+    #[test]
+    fn the_last_life_that_ended_stands_for_all_before_it() {
+        let exited = ExitedProcesses::new();
+        let life = |slot, incarnation| ProcessId::new(slot, incarnation).expect("in range");
+        exited.note(life(3, 7));
+        exited.note(life(3, 5));
+        assert!(exited.contains(life(3, 0)) && exited.contains(life(3, 7)));
+        assert!(!exited.contains(life(3, 8)) && !exited.contains(life(4, 0)));
+        exited.note_before(life(3, 8));
+        assert!(exited.contains(life(3, 7)) && !exited.contains(life(3, 8)));
+        exited.note_before(life(5, 2));
+        assert!(exited.contains(life(5, 1)) && !exited.contains(life(5, 2)));
+        // How, is only known of the last.
+        exited.note_how(ProcessDown {
+            process: life(3, 7),
+            worker: "blur".into(),
+            reason: EndReason::Signal(9),
+            restarting: Vec::new(),
+            gave_up: Vec::new(),
+        });
+        assert_eq!(exited.how(life(3, 7)).map(|last| last.reason.clone()), Some(EndReason::Signal(9)));
+        assert_eq!(exited.how(life(3, 5)), None);
+    }
+
+    #[test]
+    fn that_there_is_nobody_is_said_once_and_bounded() {
+        let exited = ExitedProcesses::new();
+        let name = |incarnation| ProcessId::new(9, incarnation).expect("in range");
+        exited.note_nobody(name(1));
+        assert!(exited.take_nobody(name(1)) && !exited.take_nobody(name(1)));
+        (0..10 * MAX_PROCESSES as u32).for_each(|incarnation| exited.note_nobody(name(incarnation)));
+        assert!(exited.nobody.len() <= MAX_PROCESSES);
+    }
+}

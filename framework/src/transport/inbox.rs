@@ -1,0 +1,308 @@
+//! What a transport delivers to, and what comes with a delivery.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::link::Credit;
+use super::{Link, Queue, Transport};
+use crate::clock::Ticket;
+use crate::ids::{ActorId, ProcessId};
+use crate::message::codec;
+use crate::observe::hang_probe::ActorProbe;
+use crate::observe::log::MAX_TEXT;
+use crate::observe::metrics::ActorMetrics;
+use crate::observe::text::shown;
+use crate::observe::trace::FrameId;
+use crate::tensor::Tensor;
+use crate::transport::lifecycle::EndReason;
+
+/// The mailbox of one actor of this process, as the transport sees it.
+pub trait Inbox: Send + Sync + 'static {
+    /// Whose it is.
+    fn actor(&self) -> ActorId;
+
+    /// Messages that one sending process may have here unhandled.
+    fn capacity(&self) -> u32;
+
+    /// Decodes a message and puts it into the mailbox. Called on the reader's thread; does not block.
+    ///
+    /// # Errors
+    /// The message is not one that the actor takes, or is malformed. Its leases went back; the receipt refuses.
+    fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered>;
+
+    /// Takes a message of this process as it is: the short way. `message` is what the actor layer packs.
+    ///
+    /// # Errors
+    /// The message, and why it was not taken.
+    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)>;
+
+    /// The credits of this process itself.
+    fn local(&self) -> &Arc<LocalCredits>;
+
+    /// Has the actor fail, for a reason that lies elsewhere. What it is doing is finished first.
+    fn fail(&self, _reason: EndReason) {}
+
+    /// Whether, and how, the actor goes on; `None` for a mailbox without an actor.
+    fn hang_probe(&self) -> Option<ActorProbe> {
+        None
+    }
+
+    /// What the actor has done; `None` for a mailbox without an actor.
+    fn metrics(&self) -> Option<ActorMetrics> {
+        None
+    }
+}
+
+/// A message of the actor layer, by its type there.
+pub type LocalMessage = Box<dyn Any + Send>;
+
+/// How many messages of the actor's own process wait in its mailbox, and who waits for one to be done with.
+#[derive(Debug)]
+pub struct LocalCredits {
+    capacity: u32,
+    /// The low half: messages that are not handled yet; the high one: how many were, modulo 2^32. In one word, because
+    /// handing a credit back changes both.
+    counts: AtomicU64,
+    /// [`OPEN`], [`SHUT`] or [`COMES_BACK`].
+    closed: AtomicU32,
+    queue: Queue,
+    /// Of those who waited for the actor while it was elsewhere.
+    guests: OnceLock<Queue>,
+}
+
+const OPEN: u32 = 0;
+const SHUT: u32 = 1;
+const COMES_BACK: u32 = 2;
+
+/// One handled message in [`LocalCredits::counts`].
+const HANDLED: u64 = 1 << 32;
+
+impl LocalCredits {
+    /// For a mailbox of `capacity` messages.
+    pub fn new(capacity: u32) -> Arc<Self> {
+        Arc::new(LocalCredits {
+            capacity,
+            counts: AtomicU64::new(0),
+            closed: AtomicU32::new(OPEN),
+            queue: Queue::default(),
+            guests: OnceLock::new(),
+        })
+    }
+
+    /// Takes one credit; false when there is none.
+    pub(crate) fn take(&self) -> bool {
+        let more = |counts: u64| ((counts as u32) < self.capacity).then_some(counts + 1);
+        self.counts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
+    /// Hands one credit back.
+    pub(crate) fn hand_back(&self) {
+        // One less below, one more above.
+        // SeqCst, as in `stamp` and `take`: see `Queue::is_empty`, which is asked next.
+        self.counts.fetch_add(HANDLED - 1, Ordering::SeqCst);
+        self.wake_front();
+    }
+
+    /// No more messages: the actor has stopped, and is started anew if it is `away`.
+    pub(crate) fn close(&self, away: bool) {
+        self.closed.store(if away { COMES_BACK } else { SHUT }, Ordering::SeqCst);
+        self.wake_front();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst) != OPEN
+    }
+
+    /// Whether the actor has stopped and is started anew.
+    pub(crate) fn is_away(&self) -> bool {
+        self.closed.load(Ordering::Acquire) == COMES_BACK
+    }
+
+    /// Changes whenever a waiting sender might find a credit.
+    pub(crate) fn stamp(&self) -> u64 {
+        (self.counts.load(Ordering::SeqCst) / HANDLED).wrapping_add(u64::from(self.is_closed()))
+    }
+
+    /// Those who waited for the actor while it was elsewhere wait here now.
+    pub(crate) fn take_in(&self, queue: &Queue) {
+        // The same one, if there is one: an actor has one queue for all its lives.
+        let _ = self.guests.set(queue.clone());
+    }
+
+    fn wake_front(&self) {
+        self.queue.wake_front();
+        if let Some(guests) = self.guests.get() {
+            guests.wake_front();
+        }
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+/// A message for an inbox.
+#[derive(Debug)]
+pub struct Delivery<'a> {
+    /// The message's type, see [`message_key`](crate::message::message_key).
+    pub key: u64,
+    /// MessagePack.
+    pub body: &'a [u8],
+    /// Its tensors, each on a lease of this process.
+    pub tensors: Vec<Tensor>,
+    /// What the receiving stream has to wait for (CLOCK-1).
+    pub tickets: SmallVec<[Ticket; 2]>,
+    /// To be kept until the message is done with.
+    pub receipt: Receipt,
+}
+
+/// Why a message was not delivered.
+#[derive(Debug, thiserror::Error)]
+pub enum Undelivered {
+    /// The actor does not handle messages of this type.
+    #[error(
+        "the actor does not handle messages with key {key:#018x}; list the type in `RemoteActor::handles`"
+    )]
+    Unregistered {
+        /// The key that came.
+        key: u64,
+    },
+    /// It could not be decoded, or its tensors are not what the type says.
+    #[error("{message} is malformed: {why}")]
+    Malformed {
+        /// The type.
+        message: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// The actor has stopped.
+    #[error("the actor has stopped")]
+    Stopped,
+}
+
+/// Why there is no reply to an ask; travels in the body of a refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// No such actor in that process (any more).
+    NoSuchActor,
+    /// The actor failed before it came to the message, and is being restarted.
+    Restarting,
+    /// The message was not delivered, for this reason.
+    Undelivered(String),
+    /// The handler panicked.
+    Panicked,
+    /// The actor stopped before it replied, or the future that was to reply panicked.
+    NoReply,
+    /// The reply could not be encoded, for this reason.
+    BadReply(String),
+    /// A tensor of the message, or of the reply, depends on work that this process had not done when it died (DEATH-3).
+    Tainted(ProcessId),
+}
+
+impl Refusal {
+    /// As a peer says it, with its text cut and made plain.
+    pub(crate) fn bounded(self) -> Self {
+        match self {
+            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_TEXT)),
+            Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_TEXT)),
+            plain => plain,
+        }
+    }
+
+    /// Why there is no reply, for whatever was to send one and is dropped on this thread.
+    pub(crate) fn of_an_end() -> Self {
+        if std::thread::panicking() { Refusal::Panicked } else { Refusal::NoReply }
+    }
+}
+
+/// Ties a delivered message to its sender: dropping it hands the sender's credit back and, where a reply was asked for
+/// and not given, says that none will come. The message is done with then.
+#[derive(Debug)]
+pub struct Receipt {
+    transport: Arc<Transport>,
+    link: Arc<Link>,
+    /// The actor whose credit the message has; the reply takes it over.
+    credit: Option<Credit>,
+    /// Set while a reply is owed.
+    correlation: Option<u64>,
+    /// The reply need not wake its receiver by itself.
+    acknowledges: bool,
+    /// Where the message's frame ends in its ring.
+    end: u64,
+}
+
+impl Receipt {
+    pub(super) fn new(
+        transport: Arc<Transport>,
+        link: Arc<Link>,
+        credit: Credit,
+        correlation: Option<u64>,
+        end: u64,
+    ) -> Self {
+        transport.open.fetch_add(1, Ordering::SeqCst);
+        Receipt { transport, link, credit: Some(credit), correlation, acknowledges: false, end }
+    }
+
+    /// The process that sent the message.
+    pub fn sender(&self) -> ProcessId {
+        self.link.peer
+    }
+
+    /// The frame that the message came in.
+    pub(crate) fn frame(&self) -> FrameId {
+        FrameId { peer: self.link.peer, end: self.end }
+    }
+
+    /// Whether the sender waits for a reply.
+    pub fn wants_reply(&self) -> bool {
+        self.correlation.is_some()
+    }
+
+    /// The reply only says that the message is done with, and nobody waits for it alone: it is told with the credits.
+    pub(crate) fn acknowledge(&mut self) {
+        self.acknowledges = true;
+    }
+
+    /// Sends the reply, where one is wanted.
+    pub fn reply<R: Serialize>(mut self, reply: R) {
+        let Some(correlation) = self.correlation.take() else { return };
+        let asked = self.credit.take();
+        match codec::encode(&reply, codec::buffer()) {
+            Ok(encoded) => match encoded.taint() {
+                Some(tainted) => {
+                    self.transport.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);
+                }
+                None => {
+                    drop(reply);
+                    self.transport.reply(&self.link, correlation, encoded, asked, self.acknowledges);
+                }
+            },
+            Err(error) => {
+                self.transport.refuse(&self.link, correlation, &Refusal::BadReply(error.to_string()), asked);
+            }
+        }
+    }
+
+    /// Says that there will be no reply, and why.
+    pub fn refuse(mut self, why: &Refusal) {
+        self.refuse_now(why);
+    }
+
+    fn refuse_now(&mut self, why: &Refusal) {
+        if let Some(correlation) = self.correlation.take() {
+            self.transport.refuse(&self.link, correlation, why, self.credit.take());
+        }
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        self.refuse_now(&Refusal::of_an_end());
+        self.transport.hand_back(&self.link, self.credit.take());
+        self.transport.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,470 @@
+//! Frames in.
+//!
+//! A frame is copied out of the ring, checked (WIRE-1), and taken in two steps: first a look whether everything is there
+//! that its leases need (a mapping of each chunk, an open link to each owner, room for a hold); if not, the frame stays
+//! where it is, what is missing is asked for, and the reader comes back. Then its leases are adopted, all of them, and
+//! from there on they are values: whatever becomes of the message, they go back (LEASE-2). The hold on memory of a third
+//! process is posted before the cursor moves past the frame (LEASE-3).
+//!
+//! A rejected frame is answered. A receiver that cannot read a frame cannot know its leases either, so it posts the
+//! frame's end position back. The sender remembers the grants and takes them out of its lease table.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::asks::AskFailure;
+use super::chunks::Chunk;
+use super::inbox::{Delivery, Receipt, Refusal};
+use super::link::{AWAY, Credit, Inbound, Link};
+use super::{Transport, entry, wake_reasons};
+use crate::clock::Ticket;
+use crate::device::{Access, ChunkMapping};
+use crate::fault;
+use crate::ids::ProcessId;
+use crate::lease::table::LeaseTableError;
+use crate::lease::{Lease, LeaseId, Returns};
+use crate::message::codec::{self, DecodeError};
+use crate::message::wire::{Frame, Kind, LeaseEntry};
+use crate::observe::log::MAX_TEXT;
+use crate::observe::text::shown;
+use crate::tensor::DType;
+use crate::tensor::{Layout, Tensor};
+
+/// Frames taken from one link before the others get their turn.
+const BATCH: usize = 128;
+
+/// A reply's content.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    pub(crate) body: &'a [u8],
+    pub(crate) tensors: Vec<Tensor>,
+}
+
+/// What became of a look at a frame.
+enum Look {
+    /// Everything is there; of the chunks of the dead, for as long as this is kept.
+    Ready(Mappings),
+    /// Something was asked for.
+    Wait,
+    /// It will never be there, for this reason.
+    Never(String),
+}
+
+/// Mappings of the dead's chunks. They go with the last lease on them, which another thread may drop at any moment.
+type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
+
+type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
+
+impl Transport {
+    /// Takes frames from a link; true if there was one.
+    pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut Vec<u8>) -> bool {
+        let mut any = false;
+        let mut guard = link.inbound.lock();
+        let Some(inbound) = guard.as_mut() else { return false };
+        link.stuck.store(false, Ordering::Relaxed);
+        let mut left = BATCH;
+        while left > 0 {
+            left -= 1;
+            match inbound.data.peek(buffer) {
+                Ok(None) => break,
+                Ok(Some(end)) => {
+                    if !self.take_frame(link, inbound, buffer, end) {
+                        link.stuck.store(true, Ordering::Relaxed);
+                        break;
+                    }
+                    inbound.data.consume();
+                    any = true;
+                    if link.is_broken() {
+                        break; // It was given up over this frame.
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(peer = %link.peer, %error, "a ring is corrupt; its process is given up");
+                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                    self.give_up(link);
+                    break;
+                }
+            }
+        }
+        link.unfinished.store(left == 0, Ordering::Relaxed);
+        if any {
+            fault::point("transport.take.cursor");
+            // The holds of these frames are visible already (LEASE-3): the peer lets go when it sees the cursor.
+            inbound.data.publish_head();
+            link.ring(wake_reasons::ROOM);
+        }
+        any
+    }
+
+    /// False when the frame has to wait.
+    fn take_frame(&self, link: &Arc<Link>, inbound: &mut Inbound, bytes: &[u8], end: u64) -> bool {
+        fault::point("transport.take.frame");
+        let frame = match Frame::parse(bytes) {
+            Ok(frame) => frame,
+            Err(error) => {
+                if !self.has_room_for_holds(link, 1) {
+                    return false;
+                }
+                self.reject_frame(link, &error.to_string());
+                // Its leases cannot be read, so the sender, who knows them, takes them back.
+                self.post_notice_now(link, entry::rejected(end));
+                return true;
+            }
+        };
+        let entries = || frame.leases.iter().chain(&frame.body_lease);
+        let mappings = match self.look(link, entries()) {
+            Look::Ready(mappings) => mappings,
+            Look::Wait => return false,
+            Look::Never(why) => {
+                self.reject_frame(link, &why);
+                entries().for_each(|entry| self.forget_missing(entry.id.chunk));
+                self.give_back(link, entries());
+                self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
+                return true;
+            }
+        };
+        let mut adopted = Adopted::new();
+        for entry in entries() {
+            match self.adopt(link, entry) {
+                Ok(lease) => adopted.push((lease, entry.ready)),
+                Err(why) => {
+                    self.reject_frame(link, &why);
+                    self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
+                    // Those adopted so far go back as they drop; the rest without having been taken.
+                    self.give_back(link, entries().skip(adopted.len() + 1));
+                    return true;
+                }
+            }
+        }
+        drop(mappings);
+        self.counters.received.fetch_add(1, Ordering::SeqCst);
+        inbound.taking = end;
+        let _noted = self.note_taking(link, &frame.header, end);
+        self.dispatch(link, inbound, &frame, adopted);
+        true
+    }
+
+    /// Whether everything is there that the leases need.
+    fn look<'a>(&self, link: &Arc<Link>, entries: impl Iterator<Item = &'a LeaseEntry>) -> Look {
+        let (mut waits, mut kept) = (false, Mappings::new());
+        let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
+        for entry in entries {
+            let owner = entry.id.chunk.owner;
+            if let Some(ready) = entry.ready
+                && let Some(page) = self.domain.page_of(ready.process)
+                && let Some((before, now)) = page.ran_back(ready.slot)
+            {
+                // Whoever wrote that clock has nothing true to say about any tensor.
+                if let Some(liar) = self.link(ready.process) {
+                    liar.break_off();
+                    self.wake_reader();
+                }
+                let clock = ready.slot;
+                return Look::Never(format!(
+                    "clock {clock} of {} ran back from {before} to {now}",
+                    ready.process
+                ));
+            }
+            if let Some(ready) = entry.ready
+                && self.domain.page_of(ready.process).is_none()
+                // Its certificate says whether the data is there.
+                && !self.domain.knows_end_of(&ready)
+            {
+                match self.link(ready.process) {
+                    Some(link) if !link.is_open() => waits = true,
+                    Some(_) => {}
+                    None if self.may_come(ready.process) => waits = true,
+                    // It has ended since: the certificate came before that (DEATH-3).
+                    None if self.domain.knows_end_of(&ready) => {}
+                    None => {
+                        return Look::Never(format!(
+                            "{}, which was to write a tensor, has ended",
+                            ready.process
+                        ));
+                    }
+                }
+            }
+            if owner == self.me {
+                continue;
+            }
+            if entry.in_parts {
+                // It will be written, and nothing on the way of a message waits for a mapping.
+                match self.chunk(entry.id.chunk, Access::ReadWrite) {
+                    Chunk::Mapped(mapping) => kept.extend(self.has_exited(owner).then_some(mapping)),
+                    Chunk::Wanted => waits = true,
+                    Chunk::Missing => {
+                        return Look::Never(format!(
+                            "chunk {} of {owner} cannot be mapped writable",
+                            entry.id.chunk.index
+                        ));
+                    }
+                }
+            }
+            let mapping = match self.chunk(entry.id.chunk, Access::ReadOnly) {
+                Chunk::Mapped(mapping) => {
+                    if mapping.range(entry.offset, entry.bytes).is_none() {
+                        return Look::Never(format!(
+                            "a lease of {} bytes at {} leaves its chunk of {} bytes",
+                            entry.bytes,
+                            entry.offset,
+                            mapping.len()
+                        ));
+                    }
+                    mapping
+                }
+                Chunk::Wanted => {
+                    // Its owner is asked for a link only when the node has said that there is such a chunk.
+                    waits = true;
+                    continue;
+                }
+                Chunk::Missing => {
+                    return Look::Never(format!("chunk {} of {owner} does not exist", entry.id.chunk.index));
+                }
+            };
+            // Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases any more.
+            if self.has_exited(owner) {
+                kept.push(mapping);
+            } else if owner != link.peer {
+                fault::point("transport.take.owner");
+                let Some(owners) = self.link(owner) else {
+                    if self.has_exited(owner) {
+                        continue; // since the last look
+                    }
+                    if self.may_come(owner) {
+                        // A later life of its slot, before the word that the one before has ended.
+                        waits = true;
+                        continue;
+                    }
+                    return Look::Never(format!("{owner}, which owns a tensor, has ended"));
+                };
+                match holds.iter_mut().find(|(known, _)| known.peer == owner) {
+                    Some((_, count)) => *count += 1,
+                    None => holds.push((owners, 1)),
+                }
+            }
+        }
+        for (owners, count) in holds {
+            if !owners.is_open() {
+                waits = true;
+            } else if !self.has_room_for_holds(&owners, count) {
+                // The owner may sleep: nothing else that is posted to it is worth waking it.
+                owners.ring(wake_reasons::FRAMES);
+                waits = true;
+            }
+        }
+        if waits { Look::Wait } else { Look::Ready(kept) }
+    }
+
+    /// Whether `process` may be a life of its slot that this process has not heard of yet: the node will say when the one
+    /// before has ended.
+    fn may_come(&self, process: ProcessId) -> bool {
+        let known = self.links.in_slot_of(process);
+        process.slot() != self.me.slot()
+            && !self.exited.contains(process)
+            && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
+    }
+
+    fn adopt(&self, link: &Arc<Link>, entry: &LeaseEntry) -> Result<Lease, String> {
+        let id = entry.id;
+        let owner = id.chunk.owner;
+        if owner == self.me {
+            let lease = self.adopt_own(link, id, entry.sole, entry.in_parts)?;
+            if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
+                return Err(format!("a lease on entry {} came back with another offset or size", id.entry));
+            }
+            return Ok(lease);
+        }
+        let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
+        let mapped = |access| match self.chunk(id.chunk, access) {
+            Chunk::Mapped(mapping) => Ok(mapping),
+            Chunk::Wanted | Chunk::Missing => Err(missing()),
+        };
+        let mapping = mapped(Access::ReadOnly)?;
+        let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
+        if owner == link.peer {
+            link.held.fetch_add(1, Ordering::Relaxed);
+        } else if let Some(owners) = self.link(owner).filter(|_| !self.has_exited(owner)) {
+            fault::point("transport.forward.hold");
+            self.post_hold(&owners, id);
+            fault::point("transport.forward.held");
+            owners.held.fetch_add(1, Ordering::Relaxed);
+        }
+        let transport = self.arc().ok_or("the transport is closing")?;
+        let domain = Arc::clone(&self.domain);
+        let returns: Arc<dyn Returns> = transport;
+        let lease = Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole);
+        if let Some(writable) = writable {
+            lease.set_writable(writable);
+            lease.set_in_parts();
+        }
+        Ok(lease)
+    }
+
+    /// A lease on this process's own memory, which the peer sends back.
+    fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
+        let pool = self.pool_of(id)?;
+        let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
+            // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this process has
+            // looked at before it saw the frame. What has come since is there to be read.
+            Err(LeaseTableError::NotHeld { .. }) => {
+                self.drain_link_returns(link);
+                pool.adopt(id, link.peer, sole, in_parts)
+            }
+            adopted => adopted,
+        };
+        adopted.map_err(|error| error.to_string())
+    }
+
+    /// Gives back leases that the peer granted and that were not adopted.
+    fn give_back<'a>(&self, link: &Arc<Link>, entries: impl Iterator<Item = &'a LeaseEntry>) {
+        for entry in entries {
+            if entry.id.chunk.owner == link.peer {
+                self.post_notice(link, entry::release(entry.id, &[]));
+            }
+        }
+    }
+
+    fn dispatch(&self, link: &Arc<Link>, inbound: &mut Inbound, frame: &Frame<'_>, mut adopted: Adopted) {
+        let mut large = Vec::new();
+        let body = match frame.body_lease.and_then(|_| adopted.pop()) {
+            Some((lease, _)) => match copy_body(lease, frame.header.body_bytes as usize) {
+                Ok(bytes) => {
+                    large = bytes;
+                    large.as_slice()
+                }
+                Err(why) => {
+                    self.reject(link, &why);
+                    return self.refuse_frame(link, inbound, frame, &Refusal::Undelivered(why));
+                }
+            },
+            None => frame.body,
+        };
+        let _keep = &large;
+        let tensors = match codec::tensors(&adopted, &frame.tensors) {
+            Ok(tensors) => tensors,
+            Err(error) => {
+                self.reject(link, &error.to_string());
+                return self.refuse_frame(link, inbound, frame, &Refusal::Undelivered(error.to_string()));
+            }
+        };
+        let tickets = adopted.iter().filter_map(|(_, ready)| *ready).collect();
+        // The tensors are the only ones on their leases from here on: whoever gets them may hand them over at once.
+        drop(adopted);
+        match frame.header.kind {
+            Kind::Send | Kind::Ask => {
+                self.deliver(link, inbound, frame, body, tensors, tickets);
+            }
+            Kind::Reply => self.take_reply(link, frame.header.correlation, Ok(Parts { body, tensors })),
+            Kind::Refusal => {
+                let why = codec::decode::<Refusal>(body, Vec::new(), None);
+                let why = why.unwrap_or_else(|error| Refusal::Undelivered(error.to_string()));
+                self.take_reply(link, frame.header.correlation, Err(AskFailure::Refused(why.bounded())));
+            }
+        }
+    }
+
+    fn deliver(
+        &self,
+        link: &Arc<Link>,
+        inbound: &mut Inbound,
+        frame: &Frame<'_>,
+        body: &[u8],
+        tensors: Vec<Tensor>,
+        tickets: SmallVec<[Ticket; 2]>,
+    ) {
+        let index = frame.header.index;
+        let inbox = self.inbox(index).filter(|inbox| inbox.actor() == frame.header.actor);
+        let Some(inbox) = inbox else {
+            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
+            let away = self.is_away(index);
+            if self.inbox(index).is_none() {
+                link.close(index, away);
+            }
+            let why = if away { Refusal::Restarting } else { Refusal::NoSuchActor };
+            return self.refuse_frame(link, inbound, frame, &why);
+        };
+        let Some(received) = inbound.received.get_mut(usize::from(index)) else { return };
+        let done = link.handed_back(index);
+        if done < AWAY && received.saturating_sub(done) >= u64::from(inbox.capacity()) {
+            // MBX-2: a peer that ignores the credits is dropped, not buffered for.
+            self.reject(link, "it sent more than its credits");
+            return self.give_up(link);
+        }
+        *received += 1;
+        let Some(transport) = self.arc() else { return };
+        let correlation = (frame.header.kind == Kind::Ask).then_some(frame.header.correlation);
+        let credit = Credit { index, capacity: inbox.capacity() };
+        let receipt = Receipt::new(transport, Arc::clone(link), credit, correlation, inbound.taking);
+        let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
+        if let Err(error) = inbox.deliver(delivery) {
+            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+            let error = shown(error.to_string(), MAX_TEXT);
+            tracing::warn!(peer = %link.peer, actor = %frame.header.actor, error, "a message was not delivered");
+        }
+    }
+
+    fn take_reply(&self, link: &Link, correlation: u64, reply: Result<Parts<'_>, AskFailure>) {
+        // Nobody may wait any more: then the tensors drop here, and their leases go back.
+        if let Some(answer) = self.take_ask(correlation, link.peer) {
+            // DEATH-3: not even as the data of a reply.
+            answer(reply.and_then(|parts| match parts.tensors.iter().find_map(Tensor::taint) {
+                Some(tainted) => Err(AskFailure::Refused(Refusal::Tainted(tainted.by))),
+                None => Ok(parts),
+            }));
+        }
+    }
+
+    /// A message that no mailbox took: its sender is told where it waits for a reply, and gets its credit back (MBX-2).
+    fn refuse_frame(&self, link: &Arc<Link>, inbound: &mut Inbound, frame: &Frame<'_>, why: &Refusal) {
+        if matches!(frame.header.kind, Kind::Reply | Kind::Refusal) {
+            let failure = AskFailure::BadReply("its frame was rejected".to_owned());
+            self.take_reply(link, frame.header.correlation, Err(failure));
+            return;
+        }
+        let index = frame.header.index;
+        let counts = matches!(frame.header.kind, Kind::Send | Kind::Ask);
+        let received = inbound.received.get_mut(usize::from(index)).filter(|_| counts);
+        let credit = received.map(|received| {
+            *received += 1;
+            // Of a mailbox that there may not be: its sender is told at once.
+            Credit { index, capacity: 0 }
+        });
+        if frame.header.kind == Kind::Ask {
+            self.refuse(link, frame.header.correlation, why, credit);
+        } else {
+            self.hand_back(link, credit);
+        }
+    }
+
+    /// A frame that is taken and goes nowhere: its sender has counted it as sent, so it counts as received, or a shutdown
+    /// would wait for it until its deadline.
+    fn reject_frame(&self, link: &Link, why: &str) {
+        self.counters.received.fetch_add(1, Ordering::SeqCst);
+        self.reject(link, why);
+    }
+
+    fn reject(&self, link: &Link, why: &str) {
+        self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+        // What is wrong with a frame may quote it.
+        let why = shown(why.to_owned(), MAX_TEXT);
+        tracing::warn!(peer = %link.peer, why, "a frame was rejected");
+    }
+
+    /// The owner a lease belongs to, for tests and reports.
+    pub fn owner_of(tensor: &Tensor) -> ProcessId {
+        tensor.lease().owner()
+    }
+}
+
+/// A body that came as a lease, copied before it is looked at: its sender could still change it.
+fn copy_body(lease: Lease, bytes: usize) -> Result<Vec<u8>, String> {
+    let layout = Layout::contiguous(&[bytes]).map_err(|error| error.to_string())?;
+    layout
+        .fits(DType::U8, lease.bytes())
+        .map_err(|error| DecodeError::Layout { index: 0, error }.to_string())?;
+    let tensor = Tensor::from_parts(lease, DType::U8, layout, None);
+    tensor.to_vec::<u8>().map_err(|error| error.to_string())
+}

@@ -1,0 +1,229 @@
+//! What processes are told of the lives of others: why one ended, and whether it comes back.
+//!
+//! An actor keeps its id for good; its location is of one life. The node says who ended *before*
+//! it says that the process has exited, so whoever sees a broken link knows already what becomes of the actors behind
+//! it (DEATH-2). [`Lifecycle`] is what those are told who watch one actor.
+
+use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use serde::{Deserialize, Serialize};
+
+use tensorpost_derive::GpuMessage;
+
+use super::control_channel::Location;
+use crate::ids::{ActorId, ProcessId};
+
+/// Why an actor or a worker ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// A handler, or a future in the actor's context, panicked with this text.
+    HandlerPanic(String),
+    /// The actor's `create` failed or panicked, or the worker could not be opened.
+    CreateFailed(String),
+    /// The process exited by itself, with this status.
+    Exit(i32),
+    /// A signal that the node did not send ended the process.
+    Signal(i32),
+    /// The GPU's driver reported an error that costs the process its context.
+    GpuFault(String),
+    /// The node ended it, for this reason.
+    KilledByNode(String),
+    /// It stood still for longer than the node's limit; this is what it waited for.
+    Hung(String),
+    /// An actor that it is linked to went down, as this says.
+    Linked(String),
+    /// Others of its group failed, or of its GPU under [`Sharing::Mps`](crate::node::Sharing::Mps), as this says;
+    /// they restart together.
+    Group(String),
+    /// It ended before anybody asked, too long ago for the node to remember why.
+    Forgotten,
+    /// It stopped because it, or the node's program, wanted to.
+    Normal,
+}
+
+impl EndReason {
+    /// The same reason, with its text as `change` leaves it.
+    pub(crate) fn with_text(self, change: impl FnOnce(String) -> String) -> Self {
+        match self {
+            EndReason::HandlerPanic(text) => EndReason::HandlerPanic(change(text)),
+            EndReason::CreateFailed(text) => EndReason::CreateFailed(change(text)),
+            EndReason::GpuFault(text) => EndReason::GpuFault(change(text)),
+            EndReason::KilledByNode(text) => EndReason::KilledByNode(change(text)),
+            EndReason::Hung(text) => EndReason::Hung(change(text)),
+            EndReason::Linked(text) => EndReason::Linked(change(text)),
+            EndReason::Group(text) => EndReason::Group(change(text)),
+            plain
+            @ (EndReason::Exit(_) | EndReason::Signal(_) | EndReason::Forgotten | EndReason::Normal) => plain,
+        }
+    }
+
+    /// Whether it ended although nobody wanted it to.
+    pub fn is_failure(&self) -> bool {
+        *self != EndReason::Normal
+    }
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EndReason::HandlerPanic(text) => f.write_str(text),
+            EndReason::CreateFailed(text) => write!(f, "it could not be created: {text}"),
+            EndReason::Exit(code) => write!(f, "exit status: {code}"),
+            EndReason::Signal(number) => ExitStatus::from_raw(*number).fmt(f),
+            EndReason::GpuFault(text) => f.write_str(text),
+            EndReason::KilledByNode(why) => write!(f, "the node ended it: {why}"),
+            EndReason::Hung(what) => write!(f, "it hung: {what}"),
+            EndReason::Linked(what) => write!(f, "what it is linked to went down: {what}"),
+            EndReason::Group(what) => write!(f, "it restarts with others: {what}"),
+            EndReason::Forgotten => f.write_str("it ended some time ago"),
+            EndReason::Normal => f.write_str("it stopped"),
+        }
+    }
+}
+
+/// What happens to an actor that somebody watches. Each end of a life is one event, and each later life too. The actor is
+/// told by its id, which [`Address::actor`](crate::actor::Address::actor) has; it is the same in all its lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+#[non_exhaustive]
+pub enum Lifecycle {
+    /// A life of it has ended.
+    Down {
+        /// The actor.
+        actor: ActorId,
+        /// Why.
+        reason: EndReason,
+        /// Whether another life follows. If not, this was the last event.
+        will_restart: bool,
+    },
+    /// It takes messages again, in another life.
+    Up {
+        /// The actor.
+        actor: ActorId,
+        /// The life: 0 was the first.
+        incarnation: u32,
+    },
+    /// A life of it has ended, and its restarts are used up. This was the last event.
+    GaveUp {
+        /// The actor.
+        actor: ActorId,
+        /// Why that life ended.
+        reason: EndReason,
+    },
+}
+
+impl Lifecycle {
+    /// Whose event it is.
+    pub fn actor(&self) -> ActorId {
+        match self {
+            Lifecycle::Down { actor, .. } | Lifecycle::Up { actor, .. } | Lifecycle::GaveUp { actor, .. } => {
+                *actor
+            }
+        }
+    }
+
+    /// Whether no other event of this actor can follow.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Lifecycle::Down { will_restart: false, .. } | Lifecycle::GaveUp { .. })
+    }
+
+    /// Why a life ended that was not meant to.
+    pub fn failure(&self) -> Option<&EndReason> {
+        match self {
+            Lifecycle::Down { reason, .. } | Lifecycle::GaveUp { reason, .. } => {
+                Some(reason).filter(|reason| reason.is_failure())
+            }
+            Lifecycle::Up { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Lifecycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lifecycle::Down { actor, reason, will_restart: true } => {
+                write!(f, "{actor} went down and is restarted: {reason}")
+            }
+            Lifecycle::Down { actor, reason, will_restart: false } => write!(f, "{actor} ended: {reason}"),
+            Lifecycle::Up { actor, incarnation } => write!(f, "{actor} is up, in life {incarnation}"),
+            Lifecycle::GaveUp { actor, reason } => {
+                write!(f, "{actor} ended, and its restarts are used up: {reason}")
+            }
+        }
+    }
+}
+
+/// Whether an actor that ended is started anew, by how it ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RestartWhen {
+    /// Never.
+    #[default]
+    Never,
+    /// When it failed.
+    Failed,
+    /// Always, unless the node stops it.
+    Ended,
+}
+
+impl RestartWhen {
+    /// Whether an end leads to another life.
+    pub(crate) fn after(self, failed: bool) -> bool {
+        match self {
+            RestartWhen::Never => false,
+            RestartWhen::Failed => failed,
+            RestartWhen::Ended => true,
+        }
+    }
+}
+
+/// Where an actor is, as the node says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Whereabouts {
+    /// It takes messages there.
+    At(Location),
+    /// Its last life, which was there, has ended, and the next one has not begun.
+    Restarting(Location),
+    /// It has ended for good, and its restarts, if it had any, are used up.
+    GaveUp(EndReason),
+    /// There is no such actor (any more).
+    Nowhere,
+}
+
+/// What the node says of a process that ended, before it says that it has exited.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessDown {
+    /// The process, in the life that ended.
+    pub process: ProcessId,
+    /// The worker's name.
+    pub worker: String,
+    /// Why.
+    pub reason: EndReason,
+    /// Those of its actors that come back, with the location that they had.
+    pub restarting: Vec<(ActorId, Location)>,
+    /// Those that had a restart policy and have used it up.
+    pub gave_up: Vec<ActorId>,
+}
+
+/// A process that a message or a reply was lost with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExitedProcess {
+    /// The process, in the life that ended.
+    pub process: ProcessId,
+    /// The worker's name and why it ended; `None` where this process has not heard.
+    pub worker: Option<(String, EndReason)>,
+    /// Whether the actor comes back: trying again makes sense.
+    pub restarts: bool,
+}
+
+impl fmt::Display for ExitedProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.worker {
+            Some((name, reason)) => write!(f, "worker `{name}` ({}) has ended: {reason}", self.process)?,
+            None => write!(f, "the process {} has ended", self.process)?,
+        }
+        if self.restarts { f.write_str("; the actor is being restarted") } else { Ok(()) }
+    }
+}

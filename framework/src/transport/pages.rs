@@ -1,0 +1,175 @@
+//! What a process writes for its peers to read, and where in it everything is.
+//!
+//! | memory | one per | written by | holds |
+//! |---|---|---|---|
+//! | wake page | process | it | its sleep word, and whether it wants to be woken for room |
+//! | link memory | ordered pair | the sender | its tails, both rings, and of the other direction: its cursors, the credits that it grants, and which of its actors take messages |
+//!
+//! Everything of a link is in memory of its own, so that the next life of a peer's slot begins with zeros while the last
+//! one is still read to the end.
+//!
+//! ONE-WRITER: each is a memfd that its writer maps writable and then seals against any further writable mapping, so a
+//! peer can read it and nothing else, whatever it tries.
+//!
+//! The capacity of a mailbox is per sending process. Credits are counters that only grow, one per actor, on the page
+//! that the *receiver* writes: "so many of yours are done with". Each has one writer, and there is no shared permit.
+
+#![expect(unsafe_code, reason = "the words and bytes of the rings are made here, over mapped memory")]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::limits::{MAX_ACTORS, RETURN_SLOTS, RING_BYTES};
+use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
+use crate::transport::ring::{NativeBytes, NativeWord, NativeWords};
+
+const LINE: usize = 64;
+const PAGE: usize = 4096;
+const SLEEP: usize = 0;
+const WANTS: usize = LINE;
+const WAKE_PAGE_BYTES: usize = PAGE;
+
+const DATA_TAIL: usize = 0;
+const RETURN_TAIL: usize = LINE;
+const DATA_HEAD: usize = 2 * LINE;
+const RETURN_HEAD: usize = 3 * LINE;
+const CREDITS: usize = PAGE;
+const MAILBOX_STATES: usize = 2 * PAGE;
+const RETURNS: usize = 3 * PAGE;
+const RETURN_BYTES: usize = RETURN_SLOTS * LINE;
+const DATA: usize = RETURNS + RETURN_BYTES;
+const LINK_BYTES: usize = DATA + RING_BYTES;
+
+const _: () = assert!(MAX_ACTORS * 8 <= PAGE && DATA.is_multiple_of(PAGE));
+
+/// A piece of shared memory with its descriptor.
+#[derive(Debug)]
+struct Shared {
+    mapping: Arc<Mapping>,
+    fd: OwnedFd,
+}
+
+impl Shared {
+    fn create(name: &str, bytes: usize) -> io::Result<Self> {
+        let memfd = Memfd::create(name, bytes as u64)?;
+        let mapping = Arc::new(Mapping::map(memfd.as_fd(), bytes, Access::ReadWrite)?);
+        // ONE-WRITER: from here on the kernel refuses every other writable mapping, and every write.
+        memfd.seal_future_write()?;
+        Ok(Shared { mapping, fd: memfd.into_fd() })
+    }
+
+    fn open(fd: OwnedFd, bytes: usize) -> Result<Self, BadMemfd> {
+        memfd::check_one_writer(fd.as_fd(), bytes as u64)?;
+        let mapping = Arc::new(Mapping::map(fd.as_fd(), bytes, Access::ReadOnly)?);
+        Ok(Shared { mapping, fd })
+    }
+
+    fn word(&self, offset: usize) -> NativeWord {
+        let at = self.location(offset).cast();
+        // SAFETY: offsets are constants and multiples of 8 below the mapped length; the mapping stays for as long as
+        // the word keeps it. Where it is read-only the word is only loaded: the kernel would stop anything else, and
+        // each constructor below hands it to the loading side.
+        unsafe { NativeWord::from_raw(at, self.mapping.clone()) }
+    }
+
+    fn words(&self, offset: usize, count: usize) -> NativeWords {
+        assert!(
+            offset + 8 * count <= self.mapping.len(),
+            "words are in the memory that they are looked for in"
+        );
+        // SAFETY: as for `word`, for each of them: they end before the mapping does.
+        unsafe { NativeWords::from_raw(self.location(offset).cast(), count, self.mapping.clone()) }
+    }
+
+    fn bytes(&self, offset: usize, len: usize) -> NativeBytes {
+        // SAFETY: the range lies in the mapping, which `NativeBytes` keeps; each region is used by one producer or one
+        // consumer of this process, because `rings_out` and `rings_in` are called once per link.
+        unsafe { NativeBytes::from_raw(self.location(offset), len, self.mapping.clone()) }
+    }
+
+    fn location(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.mapping.len(), "offsets into pages are constants below their length");
+        // SAFETY: in range of a mapping, which never is at address zero.
+        unsafe { NonNull::new_unchecked(self.mapping.addr().add(offset)) }
+    }
+}
+
+/// A process's wake page.
+#[derive(Debug)]
+pub(crate) struct WakePage(Shared);
+
+impl WakePage {
+    /// This process's own.
+    pub(crate) fn create() -> io::Result<Self> {
+        Shared::create("tensorpost-wake", WAKE_PAGE_BYTES).map(WakePage)
+    }
+
+    /// A peer's, to read.
+    pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
+        Shared::open(fd, WAKE_PAGE_BYTES).map(WakePage)
+    }
+
+    /// A descriptor for a peer.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        memfd::read_only_fd(self.0.fd.as_fd())
+    }
+
+    /// Whether the process sleeps (see [`doorbell`](crate::transport::doorbell)).
+    pub(crate) fn sleep(&self) -> NativeWord {
+        self.0.word(SLEEP)
+    }
+
+    /// Not zero while the process wants its doorbell rung for room, credits and releases too.
+    pub(crate) fn wants(&self) -> NativeWord {
+        self.0.word(WANTS)
+    }
+}
+
+/// The memory of one direction of a link, written by its sender.
+#[derive(Debug)]
+pub(crate) struct LinkMemory(Shared);
+
+impl LinkMemory {
+    /// This process's own half.
+    pub(crate) fn create() -> io::Result<Self> {
+        Shared::create("tensorpost-link", LINK_BYTES).map(LinkMemory)
+    }
+
+    /// A peer's half, to read.
+    pub(crate) fn open(fd: OwnedFd) -> Result<Self, BadMemfd> {
+        Shared::open(fd, LINK_BYTES).map(LinkMemory)
+    }
+
+    /// A descriptor for the peer.
+    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+        memfd::read_only_fd(self.0.fd.as_fd())
+    }
+
+    /// Tail and bytes of the data ring.
+    pub(crate) fn data(&self) -> (NativeWord, NativeBytes) {
+        (self.0.word(DATA_TAIL), self.0.bytes(DATA, RING_BYTES))
+    }
+
+    /// Tail and bytes of the return ring.
+    pub(crate) fn returns(&self) -> (NativeWord, NativeBytes) {
+        (self.0.word(RETURN_TAIL), self.0.bytes(RETURNS, RETURN_BYTES))
+    }
+
+    /// The writer's cursors into the data ring and the return ring of the other direction.
+    pub(crate) fn heads(&self) -> (NativeWord, NativeWord) {
+        (self.0.word(DATA_HEAD), self.0.word(RETURN_HEAD))
+    }
+
+    /// How many messages from the peer each of the writer's actors is done with.
+    pub(crate) fn credits(&self) -> NativeWords {
+        self.0.words(CREDITS, MAX_ACTORS)
+    }
+
+    /// Whether each of the writer's actors takes messages: zero, or [`CLOSED`](super::link::CLOSED) or
+    /// [`AWAY`](super::link::AWAY). Apart from the credits: each send looks at it, and it changes once in a life.
+    pub(crate) fn mailbox_states(&self) -> NativeWords {
+        self.0.words(MAILBOX_STATES, MAX_ACTORS)
+    }
+}

@@ -1,0 +1,256 @@
+//! The real memory: mapped pages, shared with another process.
+
+#![expect(unsafe_code, reason = "the only place where the rings touch mapped memory through raw pointers")]
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::platform::{Bytes, Platform, Word};
+
+/// Whatever keeps a mapping mapped. Words and bytes hold a clone for as long as they point into it.
+pub type KeepMapped = Arc<dyn Any + Send + Sync>;
+
+/// Memory mapped into this process, and real atomics.
+#[derive(Clone, Copy, Debug)]
+pub struct Native;
+
+impl Platform for Native {
+    type Word = NativeWord;
+    type Bytes = NativeBytes;
+
+    #[inline]
+    fn fence_seq_cst() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// A word in mapped memory.
+#[derive(Clone)]
+pub struct NativeWord {
+    at: NonNull<AtomicU64>,
+    _keep: KeepMapped,
+}
+
+impl NativeWord {
+    /// The word at `at`, which `keep` keeps mapped. Give every word a cache line of its own.
+    ///
+    /// # Safety
+    /// `at` is aligned to 8 and stays readable for as long as `keep` or a clone of it lives; every access to it, in
+    /// any process, is atomic. Where it is mapped read-only, it is handed only to the side that loads it: each
+    /// constructor of a ring or doorbell says which word that side stores to.
+    pub unsafe fn from_raw(at: NonNull<AtomicU64>, keep: KeepMapped) -> Self {
+        NativeWord { at, _keep: keep }
+    }
+
+    /// A word of this process's own, zero, for rings between threads.
+    pub fn in_memory() -> Self {
+        let word = Arc::new(AtomicU64::new(0));
+        NativeWord { at: NonNull::from(&*word), _keep: word }
+    }
+
+    #[inline]
+    fn atomic(&self) -> &AtomicU64 {
+        // SAFETY: `from_raw`'s caller promised an aligned, readable word that is only accessed atomically for as
+        // long as `_keep` lives, and `&self` borrows `_keep`; `in_memory` points into the allocation `_keep` owns.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl Word for NativeWord {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        load(self.atomic(), order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.atomic().store(value, order);
+    }
+}
+
+#[inline]
+fn load(word: &AtomicU64, order: Ordering) -> u64 {
+    // Of all atomic loads, Rust guarantees only relaxed ones of this size on read-only pages (it may make the others a
+    // compare-exchange). A fence after it orders at least as much as an acquire load.
+    let value = word.load(Ordering::Relaxed);
+    if order != Ordering::Relaxed {
+        fence(order);
+    }
+    value
+}
+
+/// Words side by side in mapped memory, found by index. There are many, and they are few bytes for each process that knows
+/// them.
+#[derive(Clone)]
+pub struct NativeWords {
+    first: NonNull<AtomicU64>,
+    count: usize,
+    _keep: KeepMapped,
+}
+
+impl NativeWords {
+    /// The `count` words from `first` on, which `keep` keeps mapped.
+    ///
+    /// # Safety
+    /// As for [`NativeWord::from_raw`], for each of them.
+    pub unsafe fn from_raw(first: NonNull<AtomicU64>, count: usize, keep: KeepMapped) -> Self {
+        NativeWords { first, count, _keep: keep }
+    }
+
+    /// Words of this process's own, zero.
+    #[cfg(test)]
+    pub(crate) fn in_memory(count: usize) -> Self {
+        let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
+        NativeWords { first: NonNull::from(words.as_slice()).cast(), count, _keep: words }
+    }
+
+    #[inline]
+    fn get(&self, index: usize) -> Option<&AtomicU64> {
+        // SAFETY: it is one of the `count` words that `from_raw`'s caller promised, or that `in_memory` has allocated;
+        // `&self` borrows `_keep`, for as long as which they are there.
+        (index < self.count).then(|| unsafe { self.first.add(index).as_ref() })
+    }
+
+    /// The word `index`; `None` where there are not so many.
+    #[inline]
+    pub fn load(&self, index: usize, order: Ordering) -> Option<u64> {
+        self.get(index).map(|word| load(word, order))
+    }
+
+    /// Stores to the word `index`, if there is one. For the side that has it mapped writable.
+    #[inline]
+    pub fn store(&self, index: usize, value: u64, order: Ordering) {
+        if let Some(word) = self.get(index) {
+            word.store(value, order);
+        }
+    }
+}
+
+impl fmt::Debug for NativeWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NativeWords({:p}, {})", self.first, self.count)
+    }
+}
+
+// SAFETY: the pointees are atomics that any thread may access, and `_keep` is `Send + Sync`.
+unsafe impl Send for NativeWords {}
+// SAFETY: as for `Send`; `&self` gives only atomic accesses.
+unsafe impl Sync for NativeWords {}
+
+// SAFETY: the pointee is an atomic that any thread may access, and `_keep` is `Send + Sync`.
+unsafe impl Send for NativeWord {}
+// SAFETY: as for `Send`; `&self` gives only atomic accesses.
+unsafe impl Sync for NativeWord {}
+
+impl fmt::Debug for NativeWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NativeWord({:p})", self.at)
+    }
+}
+
+/// The bytes of a ring in mapped memory.
+pub struct NativeBytes {
+    start: NonNull<u8>,
+    len: usize,
+    _keep: KeepMapped,
+}
+
+impl NativeBytes {
+    /// The `len` bytes from `start` on, which `keep` keeps mapped.
+    ///
+    /// # Safety
+    /// - `start` is aligned to 8, and `len` bytes from there stay readable for as long as `keep` or a clone of it
+    ///   lives; they are writable too where the bytes go to a producer.
+    /// - In this process, they are touched only through the one producer or the one consumer that is made of these
+    ///   bytes, or through the two ends of the same ring.
+    ///
+    /// The other process is *not* trusted to keep to the protocol: one that writes what it has published already
+    /// changes only the contents of bytes, and any contents are valid, checked after they were copied out.
+    pub unsafe fn from_raw(start: NonNull<u8>, len: usize, keep: KeepMapped) -> Self {
+        debug_assert_eq!(start.align_offset(8), 0, "a ring's memory is aligned to 8");
+        NativeBytes { start, len, _keep: keep }
+    }
+
+    /// Two views of zeroed memory of this process's own, for the two ends of a ring between threads. Crate-private
+    /// for they may be used only as [`from_raw`](Self::from_raw) says.
+    pub(super) fn in_memory(len: usize) -> (Self, Self) {
+        let memory: Arc<[AtomicU64]> = (0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        (Self::of_words(&memory, len), Self::of_words(&memory, len))
+    }
+
+    /// A view of the first `len` bytes of `memory`, under the same rule as [`in_memory`](Self::in_memory).
+    pub(super) fn of_words(memory: &Arc<[AtomicU64]>, len: usize) -> Self {
+        assert!(len <= size_of_val(&**memory), "{len} bytes do not fit the memory given");
+        NativeBytes { start: NonNull::from(&**memory).cast(), len, _keep: Arc::new(Arc::clone(memory)) }
+    }
+
+    /// Where `count` bytes from `offset` on start.
+    #[inline]
+    fn range(&self, offset: usize, count: usize) -> NonNull<u8> {
+        assert!(
+            offset <= self.len && count <= self.len - offset,
+            "bytes {offset}+{count} are outside a ring of {}",
+            self.len
+        );
+        // SAFETY: the assertion keeps `offset` within the `len` bytes that are one mapping, or one allocation.
+        unsafe { self.start.add(offset) }
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "offset {offset} is no multiple of 8");
+        // SAFETY: `range` checked the bounds, `start` and `offset` are multiples of 8, the memory lives as long as
+        // `_keep`, which `&self` borrows, and no one in this process touches it in a way the cursors do not order.
+        unsafe { self.range(offset, 8).cast::<AtomicU64>().as_ref() }
+    }
+}
+
+impl Bytes for NativeBytes {
+    #[inline]
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        let from = self.range(offset, into.len());
+        // SAFETY: `range` checked the bounds of the source; the target is a slice of this process and so does not
+        // overlap it. The cursors order this read after the writes of a peer that keeps to the protocol; a peer
+        // that does not can change the bytes meanwhile, and every value of a `u8` is valid. The copy is what gets
+        // checked and used, never the shared bytes.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
+    }
+
+    #[inline]
+    fn write(&self, offset: usize, from: &[u8]) {
+        let to = self.range(offset, from.len());
+        // SAFETY: `range` checked the bounds of the target, which `from_raw`'s caller promised to be writable for a
+        // producer, the only caller of `write`. No one else writes there (ONE-WRITER), and the consumer has given
+        // the range back, or has lied about it and then reads garbage of its own making.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) }
+    }
+
+    #[inline]
+    fn read_word(&self, offset: usize) -> u64 {
+        // Atomic so that the compiler cannot fetch twice what is checked once; the cursors give the order.
+        self.word(offset).load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn write_word(&self, offset: usize, value: u64) {
+        self.word(offset).store(value, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+// SAFETY: it is a view of memory that outlives it through `_keep`, which is `Send + Sync`; nothing in it belongs to
+// a thread. It is not `Sync`: a ring's end is used by one thread at a time.
+unsafe impl Send for NativeBytes {}
+
+impl fmt::Debug for NativeBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NativeBytes({:p}, {} bytes)", self.start, self.len)
+    }
+}

@@ -1,0 +1,105 @@
+//! Two real threads.
+
+use std::hint;
+use std::thread;
+
+use crate::transport::doorbell::{Ringer, Sleeper};
+use crate::transport::ring::{data, entries, *};
+
+const RECORDS: u64 = 1_000_000;
+
+/// Lengths that wrap the ring everywhere.
+fn length(i: u64) -> usize {
+    8 + (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 57) as usize
+}
+
+/// A moment for the other thread, which may share the core.
+fn pause(tries: &mut u32) {
+    *tries += 1;
+    if tries.is_multiple_of(64) { thread::yield_now() } else { hint::spin_loop() }
+}
+
+#[test]
+fn a_million_records_arrive_whole_and_in_order() {
+    let (mut producer, mut consumer) = data::in_memory(4096).expect("a power of two");
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut tries = 0;
+            for i in 0..RECORDS {
+                let mut reservation = loop {
+                    match producer.reserve(length(i)) {
+                        Ok(_) => break producer.reserve(length(i)).expect("it fitted just now"),
+                        Err(RingError::Full) => drop(producer.publish()),
+                        Err(error) => panic!("{error}"),
+                    }
+                    pause(&mut tries);
+                };
+                reservation.write(0, &i.to_ne_bytes());
+                reservation.write(8, &[i as u8; 128][..length(i) - 8]);
+                reservation.commit();
+                if i % 8 == 7 {
+                    producer.publish();
+                }
+            }
+            producer.publish();
+        });
+        let (mut out, mut tries) = (Vec::new(), 0);
+        for i in 0..RECORDS {
+            while consumer.peek(&mut out).expect("the producer is sound").is_none() {
+                consumer.publish_head();
+                pause(&mut tries);
+            }
+            assert_eq!((out.len(), &out[..8]), (length(i), &i.to_ne_bytes()[..]));
+            assert!(out[8..].iter().all(|b| *b == i as u8), "record {i} has bytes of another");
+            consumer.consume();
+            if i % 8 == 0 {
+                consumer.publish_head();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_million_entries_arrive_and_no_wake_up_is_lost() {
+    let (mut producer, mut consumer) = entries::in_memory(64).expect("a power of two");
+    let (asleep, waiting) = (NativeWord::in_memory(), NativeWord::in_memory());
+    let (mut sleeper, mut ringer): (Sleeper, Ringer) = (Sleeper::new(asleep.clone()), Ringer::new(asleep));
+    let (mut waiter, mut freer): (Sleeper, Ringer) = (Sleeper::new(waiting.clone()), Ringer::new(waiting));
+    let consuming = thread::current();
+    // A thread's parking is the eventfd of this test: a lost wake-up hangs it.
+    let sending = thread::spawn(move || {
+        for i in 0..RECORDS {
+            while let Err(error) = producer.push([i; 8]) {
+                assert_eq!(error, PushError::Full);
+                if producer.publish() && ringer.should_ring() {
+                    consuming.unpark();
+                }
+                waiter.prepare();
+                if producer.unconsumed().expect("the consumer is sound") == 64 {
+                    thread::park();
+                }
+                waiter.awake();
+            }
+            if i % 4 == 3 && producer.publish() && ringer.should_ring() {
+                consuming.unpark();
+            }
+        }
+    });
+    for i in 0..RECORDS {
+        let entry = loop {
+            if let Some(entry) = consumer.pop().expect("the producer is sound") {
+                break entry;
+            }
+            if consumer.publish_head() && freer.should_ring() {
+                sending.thread().unpark();
+            }
+            sleeper.prepare();
+            if consumer.is_empty().expect("the producer is sound") {
+                thread::park();
+            }
+            sleeper.awake();
+        };
+        assert_eq!(entry, [i; 8]);
+    }
+    sending.join().expect("the producer finishes");
+}

@@ -1,0 +1,54 @@
+//! What the transport notes for a trace: frames out and frames in. A frame is named by where it ends in its ring, which
+//! both sides know, so that a send is linked to its delivery without a word more on the wire.
+
+use super::Transport;
+use super::link::Link;
+use crate::message::wire::{Header, Kind};
+use crate::observe::trace::{Form, FrameId, What};
+
+/// A frame that is being taken in; noted when this drops.
+pub(super) struct Taking<'a> {
+    transport: &'a Transport,
+    since: u64,
+    form: Form,
+    frame: FrameId,
+    header: Header,
+}
+
+impl Transport {
+    /// A frame that was begun at `since` is in the ring to `link`'s peer, up to `end`.
+    pub(super) fn note_sent(&self, since: Option<u64>, link: &Link, header: &Header, end: u64, leases: u64) {
+        self.domain.tracer().note_since(since, |took| What::Sent {
+            form: form(header.kind),
+            key: header.key,
+            frame: FrameId { peer: link.peer, end },
+            bytes: u64::from(header.body_bytes) + leases,
+            took,
+        });
+    }
+
+    /// The frame that ends at `end` is taken in until the returned value drops.
+    pub(super) fn note_taking(&self, link: &Link, header: &Header, end: u64) -> Option<Taking<'_>> {
+        let since = self.domain.tracer().begin()?;
+        let frame = FrameId { peer: link.peer, end };
+        Some(Taking { transport: self, since, form: form(header.kind), frame, header: *header })
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        let Taking { form, frame, .. } = *self;
+        let (key, actor) = (self.header.key, self.header.actor);
+        let what = |took| What::Delivered { form, key, frame, actor, took };
+        self.transport.domain.tracer().note_since(Some(self.since), what);
+    }
+}
+
+fn form(kind: Kind) -> Form {
+    match kind {
+        Kind::Send => Form::Send,
+        Kind::Ask => Form::Ask,
+        Kind::Reply => Form::Reply,
+        Kind::Refusal => Form::Refusal,
+    }
+}

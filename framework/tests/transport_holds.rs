@@ -1,0 +1,206 @@
+//! What a peer says about memory that it was not lent (WIRE-1, ONE-WRITER): the owner believes a hold only where somebody can
+//! have forwarded the memory, and memory that comes back only in the form in which this process can have it. The bytes are
+//! compared, not only the counts.
+
+#![cfg(feature = "testing")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tensorpost::clock::Ticket;
+use tensorpost::lease::LeaseId;
+use tensorpost::limits::{MAX_FORWARDED, MAX_GRANTED};
+use tensorpost::tensor::{Tensor, TensorMut, TensorPart};
+use tensorpost::testing::{Cluster, Target, TestInbox, forge};
+
+const LIAR: usize = 0;
+const OWNER: usize = 1;
+const C: usize = 2;
+
+struct Scene {
+    cluster: Cluster,
+    wholes: (Target<Tensor>, Arc<TestInbox<Tensor>>),
+    parts: (Target<TensorPart>, Arc<TestInbox<TensorPart>>),
+}
+
+/// One of the owner's allocations, as a liar would write it into a frame.
+#[derive(Clone, Copy)]
+struct Entry {
+    id: LeaseId,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Entry {
+    fn of(lease: &tensorpost::lease::Lease) -> Self {
+        Entry { id: lease.id(), offset: lease.offset(), bytes: lease.bytes() }
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let cluster = Cluster::new(3);
+        let (wholes, parts) = (cluster.inbox(OWNER, 64), cluster.inbox(OWNER, 64));
+        cluster.connect();
+        Scene { cluster, wholes, parts }
+    }
+
+    fn private(&self) -> TensorMut {
+        self.cluster.stream(OWNER).from_slice(&[8], b"private!").expect("memory")
+    }
+
+    /// The liar's next frame names this entry instead of its own memory.
+    fn name_instead(&self, entry: Entry) {
+        self.cluster.tamper_next(LIAR, OWNER, move |frame| {
+            for field in forge::fields(1, 1) {
+                match field.name {
+                    "lease owner" => field.set(frame, entry.id.chunk.owner.to_bits()),
+                    "lease chunk" => field.set(frame, entry.id.chunk.index.into()),
+                    "lease entry" => field.set(frame, entry.id.entry.into()),
+                    "lease generation" => field.set(frame, entry.id.generation.into()),
+                    "lease offset" => field.set(frame, entry.offset),
+                    "lease length" => field.set(frame, entry.bytes),
+                    _ => {}
+                }
+            }
+            forge::reseal(frame);
+        });
+    }
+
+    fn hold(&self, entry: Entry) {
+        assert!(self.cluster.forge_notice(LIAR, OWNER, forge::hold(entry.id)));
+        self.cluster.run_until_idle();
+    }
+
+    /// The liar sends the entry to its owner, as a tensor and as a part; what arrived of each.
+    fn send_back(&self, entry: Entry) -> (usize, usize) {
+        let own = || self.cluster.stream(LIAR).from_slice(&[8], b"attacker").expect("memory");
+        self.name_instead(entry);
+        self.cluster.send(LIAR, &self.wholes.0, own().freeze());
+        self.cluster.run_until_idle();
+        let wholes = self.wholes.1.take();
+        self.name_instead(entry);
+        self.cluster.send(LIAR, &self.parts.0, own().split(0, &[8]).expect("one part").remove(0));
+        self.cluster.run_until_idle();
+        let mut parts = self.parts.1.take();
+        // Whoever gets a part may write it.
+        parts.iter_mut().for_each(|got| drop(got.message.copy_from_slice(b"SMASHED!")));
+        (wholes.len(), parts.len())
+    }
+}
+
+#[test]
+fn memory_that_was_never_lent_is_out_of_reach() {
+    let scene = Scene::new();
+    let secret = scene.private().freeze();
+    let (view, entry) = (secret.as_slice::<u8>().expect("on the host"), Entry::of(secret.lease()));
+    let rejected = scene.cluster.transport(OWNER).stats().rejected;
+    scene.hold(entry);
+    assert_eq!(scene.cluster.shares(OWNER, entry.id).expect("it is there").holders, []);
+    assert!(scene.cluster.transport(OWNER).stats().rejected > rejected);
+    assert_eq!((scene.send_back(entry), view), ((0, 0), &b"private!"[..]));
+}
+
+#[test]
+fn nobody_stalls_memory_that_was_never_lent() {
+    let scene = Scene::new();
+    let mine = scene.private().freeze();
+    let entry = Entry::of(mine.lease());
+    let never = Ticket { process: scene.cluster.process(LIAR), slot: 0, value: 1 << 60 };
+    scene.hold(entry);
+    assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[never])));
+    scene.cluster.run_until_idle();
+    let mine = mine.into_mut(scene.cluster.stream(OWNER)).expect("nobody has it");
+    mine.wait(Some(Instant::now() + Duration::from_secs(5))).expect("there is nothing to wait for");
+}
+
+#[test]
+fn memory_that_came_back_is_private_again() {
+    let scene = Scene::new();
+    let (to, at_c) = scene.cluster.inbox::<Tensor>(C, 8);
+    let tensor = scene.private().freeze();
+    scene.cluster.send(OWNER, &to, tensor.clone());
+    scene.cluster.run_until_idle();
+    drop(at_c.take_one());
+    scene.cluster.run_until_idle();
+    let entry = Entry::of(tensor.lease());
+    let mut mine = tensor.into_mut(scene.cluster.stream(OWNER)).expect("C has let go");
+    mine.copy_from_slice(b"mine now").expect("on the host");
+    scene.hold(entry);
+    assert_eq!(scene.send_back(entry), (0, 0));
+    assert_eq!(mine.as_slice::<u8>().expect("on the host"), b"mine now");
+    // Lent again, it can be forwarded again.
+    let tensor = mine.freeze();
+    scene.cluster.send(OWNER, &to, tensor.clone());
+    scene.cluster.run_until_idle();
+    scene.hold(entry);
+    let holders = scene.cluster.shares(OWNER, entry.id).expect("it is there").holders;
+    assert!(holders.contains(&(scene.cluster.process(LIAR), 1)), "{holders:?}");
+}
+
+#[test]
+fn what_was_lent_to_read_does_not_come_back_to_write() {
+    let scene = Scene::new();
+    let (to, at_liar) = scene.cluster.inbox::<Tensor>(LIAR, 8);
+    let tensor = scene.private().freeze();
+    scene.cluster.send(OWNER, &to, tensor.clone());
+    scene.cluster.run_until_idle();
+    let _lent = at_liar.take_one();
+    let (view, entry) = (tensor.as_slice::<u8>().expect("on the host"), Entry::of(tensor.lease()));
+    let (wholes, parts) = scene.send_back(entry);
+    // To send it back as what it is, is no lie.
+    assert_eq!((wholes, parts, view), (1, 0, &b"private!"[..]));
+}
+
+#[test]
+fn a_part_does_not_come_back_as_the_whole() {
+    let scene = Scene::new();
+    let (to, at_liar) = scene.cluster.inbox::<TensorPart>(LIAR, 8);
+    let mut parts = scene.private().split(0, &[4, 4]).expect("two parts");
+    let (given, mut kept) = (parts.remove(0), parts.remove(0));
+    let entry = Entry::of(kept.lease());
+    scene.cluster.send(OWNER, &to, given);
+    scene.cluster.run_until_idle();
+    let lent = at_liar.take_one();
+    kept.copy_from_slice(b"mine").expect("on the host");
+    let (wholes, _) = scene.send_back(entry);
+    assert_eq!((wholes, kept.to_vec::<u8>().expect("on the host")), (0, b"mine".to_vec()));
+    // And the part that was lent comes back as what it is.
+    scene.cluster.send(LIAR, &scene.parts.0, lent.message);
+    scene.cluster.run_until_idle();
+    let back = scene.parts.1.take_one().message;
+    let whole = TensorMut::join(vec![kept, back], scene.cluster.stream(OWNER)).expect("both parts");
+    assert_eq!(whole.as_slice::<u8>().expect("on the host"), b"privmine");
+}
+
+#[test]
+fn what_was_forwarded_leaves_room_for_what_is_sent() {
+    let scene = Scene::new();
+    let (to, at_liar) = scene.cluster.inbox::<Vec<Tensor>>(LIAR, 8);
+    let (to_c, at_c) = scene.cluster.inbox::<Tensor>(C, 8);
+    let lent = scene.private().freeze();
+    let entry = Entry::of(lent.lease());
+    scene.cluster.send(OWNER, &to_c, lent);
+    scene.cluster.run_until_idle();
+    let _kept = at_c.take_one();
+    let hold = |count: usize| {
+        for n in 0..count {
+            assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::hold(entry.id)));
+            if n % 1000 == 0 {
+                scene.cluster.run_until_idle();
+            }
+        }
+        scene.cluster.run_until_idle();
+    };
+    hold(MAX_GRANTED);
+    let own: Vec<Tensor> = (0..8).map(|_| scene.private().freeze()).collect();
+    scene.cluster.send(OWNER, &to, own);
+    scene.cluster.run_until_idle();
+    assert_eq!(at_liar.take_one().message.len(), 8);
+    assert!(!scene.cluster.gave_up(OWNER, LIAR));
+    // MBX-2: and as many as have room in the return ring, but no more.
+    hold(MAX_FORWARDED - MAX_GRANTED);
+    assert!(!scene.cluster.gave_up(OWNER, LIAR));
+    hold(1);
+    assert!(scene.cluster.gave_up(OWNER, LIAR));
+}
