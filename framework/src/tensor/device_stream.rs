@@ -49,7 +49,7 @@ impl DeviceStream {
         Ok(DeviceStream { pool: Arc::clone(&self.pool), stream, domain: Arc::clone(&self.domain) })
     }
 
-    /// The stream.
+    /// The stream itself, with its clock: what waits for tickets and makes them.
     pub fn clocked(&self) -> &Stream {
         &self.stream
     }

@@ -404,8 +404,8 @@ impl Link {
         self.handled.lock().set(index, if away { AWAY } else { CLOSED });
     }
 
-    /// Rings the peer's doorbell if it sleeps: for frames always, for other [`wake_reasons`] only if it wants to know
-    /// of such.
+    /// Rings the peer's doorbell if it sleeps: for frames always, for other [reasons](wake_reasons) only if
+    /// it wants to know of such.
     pub(crate) fn ring(&self, what: u8) {
         let Some(half) = self.half.get() else { return };
         if what & wake_reasons::FRAMES == 0 {
