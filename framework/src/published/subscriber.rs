@@ -1,4 +1,4 @@
-//! The end that reads.
+//! The end that reads a [`Topic`](super::Topic).
 
 use std::fmt;
 use std::sync::Arc;

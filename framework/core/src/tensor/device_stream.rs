@@ -53,7 +53,7 @@ impl DeviceStream {
     }
 
     inside! {
-        /// The stream.
+        /// The stream itself, with its clock: what waits for tickets and makes them.
         pub fn clocked(&self) -> &Stream {
             &self.stream
         }

@@ -1,6 +1,6 @@
 //! What processes are told of the lives of others: why one ended, and whether it comes back.
 //!
-//! An actor keeps its id for good; its location is of one life. The node says who ended *before*
+//! An actor keeps its id for good; its location is of one life. The node says why a process is down *before*
 //! it says that the process has exited, so whoever sees a broken link knows already what becomes of the actors behind
 //! it (DEATH-2). [`Lifecycle`] is what those are told who watch one actor.
 

@@ -157,7 +157,7 @@ impl Transport {
         self.commit_as(claim, destination, encoded, wake_reasons::FRAMES);
     }
 
-    /// As [`commit`](Self::commit); the frame is [`wake_reasons`] of that kind.
+    /// As [`commit`](Self::commit); `due` is for which of the [`wake_reasons`] the peer is woken.
     fn commit_as(&self, mut claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("transport.send.claimed");
@@ -317,8 +317,8 @@ impl Transport {
         self.hand_back_with(link, asked, wake_reasons::CREDIT);
     }
 
-    /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for [`wake_reasons`] of the kind
-    /// `what`.
+    /// As [`hand_back`](Self::hand_back); when the peer is to be woken for it, then for the reason `what` of the
+    /// [`wake_reasons`].
     fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
         #[cfg(any(test, feature = "testing"))]
         if self.lifecycle.is_abandoned() {

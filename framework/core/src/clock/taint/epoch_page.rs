@@ -1,5 +1,5 @@
-//! A page on which the node says up to which round everybody must know what is tainted. The node writes it, and all
-//! others map it read-only (ONE-WRITER).
+//! The epoch page: on it the node says up to which round everybody must know what is tainted. The node writes it, and
+//! all others map it read-only (ONE-WRITER).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
