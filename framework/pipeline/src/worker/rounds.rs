@@ -51,7 +51,7 @@ mod tests {
     use crate::item::ItemId;
 
     fn tag(rounds: &[u64]) -> Tag {
-        Tag { rounds: rounds.iter().copied().collect(), ..Tag::of(ItemId { source: 0, number: 0 }) }
+        Tag { rounds: rounds.to_vec(), ..Tag::of(ItemId { source: 0, number: 0 }) }
     }
 
     #[test]

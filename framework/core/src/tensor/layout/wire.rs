@@ -28,7 +28,7 @@ pub const WIRE_BYTES: usize = (STRIDES + MAX_RANK) * WORD;
 
 impl Layout {
     /// This layout, of elements of type `dtype`, as it travels.
-    pub(crate) fn to_wire(&self, dtype: DType) -> [u8; WIRE_BYTES] {
+    pub(crate) fn to_wire(self, dtype: DType) -> [u8; WIRE_BYTES] {
         let mut bytes = [0; WIRE_BYTES];
         let (words, _) = bytes.as_chunks_mut::<WORD>();
         words[0][0] = dtype.code();
