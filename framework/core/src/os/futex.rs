@@ -12,6 +12,7 @@ use rustix::thread::futex::{Flags, Timespec};
 
 /// Why a sleep ended. None of these says that the word changed: look again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::enum_variant_names, reason = "the others are not wakes")]
 pub enum Woken {
     /// Somebody called [`wake_all`], or a signal came.
     Woken,

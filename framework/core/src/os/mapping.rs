@@ -76,7 +76,7 @@ impl Mapping {
     }
 
     /// Length in bytes, as asked for.
-    #[expect(clippy::len_without_is_empty, reason = "an empty mapping cannot be made")]
+    #[allow(clippy::len_without_is_empty, reason = "an empty mapping cannot be made")]
     pub fn len(&self) -> usize {
         self.len
     }

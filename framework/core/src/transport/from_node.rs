@@ -17,6 +17,7 @@ use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 
 impl Transport {
     /// Takes what the node sends. Any thread; never blocks.
+    #[allow(clippy::wrong_self_convention, reason = "it takes what comes from the node; it converts nothing")]
     pub fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         match message {
             FromNode::LinkMessage { from, link_message: LinkMessage::Link } => {

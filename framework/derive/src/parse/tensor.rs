@@ -12,7 +12,7 @@ use syn::{
 use super::container::key;
 use crate::ir::{DType, Device, TensorCheck};
 
-/// Most dimensions of a tensor: `tensorpost::limits::MAX_RANK`, which a compile test of `tensorpost` compares.
+/// Most dimensions of a tensor: `tensorpost::tensor::MAX_RANK`, which a compile test of `tensorpost` compares.
 pub(super) const MAX_RANK: usize = 8;
 
 /// Reads the `#[tensor(..)]` attribute of the field called `label`, if it has one.

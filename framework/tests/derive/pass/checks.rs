@@ -41,7 +41,7 @@ struct Everything {
 }
 
 // The derive counts dimensions itself; both have to mean the same limit.
-const _: () = assert!(tensorpost::limits::MAX_RANK == 8);
+const _: () = assert!(tensorpost::tensor::MAX_RANK == 8);
 
 #[allow(deprecated)]
 fn main() {

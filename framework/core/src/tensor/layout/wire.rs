@@ -28,7 +28,8 @@ pub const WIRE_BYTES: usize = (STRIDES + MAX_RANK) * WORD;
 
 impl Layout {
     /// This layout, of elements of type `dtype`, as it travels.
-    pub(crate) fn to_wire(self, dtype: DType) -> [u8; WIRE_BYTES] {
+    #[expect(clippy::wrong_self_convention, reason = "a layout is several cache lines long")]
+    pub(crate) fn to_wire(&self, dtype: DType) -> [u8; WIRE_BYTES] {
         let mut bytes = [0; WIRE_BYTES];
         let (words, _) = bytes.as_chunks_mut::<WORD>();
         words[0][0] = dtype.code();

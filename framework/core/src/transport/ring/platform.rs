@@ -30,7 +30,7 @@ pub trait Word {
 
 /// Bytes in shared memory. One process writes them, and who may touch which of them when follows from the ring's
 /// two cursors. Offsets and lengths are in bytes.
-#[expect(clippy::len_without_is_empty, reason = "a ring's memory is never empty")]
+#[allow(clippy::len_without_is_empty, reason = "a ring's memory is never empty")]
 pub trait Bytes {
     /// Copies `into.len()` bytes out, from `offset` on.
     ///
