@@ -8,7 +8,17 @@ use std::path::{Path, PathBuf};
 /// Each module may use those before it. (`device` stands behind `clock`, because a stream of a device advances a clock, and a
 /// clock knows no device.)
 const ORDER: &[&str] = &[
-    "limits", "os", "ids", "clock", "device", "stream", "lease", "tensor", "message", "transport", "actor",
+    "limits",
+    "os",
+    "ids",
+    "clock",
+    "device",
+    "stream",
+    "lease",
+    "tensor",
+    "message",
+    "transport",
+    "actor",
     "node",
 ];
 

@@ -3,7 +3,7 @@
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = std::env::temp_dir().join(format!("tensorpost-observe-{}.json", std::process::id()));
-//! let node = tensorpost::Node::builder().trace(&file).start()?;
+//! let node = tensorpost::node::Node::builder().trace(&file).start()?;
 //! let metrics = node.metrics()?; // counts of every process and actor; two looks give rates
 //! assert!(metrics.silent.is_empty());
 //! drop(node); // writes the trace: open it in https://ui.perfetto.dev

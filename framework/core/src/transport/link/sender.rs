@@ -26,6 +26,8 @@ use crate::limits::{MAX_ACTORS, MAX_GRANTED};
 use crate::message::codec::Encoded;
 use crate::message::scope::Outline;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
+#[cfg(any(test, feature = "testing"))]
+use crate::testing::forge::Tamper;
 use crate::transport::outgoing::{Destination, NotNow, TransmitError};
 use crate::transport::ring::{Producer, RingCorrupt};
 
@@ -69,7 +71,7 @@ pub(crate) struct Outbound {
     head: Vec<u8>,
     /// What a test does to the next frame.
     #[cfg(any(test, feature = "testing"))]
-    tamper: Option<crate::testing::forge::Tamper>,
+    tamper: Option<Tamper>,
 }
 
 /// The leases of a frame on its way.
@@ -435,7 +437,7 @@ impl Link {
     }
 
     /// Passes the bytes of the next frame through `tamper`.
-    pub(crate) fn tamper_next(&self, tamper: crate::testing::forge::Tamper) {
+    pub(crate) fn tamper_next(&self, tamper: Tamper) {
         if let Some(out) = self.sender.out.lock().as_mut() {
             out.tamper = Some(tamper);
         }
