@@ -7,6 +7,7 @@ use tensorpost::actor::EndReason;
 use tensorpost::device::DeviceId;
 use tensorpost::node::{Hang, HangReport, ProcessId, Spawned, WaitsIn};
 use tensorpost::prelude::*;
+use tensorpost_core::observe::hang_probe::notes;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
@@ -34,7 +35,7 @@ impl RemoteActor for Streamer {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Late>().message::<Copy>();
+        on.message::<Late>().message::<Copy>().message::<Notes>();
     }
 }
 
@@ -69,6 +70,19 @@ impl Handler<Copy> for Streamer {
     fn handle(&mut self, Copy(tensor): Copy, _: &mut Context<Self>) -> u32 {
         self.held.push(self.stream.copy(&tensor).unwrap().freeze());
         std::process::id()
+    }
+}
+
+/// "How much have you noted for hang reports?"
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = u64)]
+struct Notes;
+
+impl Handler<Notes> for Streamer {
+    type Result = u64;
+
+    fn handle(&mut self, _: Notes, _: &mut Context<Self>) -> u64 {
+        notes()
     }
 }
 
@@ -227,6 +241,32 @@ fn who_moves_or_has_nothing_to_do_is_not_reported(builder: Builder) {
     assert_eq!(node.report().unwrap().hangs, []);
 }
 
+/// Messages are handled, a stream waits for another process's, and so does a thread.
+fn what_is_noted(builder: Builder) -> (u64, u64) {
+    let node = builder.start().unwrap();
+    let slow = node.spawn::<Streamer>(()).start().unwrap();
+    let waits = node.spawn::<Streamer>(()).start().unwrap();
+    let before = notes();
+    let gate = Gate::new();
+    let late = ask(&node, &slow.address(), Late(gate.door()));
+    let arrival = gate.arrival();
+    ask(&node, &waits.address(), Copy(late.clone()));
+    let soon = std::time::Instant::now() + Duration::from_millis(50);
+    assert!(late.wait(Some(soon)).is_err(), "its door is shut");
+    let in_worker = ask(&node, &waits.address(), Notes);
+    arrival.open();
+    (notes() - before, in_worker)
+}
+
+fn nothing_is_noted_without_a_limit(builder: Builder) {
+    assert_eq!(what_is_noted(builder), (0, 0));
+}
+
+fn with_a_limit_waits_and_handlers_are_noted(builder: Builder) {
+    let (in_node, in_worker) = what_is_noted(builder.hang_limit(Duration::from_secs(60), OnHang::Report));
+    assert!(in_node > 0 && in_worker > 0, "{in_node} in the node, {in_worker} in a worker");
+}
+
 fn program(builder: Builder) -> Builder {
     builder.actor::<Holder>().actor::<Streamer>()
 }
@@ -243,6 +283,8 @@ fn main() {
             a_thread_that_waits_is_named,
             only_the_last_in_a_row_is_to_blame,
             who_moves_or_has_nothing_to_do_is_not_reported,
+            nothing_is_noted_without_a_limit,
+            with_a_limit_waits_and_handlers_are_noted,
         ],
     )
 }

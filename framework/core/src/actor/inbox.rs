@@ -34,7 +34,7 @@ use super::{Env, RemoteActor};
 use crate::clock::stream::Stream;
 use crate::clock::turn::{self, Turn};
 use crate::ids::ActorId;
-use crate::observe::hang_probe::ActorProbe;
+use crate::observe::hang_probe::{ActorProbe, count_note};
 use crate::observe::metrics::{ActorMetrics, Meter};
 use crate::observe::trace::{Of, Tracer};
 use crate::os::{monotonic_ns, vital};
@@ -57,8 +57,8 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     name: String,
     location: Location,
     meter: Meter,
-    /// For whoever looks for what stands still; written by the actor's thread alone.
-    activity: MailboxActivity,
+    /// Only there where the node detects hangs; written by the actor's thread alone.
+    activity: Option<MailboxActivity>,
     handles: Handles<A>,
     transport: Weak<Transport>,
     stream: Stream,
@@ -121,7 +121,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             name: name.clone(),
             location,
             meter: Meter::default(),
-            activity: MailboxActivity::default(),
+            activity: stream.domain().detects_hangs().then(MailboxActivity::default),
             handles,
             transport: Arc::downgrade(transport),
             stream,
@@ -139,6 +139,14 @@ impl<A: RemoteActor> ActorInbox<A> {
 
     fn tracer(&self) -> &Tracer {
         self.stream.domain().tracer()
+    }
+
+    /// Whether a handler is being called, where hangs are detected.
+    fn set_handling(&self, handling: bool) {
+        if let Some(activity) = &self.activity {
+            count_note();
+            activity.handling.store(handling, Ordering::Relaxed);
+        }
     }
 
     fn push(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
@@ -262,7 +270,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
     }
 
     fn hang_probe(&self) -> Option<ActorProbe> {
-        let MailboxActivity { handling, unresolved, resolved } = &self.activity;
+        let MailboxActivity { handling, unresolved, resolved } = self.activity.as_ref()?;
         let handling = handling.load(Ordering::Relaxed);
         let queued = self.queue.lock().envelopes.len();
         let unresolved = unresolved.load(Ordering::Relaxed);
@@ -317,11 +325,16 @@ impl<A: RemoteActor> InboxTask<A> {
     /// Goes on with what handlers have left.
     fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
         let _acting = self.inbox.tracer().acting(self.inbox.actor);
-        let activity = &self.inbox.activity;
+        let activity = self.inbox.activity.as_ref();
         while let Poll::Ready(Some(())) = Pin::new(&mut self.pending).poll_next(task) {
-            activity.resolved.store(activity.resolved.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            if let Some(activity) = activity {
+                activity.resolved.store(activity.resolved.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            }
         }
-        activity.unresolved.store(self.pending.len(), Ordering::Relaxed);
+        if let Some(activity) = activity {
+            count_note();
+            activity.unresolved.store(self.pending.len(), Ordering::Relaxed);
+        }
     }
 
     /// Handles envelopes until the batch or the mailbox is empty; true if there are more.
@@ -338,9 +351,9 @@ impl<A: RemoteActor> InboxTask<A> {
             let began = last.unwrap_or_else(monotonic_ns);
             turn::note_time(began);
             let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.envelope.origin());
-            self.inbox.activity.handling.store(true, Ordering::Relaxed);
+            self.inbox.set_handling(true);
             let opened = catch_unwind(AssertUnwindSafe(|| self.inbox.open(queued, actor, ctx, waker)));
-            self.inbox.activity.handling.store(false, Ordering::Relaxed);
+            self.inbox.set_handling(false);
             drop(handling);
             let now = monotonic_ns();
             last = Some(now);

@@ -1,10 +1,11 @@
 //! The threads of this process that sleep until a clock passes a value, those of host streams included. Hang reports
 //! read the list. A thread enters itself only when it is about to sleep in the kernel, so a wait that does not sleep
-//! costs nothing.
+//! costs nothing. In a node without a limit for hangs nobody enters.
 
 use parking_lot::Mutex;
 
 use super::Ticket;
+use crate::observe::hang_probe::count_note;
 use crate::os::monotonic_ns;
 
 /// Most sleepers that are noted; there are no more threads than that in a process that works as it should.
@@ -43,6 +44,7 @@ impl Waiting {
 impl Asleep {
     /// The calling thread is about to wait.
     pub(super) fn note(&self, ticket: &Ticket) -> Noted<'_> {
+        count_note();
         let thread = std::thread::current().name().unwrap_or("a thread").to_owned();
         let mut all = self.all.lock();
         if all.len() >= MOST {

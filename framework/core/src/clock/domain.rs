@@ -1,10 +1,10 @@
 //! All the clocks that one process can see: its own, and those of its peers as long as they are known here.
 
-use std::sync::Arc;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::AtomicBool;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use smallvec::SmallVec;
@@ -34,12 +34,19 @@ pub struct ClockDomain {
     own_streams: OwnStreams,
     late_writer: Arc<LateWriter>,
     tracer: Tracer,
-    pub(super) asleep: Asleep,
-    /// By clock of this process: what its stream waits for.
-    pub(super) queued: Box<[Queued]>,
+    /// Only there where the node detects hangs: nobody else pays for the notes.
+    hang_notes: OnceLock<HangNotes>,
     #[cfg(any(test, feature = "testing"))]
     pub(super) frozen: AtomicBool,
     knowledge: Knowledge,
+}
+
+/// What waits in this process, for hang reports.
+#[derive(Debug)]
+pub(super) struct HangNotes {
+    pub(super) asleep: Asleep,
+    /// By clock of this process: what its stream waits for.
+    pub(super) queued: Box<[Queued]>,
 }
 
 #[derive(Debug)]
@@ -78,8 +85,7 @@ impl ClockDomain {
             own_streams: OwnStreams::default(),
             late_writer: Arc::default(),
             tracer: Tracer::default(),
-            asleep: Asleep::default(),
-            queued: std::iter::repeat_with(Queued::default).take(MAX_STREAMS).collect(),
+            hang_notes: OnceLock::new(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
             knowledge: Knowledge::new(epoch_page),
@@ -196,9 +202,28 @@ impl ClockDomain {
         self.frozen.store(true, Ordering::SeqCst);
     }
 
-    /// What the stream of this process's clock `slot` waits for.
+    /// From now on the process notes what waits in it. Called before it has a stream: one that is there already is not
+    /// noted.
+    pub(crate) fn detect_hangs(&self) {
+        self.hang_notes.get_or_init(|| HangNotes {
+            asleep: Asleep::default(),
+            queued: std::iter::repeat_with(Queued::default).take(MAX_STREAMS).collect(),
+        });
+    }
+
+    /// What waits in this process; `None` where the node detects no hangs.
+    pub(super) fn hang_notes(&self) -> Option<&HangNotes> {
+        self.hang_notes.get()
+    }
+
+    /// Whether the node detects hangs.
+    pub(crate) fn detects_hangs(&self) -> bool {
+        self.hang_notes.get().is_some()
+    }
+
+    /// What the stream of this process's clock `slot` waits for, where that is noted.
     pub(super) fn queued(&self, slot: u16) -> Option<&Queued> {
-        self.queued.get(usize::from(slot))
+        self.hang_notes()?.queued.get(usize::from(slot))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The waits that were put on each stream of this process, on every device, in order. Hang reports read them. A GPU
 //! does not say where its streams stand; its own clock and the clocks that it waits for do, so the GPU is asked
-//! nothing.
+//! nothing. There is no such list in a node without a limit for hangs.
 //!
 //! Each stream has a lock of its own here, held for a few comparisons, and no call of the driver is made under it: the
 //! holder of the stream's state may be blocked in the driver, behind the very wait that is to be reported.
@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::{Ticket, passed};
 use crate::ids::DeviceId;
+use crate::observe::hang_probe::count_note;
 
 /// Waits above which those that are over are looked for.
 const PRUNE_AT: usize = 16;
@@ -62,6 +63,7 @@ impl Queued {
         behind: u64,
         is_over: impl Fn(&Ticket) -> bool,
     ) -> usize {
+        count_note();
         let mut waits = self.0.lock();
         if waits.queue.len() > waits.prune_at.max(PRUNE_AT) {
             waits.queue.retain(|wait| !is_over(&wait.ticket));
@@ -149,6 +151,7 @@ mod tests {
         let domain = ClockDomain::new(id(1), ClockPage::create().expect("memory"));
         let other = ClockDomain::new(id(2), Arc::clone(&page));
         domain.add_peer(id(2), page);
+        domain.detect_hangs();
         fake.seen.mute.store(true, Ordering::SeqCst);
         let device = Arc::clone(&fake) as Arc<dyn Backend>;
         let (stream, theirs) =
@@ -176,6 +179,36 @@ mod tests {
         assert_eq!(domain.waiting(), []);
         domain.forge_clock(own, 1).expect("the device would write it");
         stands(6, 5);
+    }
+
+    #[test]
+    fn without_a_limit_for_hangs_no_wait_is_noted() {
+        let id = |slot| ProcessId::new(slot, 0).expect("a small slot");
+        for detects_hangs in [false, true] {
+            let (page, fake) = (ClockPage::create().expect("memory"), Fake::new(7, 2, &[]));
+            let domain = ClockDomain::new(id(1), ClockPage::create().expect("memory"));
+            let other = ClockDomain::new(id(2), Arc::clone(&page));
+            domain.add_peer(id(2), page);
+            other.add_peer(id(1), Arc::clone(domain.own_page()));
+            if detects_hangs {
+                domain.detect_hangs();
+            }
+            let device = fake as Arc<dyn Backend>;
+            let (stream, theirs) =
+                (Stream::new(&device, &domain).expect("one"), other.allocate_slot().expect("one"));
+            stream.wait([theirs.ticket(3)]).expect("a clock that is known");
+            assert_eq!(stream.waits().0, 1, "the stream waits in either case");
+            assert_eq!(domain.waiting().len(), usize::from(detects_hangs));
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| domain.wait(&theirs.ticket(1), None).expect("the same"));
+                while crate::clock::waiting::sleepers(&domain, 2) == 0 {
+                    std::thread::yield_now();
+                }
+                assert_eq!(domain.waiting().len(), 2 * usize::from(detects_hangs));
+                other.advance(&theirs, 3).expect("its own clock");
+                thread.join().expect("it ends");
+            });
+        }
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl ClockDomain {
     }
 
     /// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value. Waits
-    /// for nobody.
+    /// for nobody. Empty where the node detects no hangs.
     ///
     /// Of a stream it is known since which look it has stood there; of a thread, since when. A host stream is both.
     pub(crate) fn waiting(&self) -> Vec<WaitProbe> {
@@ -89,9 +89,10 @@ impl ClockDomain {
         };
         // Nobody waits for a clock that is not known here any more.
         let is_over = |ticket: &Ticket| self.passed(ticket).unwrap_or(true);
-        let mut asleep = self.asleep.all();
+        let Some(notes) = self.hang_notes() else { return Vec::new() };
+        let mut asleep = notes.asleep.all();
         let mut waits = Vec::new();
-        for (slot, queued) in (0_u16..).zip(&self.queued) {
+        for (slot, queued) in (0_u16..).zip(&notes.queued) {
             let shows = self.own_page.load(slot).unwrap_or(0);
             let Some(stands) = queued.look(shows, time, is_over) else { continue };
             let thread =
@@ -120,7 +121,7 @@ impl ClockDomain {
             return Ok(Waited::Passed);
         }
         let count = self.own_page.waiting_on(ticket.process.slot()).ok_or(ClockError::NotWriter)?;
-        let _noted = self.asleep.note(ticket);
+        let _noted = self.hang_notes().map(|notes| notes.asleep.note(ticket));
         handshake::wait(&Sleep { page, ticket, deadline, count, since: Instant::now() })
     }
 }

@@ -94,7 +94,7 @@ impl<R: Runtime> NodeBuilder<R> {
     /// [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
     /// [`EndReason::Hung`](crate::transport::lifecycle::EndReason::Hung), and its policy decides.
     ///
-    /// Without this call nothing is detected. Only `limit` tells a slow handler, or a result that waits for something
+    /// Without this call nothing is detected, and nothing noted for it. Only `limit` tells a slow handler, or a result that waits for something
     /// rare, from a hang; so choose it longer than either may last, and at least 10 ms.
     pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
         self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
@@ -151,6 +151,7 @@ impl<R: Runtime> NodeBuilder<R> {
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
             trace: trace.as_ref().map(|trace| trace.records()),
+            detects_hangs: self.hang_limit.is_some(),
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
         let epoch_page = Arc::clone(&pages.epoch_page);

@@ -18,7 +18,7 @@ use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 4;
+pub(crate) const PROTOCOL: u32 = 5;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]

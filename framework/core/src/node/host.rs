@@ -138,6 +138,8 @@ pub struct Identity {
     pub gpu_budget: Option<u64>,
     /// Records that it keeps for a trace, where the node traces.
     pub trace: Option<u32>,
+    /// Whether it notes what waits in it: the node has a limit for hangs.
+    pub detects_hangs: bool,
 }
 
 /// An actor to start, as the worker gets it.

@@ -129,6 +129,10 @@ impl Runtime for Program {
     ) -> Result<Arc<Transport>, String> {
         let transport =
             Transport::open(identity.process, control, pages).map_err(|error| error.to_string())?;
+        if identity.detects_hangs {
+            // Before there is a stream, whose waits are noted from its beginning.
+            transport.domain().detect_hangs();
+        }
         if let Some(bytes) = identity.gpu_budget {
             transport.set_gpu_budget(bytes);
         }

@@ -1,11 +1,33 @@
 //! Snapshot for hang detection: what a process shows of its queues and waits. See
 //! [`NodeBuilder::hang_limit`](crate::node::NodeBuilder::hang_limit). A thread that runs no actor takes it.
+//!
+//! Without a limit nothing is noted for it: no lock, no time and no write on a message's way or in a wait.
 
 use std::fmt;
+#[cfg(feature = "testing")]
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ActorId, DeviceId, ProcessId};
+
+/// The notes that this process has made, see [`notes`].
+#[cfg(feature = "testing")]
+static NOTES: AtomicU64 = AtomicU64::new(0);
+
+/// How often this process has noted something that only hang reports read.
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub fn notes() -> u64 {
+    NOTES.load(Ordering::Relaxed)
+}
+
+/// Something is noted that only hang reports read.
+#[inline]
+pub(crate) fn count_note() {
+    #[cfg(feature = "testing")]
+    NOTES.fetch_add(1, Ordering::Relaxed);
+}
 
 /// One look at a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

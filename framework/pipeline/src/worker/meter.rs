@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::observe::Histogram;
 
-use super::histogram::Histogram;
 use crate::item::ItemId;
 use crate::limits::{MAX_NAMED, MAX_TRACED};
 
@@ -150,7 +150,7 @@ impl Meter {
         let mut counts = self.0.counts.borrow_mut();
         counts.busy += took;
         counts.active = now - began;
-        counts.calls.add(took);
+        counts.calls.note(took);
         drop(counts);
         self.span(Spanned::Call, id, from, now);
     }

@@ -28,7 +28,6 @@ pub(super) mod args;
 mod branch;
 mod core;
 mod fork_tracker;
-pub(super) mod histogram;
 mod loss;
 pub(super) mod meter;
 pub(super) mod order;

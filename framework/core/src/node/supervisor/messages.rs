@@ -135,6 +135,7 @@ impl State {
             host_budget: self.settings.host_budget,
             gpu_budget: self.settings.gpu_budget,
             trace: self.settings.trace.as_ref().map(|trace| trace.records()),
+            detects_hangs: self.settings.hang_limit.is_some(),
         };
         let log_filter = self.settings.worker_log.clone();
         let process = worker.process;

@@ -76,6 +76,19 @@ impl Meter {
 }
 
 impl Histogram {
+    /// Counts one more measurement.
+    pub fn note(&mut self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.add(bucket(nanos) as u8, 1);
+    }
+
+    fn add(&mut self, bucket: u8, count: u64) {
+        match self.counts.binary_search_by_key(&bucket, |(of, _)| *of) {
+            Ok(at) => self.counts[at].1 = self.counts[at].1.saturating_add(count),
+            Err(at) => self.counts.insert(at, (bucket, count)),
+        }
+    }
+
     /// How many times were measured.
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
@@ -106,10 +119,7 @@ impl Histogram {
     /// Adds what another one has measured.
     pub fn merge(&mut self, other: &Histogram) {
         for (bucket, count) in &other.counts {
-            match self.counts.binary_search_by_key(bucket, |(of, _)| *of) {
-                Ok(at) => self.counts[at].1 = self.counts[at].1.saturating_add(*count),
-                Err(at) => self.counts.insert(at, (*bucket, *count)),
-            }
+            self.add(*bucket, *count);
         }
     }
 
@@ -154,6 +164,9 @@ mod tests {
             let seen = histogram.quantile(q).unwrap().as_secs_f64() * 1e6;
             assert!((seen / micros - 1.0).abs() < 0.13, "{q}: {seen}");
         }
+        let mut noted = Histogram::default();
+        (1..=1000).rev().for_each(|micros| noted.note(Duration::from_micros(micros)));
+        assert_eq!(noted, histogram, "counted without a meter, in any order");
         assert_eq!(meter.total_and_longest(), (Duration::from_micros(500_500), Duration::from_millis(1)));
     }
 

@@ -11,8 +11,10 @@
 //! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
 //!   written before the flow that begins or ends in it.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::io::{self, Write};
+
+use serde_json::{Map, Value, json};
 
 /// An event of the file. Rows are threads in the format's words; times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,31 +126,21 @@ impl Row {
     }
 }
 
-/// The details of an event, rendered already.
+/// The details of an event.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Args(String);
+pub struct Args(Map<String, Value>);
 
 impl Args {
     /// Adds a number.
     pub fn number(mut self, name: &str, value: u64) -> Self {
-        self.key(name);
-        let _ = write!(self.0, "{value}");
+        self.0.insert(plain(name), value.into());
         self
     }
 
     /// Adds a text.
     pub fn text(mut self, name: &str, value: impl fmt::Display) -> Self {
-        self.key(name);
-        quote(&mut self.0, &value.to_string());
+        self.0.insert(plain(name), plain(&value.to_string()).into());
         self
-    }
-
-    fn key(&mut self, name: &str) {
-        if !self.0.is_empty() {
-            self.0.push(',');
-        }
-        quote(&mut self.0, name);
-        self.0.push(':');
     }
 }
 
@@ -157,118 +149,84 @@ impl Args {
 /// # Errors
 /// What `out` says.
 pub fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
-    out.write_all(b"{\"traceEvents\":[\n")?;
-    let mut line = String::new();
+    out.write_all(b"{\"traceEvents\":[")?;
     for (index, event) in events.iter().enumerate() {
-        line.clear();
-        event.render(&mut line);
-        line.push_str(if index + 1 < events.len() { ",\n" } else { "\n" });
-        out.write_all(line.as_bytes())?;
+        out.write_all(if index > 0 { b",\n" } else { b"\n" })?;
+        serde_json::to_writer(&mut *out, &event.json())?;
     }
-    writeln!(out, "],\n\"otherData\":{{{}}}}}", about.0)?;
+    out.write_all(b"\n],\n\"otherData\":")?;
+    serde_json::to_writer(&mut *out, &about.0)?;
+    out.write_all(b"}\n")?;
     out.flush()
 }
 
 impl Event {
-    fn render(&self, out: &mut String) {
-        // Formatting into a string does not fail.
-        let _ = match self {
-            Event::Name { pid, tid: None, name } => {
-                write!(
-                    out,
-                    r#"{{"ph":"M","pid":{pid},"name":"process_name","args":{{"name":{}}}}}"#,
-                    Quoted(name)
-                )
+    fn json(&self) -> Value {
+        match self {
+            Event::Name { pid, tid, name } => {
+                let (what, args) = (if tid.is_some() { "thread_name" } else { "process_name" }, plain(name));
+                with_row(json!({"ph": "M", "pid": pid, "name": what, "args": {"name": args}}), *tid)
             }
-            Event::Name { pid, tid: Some(tid), name } => write!(
-                out,
-                r#"{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_name","args":{{"name":{}}}}}"#,
-                Quoted(name)
-            ),
-            Event::Slice { pid, tid, at, took, cat, name, args } => write!(
-                out,
-                r#"{{"ph":"X","pid":{pid},"tid":{tid},"ts":{},"dur":{},"cat":"{cat}","name":{},"args":{{{}}}}}"#,
-                Micros(*at),
-                Micros(*took),
-                Quoted(name),
-                args.0
-            ),
+            Event::Slice { pid, tid, at, took, cat, name, args } => json!({
+                "ph": "X", "pid": pid, "tid": tid, "ts": micros(*at), "dur": micros(*took), "cat": cat,
+                "name": plain(name), "args": args.0,
+            }),
             Event::Instant { pid, tid, at, cat, name, args } => {
-                let (scope, tid) = match tid {
-                    Some(tid) => ("t", format!("\"tid\":{tid},")),
-                    None => ("p", String::new()),
-                };
-                write!(
-                    out,
-                    r#"{{"ph":"i","s":"{scope}","pid":{pid},{tid}"ts":{},"cat":"{cat}","name":{},"args":{{{}}}}}"#,
-                    Micros(*at),
-                    Quoted(name),
-                    args.0
-                )
+                let (scope, name) = (if tid.is_some() { "t" } else { "p" }, plain(name));
+                let event = json!({
+                    "ph": "i", "s": scope, "pid": pid, "ts": micros(*at), "cat": cat, "name": name, "args": args.0,
+                });
+                with_row(event, *tid)
             }
             Event::Flow { step, pid, tid, at, id } => {
-                let (phase, bind) = match step {
-                    Step::Begin => ("s", ""),
-                    Step::Middle => ("t", ""),
-                    Step::End => ("f", r#","bp":"e""#),
-                };
-                write!(
-                    out,
-                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"message","name":"message","id":{id}{bind}}}"#,
-                    Micros(*at)
-                )
+                let mut event = json!({
+                    "ph": step.phase(["s", "t", "f"]), "pid": pid, "tid": tid, "ts": micros(*at), "cat": "message",
+                    "name": "message", "id": id,
+                });
+                if *step == Step::End {
+                    event["bp"] = "e".into();
+                }
+                event
             }
-            Event::Async { step, pid, tid, at, cat, name, id, args } => {
-                let phase = match step {
-                    Step::Begin => "b",
-                    Step::Middle => "n",
-                    Step::End => "e",
-                };
-                write!(
-                    out,
-                    r#"{{"ph":"{phase}","pid":{pid},"tid":{tid},"ts":{},"cat":"{cat}","name":{},"id":{},"args":{{{}}}}}"#,
-                    Micros(*at),
-                    Quoted(name),
-                    Quoted(id),
-                    args.0
-                )
-            }
-        };
-    }
-}
-
-/// Nanoseconds as microseconds, to the last digit.
-struct Micros(u64);
-
-impl fmt::Display for Micros {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
-    }
-}
-
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::with_capacity(self.0.len() + 2);
-        quote(&mut text, self.0);
-        f.write_str(&text)
-    }
-}
-
-/// `text` as a JSON string. What would need an escape that not every reader knows is replaced: control characters by
-/// spaces, backslashes by slashes.
-fn quote(out: &mut String, text: &str) {
-    out.push('"');
-    for letter in text.chars() {
-        match letter {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push('/'),
-            letter if letter.is_control() => out.push(' '),
-            letter => out.push(letter),
+            Event::Async { step, pid, tid, at, cat, name, id, args } => json!({
+                "ph": step.phase(["b", "n", "e"]), "pid": pid, "tid": tid, "ts": micros(*at), "cat": cat,
+                "name": plain(name), "id": plain(id), "args": args.0,
+            }),
         }
     }
-    out.push('"');
+}
+
+fn with_row(mut event: Value, tid: Option<u32>) -> Value {
+    if let Some(tid) = tid {
+        event["tid"] = tid.into();
+    }
+    event
+}
+
+impl Step {
+    fn phase(self, [begin, middle, end]: [&'static str; 3]) -> &'static str {
+        match self {
+            Step::Begin => begin,
+            Step::Middle => middle,
+            Step::End => end,
+        }
+    }
+}
+
+/// Nanoseconds as microseconds. A float has them to the last digit for the first 104 days.
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1000.0
+}
+
+/// `text` without what would need an escape that not every reader knows: control characters become spaces, backslashes
+/// slashes.
+fn plain(text: &str) -> String {
+    let letter = |letter: char| match letter {
+        '\\' => '/',
+        letter if letter.is_control() => ' ',
+        letter => letter,
+    };
+    text.chars().map(letter).collect()
 }
 
 #[cfg(test)]
@@ -293,9 +251,9 @@ mod tests {
         let mut out = Vec::new();
         write(&mut out, &events, Args::default().number("dropped", 0)).unwrap();
         let expected = r#"{"traceEvents":[
-{"ph":"M","pid":1,"name":"process_name","args":{"name":"a \"b\" /"}},
-{"ph":"X","pid":1,"tid":2,"ts":1000000000.001,"dur":0.020,"cat":"handler","name":"Frame","args":{"bytes":7,"to":"p1.0"}},
-{"ph":"f","pid":1,"tid":2,"ts":5.000,"cat":"message","name":"message","id":3,"bp":"e"}
+{"args":{"name":"a \"b\" /"},"name":"process_name","ph":"M","pid":1},
+{"args":{"bytes":7,"to":"p1.0"},"cat":"handler","dur":0.02,"name":"Frame","ph":"X","pid":1,"tid":2,"ts":1000000000.001},
+{"bp":"e","cat":"message","id":3,"name":"message","ph":"f","pid":1,"tid":2,"ts":5.0}
 ],
 "otherData":{"dropped":0}}
 "#;
