@@ -48,7 +48,7 @@ pub mod observe {
     pub use crate::observe::metrics::{
         ActorMetrics, DEADLINE, Histogram, Metrics, NamedProcess, ProcessMetrics, Row,
     };
-    pub use crate::observe::progress::{ProgressDisplay, Shown, ShownStage};
+    pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
     pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};
 }
 

@@ -153,7 +153,7 @@ pub(super) async fn conduct(
             }
             _ = looks.tick() => conductor.look_for_stillness(),
             _ = ticks.tick(), if !settings.progress.is_off() => {
-                reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
+                reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts(), false);
             }
         }
     }
@@ -163,7 +163,7 @@ pub(super) async fn conduct(
     while let Some(event) = events.try_recv() {
         conductor.event(event);
     }
-    reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts());
+    reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts(), true);
     conductor.close().await;
     if let (Some(trace), Some(path)) = (&conductor.trace, &settings.trace) {
         trace.write(path, &conductor.plan)?;

@@ -1,9 +1,11 @@
 //! The progress of a running pipeline.
 
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{self, Stderr};
 use std::sync::Arc;
 use std::time::Duration;
+
+use tensorpost_core::api::observe::{ProgressWriter, Shown, ShownStage};
 
 use super::plan::Plan;
 use super::report::stream_waited;
@@ -15,7 +17,7 @@ pub enum Progress {
     /// Nothing.
     #[default]
     Off,
-    /// On standard error: a block that is written over and over on a terminal, plain lines elsewhere.
+    /// On standard error: rows that are written over and over on a terminal, plain lines elsewhere.
     Auto,
     /// Plain lines on standard error.
     Lines,
@@ -68,7 +70,7 @@ impl Progress {
         Progress::To(Arc::new(tell))
     }
 
-    /// On standard error: a block that is written over and over on a terminal, plain lines elsewhere.
+    /// On standard error: rows that are written over and over on a terminal, plain lines elsewhere.
     pub fn auto() -> Self {
         Progress::Auto
     }
@@ -92,22 +94,21 @@ impl fmt::Debug for Progress {
 /// Makes snapshots of counts, and shows them.
 pub(super) struct Reporter {
     progress: Progress,
+    writer: ProgressWriter<Stderr>,
     before: (Duration, Vec<Counts>),
-    /// Lines of the block on the terminal.
-    drawn: usize,
 }
 
 impl Reporter {
     pub(super) fn new(progress: Progress) -> Self {
-        let progress = match progress {
-            Progress::Auto if !std::io::stderr().is_terminal() => Progress::Lines,
-            progress => progress,
+        let writer = match progress {
+            Progress::Auto => ProgressWriter::stderr(),
+            _ => ProgressWriter::plain(io::stderr()),
         };
-        Reporter { progress, before: (Duration::ZERO, Vec::new()), drawn: 0 }
+        Reporter { progress, writer, before: (Duration::ZERO, Vec::new()) }
     }
 
-    /// The latest counts of each actor, `elapsed` after the start.
-    pub(super) fn tell(&mut self, plan: &Plan, elapsed: Duration, counts: &[Counts]) {
+    /// The latest counts of each actor, `elapsed` after the start; `last`: none will come after them.
+    pub(super) fn tell(&mut self, plan: &Plan, elapsed: Duration, counts: &[Counts], last: bool) {
         if self.progress.is_off() {
             return;
         }
@@ -115,15 +116,8 @@ impl Reporter {
         match &self.progress {
             Progress::Off => {}
             Progress::To(tell) => tell(&snapshot),
-            // Nobody misses progress that cannot be written.
-            Progress::Lines => drop(write!(std::io::stderr().lock(), "{}", line(&plan.name, &snapshot))),
-            Progress::Auto => {
-                let up = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
-                let block = block(&snapshot);
-                self.drawn = block.lines().count();
-                let cleared: String = block.lines().map(|line| format!("\x1b[2K{line}\n")).collect();
-                drop(write!(std::io::stderr().lock(), "{up}{cleared}"));
-            }
+            Progress::Lines | Progress::Auto if last => self.writer.finish(Some(shown(plan, snapshot))),
+            Progress::Lines | Progress::Auto => self.writer.show(shown(plan, snapshot)),
         }
         self.before = (elapsed, counts.to_vec());
     }
@@ -159,46 +153,29 @@ fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts
     Snapshot { elapsed: now.0, stages: stages.collect() }
 }
 
-fn line(pipeline: &str, snapshot: &Snapshot) -> String {
-    let mut line = format!("{pipeline} {:.1} s:", snapshot.elapsed.as_secs_f64());
-    for stage in &snapshot.stages {
-        line += &format!(" {} {} ({:.0}/s)", stage.stage, stage.items, stage.rate);
-        if stage.errors > 0 {
-            line += &format!(" {} errors", stage.errors);
-        }
-        line += &missing(stage);
-    }
-    line + "\n"
+fn shown(plan: &Plan, snapshot: Snapshot) -> Shown {
+    let bytes_in_flight = snapshot.stages.iter().map(|stage| stage.bytes_in_flight).sum();
+    let stages = snapshot.stages.into_iter().map(|stage| {
+        let note = note(&stage);
+        ShownStage { name: stage.stage, done: stage.items, note, ..ShownStage::default() }
+    });
+    Shown { title: plan.name.clone(), stages: stages.collect(), bytes_in_flight }
 }
 
-/// What a stage has lost, where it has.
-fn missing(stage: &StageSnapshot) -> String {
-    let mut text = String::new();
-    for (count, what) in [(stage.lost, "lost"), (stage.left_over, "left over")] {
-        if count > 0 {
-            text += &format!(" {count} {what}");
-        }
+/// What a pipeline knows of a stage beyond its rate.
+fn note(stage: &StageSnapshot) -> String {
+    let mut note = format!("busy {:.0}%, waiting {:.0}%", stage.busy * 100.0, stage.waiting * 100.0);
+    if let Some(share) = stage.stream_waiting {
+        note += &format!(", stream waits {:.0}%", share * 100.0);
     }
-    text
-}
-
-fn block(snapshot: &Snapshot) -> String {
-    let width = snapshot.stages.iter().map(|stage| stage.stage.chars().count()).max().unwrap_or(0);
-    let mut block = String::new();
-    for stage in &snapshot.stages {
-        let filled = (stage.busy * 10.0).round() as usize;
-        block += &format!(
-            "{:<width$}  {:>9} items  {:>9.0}/s  {:>4} under way  busy [{:<10}]  waiting {:>3.0}%  stream waits {:>4}  {} errors{}\n",
-            stage.stage,
-            stage.items,
-            stage.rate,
-            stage.in_flight,
-            "#".repeat(filled.min(10)),
-            stage.waiting * 100.0,
-            stage.stream_waiting.map_or_else(|| "n/a".to_owned(), |share| format!("{:.0}%", share * 100.0)),
-            stage.errors,
-            missing(stage),
-        );
+    let counts = [
+        (stage.in_flight, "under way"),
+        (stage.errors, "errors"),
+        (stage.lost, "lost"),
+        (stage.left_over, "left over"),
+    ];
+    for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
+        note += &format!(", {count} {what}");
     }
-    block
+    note
 }

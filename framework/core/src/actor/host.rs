@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 
 use actix::{Arbiter, AsyncContext, Context};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::handles::Handles;
@@ -123,19 +124,39 @@ fn start<A: RemoteActor>(
     Err(why)
 }
 
-/// An order to start an actor.
-pub(crate) struct Start {
-    pub(crate) actor: ActorId,
-    pub(crate) location: Location,
-    pub(crate) name: String,
-    pub(crate) type_name: String,
-    pub(crate) args: Vec<u8>,
-    pub(crate) device: DeviceId,
-    pub(crate) receive_on: Option<DeviceId>,
-    pub(crate) own_thread: bool,
+/// What an actor is made of, in each of its lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewActor {
+    /// A name to find it by in the registry; without one it is only known by its address.
+    pub name: Option<String>,
+    /// The actor type, as registered.
+    pub type_name: String,
+    /// Its encoded arguments. With everything else they have to fit a message to the worker, or the node refuses.
+    #[serde(with = "codec::bytes")]
+    pub args: Vec<u8>,
+    /// The device that it works on.
+    pub device: DeviceId,
+    /// The device that the tensors of its messages are copied to.
+    pub receive_on: Option<DeviceId>,
+    /// Whether it gets a thread of its own.
+    pub own_thread: bool,
+    /// Messages that one sending process may have unhandled in its mailbox.
+    pub capacity: u32,
+}
+
+/// An order to start a life of an actor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartActor {
+    /// Its id.
+    pub actor: ActorId,
+    /// Where it lives: in this process, under an index that no other living actor of the process has.
+    pub location: Location,
+    /// The actor.
+    pub made_of: NewActor,
     /// Which life of the actor this is, from 0.
-    pub(crate) life: u32,
-    pub(crate) restarts: RestartWhen,
+    pub life: u32,
+    /// When it is started anew.
+    pub restarts: RestartWhen,
 }
 
 /// The actors of one worker.
@@ -151,34 +172,29 @@ impl WorkerActors {
     }
 
     /// Starts an actor, on this thread or on one of its own.
-    pub(crate) async fn start(&self, start: Start, ended: OnActorEnd) -> Result<(), String> {
-        let Some(kind) = self.program.types.get(start.type_name.as_str()) else {
+    pub(crate) async fn start(&self, start: StartActor, ended: OnActorEnd) -> Result<(), String> {
+        let StartActor { actor, location, made_of, life, restarts } = start;
+        let NewActor { name, type_name, args, device, receive_on, own_thread, .. } = made_of;
+        let Some(kind) = self.program.types.get(type_name.as_str()) else {
             return Err(format!(
-                "this program does not know the actor type {}; add it with `Node::builder().actor::<…>()`",
-                start.type_name
+                "this program does not know the actor type {type_name}; add it with `Node::builder().actor::<…>()`"
             ));
         };
-        let pool = self.transport.pool_for(start.device).map_err(|error| error.to_string())?;
+        let pool = self.transport.pool_for(device).map_err(|error| error.to_string())?;
         let stream = DeviceStream::new(pool, Arc::clone(self.transport.domain()))
             .map_err(|error| error.to_string())?;
         let receive =
-            Receive::new(&stream, start.receive_on, &self.transport).map_err(|error| error.to_string())?;
-        let env = Env {
-            transport: Arc::clone(&self.transport),
-            stream,
-            name: start.name,
-            actor: start.actor,
-            location: start.location,
-            life: start.life,
-        };
+            Receive::new(&stream, receive_on, &self.transport).map_err(|error| error.to_string())?;
+        let name = name.unwrap_or_else(|| format!("{type_name} {actor}"));
+        let env = Env { transport: Arc::clone(&self.transport), stream, name, actor, location, life };
         let make = kind.start;
-        let how = How { own_thread: start.own_thread, restarts: start.restarts };
-        let hosted = if start.own_thread {
+        let how = How { own_thread, restarts };
+        let hosted = if own_thread {
             let arbiter = Arbiter::new();
             let (result, started) = oneshot::channel();
             let spawned = arbiter.spawn_fn(move || {
                 // Whoever waits is this function; it can only be gone if the worker is ending.
-                let _ = result.send(make(env, receive, &start.args, how, ended));
+                let _ = result.send(make(env, receive, &args, how, ended));
             });
             if !spawned {
                 return Err("its thread could not be started".into());
@@ -189,7 +205,7 @@ impl WorkerActors {
             }
             started??
         } else {
-            make(env, receive, &start.args, how, ended)?
+            make(env, receive, &args, how, ended)?
         };
         let mut all = self.hosted.lock();
         all.retain(|hosted| hosted.0.strong_count() > 0);

@@ -94,8 +94,8 @@ impl<R: Runtime> NodeBuilder<R> {
     /// [`Node::report`], with the waiter and the process to blame. With [`OnHang::Restart`] that worker is killed, with
     /// [`EndReason::Hung`](crate::transport::lifecycle::EndReason::Hung), and its policy decides.
     ///
-    /// Without this call nothing is detected, and nothing noted for it. Only `limit` tells a slow handler, or a result that waits for something
-    /// rare, from a hang; so choose it longer than either may last, and at least 10 ms.
+    /// Without this call nothing is detected, and nothing noted for it. Only `limit` tells a slow handler, or a result that
+    /// waits for something rare, from a hang; so choose it longer than either may last, and at least 10 ms.
     pub fn hang_limit(mut self, limit: Duration, then: OnHang) -> Self {
         self.hang_limit = Some((limit.max(Duration::from_millis(10)), then));
         self

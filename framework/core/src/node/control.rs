@@ -5,10 +5,11 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::actor::StartActor;
 use crate::ids::ActorId;
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
 use crate::node::handshake::Build;
-use crate::node::host::{Activity, Identity, StartActor};
+use crate::node::host::{Activity, Identity};
 use crate::node::limits::{MAX_CONTROL_MESSAGE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::observe::hang_probe::{HangProbe, WaitsIn};
 use crate::observe::log::LogRecord;
@@ -165,57 +166,28 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ControlErro
     if rest.is_empty() { Ok(message) } else { Err(ControlError::Trailing(rest.len())) }
 }
 
-/// `Vec<u8>` as MessagePack bytes; serde by itself would write a list of numbers.
-pub(crate) mod bytes {
-    use std::fmt;
-
-    use serde::de::{Error, Visitor};
-    use serde::{Deserializer, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(bytes)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        deserializer.deserialize_byte_buf(Bytes)
-    }
-
-    struct Bytes;
-
-    impl Visitor<'_> for Bytes {
-        type Value = Vec<u8>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("bytes")
-        }
-
-        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
-            Ok(bytes.to_vec())
-        }
-
-        fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Vec<u8>, E> {
-            Ok(bytes)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::actor::NewActor;
     use crate::ids::{DeviceId, ProcessId};
     use crate::transport::control_channel::Location;
     use crate::transport::lifecycle::RestartWhen;
 
     fn start() -> StartActor {
-        StartActor {
-            actor: ActorId(7),
-            location: Location { process: ProcessId::NODE, index: 3, capacity: 9 },
-            name: "blur".into(),
+        let made_of = NewActor {
+            name: Some("blur".into()),
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],
             device: DeviceId::HOST,
             receive_on: Some(DeviceId::HOST),
             own_thread: true,
+            capacity: 9,
+        };
+        StartActor {
+            actor: ActorId(7),
+            location: Location { process: ProcessId::NODE, index: 3, capacity: 9 },
+            made_of,
             life: 2,
             restarts: RestartWhen::Failed,
         }
@@ -246,7 +218,8 @@ mod tests {
 
     #[test]
     fn a_message_over_the_limit_is_refused_by_the_sender() {
-        let start = StartActor { args: vec![0; MAX_CONTROL_MESSAGE], ..start() };
+        let made_of = NewActor { args: vec![0; MAX_CONTROL_MESSAGE], ..start().made_of };
+        let start = StartActor { made_of, ..start() };
         assert!(matches!(encode(&Down::Start(start)), Err(ControlError::TooLarge(_))));
     }
 }

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::actor::StartActor;
 use crate::clock::ProcessPages;
-use crate::ids::{ActorId, DeviceId, ProcessId};
-use crate::node::control::bytes;
+use crate::ids::{ActorId, ProcessId};
 use crate::node::worker::uplink::Uplink;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
 use crate::observe::trace::TraceRing;
-use crate::transport::control_channel::{ControlChannel, FromNode, Location};
-use crate::transport::lifecycle::{EndReason, RestartWhen};
+use crate::transport::control_channel::{ControlChannel, FromNode};
+use crate::transport::lifecycle::EndReason;
 
 /// Counts of the messages between this process and others, so that a shutdown can wait until none is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,52 +140,6 @@ pub struct Identity {
     pub trace: Option<u32>,
     /// Whether it notes what waits in it: the node has a limit for hangs.
     pub detects_hangs: bool,
-}
-
-/// An actor to start, as the worker gets it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StartActor {
-    /// Its id.
-    pub actor: ActorId,
-    /// Where it lives: in this process, under an index that no other living actor of the process has.
-    pub location: Location,
-    /// Its name for people.
-    pub name: String,
-    /// The actor type, as registered.
-    pub type_name: String,
-    /// Its encoded arguments.
-    #[serde(with = "bytes")]
-    pub args: Vec<u8>,
-    /// The device that it works on.
-    pub device: DeviceId,
-    /// The device that the tensors of its messages are copied to.
-    pub receive_on: Option<DeviceId>,
-    /// Whether it gets a thread of its own.
-    pub own_thread: bool,
-    /// Which life of the actor this is, from 0.
-    pub life: u32,
-    /// When it is started anew.
-    pub restarts: RestartWhen,
-}
-
-/// An actor to start, as the node is asked for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewActor {
-    /// A name to find it by in the registry; without one it is only known by its address.
-    pub name: Option<String>,
-    /// The actor type, as registered.
-    pub type_name: String,
-    /// Its encoded arguments, at most [`MAX_CONTROL_MESSAGE`](crate::node::limits::MAX_CONTROL_MESSAGE) bytes with
-    /// everything else in the message.
-    pub args: Vec<u8>,
-    /// The device that it works on.
-    pub device: DeviceId,
-    /// The device that the tensors of its messages are copied to.
-    pub receive_on: Option<DeviceId>,
-    /// Whether it gets a thread of its own.
-    pub own_thread: bool,
-    /// Messages that one sending process may have unhandled in its mailbox.
-    pub capacity: u32,
 }
 
 /// How an actor host tells the node about its actors afterwards. Cheap to clone; usable on any thread.

@@ -106,7 +106,7 @@ pub use self::handshake::BuildMismatch;
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
 pub use self::host::Runtime;
 #[cfg(feature = "inside")]
-pub use self::host::{Activity, ActorHost, Identity, NewActor, Notices, ProcessRuntime, StartActor};
+pub use self::host::{Activity, ActorHost, Identity, Notices, ProcessRuntime};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
 pub use self::report::NodeReport;
@@ -118,6 +118,8 @@ pub use self::spawn::{ActorError, Spawn, Spawned};
 pub use self::supervisor::{
     Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };
+#[cfg(feature = "inside")]
+pub use crate::actor::{NewActor, StartActor};
 
 /// A running node. It starts without workers; each [`spawn`](Node::spawn) adds one. Dropping it shuts it down, with
 /// [`DROP_DEADLINE`](limits::DROP_DEADLINE), and never panics.

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use super::host::{Activity, ActorHost, Identity, Notices, ProcessRuntime, Runtime, StartActor};
+use super::host::{Activity, ActorHost, Identity, Notices, ProcessRuntime, Runtime};
 use futures_util::FutureExt;
 
-use crate::actor::{OnActorEnd, Program, Start, WorkerActors};
+use crate::actor::{OnActorEnd, Program, StartActor, WorkerActors};
 use crate::clock::ProcessPages;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
@@ -79,22 +79,8 @@ fn somebody_waits_here(transport: &Transport) -> bool {
 
 impl ActorHost for WorkerStageWithNotices {
     async fn start_actor(&self, start: StartActor) -> Result<(), String> {
-        let StartActor {
-            actor,
-            location,
-            name,
-            type_name,
-            args,
-            device,
-            receive_on,
-            own_thread,
-            life,
-            restarts,
-        } = start;
-        let notices = self.notices.clone();
+        let (notices, actor) = (self.notices.clone(), start.actor);
         let ended: OnActorEnd = Box::new(move |why, away| notices.actor_ended(actor, why, away));
-        let start =
-            Start { actor, location, name, type_name, args, device, receive_on, own_thread, life, restarts };
         self.actor_host.start(start, ended).await
     }
 

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use actix::Handler;
 
 use super::group::{Group, Strategy, Supervision};
-use super::host::NewActor;
 use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
-    Address, Channel, LookupError, Program, RegisterError, Registry, RemoteActor, Watch, lookup, register,
-    takes,
+    Address, Channel, LookupError, NewActor, Program, RegisterError, Registry, RemoteActor, Watch, lookup,
+    register, takes,
 };
 use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};

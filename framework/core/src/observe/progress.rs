@@ -1,12 +1,14 @@
-//! A line of progress for people: rates, queues and bytes in flight, while a program runs.
+//! Progress for people: rates, queues and bytes in flight, while a program runs.
 //!
-//! On a terminal one line is written over and over; elsewhere (a file, a pipe, a CI log) a plain line comes every few
-//! seconds; [`ProgressDisplay::off`] writes nothing. What is shown comes from a closure, so a node, a pipeline or
-//! anything else can be shown. A thread of its own asks it, so a slow source delays nobody.
+//! On a terminal a few rows, one for each stage, are written over and over; elsewhere (a file, a pipe, a CI log) a plain
+//! line comes every few seconds; [`ProgressDisplay::off`] writes nothing. What is shown comes from a closure, so a node or
+//! anything else can be shown. A thread of its own asks it, so a slow source delays nobody. A pipeline has such a thread,
+//! and writes by itself with a [`ProgressWriter`].
 //!
-//! **On drop** the thread asks once more, writes that as a plain line, and has ended when `drop` returns. Whatever
+//! **On drop** the thread asks once more, writes that with the rates of the whole run, and has ended when `drop` returns. Whatever
 //! cannot be written is not written: progress fails nobody.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -19,12 +21,16 @@ use super::metrics::{Metrics, Row};
 const ON_TERMINAL: Duration = Duration::from_millis(200);
 /// How often a plain line comes, unless said otherwise.
 const PLAIN: Duration = Duration::from_secs(5);
-/// Most stages that a line shows.
+/// Most stages that a plain line shows.
 const MAX_STAGES: usize = 64;
+/// Most rows on a terminal: rows that have left its upper edge cannot be written over.
+const MAX_ROWS: usize = 20;
 
 /// A snapshot to show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shown {
+    /// What it is a snapshot of; empty where that is plain.
+    pub title: String,
     /// The actors or stages, in the order in which they are to be shown.
     pub stages: Vec<ShownStage>,
     /// Bytes lent between processes at this moment.
@@ -44,6 +50,19 @@ pub struct ShownStage {
     pub queued: usize,
     /// How long it takes for one.
     pub each: Option<Duration>,
+    /// What else there is to say of it.
+    pub note: String,
+}
+
+/// Writes one snapshot after the other, for whoever has a thread for it; [`ProgressDisplay`] brings its own.
+#[derive(Debug)]
+pub struct ProgressWriter<W> {
+    out: W,
+    form: Form,
+    began: Instant,
+    before: Option<(Instant, Shown)>,
+    /// Rows on the terminal.
+    drawn: usize,
 }
 
 /// A running display; see the module. [`Node::progress`](crate::node::Node::progress) shows the actors of a node.
@@ -59,7 +78,7 @@ pub struct ShownStage {
 /// let progress = ProgressDisplay::start(move || {
 ///     let done = counted.load(Ordering::Relaxed);
 ///     let stage = ShownStage { name: "frames".into(), done, of: Some(100), ..ShownStage::default() };
-///     Some(Shown { stages: vec![stage], bytes_in_flight: 0 })
+///     Some(Shown { stages: vec![stage], ..Shown::default() })
 /// });
 /// frames.store(100, Ordering::Relaxed);
 /// drop(progress); // the last line is written
@@ -85,19 +104,20 @@ impl From<&Metrics> for Shown {
             of: None,
             queued,
             each: p50,
+            note: String::new(),
         };
         // Compared with nothing, a row holds what was since the beginning.
         let stages = metrics.rows(&Metrics::default()).into_iter().map(stage).collect();
-        Shown { stages, bytes_in_flight: metrics.bytes_in_flight() }
+        Shown { title: String::new(), stages, bytes_in_flight: metrics.bytes_in_flight() }
     }
 }
 
 impl ProgressDisplay {
     /// Shows what `source` says on stderr. The display ends by itself when `source` says `None`.
     pub fn start(source: impl FnMut() -> Option<Shown> + Send + 'static) -> Self {
-        let form = if io::stderr().is_terminal() { Form::Terminal } else { Form::Plain };
-        let every = if form == Form::Terminal { ON_TERMINAL } else { PLAIN };
-        Self::run(source, io::stderr(), form, every)
+        let writer = ProgressWriter::stderr();
+        let every = if writer.form == Form::Terminal { ON_TERMINAL } else { PLAIN };
+        Self::run(source, writer, every)
     }
 
     /// Plain lines to `out`, one every `every`: for a log file.
@@ -106,7 +126,7 @@ impl ProgressDisplay {
         out: impl Write + Send + 'static,
         every: Duration,
     ) -> Self {
-        Self::run(source, out, Form::Plain, every)
+        Self::run(source, ProgressWriter::plain(out), every)
     }
 
     /// Shows nothing.
@@ -115,20 +135,17 @@ impl ProgressDisplay {
     }
 
     fn run(
-        source: impl FnMut() -> Option<Shown> + Send + 'static,
-        out: impl Write + Send + 'static,
-        form: Form,
+        mut source: impl FnMut() -> Option<Shown> + Send + 'static,
+        mut writer: ProgressWriter<impl Write + Send + 'static>,
         every: Duration,
     ) -> Self {
         let (stop, stopped) = sync_channel::<()>(1);
-        let mut display = Display { source, out, form, began: Instant::now(), before: None };
         let show = move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(every) {
-                if !display.show(false) {
-                    return;
-                }
+                let Some(shown) = source() else { return writer.finish(None) };
+                writer.show(shown);
             }
-            display.show(true);
+            writer.finish(source());
         };
         match std::thread::Builder::new().name("tensorpost-progress".to_owned()).spawn(show) {
             Ok(thread) => ProgressDisplay { running: Some((stop, thread)) },
@@ -150,48 +167,72 @@ impl Drop for ProgressDisplay {
     }
 }
 
-struct Display<S, W> {
-    source: S,
-    out: W,
-    form: Form,
-    began: Instant,
-    before: Option<(Instant, Shown)>,
-}
-
-impl<S: FnMut() -> Option<Shown>, W: Write> Display<S, W> {
-    /// Writes what is so now; false when there is nothing more to say. `last`: nothing will come after it.
-    fn show(&mut self, last: bool) -> bool {
-        let now = Instant::now();
-        let shown = (self.source)();
-        let over = last || shown.is_none();
-        // The last line is about the whole run, and about what was seen last if there is nothing to ask any more.
-        let Some(shown) = shown.or_else(|| self.before.take().map(|(_, shown)| shown)) else { return false };
-        let since = if over { None } else { self.before.as_ref() };
-        let (then, earlier) = since.map_or((self.began, None), |(then, shown)| (*then, Some(shown)));
-        let line = line(&shown, earlier, now - then, now - self.began);
-        // A display that cannot be written to is no reason to stop anything.
-        let _ = match (self.form, over) {
-            // Without wrapping, so that a line longer than the terminal is still one line to write over.
-            (Form::Terminal, false) => write!(self.out, "\r\x1b[?7l\x1b[2K{line}\x1b[?7h"),
-            (Form::Terminal, true) => writeln!(self.out, "\r\x1b[2K{line}"),
-            (Form::Plain, _) => writeln!(self.out, "{line}"),
-        };
-        let _ = self.out.flush();
-        self.before = Some((now, shown));
-        !over
+impl ProgressWriter<io::Stderr> {
+    /// To stderr: over the snapshot before on a terminal, as plain lines elsewhere.
+    pub fn stderr() -> Self {
+        let form = if io::stderr().is_terminal() { Form::Terminal } else { Form::Plain };
+        Self::new(io::stderr(), form)
     }
 }
 
-fn line(shown: &Shown, earlier: Option<&Shown>, since: Duration, elapsed: Duration) -> String {
-    let mut text = format!("{:.1} s", elapsed.as_secs_f64());
+impl<W: Write> ProgressWriter<W> {
+    /// Plain lines to `out`.
+    pub fn plain(out: W) -> Self {
+        Self::new(out, Form::Plain)
+    }
+
+    fn new(out: W, form: Form) -> Self {
+        ProgressWriter { out, form, began: Instant::now(), before: None, drawn: 0 }
+    }
+
+    /// Writes what is so now, with the rates since the last call.
+    pub fn show(&mut self, shown: Shown) {
+        let now = Instant::now();
+        let (then, earlier) =
+            self.before.as_ref().map_or((self.began, None), |(then, shown)| (*then, Some(shown)));
+        let parts = parts(&shown, earlier, now - then, now - self.began);
+        self.write(&parts);
+        self.before = Some((now, shown));
+    }
+
+    /// Writes the last snapshot, with the rates of the whole run. Without one it is what was shown last.
+    pub fn finish(&mut self, last: Option<Shown>) {
+        let before = self.before.take().map(|(_, shown)| shown);
+        let Some(shown) = last.or(before) else { return };
+        let elapsed = self.began.elapsed();
+        self.write(&parts(&shown, None, elapsed, elapsed));
+    }
+
+    /// The first part is about everything, the others about a stage each.
+    fn write(&mut self, parts: &[String]) {
+        let text = match self.form {
+            Form::Plain => cut(parts, MAX_STAGES + 1).join(" | ") + "\n",
+            Form::Terminal => {
+                // Back to the first row. Without wrapping, so that a long row is still one to write over.
+                let back = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
+                let rows = cut(parts, MAX_ROWS);
+                self.drawn = rows.len();
+                format!("{back}\r\x1b[J\x1b[?7l{}\x1b[?7h\n", rows.join("\n"))
+            }
+        };
+        // Progress that cannot be written is no reason to stop anything.
+        let _ = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+    }
+}
+
+/// What is said of everything, and then of each stage, compared with what was shown `since` ago.
+fn parts(shown: &Shown, earlier: Option<&Shown>, since: Duration, elapsed: Duration) -> Vec<String> {
+    let title = if shown.title.is_empty() { String::new() } else { printable(&shown.title) + " " };
+    let mut parts =
+        vec![format!("{title}{:.1} s, {} in flight", elapsed.as_secs_f64(), bytes(shown.bytes_in_flight))];
     let earlier = earlier.map(|earlier| earlier.stages.as_slice()).unwrap_or_default();
-    for (index, stage) in shown.stages.iter().take(MAX_STAGES).enumerate() {
+    for (index, stage) in shown.stages.iter().enumerate() {
         // Mostly at the same place; a name may be there twice.
         let same = earlier.get(index).filter(|before| before.name == stage.name);
         let before = same.or_else(|| earlier.iter().find(|before| before.name == stage.name));
         let done = stage.done.saturating_sub(before.map_or(0, |before| before.done));
         let rate = if since.is_zero() { 0.0 } else { done as f64 / since.as_secs_f64() };
-        let _ = write!(text, " | {} {}", printable(&stage.name), stage.done);
+        let mut text = format!("{} {}", printable(&stage.name), stage.done);
         if let Some(of) = stage.of {
             let _ = write!(text, "/{of}");
         }
@@ -202,13 +243,19 @@ fn line(shown: &Shown, earlier: Option<&Shown>, since: Duration, elapsed: Durati
         if let Some(each) = stage.each {
             let _ = write!(text, ", {} each", time(each));
         }
-        text.push(')');
+        if !stage.note.is_empty() {
+            let _ = write!(text, ", {}", printable(&stage.note));
+        }
+        parts.push(text + ")");
     }
-    if shown.stages.len() > MAX_STAGES {
-        let _ = write!(text, " | and {} more", shown.stages.len() - MAX_STAGES);
-    }
-    let _ = write!(text, " | {} in flight", bytes(shown.bytes_in_flight));
-    text
+    parts
+}
+
+/// At most `most` of the parts, and how many there are beyond.
+fn cut(parts: &[String], most: usize) -> Vec<Cow<'_, str>> {
+    let hidden = parts.len().saturating_sub(most);
+    let more = (hidden > 0).then(|| Cow::Owned(format!("and {hidden} more")));
+    parts.iter().take(most).map(|part| Cow::Borrowed(part.as_str())).chain(more).collect()
 }
 
 /// A name cannot move the cursor.
@@ -253,8 +300,9 @@ mod tests {
             of: Some(200),
             queued: 3,
             each: Some(Duration::from_micros(150)),
+            note: "2 errors".into(),
         };
-        Shown { stages: vec![stage], bytes_in_flight: 3 << 19 }
+        Shown { title: "frames".into(), stages: vec![stage], bytes_in_flight: 3 << 19 }
     }
 
     #[derive(Clone, Default)]
@@ -277,38 +325,41 @@ mod tests {
         }
     }
 
-    fn display(form: Form) -> (Display<impl FnMut() -> Option<Shown>, Kept>, Kept) {
+    #[test]
+    fn a_line_says_rate_queue_time_and_bytes() {
+        let two = Duration::from_secs(2);
+        let now = parts(&shown(150), Some(&shown(50)), two, Duration::from_secs(60));
+        let stage = "blur 150/200 (50/s, 3 queued, 150 us each, 2 errors)";
+        assert_eq!(now, ["frames 60.0 s, 1.5 MiB in flight", stage]);
+        assert_eq!(parts(&Shown::default(), None, Duration::ZERO, two), ["2.0 s, 0 B in flight"]);
+    }
+
+    #[test]
+    fn on_a_terminal_the_rows_are_written_over_and_the_last_ones_stay() {
+        let out = Kept::default();
+        let mut writer = ProgressWriter::new(out.clone(), Form::Terminal);
+        writer.show(shown(50));
+        writer.show(shown(100));
+        writer.finish(Some(shown(150)));
+        let text = out.text();
+        assert_eq!(text.matches("\x1b[2A\r\x1b[J").count(), 2, "{text:?}");
+        assert_eq!(text.matches('\n').count(), 3 * 2);
+        assert!(text.ends_with('\n') && text.contains("blur 150/200"), "{text:?}");
+    }
+
+    #[test]
+    fn elsewhere_there_are_plain_lines_and_they_end_with_the_source() {
         let out = Kept::default();
         let mut done = 0;
         let source = move || {
             done += 50;
             (done <= 150).then(|| shown(done))
         };
-        (Display { source, out: out.clone(), form, began: Instant::now(), before: None }, out)
-    }
-
-    #[test]
-    fn a_line_says_rate_queue_time_and_bytes() {
-        let two = Duration::from_secs(2);
-        let now = line(&shown(150), Some(&shown(50)), two, Duration::from_secs(60));
-        assert_eq!(now, "60.0 s | blur 150/200 (50/s, 3 queued, 150 us each) | 1.5 MiB in flight");
-        assert!(line(&Shown::default(), None, Duration::ZERO, two).ends_with("| 0 B in flight"));
-    }
-
-    #[test]
-    fn on_a_terminal_one_line_is_written_over_and_the_last_one_stays() {
-        let (mut display, out) = display(Form::Terminal);
-        assert!(display.show(false) && display.show(false) && !display.show(true));
-        let text = out.text();
-        assert_eq!(text.matches('\r').count(), 3);
-        assert_eq!(text.matches('\n').count(), 1);
-        assert!(text.ends_with('\n') && text.contains("blur 150/200"), "{text:?}");
-    }
-
-    #[test]
-    fn elsewhere_there_are_plain_lines_and_they_end_with_the_source() {
-        let (mut display, out) = display(Form::Plain);
-        while display.show(false) {}
+        let display = ProgressDisplay::plain(source, out.clone(), Duration::from_millis(1));
+        while out.text().lines().count() < 4 {
+            std::thread::yield_now();
+        }
+        drop(display);
         let text = out.text();
         assert_eq!(text.lines().count(), 4);
         assert!(!text.contains(['\r', '\x1b']) && text.lines().last().unwrap().contains("150/200"), "{text}");
@@ -325,8 +376,13 @@ mod tests {
     #[test]
     fn a_name_cannot_move_the_cursor_and_a_long_list_is_cut() {
         let stage = |index: usize| ShownStage { name: format!("a\x1b[2J{index}"), ..ShownStage::default() };
-        let shown = Shown { stages: (0..MAX_STAGES + 5).map(stage).collect(), bytes_in_flight: 0 };
-        let text = line(&shown, None, Duration::from_secs(1), Duration::from_secs(1));
+        let shown = Shown { stages: (0..MAX_STAGES + 5).map(stage).collect(), ..Shown::default() };
+        let out = Kept::default();
+        ProgressWriter::plain(out.clone()).show(shown.clone());
+        let text = out.text();
         assert!(!text.contains('\x1b') && text.contains("and 5 more"), "{text}");
+        let out = Kept::default();
+        ProgressWriter::new(out.clone(), Form::Terminal).show(shown);
+        assert_eq!(out.text().lines().count(), MAX_ROWS + 1);
     }
 }

@@ -183,12 +183,12 @@ pub(crate) struct FakeStage {
 
 impl ActorHost for FakeStage {
     async fn start_actor(&self, start: StartActor) -> Result<(), String> {
-        let args = String::from_utf8_lossy(&start.args).into_owned();
-        match start.type_name.as_str() {
+        let args = String::from_utf8_lossy(&start.made_of.args).into_owned();
+        match start.made_of.type_name.as_str() {
             "quiet" => {}
             "fail" => return Err(format!("no memory\n\nCaused by:\n    {args}")),
             "panic" => panic!("create panicked on {args}"),
-            "length" => println!("{} bytes, last {:?}", start.args.len(), start.args.last()),
+            "length" => println!("{} bytes, last {:?}", start.made_of.args.len(), start.made_of.args.last()),
             "ends" => self.notices.actor_stopped(start.actor, Some("it was done".to_owned())),
             "exit" => std::process::exit(5),
             // `<index>` of a chunk of the node.

@@ -1,9 +1,9 @@
 //! Starts actors in workers, and handles the ends that workers report.
 
+use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
 use crate::node::control::{ControlError, Down, encode};
 use crate::node::group::Supervision;
-use crate::node::host::NewActor;
 use crate::node::registry::check_name;
 use crate::observe::log::Severity;
 use crate::transport::control_channel::Location;

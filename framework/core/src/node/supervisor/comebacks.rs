@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::actor::{NewActor, StartActor};
 use crate::ids::{ActorId, ProcessId};
 use crate::node::control::Down;
-use crate::node::host::{NewActor, StartActor};
 use crate::node::restart::Restart;
 use crate::observe::log::Severity;
 use crate::transport::control_channel::Location;
@@ -146,7 +146,7 @@ impl State {
         worker.uses(supervised.made_of.device);
         let start =
             start_of(actor, location, &supervised.made_of, supervised.life, supervised.budget.policy());
-        let type_name = start.type_name.clone();
+        let type_name = start.made_of.type_name.clone();
         worker.pending.insert(actor, Pending { location, type_name, ended: None, first: None });
         worker.send(&Down::Start(start), Vec::new());
         self.dirty = true;
@@ -173,17 +173,5 @@ pub(super) fn start_of(
     life: u32,
     policy: Restart,
 ) -> StartActor {
-    let type_name = made_of.type_name.clone();
-    StartActor {
-        actor,
-        location,
-        name: made_of.name.clone().unwrap_or_else(|| format!("{type_name} {actor}")),
-        type_name,
-        args: made_of.args.clone(),
-        device: made_of.device,
-        receive_on: made_of.receive_on,
-        own_thread: made_of.own_thread,
-        life,
-        restarts: policy.when(),
-    }
+    StartActor { actor, location, made_of: made_of.clone(), life, restarts: policy.when() }
 }

@@ -8,10 +8,10 @@
 
 use std::time::Instant;
 
+use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Delivery;
 use crate::node::group::{Group, Supervision};
-use crate::node::host::NewActor;
 use crate::node::restart::{Budget, Verdict};
 use crate::observe::log::Severity;
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};

@@ -51,11 +51,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::actor::NewActor;
 use crate::clock::taint::EpochPage;
 use crate::ids::ActorId;
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
-use crate::node::host::{NewActor, ProcessRuntime};
+use crate::node::host::ProcessRuntime;
 use crate::node::journal::Journal;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;

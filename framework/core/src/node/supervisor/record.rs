@@ -7,10 +7,10 @@ use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{Down, encode};
 use crate::node::group::Supervision;
-use crate::node::host::NewActor;
 use crate::node::limits::END_GRACE;
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;

@@ -14,9 +14,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::actor::NewActor;
 use crate::ids::ActorId;
 use crate::node::group::Group;
-use crate::node::host::NewActor;
 use crate::node::limits::MAX_ENDS;
 use crate::node::restart::{Budget, Verdict};
 use crate::transport::lifecycle::EndReason;

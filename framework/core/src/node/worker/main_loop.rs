@@ -6,9 +6,10 @@ use std::sync::Arc;
 use tokio::sync::mpsc::Receiver;
 
 use super::uplink::Uplink;
+use crate::actor::StartActor;
 use crate::limits::MAX_ACTORS;
 use crate::node::control::Up;
-use crate::node::host::{ActorHost, ProcessRuntime, StartActor};
+use crate::node::host::{ActorHost, ProcessRuntime};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::os::vital;
 
