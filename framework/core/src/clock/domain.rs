@@ -10,10 +10,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use super::asleep::Asleep;
-use super::late::LateWriter;
 use super::marking::Knowledge;
-use super::own::OwnStreams;
-use super::queued::Queued;
 use super::slots::{OwnClock, Slots};
 use super::taint::EpochPage;
 use super::{ClockPage, Ticket, UnknownClock, passed};
@@ -21,6 +18,9 @@ use crate::ids::ProcessId;
 use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
 use crate::observe::trace::Tracer;
 use crate::os::AdaptiveSpin;
+use crate::stream::late::LateWriter;
+use crate::stream::own::OwnStreams;
+use crate::stream::queued::Queued;
 
 /// The clocks of this process and of its peers. One per process.
 #[derive(Debug)]
@@ -102,12 +102,12 @@ impl ClockDomain {
     }
 
     /// This process's streams, by clock.
-    pub(super) fn own_streams(&self) -> &OwnStreams {
+    pub(crate) fn own_streams(&self) -> &OwnStreams {
         &self.own_streams
     }
 
     /// For clock writes that a device has no room for.
-    pub(super) fn late_writer(&self) -> &Arc<LateWriter> {
+    pub(crate) fn late_writer(&self) -> &Arc<LateWriter> {
         &self.late_writer
     }
 
@@ -197,7 +197,7 @@ impl ClockDomain {
     }
 
     /// What the stream of this process's clock `slot` waits for.
-    pub(super) fn queued(&self, slot: u16) -> Option<&Queued> {
+    pub(crate) fn queued(&self, slot: u16) -> Option<&Queued> {
         self.queued.get(usize::from(slot))
     }
 }

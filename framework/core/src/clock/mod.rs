@@ -15,15 +15,10 @@
 mod asleep;
 mod domain;
 mod handshake;
-mod late;
 mod marking;
-mod own;
 mod page;
-mod queued;
 mod slots;
-pub mod stream;
 pub mod taint;
-pub(crate) mod turn;
 mod waiting;
 
 use std::io;

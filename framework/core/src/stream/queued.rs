@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::{Ticket, passed};
+use crate::clock::{Ticket, passed};
 use crate::ids::DeviceId;
 
 /// Waits above which those that are over are looked for.
@@ -20,7 +20,7 @@ const MOST: usize = 1024;
 
 /// The waits of one stream; for as long as the process lives, because a stream may be dropped while its work goes on.
 #[derive(Debug, Default)]
-pub(super) struct Queued(Mutex<Waits>);
+pub(crate) struct Queued(Mutex<Waits>);
 
 #[derive(Debug, Default)]
 struct Waits {
@@ -41,22 +41,22 @@ struct Wait {
 
 /// A stream that stands at a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stands {
-    pub(super) at: Ticket,
+pub(crate) struct Stands {
+    pub(crate) at: Ticket,
     /// The first look, in nanoseconds of `CLOCK_MONOTONIC`, that found it there.
-    pub(super) since: u64,
-    pub(super) device: DeviceId,
+    pub(crate) since: u64,
+    pub(crate) device: DeviceId,
 }
 
 impl Queued {
     /// A stream of `device` begins to use the clock.
-    pub(super) fn begin(&self, device: DeviceId) {
+    pub(crate) fn begin(&self, device: DeviceId) {
         self.0.lock().device = Some(device);
     }
 
     /// Waits are about to be put on the stream, whose last clock write before them is `behind`. Returns how many were
     /// noted, for [`take_back`](Self::take_back).
-    pub(super) fn put(
+    pub(crate) fn put(
         &self,
         tickets: impl Iterator<Item = Ticket>,
         behind: u64,
@@ -74,14 +74,14 @@ impl Queued {
     }
 
     /// The last `count` could not be put on the stream.
-    pub(super) fn take_back(&self, count: usize) {
+    pub(crate) fn take_back(&self, count: usize) {
         let mut waits = self.0.lock();
         let left = waits.queue.len().saturating_sub(count);
         waits.queue.truncate(left);
     }
 
     /// The wait at which the stream stands, whose clock shows `shows`. `now` is the time of this look.
-    pub(super) fn look(&self, shows: u64, now: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
+    pub(crate) fn look(&self, shows: u64, now: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
         let mut waits = self.0.lock();
         let Waits { device, queue, stands_at, .. } = &mut *waits;
         while queue.front().is_some_and(|wait| is_over(&wait.ticket)) {
@@ -104,12 +104,12 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::clock::stream::Stream;
     use crate::clock::{ClockDomain, ClockPage};
     use crate::device::Backend;
     use crate::device::fake::Fake;
     use crate::ids::ProcessId;
     use crate::observe::hang_probe::{WaitProbe, WaitsIn};
+    use crate::stream::Stream;
 
     fn ticket(value: u64) -> Ticket {
         Ticket { process: ProcessId::new(1, 0).expect("a small slot"), slot: 4, value }

@@ -3,15 +3,15 @@
 
 use parking_lot::RwLock;
 
-use super::stream::{Stream, WeakStream};
+use super::{Stream, WeakStream};
 use crate::ids::DeviceId;
 
-/// One entry per clock of the process; part of its [`ClockDomain`](super::domain::ClockDomain).
+/// One entry per clock of the process; part of its [`ClockDomain`](crate::clock::ClockDomain).
 #[derive(Debug, Default)]
-pub(super) struct OwnStreams(RwLock<Vec<Option<WeakStream>>>);
+pub(crate) struct OwnStreams(RwLock<Vec<Option<WeakStream>>>);
 
 impl OwnStreams {
-    pub(super) fn register(&self, slot: u16, stream: &Stream) {
+    pub(crate) fn register(&self, slot: u16, stream: &Stream) {
         let mut streams = self.0.write();
         let index = usize::from(slot);
         if streams.len() <= index {
@@ -21,14 +21,14 @@ impl OwnStreams {
     }
 
     /// The stream on `device` that was shared least often.
-    pub(super) fn to_share(&self, device: DeviceId) -> Option<Stream> {
+    pub(crate) fn to_share(&self, device: DeviceId) -> Option<Stream> {
         let streams = self.0.read();
         let alive = streams.iter().flatten().filter_map(WeakStream::upgrade);
         alive.filter(|stream| stream.device() == device).min_by_key(Stream::sharers)
     }
 
     /// Enqueues the write of `value` on the stream of clock `slot`, if it is still to be enqueued.
-    pub(super) fn flush(&self, slot: u16, value: u64) {
+    pub(crate) fn flush(&self, slot: u16, value: u64) {
         let stream =
             self.0.read().get(usize::from(slot)).and_then(Option::as_ref).and_then(WeakStream::upgrade);
         if let Some(stream) = stream {

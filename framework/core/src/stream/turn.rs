@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::stream::Stream;
+use super::Stream;
 use crate::fault;
 use crate::os::monotonic_ns;
 

@@ -8,7 +8,7 @@
 //!
 //! DEATH-3: what is waited for is noted in the stream's log *before* the wait is submitted, and also where no wait is
 //! needed because a higher value of that clock is waited for already. A death can then be traced through the stream
-//! (see [`taint`](super::taint)). Waits that only order work (`wait_in_order`) are not noted: who waits for
+//! (see [`taint`](crate::clock::taint)). Waits that only order work (`wait_in_order`) are not noted: who waits for
 //! the last use of memory before writing it anew does not depend on what was in it.
 //!
 //! The use is also checked against the table of taint in the step that notes it. The log has a lock of its own, because
@@ -28,6 +28,11 @@
 //! does not wait for the tensors of the next one, and is not lost with them. In the middle of a handler they stay put
 //! off: a use may be noted under the value that is owed.
 
+pub(crate) mod late;
+pub(crate) mod own;
+pub(crate) mod queued;
+pub(crate) mod turn;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -36,8 +41,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::taint::{StreamLog, Tainted, TicketStatus};
-use super::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed, turn};
+use crate::clock::taint::{StreamLog, Tainted, TicketStatus};
+use crate::clock::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed};
 use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::fault;
 use crate::ids::{DeviceId, ProcessId};
@@ -305,7 +310,7 @@ impl Stream {
     }
 
     /// Marks what the stream is given from now on as depending on the death of `by`; see
-    /// [`ClockDomain::mark_now`](super::ClockDomain).
+    /// [`ClockDomain::mark_now`](crate::clock::ClockDomain).
     #[cfg(feature = "cuda")]
     pub(crate) fn mark_now(&self, by: ProcessId) {
         self.0.domain.mark_now(self.0.slot, by);
