@@ -1,10 +1,11 @@
 //! All the clocks that one process can see: its own, and those of its peers as long as they are known here.
 
-use std::sync::Arc;
+use std::any::Any;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::AtomicBool;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use smallvec::SmallVec;
@@ -15,12 +16,9 @@ use super::slots::{OwnClock, Slots};
 use super::taint::EpochPage;
 use super::{ClockPage, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
-use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
+use crate::limits::MAX_PROCESSES;
 use crate::observe::trace::Tracer;
 use crate::os::AdaptiveSpin;
-use crate::stream::late::LateWriter;
-use crate::stream::own::OwnStreams;
-use crate::stream::queued::Queued;
 
 /// The clocks of this process and of its peers. One per process.
 #[derive(Debug)]
@@ -31,12 +29,10 @@ pub struct ClockDomain {
     pub(super) peers: RwLock<Peers>,
     pub(super) slots: Arc<Slots>,
     pub(super) spin: AdaptiveSpin,
-    own_streams: OwnStreams,
-    late_writer: Arc<LateWriter>,
+    /// See [`of_streams`](Self::of_streams).
+    of_streams: OnceLock<Box<dyn Any + Send + Sync>>,
     tracer: Tracer,
     pub(super) asleep: Asleep,
-    /// By clock of this process: what its stream waits for.
-    pub(super) queued: Box<[Queued]>,
     #[cfg(any(test, feature = "testing"))]
     pub(super) frozen: AtomicBool,
     knowledge: Knowledge,
@@ -75,11 +71,9 @@ impl ClockDomain {
             peers: RwLock::new(Peers { by_slot, all: Vec::new() }),
             slots: Arc::default(),
             spin: AdaptiveSpin::default(),
-            own_streams: OwnStreams::default(),
-            late_writer: Arc::default(),
+            of_streams: OnceLock::new(),
             tracer: Tracer::default(),
             asleep: Asleep::default(),
-            queued: std::iter::repeat_with(Queued::default).take(MAX_STREAMS).collect(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
             knowledge: Knowledge::new(epoch_page),
@@ -101,14 +95,12 @@ impl ClockDomain {
         &self.tracer
     }
 
-    /// This process's streams, by clock.
-    pub(crate) fn own_streams(&self) -> &OwnStreams {
-        &self.own_streams
-    }
-
-    /// For clock writes that a device has no room for.
-    pub(crate) fn late_writer(&self) -> &Arc<LateWriter> {
-        &self.late_writer
+    /// What the streams of this process share, made at the first call. It is kept here because everybody who has a stream,
+    /// or a ticket to wait for, knows the process's clocks. A clock knows no stream, so the type is not named here: `stream`
+    /// alone calls this, always for the same type.
+    pub(crate) fn of_streams<T: Any + Send + Sync + Default>(&self) -> &T {
+        let shared = self.of_streams.get_or_init(|| Box::new(T::default()));
+        shared.downcast_ref().expect("one type is kept here")
     }
 
     /// This process's page.
@@ -194,11 +186,6 @@ impl ClockDomain {
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::SeqCst);
-    }
-
-    /// What the stream of this process's clock `slot` waits for.
-    pub(crate) fn queued(&self, slot: u16) -> Option<&Queued> {
-        self.queued.get(usize::from(slot))
     }
 }
 

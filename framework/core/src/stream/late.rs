@@ -24,7 +24,7 @@ use crate::os::vital;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
-pub(crate) struct LateWriter {
+pub(super) struct LateWriter {
     state: Mutex<State>,
     /// Nothing is late any more.
     ended: Condvar,
@@ -38,7 +38,7 @@ struct State {
 
 impl LateWriter {
     /// Sees to it that the stream makes the write that it owes; false where that is not possible. Does not block.
-    pub(crate) fn put(self: &Arc<Self>, stream: &Stream) -> bool {
+    pub(super) fn put(self: &Arc<Self>, stream: &Stream) -> bool {
         let mut state = self.state.lock();
         if !state.runs {
             let this = Arc::clone(self);
@@ -54,7 +54,7 @@ impl LateWriter {
     }
 
     /// Waits until no write is late any more; whether any was.
-    pub(crate) fn await_all(&self) -> bool {
+    pub(super) fn await_all(&self) -> bool {
         let mut state = self.state.lock();
         let were = state.runs;
         while state.runs {

@@ -28,9 +28,9 @@
 //! does not wait for the tensors of the next one, and is not lost with them. In the middle of a handler they stay put
 //! off: a use may be noted under the value that is owed.
 
-pub(crate) mod late;
-pub(crate) mod own;
-pub(crate) mod queued;
+mod late;
+mod own;
+mod queued;
 pub(crate) mod turn;
 
 use std::collections::HashMap;
@@ -47,6 +47,10 @@ use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::fault;
 use crate::ids::{DeviceId, ProcessId};
 use crate::observe::trace::What;
+use own::OwnStreams;
+
+pub(crate) use own::finish_own_work;
+pub(crate) use queued::waiting;
 
 /// Clocks that a stream remembers to wait for, before it looks which of them have passed.
 const MOST_WAITED: usize = 256;
@@ -58,6 +62,7 @@ pub struct Stream(Arc<Inner>);
 struct Inner {
     backend: Arc<dyn StreamBackend>,
     domain: Arc<ClockDomain>,
+    own: Arc<OwnStreams>,
     process: ProcessId,
     kind: DeviceKind,
     device: DeviceId,
@@ -125,9 +130,11 @@ impl Stream {
         let enqueued = clock.value();
         let written = log.leave_range(enqueued);
         let backend = device.create_stream(clock, Arc::clone(domain))?;
+        let own = OwnStreams::of(domain);
         let stream = Stream(Arc::new(Inner {
             backend,
             domain: Arc::clone(domain),
+            own: Arc::clone(own),
             process: domain.own(),
             kind: device.kind(),
             device: device.id(),
@@ -145,8 +152,8 @@ impl Stream {
             waits: AtomicU64::new(0),
             failure: Mutex::new(None),
         }));
-        domain.own_streams().register(slot, &stream);
-        if let Some(queued) = domain.queued(slot) {
+        own.register(slot, &stream);
+        if let Some(queued) = own.queued(slot) {
             queued.begin(device.id());
         }
         Ok(stream)
@@ -164,7 +171,7 @@ impl Stream {
             Err(error @ DeviceError::NoStream { .. }) => error,
             other => return other,
         };
-        let Some(stream) = domain.own_streams().to_share(device.id()) else { return Err(error) };
+        let Some(stream) = OwnStreams::of(domain).to_share(device.id()) else { return Err(error) };
         if stream.0.sharers.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::warn!(
                 clock = stream.0.slot,
@@ -184,21 +191,21 @@ impl Stream {
         &self.0.domain
     }
 
-    pub(super) fn device(&self) -> DeviceId {
+    fn device(&self) -> DeviceId {
         self.0.device
     }
 
     /// Its clock now, which others see as well.
-    pub(super) fn now(&self) -> Option<Ticket> {
+    fn now(&self) -> Option<Ticket> {
         let value = self.0.domain.own_page().load(self.0.slot)?;
         Some(Ticket { process: self.0.process, slot: self.0.slot, value })
     }
 
-    pub(super) fn sharers(&self) -> usize {
+    fn sharers(&self) -> usize {
         self.0.sharers.load(Ordering::Relaxed)
     }
 
-    pub(super) fn downgrade(&self) -> WeakStream {
+    fn downgrade(&self) -> WeakStream {
         WeakStream(Arc::downgrade(&self.0))
     }
 
@@ -252,7 +259,7 @@ impl Stream {
         }
     }
 
-    pub(super) fn flush_to(&self, value: u64) {
+    fn flush_to(&self, value: u64) {
         let mut state = self.0.state.lock();
         if state.owed && !passed(state.written, value) {
             self.write(&mut state);
@@ -265,7 +272,7 @@ impl Stream {
         if state.late {
             return;
         }
-        if !self.0.backend.has_room() && self.0.domain.late_writer().put(self) {
+        if !self.0.backend.has_room() && self.0.own.late_writer().put(self) {
             state.late = true;
             return;
         }
@@ -273,7 +280,7 @@ impl Stream {
     }
 
     /// For the late writer: whether the write that it was left is made by now.
-    pub(super) fn write_late(&self) -> bool {
+    fn write_late(&self) -> bool {
         let mut state = self.0.state.lock();
         if state.late && self.0.backend.has_room() {
             self.write_now(&mut state);
@@ -418,7 +425,7 @@ impl Stream {
         // (2) A wait for a write that nobody enqueues would never end.
         // Before this stream's state is locked: two streams that wait for each other must not meet in their locks.
         for ticket in open.iter().filter(|ticket| ticket.process == this.process) {
-            this.domain.own_streams().flush(ticket.slot, ticket.value);
+            this.own.flush(ticket.slot, ticket.value);
         }
         // (3) This may wait for the device, so it is done without the lock, which a drop needs for its ticket (LEASE-2).
         // Without room a wait is late, and never wrong.
@@ -489,7 +496,7 @@ impl Stream {
         fault::point("stream.wait");
         // (6) The write of what is owed is the first of them, so it waits for none of these.
         // Before the driver is called, which may block: behind this very wait, for example.
-        let queued = this.domain.queued(this.slot);
+        let queued = this.own.queued(this.slot);
         let put = queued.map_or(0, |queued| {
             let waits = ops.iter().filter_map(|op| match op {
                 StreamOp::Wait(ticket) => Some(*ticket),
@@ -552,16 +559,16 @@ pub(crate) fn host_wait(
     deadline: Option<Deadline>,
 ) -> Result<Waited, ClockError> {
     if ticket.process == domain.own() {
-        domain.own_streams().flush(ticket.slot, ticket.value);
+        OwnStreams::of(domain).flush(ticket.slot, ticket.value);
     }
     domain.wait_for_data(&ticket, deadline)
 }
 
 #[derive(Debug)]
-pub(super) struct WeakStream(std::sync::Weak<Inner>);
+struct WeakStream(std::sync::Weak<Inner>);
 
 impl WeakStream {
-    pub(super) fn upgrade(&self) -> Option<Stream> {
+    fn upgrade(&self) -> Option<Stream> {
         self.0.upgrade().map(Stream)
     }
 }

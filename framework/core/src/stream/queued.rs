@@ -1,16 +1,24 @@
-//! The waits that were put on each stream of this process, on every device, in order. Hang reports read them. A GPU
-//! does not say where its streams stand; its own clock and the clocks that it waits for do, so the GPU is asked
-//! nothing.
+//! The waits that were put on each stream of this process, on every device, in order. A GPU does not say where its
+//! streams stand; its own clock and the clocks that it waits for do, so the GPU is asked nothing.
 //!
-//! Each stream has a lock of its own here, held for a few comparisons, and no call of the driver is made under it: the
-//! holder of the stream's state may be blocked in the driver, behind the very wait that is to be reported.
+//! Used by streams, which note their waits, and by hang reports, which read them ([`waiting`]).
+//!
+//! **Locks.** Each stream has a lock of its own here, the last of all, held for a few comparisons. No call of the driver
+//! is made under it: the holder of the stream's state may be blocked in the driver, behind the very wait that is to be
+//! reported.
+//!
+//! **On a crash** of this process nobody asks for its waits any more. **On cancellation** nothing happens: a wait that was
+//! put on a stream stays on it.
 
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use crate::clock::{Ticket, passed};
+use super::own::OwnStreams;
+use crate::clock::{ClockDomain, Ticket, passed};
 use crate::ids::DeviceId;
+use crate::observe::hang_probe::{WaitProbe, WaitsIn};
+use crate::os::monotonic_ns;
 
 /// Waits above which those that are over are looked for.
 const PRUNE_AT: usize = 16;
@@ -20,7 +28,7 @@ const MOST: usize = 1024;
 
 /// The waits of one stream; for as long as the process lives, because a stream may be dropped while its work goes on.
 #[derive(Debug, Default)]
-pub(crate) struct Queued(Mutex<Waits>);
+pub(super) struct Queued(Mutex<Waits>);
 
 #[derive(Debug, Default)]
 struct Waits {
@@ -41,22 +49,55 @@ struct Wait {
 
 /// A stream that stands at a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stands {
-    pub(crate) at: Ticket,
+pub(super) struct Stands {
+    pub(super) at: Ticket,
     /// The first look, in nanoseconds of `CLOCK_MONOTONIC`, that found it there.
-    pub(crate) since: u64,
-    pub(crate) device: DeviceId,
+    pub(super) since: u64,
+    pub(super) device: DeviceId,
+}
+
+/// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value. Waits
+/// for nobody.
+///
+/// Of a stream it is known since which look it has stood there; of a thread, since when. A host stream is both.
+pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
+    let time = monotonic_ns();
+    let hang_probe = |waits_in: WaitsIn, ticket: Ticket, since: u64| WaitProbe {
+        waits_in,
+        on: ticket.process,
+        clock: ticket.slot,
+        value: ticket.value,
+        now: domain.value_of(ticket.process, ticket.slot).unwrap_or(0),
+        waited: time.saturating_sub(since),
+    };
+    // Nobody waits for a clock that is not known here any more.
+    let is_over = |ticket: &Ticket| domain.passed(ticket).unwrap_or(true);
+    let mut asleep = domain.asleep();
+    let mut waits = Vec::new();
+    for (slot, queued) in OwnStreams::of(domain).all_queued() {
+        let shows = domain.own_page().load(slot).unwrap_or(0);
+        let Some(stands) = queued.look(shows, time, is_over) else { continue };
+        let thread = asleep.iter().position(|sleeper| sleeper.is_stream(slot) && sleeper.ticket == stands.at);
+        let since = thread.map_or(stands.since, |at| asleep.swap_remove(at).since);
+        waits.push(hang_probe(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at, since));
+    }
+    waits.extend(
+        asleep
+            .into_iter()
+            .map(|sleeper| hang_probe(WaitsIn::Thread(sleeper.thread), sleeper.ticket, sleeper.since)),
+    );
+    waits
 }
 
 impl Queued {
     /// A stream of `device` begins to use the clock.
-    pub(crate) fn begin(&self, device: DeviceId) {
+    pub(super) fn begin(&self, device: DeviceId) {
         self.0.lock().device = Some(device);
     }
 
     /// Waits are about to be put on the stream, whose last clock write before them is `behind`. Returns how many were
     /// noted, for [`take_back`](Self::take_back).
-    pub(crate) fn put(
+    pub(super) fn put(
         &self,
         tickets: impl Iterator<Item = Ticket>,
         behind: u64,
@@ -74,14 +115,14 @@ impl Queued {
     }
 
     /// The last `count` could not be put on the stream.
-    pub(crate) fn take_back(&self, count: usize) {
+    pub(super) fn take_back(&self, count: usize) {
         let mut waits = self.0.lock();
         let left = waits.queue.len().saturating_sub(count);
         waits.queue.truncate(left);
     }
 
     /// The wait at which the stream stands, whose clock shows `shows`. `now` is the time of this look.
-    pub(crate) fn look(&self, shows: u64, now: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
+    pub(super) fn look(&self, shows: u64, now: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
         let mut waits = self.0.lock();
         let Waits { device, queue, stands_at, .. } = &mut *waits;
         while queue.front().is_some_and(|wait| is_over(&wait.ticket)) {
@@ -153,27 +194,27 @@ mod tests {
         let device = Arc::clone(&fake) as Arc<dyn Backend>;
         let (stream, theirs) =
             (Stream::new(&device, &domain).expect("one"), other.allocate_slot().expect("one"));
-        assert_eq!(domain.waiting(), []);
+        assert_eq!(waiting(&domain), []);
         stream.wait([theirs.ticket(3)]).expect("a clock that is known");
         stream.wait_in_order([theirs.ticket(5)]).expect("the same");
         let own = stream.backend().clock_slot();
         let stands = |value, now| {
-            let [wait] = &domain.waiting()[..] else { panic!("{:?}", domain.waiting()) };
+            let [wait] = &waiting(&domain)[..] else { panic!("{:?}", waiting(&domain)) };
             let waits_in = WaitsIn::Stream { clock: own, device: fake.id() };
             let (on, clock, waited) = (id(2), theirs.slot(), wait.waited);
             assert_eq!(*wait, WaitProbe { waits_in, on, clock, value, now, waited });
-            assert!(domain.waiting()[0].waited > waited, "since the first look");
+            assert!(waiting(&domain)[0].waited > waited, "since the first look");
         };
         stands(3, 0);
         other.advance(&theirs, 4).expect("its own clock");
         stands(5, 4);
         other.advance(&theirs, 5).expect("its own clock");
-        assert_eq!(domain.waiting(), []);
+        assert_eq!(waiting(&domain), []);
         // Behind work of its own that is not done, it is itself the slow one.
         stream.ticket().expect("the device does nothing");
         stream.flush();
         stream.wait([theirs.ticket(6)]).expect("the same");
-        assert_eq!(domain.waiting(), []);
+        assert_eq!(waiting(&domain), []);
         domain.forge_clock(own, 1).expect("the device would write it");
         stands(6, 5);
     }
