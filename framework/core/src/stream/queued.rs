@@ -3,9 +3,8 @@
 //!
 //! Used by streams, which note their waits, and by hang reports, which read them ([`waiting`]).
 //!
-//! **Locks.** Each stream has a lock of its own here, the last of all, held for a few comparisons. No call of the driver
-//! is made under it: the holder of the stream's state may be blocked in the driver, behind the very wait that is to be
-//! reported.
+//! **Locks.** Each stream has a lock of its own here, held for a few comparisons of clocks. No call of the driver is made
+//! under it: the holder of the stream's state may be blocked in the driver, behind the very wait that is to be reported.
 //!
 //! **On a crash** of this process nobody asks for its waits any more. **On cancellation** nothing happens: a wait that was
 //! put on a stream stays on it.
