@@ -186,7 +186,7 @@ struct NotToBeNamed;
 /// SAFE-1 without the feature `testing`: the inside cannot be named, and no public method hands out a part of it.
 ///
 /// ```compile_fail,E0603
-/// use tensorpost_core::clock::stream::Stream;
+/// use tensorpost_core::stream::Stream;
 /// ```
 /// ```compile_fail,E0624
 /// fn clocks_that_say_what_one_likes(stream: &tensorpost::tensor::DeviceStream) {

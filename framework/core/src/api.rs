@@ -72,7 +72,7 @@ pub mod tensor {
 /// For tests of programs: faults at named points, and what a process holds.
 #[cfg(feature = "testing")]
 pub mod testing {
-    pub use crate::clock::stream::testing_skip_waits as skip_waits;
     pub use crate::fault;
+    pub use crate::stream::testing_skip_waits as skip_waits;
     pub use crate::testing::{Usage, leaks};
 }

@@ -80,6 +80,11 @@ pub mod os;
 mod os;
 #[cfg(feature = "inside")]
 #[doc(hidden)]
+pub mod stream;
+#[cfg(not(feature = "inside"))]
+mod stream;
+#[cfg(feature = "inside")]
+#[doc(hidden)]
 pub mod tensor;
 #[cfg(not(feature = "inside"))]
 mod tensor;

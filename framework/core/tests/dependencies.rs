@@ -1,11 +1,11 @@
-//! Dependencies inside the crate point one way, along [`ORDER`]: a module names only those before it, and those of [`BESIDE`].
-//! The test reads what the sources name. What goes against the order today is in [`EXCEPTIONS`], which can only get shorter.
+//! Dependencies inside the crate point one way, along [`ORDER`]: a module names only those before it, and those of
+//! [`BESIDE`]. The test reads what the sources name. There are no exceptions.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each module may use those before it. (`device` stands behind `clock`, because a stream of a device advances a clock, and a
+/// Each module may use those before it. (`device` stands behind `clock`, because a device's stream advances a clock, and a
 /// clock knows no device.)
 const ORDER: &[&str] = &[
     "limits",
@@ -28,42 +28,26 @@ const BESIDE: &[(&str, &[&str])] = &[("observe", &["limits", "os", "ids"]), ("fa
 /// Those that may use all, and that no module uses in what programs run.
 const ABOVE: &[&str] = &["api", "testing", "lib"];
 
-/// Files that belong to a later module than the folder that they are in.
-const ELSEWHERE: &[(&str, &str)] = &[
-    ("clock/stream", "stream"),
-    ("clock/turn", "stream"),
-    ("clock/late", "stream"),
-    ("clock/queued", "stream"),
-];
-
-/// What goes against the order, as file and module, with the reason.
-const EXCEPTIONS: &[(&str, &str)] = &[
-    // The process's clocks keep the clock writes that its streams have put off.
-    ("clock/domain", "stream"),
-    // The process's clocks know its streams, to mark on them what a death has tainted.
-    ("clock/own", "stream"),
-];
-
 #[test]
 fn modules_use_only_those_before_them() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut found = BTreeSet::new();
+    let mut against = BTreeSet::new();
     for path in sources(&root) {
         let file = path.strip_prefix(&root).expect("below it").with_extension("");
-        let file = file.to_str().expect("our names are text").trim_end_matches("/mod").to_owned();
+        let file = file.to_str().expect("our names are text").to_owned();
+        let home = file.split('/').next().expect("it has a name").to_owned();
         let text = fs::read_to_string(&path).expect("a source can be read");
-        for target in named(&file, &text) {
-            if !may_use(home(&file), &target) {
-                found.insert((file.clone(), target));
-            }
-        }
+        against.extend(
+            named(&file, &text)
+                .into_iter()
+                .filter(|target| !may_use(&home, target))
+                .map(|target| (file.clone(), target)),
+        );
     }
-    let known: BTreeSet<_> =
-        EXCEPTIONS.iter().map(|(file, target)| ((*file).to_owned(), (*target).to_owned())).collect();
-    let new: Vec<_> = found.difference(&known).collect();
-    assert!(new.is_empty(), "against the order of dependencies, as (file, module that it names): {new:?}");
-    let gone: Vec<_> = known.difference(&found).collect();
-    assert!(gone.is_empty(), "no longer against the order, take them out of the exceptions: {gone:?}");
+    assert!(
+        against.is_empty(),
+        "against the order of dependencies, as (file, module that it names): {against:?}"
+    );
 }
 
 /// Whether a module may name another.
@@ -79,14 +63,8 @@ fn may_use(module: &str, target: &str) -> bool {
     BESIDE.iter().any(|(beside, _)| *beside == target) || place(target).is_some_and(|target| target < own)
 }
 
-/// The module that a file belongs to.
-fn home(file: &str) -> &str {
-    let elsewhere = ELSEWHERE.iter().find(|(part, _)| *part == file);
-    elsewhere.map_or_else(|| file.split('/').next().expect("it has a name"), |(_, module)| module)
-}
-
-/// The modules that a file names by `crate::…`, and by `super::…` where [`ELSEWHERE`] makes another module of a neighbour.
-/// What tests name is left out, and so is what only the feature `testing` compiles.
+/// The modules that a file names by `crate::…`. What tests name is left out, and so is what only the feature `testing`
+/// compiles.
 fn named(file: &str, text: &str) -> BTreeSet<String> {
     let mut targets = BTreeSet::new();
     let mut lines = text.lines().map(str::trim);
@@ -95,40 +73,28 @@ fn named(file: &str, text: &str) -> BTreeSet<String> {
             continue;
         }
         if line.starts_with("#[cfg(") && line.contains("test") && !line.contains("not(") {
-            // What it stands before: a line, or a module of tests, which is the end of the file.
-            match lines.next() {
-                Some(next) if next.contains("mod ") && next.ends_with('{') => break,
-                _ => continue,
-            }
+            skip_item(&mut lines);
+            continue;
         }
-        for (at, start) in [(line, "crate::"), (line, "super::")].into_iter().flat_map(|(line, start)| {
-            line.match_indices(start).map(move |(at, _)| (&line[at + start.len()..], start))
-        }) {
-            let mut parts = at.split("::").map(|part| {
-                let end = part.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(part.len());
-                &part[..end]
-            });
-            let (first, second) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-            assert!(
-                !(start == "crate::" && first.is_empty()),
-                "{file}: one `use` for each module, so that this test can read it: {line}"
-            );
-            if start == "crate::" {
-                let path = format!("{first}/{second}");
-                targets.insert(home(if is_elsewhere(&path) { &path } else { first }).to_owned());
-            } else if let Some((folder, _)) = file.split_once('/') {
-                let path = format!("{folder}/{first}");
-                if is_elsewhere(&path) && file.matches('/').count() == 1 {
-                    targets.insert(home(&path).to_owned());
-                }
-            }
+        for (at, start) in line.match_indices("crate::") {
+            let name = &line[at + start.len()..];
+            let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+            assert!(end > 0, "{file}: one `use` for each module, so that this test can read it: {line}");
+            targets.insert(name[..end].to_owned());
         }
     }
     targets
 }
 
-fn is_elsewhere(path: &str) -> bool {
-    ELSEWHERE.iter().any(|(file, _)| *file == path)
+/// Reads over what an attribute stands before: up to the line that ends it with all its brackets closed.
+fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
+    let mut open = 0_i64;
+    for line in lines {
+        open += line.matches(['{', '(', '[']).count() as i64 - line.matches(['}', ')', ']']).count() as i64;
+        if open <= 0 && line.ends_with([';', ',', '}']) {
+            return;
+        }
+    }
 }
 
 /// All sources that programs run: no tests.

@@ -22,12 +22,12 @@ use parking_lot::Mutex;
 use smallvec::smallvec;
 
 use crate::clock::Ticket;
-use crate::clock::stream::Stream;
 use crate::device::{Backend, ChunkMapping, DeviceError, Keep, STAGING_BYTES};
 use crate::ids::DeviceId;
 use crate::lease::{Lease, PoolError};
 use crate::limits::ALLOCATION_UNIT;
 use crate::message::scope::Outline;
+use crate::stream::Stream;
 use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
 /// Pieces of one tensor that are on their way at a time.

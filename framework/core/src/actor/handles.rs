@@ -15,14 +15,14 @@ use tokio::sync::oneshot;
 use super::RemoteActor;
 use super::dead_letter::DeadLetter;
 use super::receive::Receive;
-use crate::clock::stream::Stream;
-use crate::clock::turn::Turn;
 use crate::clock::{ClockDomain, ClockError, Ticket};
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::trace::FrameId;
 use crate::os::vital;
+use crate::stream::Stream;
+use crate::stream::turn::Turn;
 use crate::transport::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
 use crate::transport::{AskFailure, Transport};
 

@@ -260,7 +260,7 @@ impl Env {
     /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
     /// that what came before does not wait for it.
     pub fn publish(&self) {
-        crate::clock::turn::flush_now();
+        crate::stream::turn::flush_now();
     }
 
     /// Resolves when nothing more comes from `process`, which has ended: all messages that it had sent to actors of this

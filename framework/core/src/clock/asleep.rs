@@ -18,13 +18,13 @@ pub(super) struct Asleep {
 
 /// A thread that waits for a clock.
 #[derive(Clone, Debug)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     /// The ticket that it waits for.
-    pub(super) ticket: Ticket,
+    pub(crate) ticket: Ticket,
     /// Since when, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub(super) since: u64,
+    pub(crate) since: u64,
     /// The thread's name; a host stream's thread is named after it.
-    pub(super) thread: String,
+    pub(crate) thread: String,
     number: u64,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Noted<'a> {
 
 impl Waiting {
     /// Whether it is the thread of the host stream with clock `slot`.
-    pub(super) fn is_stream(&self, slot: u16) -> bool {
+    pub(crate) fn is_stream(&self, slot: u16) -> bool {
         self.thread.strip_prefix("tp-stream-").is_some_and(|number| number.parse() == Ok(slot))
     }
 }

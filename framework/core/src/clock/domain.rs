@@ -1,5 +1,6 @@
 //! All the clocks that one process can see: its own, and those of its peers as long as they are known here.
 
+use std::any::Any;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::AtomicBool;
 #[cfg(any(test, feature = "testing"))]
@@ -10,15 +11,12 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use super::asleep::Asleep;
-use super::late::LateWriter;
 use super::marking::Knowledge;
-use super::own::OwnStreams;
-use super::queued::Queued;
 use super::slots::{OwnClock, Slots};
 use super::taint::EpochPage;
 use super::{ClockPage, Ticket, UnknownClock, passed};
 use crate::ids::ProcessId;
-use crate::limits::{MAX_PROCESSES, MAX_STREAMS};
+use crate::limits::MAX_PROCESSES;
 use crate::observe::trace::Tracer;
 use crate::os::AdaptiveSpin;
 
@@ -31,22 +29,14 @@ pub struct ClockDomain {
     pub(super) peers: RwLock<Peers>,
     pub(super) slots: Arc<Slots>,
     pub(super) spin: AdaptiveSpin,
-    own_streams: OwnStreams,
-    late_writer: Arc<LateWriter>,
+    /// See [`of_streams`](Self::of_streams).
+    of_streams: OnceLock<Box<dyn Any + Send + Sync>>,
     tracer: Tracer,
     /// Only there where the node detects hangs: nobody else pays for the notes.
-    hang_notes: OnceLock<HangNotes>,
+    pub(super) asleep: OnceLock<Asleep>,
     #[cfg(any(test, feature = "testing"))]
     pub(super) frozen: AtomicBool,
     knowledge: Knowledge,
-}
-
-/// What waits in this process, for hang reports.
-#[derive(Debug)]
-pub(super) struct HangNotes {
-    pub(super) asleep: Asleep,
-    /// By clock of this process: what its stream waits for.
-    pub(super) queued: Box<[Queued]>,
 }
 
 #[derive(Debug)]
@@ -82,10 +72,9 @@ impl ClockDomain {
             peers: RwLock::new(Peers { by_slot, all: Vec::new() }),
             slots: Arc::default(),
             spin: AdaptiveSpin::default(),
-            own_streams: OwnStreams::default(),
-            late_writer: Arc::default(),
+            of_streams: OnceLock::new(),
             tracer: Tracer::default(),
-            hang_notes: OnceLock::new(),
+            asleep: OnceLock::new(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
             knowledge: Knowledge::new(epoch_page),
@@ -107,14 +96,12 @@ impl ClockDomain {
         &self.tracer
     }
 
-    /// This process's streams, by clock.
-    pub(super) fn own_streams(&self) -> &OwnStreams {
-        &self.own_streams
-    }
-
-    /// For clock writes that a device has no room for.
-    pub(super) fn late_writer(&self) -> &Arc<LateWriter> {
-        &self.late_writer
+    /// What the streams of this process share, made at the first call. It is kept here because everybody who has a stream,
+    /// or a ticket to wait for, knows the process's clocks. A clock knows no stream, so the type is not named here: `stream`
+    /// alone calls this, always for the same type.
+    pub(crate) fn of_streams<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
+        let shared = self.of_streams.get_or_init(|| Box::new(make()));
+        shared.downcast_ref().expect("one type is kept here")
     }
 
     /// This process's page.
@@ -205,25 +192,12 @@ impl ClockDomain {
     /// From now on the process notes what waits in it. Called before it has a stream: one that is there already is not
     /// noted.
     pub(crate) fn detect_hangs(&self) {
-        self.hang_notes.get_or_init(|| HangNotes {
-            asleep: Asleep::default(),
-            queued: std::iter::repeat_with(Queued::default).take(MAX_STREAMS).collect(),
-        });
-    }
-
-    /// What waits in this process; `None` where the node detects no hangs.
-    pub(super) fn hang_notes(&self) -> Option<&HangNotes> {
-        self.hang_notes.get()
+        self.asleep.get_or_init(Asleep::default);
     }
 
     /// Whether the node detects hangs.
     pub(crate) fn detects_hangs(&self) -> bool {
-        self.hang_notes.get().is_some()
-    }
-
-    /// What the stream of this process's clock `slot` waits for, where that is noted.
-    pub(super) fn queued(&self, slot: u16) -> Option<&Queued> {
-        self.hang_notes()?.queued.get(usize::from(slot))
+        self.asleep.get().is_some()
     }
 }
 

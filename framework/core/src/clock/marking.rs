@@ -220,7 +220,7 @@ impl ClockDomain {
     }
 
     /// The log of this process's clock `slot`.
-    pub(super) fn log(&self, slot: u16) -> Arc<StreamLog> {
+    pub(crate) fn log(&self, slot: u16) -> Arc<StreamLog> {
         let logs = &self.knowledge().logs;
         logs.get(usize::from(slot)).map_or_else(Arc::default, Arc::clone)
     }
@@ -229,7 +229,7 @@ impl ClockDomain {
     /// tainted data in a way that could not be refused. Who asks this process for its tensors is told; nobody else can
     /// have a ticket of that work yet.
     #[cfg(feature = "cuda")]
-    pub(super) fn mark_now(&self, slot: u16, by: ProcessId) {
+    pub(crate) fn mark_now(&self, slot: u16, by: ProcessId) {
         self.log(slot).mark_now(|from, to| {
             self.knowledge().add(&TaintRange { process: self.own(), slot, from, to, by });
         });

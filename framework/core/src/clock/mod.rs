@@ -4,26 +4,27 @@
 //! puts a [`Ticket`] on a tensor; the receiver's stream, never its host thread, waits until the clock has passed
 //! it (CLOCK-1), and the owner does the same in the other direction before it reuses the memory (CLOCK-2).
 //!
-//! When a process dies, the node, and only then, writes that process's clocks: it reads their last values (the
+//! Used by the streams of devices, which advance clocks and wait for them, by [`stream`](crate::stream), which gives out
+//! the tickets, and by everything that asks whether data is there. A clock knows no device and no stream.
+//!
+//! **On a crash.** When a process dies, the node, and only then, writes that process's clocks: it reads their last values (the
 //! death certificate) with [`ClockPage::values`], and after every process has marked what depends on the missing
 //! ones (DEATH-3, see [`taint`]) it calls `ClockPage::release_all`, so that no wait lasts for ever (DEATH-1). A
 //! released clock has passed every value anyone can ask for; [`is_released`] tells it apart. From then on "passed"
 //! proves nothing by itself: what may be read is what [`ClockDomain::status`] calls ready.
 //!
-//! A wait that is given up (deadline, dropped caller) leaves nothing behind.
+//! **Locks.** The list of peers, the free clocks and the sleepers have a lock each, and nothing else is locked under it.
+//! For what is known of deaths see `marking`.
+//!
+//! **On cancellation** (deadline, dropped caller) a wait leaves nothing behind.
 
 mod asleep;
 mod domain;
 mod handshake;
-mod late;
 mod marking;
-mod own;
 mod page;
-mod queued;
 mod slots;
-pub mod stream;
 pub mod taint;
-pub(crate) mod turn;
 mod waiting;
 
 use std::io;
@@ -33,6 +34,8 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+#[cfg(test)]
+pub(crate) use self::waiting::sleepers;
 pub use domain::ClockDomain;
 pub use page::{BadClockPage, ClockPage};
 pub use slots::OwnClock;

@@ -66,20 +66,13 @@ impl ClockDomain {
         })
     }
 
-    /// Waits until every clock of this process has reached what was promised on it: everything that its streams were told
-    /// to do is done then, those included that were dropped. For a process that ends in order, when nobody uses its streams
-    /// any more.
-    pub(crate) fn finish_own_work(&self) {
-        loop {
-            for slot in 0..MAX_STREAMS as u16 {
-                let ticket = Ticket { process: self.own, slot, value: self.slots.promised(slot) };
-                if let Err(error) = self.wait(&ticket, None) {
-                    tracing::error!(%error, clock = slot, "what is on a stream cannot be waited for");
-                }
-            }
-            // A write that is late was not promised yet.
-            if !self.late_writer().await_all() {
-                return;
+    /// Waits until every clock of this process has reached what was promised on it, those included whose streams were
+    /// dropped.
+    pub(crate) fn await_promised(&self) {
+        for slot in 0..MAX_STREAMS as u16 {
+            let ticket = Ticket { process: self.own, slot, value: self.slots.promised(slot) };
+            if let Err(error) = self.wait(&ticket, None) {
+                tracing::error!(%error, clock = slot, "what is on a stream cannot be waited for");
             }
         }
     }

@@ -12,11 +12,11 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
+use super::asleep::{Asleep, Waiting};
 use super::handshake::{self, Advancer, Sleeper};
 use super::slots::OwnClock;
 use super::{ClockDomain, ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
-use crate::observe::hang_probe::{WaitProbe, WaitsIn};
-use crate::os::{Punctual, monotonic_ns};
+use crate::os::Punctual;
 
 /// Longest sleep between two looks at a clock.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -73,39 +73,9 @@ impl ClockDomain {
         }
     }
 
-    /// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value. Waits
-    /// for nobody. Empty where the node detects no hangs.
-    ///
-    /// Of a stream it is known since which look it has stood there; of a thread, since when. A host stream is both.
-    pub(crate) fn waiting(&self) -> Vec<WaitProbe> {
-        let time = monotonic_ns();
-        let hang_probe = |waits_in: WaitsIn, ticket: Ticket, since: u64| WaitProbe {
-            waits_in,
-            on: ticket.process,
-            clock: ticket.slot,
-            value: ticket.value,
-            now: self.value_of(ticket.process, ticket.slot).unwrap_or(0),
-            waited: time.saturating_sub(since),
-        };
-        // Nobody waits for a clock that is not known here any more.
-        let is_over = |ticket: &Ticket| self.passed(ticket).unwrap_or(true);
-        let Some(notes) = self.hang_notes() else { return Vec::new() };
-        let mut asleep = notes.asleep.all();
-        let mut waits = Vec::new();
-        for (slot, queued) in (0_u16..).zip(&notes.queued) {
-            let shows = self.own_page.load(slot).unwrap_or(0);
-            let Some(stands) = queued.look(shows, time, is_over) else { continue };
-            let thread =
-                asleep.iter().position(|sleeper| sleeper.is_stream(slot) && sleeper.ticket == stands.at);
-            let since = thread.map_or(stands.since, |at| asleep.swap_remove(at).since);
-            waits.push(hang_probe(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at, since));
-        }
-        waits.extend(
-            asleep
-                .into_iter()
-                .map(|sleeper| hang_probe(WaitsIn::Thread(sleeper.thread), sleeper.ticket, sleeper.since)),
-        );
-        waits
+    /// The threads of this process that sleep until a clock passes a value. Empty where the node detects no hangs.
+    pub(crate) fn asleep(&self) -> Vec<Waiting> {
+        self.asleep.get().map_or_else(Vec::new, Asleep::all)
     }
 
     /// As [`wait`](Self::wait), on a page looked up earlier: it works after the peer was removed, too.
@@ -121,7 +91,7 @@ impl ClockDomain {
             return Ok(Waited::Passed);
         }
         let count = self.own_page.waiting_on(ticket.process.slot()).ok_or(ClockError::NotWriter)?;
-        let _noted = self.hang_notes().map(|notes| notes.asleep.note(ticket));
+        let _noted = self.asleep.get().map(|asleep| asleep.note(ticket));
         handshake::wait(&Sleep { page, ticket, deadline, count, since: Instant::now() })
     }
 }

@@ -21,11 +21,11 @@ use super::LeaseId;
 use super::pool::Pool;
 use super::table::Uses;
 use super::writers::Writers;
-use crate::clock::stream::Stream;
 use crate::clock::taint::Tainted;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::ids::{DeviceId, ProcessId};
+use crate::stream::Stream;
 
 /// Most tickets that the release of one lease carries over the wire; more streams are joined into the first.
 pub const MAX_RELEASE_TICKETS: usize = 4;

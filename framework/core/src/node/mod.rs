@@ -1,6 +1,6 @@
 //! Nodes: the processes that a program starts, supervises and ends.
 //!
-//! [`Node::builder`](crate::Node::builder) makes the running program a node. Each [`spawn`](crate::Node::spawn) starts
+//! [`Node::builder`](crate::node::Node::builder) makes the running program a node. Each [`spawn`](crate::node::Node::spawn) starts
 //! a worker process with an actor in it, unless it is told another place. A worker is this program again: it runs
 //! `main` up to the start of the node, which in a worker never returns. Restart policies, groups, watching and limits
 //! for hangs are settings of the spawn and of the builder.

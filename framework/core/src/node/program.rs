@@ -17,6 +17,7 @@ use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
 use crate::observe::trace::TraceRing;
+use crate::stream::finish_own_work;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannel, FromNode};
 
@@ -62,7 +63,7 @@ impl ProcessRuntime for Transport {
 
     fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
         let domain = Arc::clone(self.domain());
-        Box::new(move || domain.finish_own_work())
+        Box::new(move || finish_own_work(&domain))
     }
 
     fn node_ended(&self) {

@@ -12,11 +12,11 @@ use smallvec::smallvec;
 use super::host::in_reach;
 use super::{DType, Element, Layout, Tensor, TensorError, TensorMut};
 use crate::clock::ClockDomain;
-use crate::clock::stream::Stream;
 use crate::device::{DeviceKind, Keep};
 use crate::ids::DeviceId;
 use crate::lease::pool::{Allocation, PoolStats};
 use crate::lease::{Pool, PoolError};
+use crate::stream::Stream;
 
 /// Memory and a stream on one device. Clones share both; [`with_new_stream`](Self::with_new_stream) gives another
 /// stream. On the host device the stream is a worker thread, and [`run`](Self::run) puts closures on it.

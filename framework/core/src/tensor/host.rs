@@ -11,11 +11,11 @@
 use std::time::Instant;
 
 use super::{DType, Element, Layout, Tensor, TensorError, TensorMut};
-use crate::clock::stream::host_wait;
 use crate::clock::{Ticket, Waited};
 use crate::ids::DeviceId;
 use crate::lease::Lease;
 use crate::limits::MAX_BROADCAST_BYTES;
+use crate::stream::host_wait;
 
 /// Checks that packed elements of type `T` can be seen on the host, and returns the byte range of the layout.
 pub(super) fn check<T: Element>(

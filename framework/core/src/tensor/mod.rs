@@ -52,10 +52,10 @@ pub use mutable::{NotSole, NotSoleReason, TensorMut};
 pub use part::{JoinError, SplitError, TensorPart};
 
 use crate::clock::Ticket;
-use crate::clock::stream::Stream;
 use crate::clock::taint::{Tainted, TicketStatus};
 use crate::ids::{DeviceId, ProcessId};
 use crate::lease::Lease;
+use crate::stream::Stream;
 
 /// Whether a tensor's data is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

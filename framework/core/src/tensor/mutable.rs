@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use super::{DType, DeviceStream, Layout, Tensor, TensorError, TensorStatus};
 use crate::clock::Ticket;
-use crate::clock::stream::Stream;
 use crate::clock::taint::TicketStatus;
 use crate::ids::DeviceId;
 use crate::lease::Lease;
 use crate::lease::handle::Unordered;
+use crate::stream::Stream;
 
 /// A tensor that only its holder can see, and so may write. It cannot be sent: [`freeze`](Self::freeze) it first, or
 /// [`split`](Self::split) it and send the parts.

@@ -124,6 +124,7 @@ use crate::lease::{Pool, PoolOptions};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
+use crate::stream;
 use control_channel::{ControlChannel, ControlChannelClosed, Location};
 use inbox::Inbox;
 use lifecycle::ExitedProcess;
@@ -308,7 +309,7 @@ impl Transport {
 
     /// What stands still here, if anything does. Waits for nobody.
     pub(crate) fn hang_probe(&self) -> HangProbe {
-        HangProbe { actors: self.actors.sights(), waits: self.domain.waiting() }
+        HangProbe { actors: self.actors.sights(), waits: stream::waiting(&self.domain) }
     }
 
     /// Whether a frame lies unread, a message was delivered and is not done with, or something waits to go out.

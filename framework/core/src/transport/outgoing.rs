@@ -33,7 +33,6 @@ pub(crate) use super::link::Claim;
 use super::link::{Credit, Draft, Link, wants_credit};
 use super::{Transport, wake_reasons};
 use crate::clock::taint::TicketStatus;
-use crate::clock::turn::Turn;
 use crate::fault;
 use crate::ids::{ActorId, ProcessId};
 use crate::lease::table::Uses;
@@ -43,6 +42,7 @@ use crate::message::EncodeError;
 use crate::message::codec::{self, Encoded};
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
+use crate::stream::turn::Turn;
 use crate::tensor::TensorError;
 use crate::transport::ring::RingCorrupt;
 

@@ -19,8 +19,8 @@ use smallvec::SmallVec;
 
 use super::link::Link;
 use super::{Transport, wake_reasons};
-use crate::clock::turn::{self, TurnEnd};
 use crate::fault;
+use crate::stream::turn::{self, TurnEnd};
 
 impl TurnEnd for Transport {
     /// Publishes what the turn has gathered: one tail per link.

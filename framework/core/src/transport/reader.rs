@@ -33,8 +33,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::link::Link;
 use super::{Transport, wake_reasons};
-use crate::clock::turn::Turn;
 use crate::os::step_aside;
+use crate::stream::turn::Turn;
 use crate::transport::doorbell::Sleeper;
 use crate::transport::ring::Word;
 use crate::transport::spin::{Spin, Step};

@@ -23,13 +23,13 @@ use super::entry::{self, Notice};
 use super::link::Link;
 use super::wake_reasons;
 use crate::clock::Ticket;
-use crate::clock::turn::Turn;
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::lease::pool::Surroundings;
 use crate::lease::{LeaseId, Returns, Writers};
 use crate::limits::MAX_FORWARDED;
+use crate::stream::turn::Turn;
 use crate::transport::control_channel::ToNode;
 use crate::transport::ring::Entry;
 

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tensorpost_core::clock::OwnClock;
-use tensorpost_core::clock::stream::Stream;
 use tensorpost_core::device::cuda::CudaBackend;
 use tensorpost_core::device::{Access, Backend, ChunkMapping, Keep, StreamBackend, StreamOp};
+use tensorpost_core::stream::Stream;
 
 use super::Process;
 

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
 use super::*;
-use crate::clock::turn::Turn;
 use crate::device::StreamOp;
 use crate::device::fake::Fake;
 use crate::lease::PoolOptions;
+use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::Cluster;
 use crate::transport::inbox::LocalCredits;

@@ -5,8 +5,8 @@
 use cudarc::driver::{LaunchArgs, PushKernelArg};
 
 use super::{CudaView, CudaViewMut};
-use crate::clock::stream::Stream;
-use crate::clock::turn;
+use crate::stream::Stream;
+use crate::stream::turn;
 use crate::tensor::{Tensor, TensorError, TensorMut, TensorPart};
 
 /// The stream that a launch is on: the running handler's, or the one that the tensor belongs to.

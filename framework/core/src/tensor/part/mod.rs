@@ -44,7 +44,6 @@ pub use split::{SplitError, SplitReason};
 
 use super::{DType, DeviceStream, Layout, Tensor, TensorError, TensorMut, TensorStatus};
 use crate::clock::Ticket;
-use crate::clock::stream::Stream;
 use crate::clock::taint::{Tainted, TicketStatus};
 use crate::device::DeviceError;
 use crate::ids::DeviceId;
@@ -52,6 +51,7 @@ use crate::lease::Lease;
 use crate::lease::table::Uses;
 use crate::lease::writers::{Area, Clash, Piece};
 use crate::limits::MAX_PARTS;
+use crate::stream::Stream;
 
 #[cfg(doc)]
 use crate::lease::Writers;

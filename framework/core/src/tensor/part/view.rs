@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::clock::Waited;
-use crate::clock::stream::host_wait;
 use crate::device::ChunkMapping;
 use crate::ids::DeviceId;
+use crate::stream::host_wait;
 use crate::tensor::host::{elements_mut, in_reach};
 use crate::tensor::kernel::{KernelArg, sealed};
 use crate::tensor::{DType, DeviceStream, Element, Layout, TensorError, TensorPart};

@@ -16,9 +16,9 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 
 use super::Link;
-use crate::clock::turn;
 use crate::limits::MAX_ACTORS;
 use crate::os::monotonic_ns;
+use crate::stream::turn;
 use crate::transport::pages::LinkMemory;
 use crate::transport::ring::NativeWords;
 use crate::transport::wake_reasons;

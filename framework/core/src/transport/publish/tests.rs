@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use crate::clock::turn::Turn;
+use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::Cluster;
 

@@ -8,6 +8,7 @@ use crate::clock::{ClockDomain, ClockPage, OwnClock, Waited};
 use crate::device::fake::Fake;
 use crate::device::{Backend, DeviceError, StreamOp};
 use crate::ids::ProcessId;
+use crate::stream::finish_own_work;
 
 const STUCK: Duration = Duration::from_secs(20);
 
@@ -144,7 +145,7 @@ fn the_end_waits_for_late_writes() {
     let (tell, ended) = std::sync::mpsc::channel();
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            scene.domain.finish_own_work();
+            finish_own_work(&scene.domain);
             tell.send(scene.domain.passed(&owed).unwrap()).unwrap();
         });
         // Far longer than it would take, if it did not wait.

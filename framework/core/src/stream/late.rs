@@ -8,6 +8,13 @@
 //!
 //! The thread is there only while something is late. It keeps the streams, so one that is dropped meanwhile writes first.
 //!
+//! Used by streams, which put themselves here, and at the end of the process, which waits for what is late.
+//!
+//! **Locks.** The list may be locked under a stream's state; no state is locked under the list.
+//!
+//! **On a crash** of this process the node releases its clocks. **On cancellation** nothing happens: a write that was put
+//! here is made.
+//!
 //! The driver's thousand includes kernels that users launch, which nobody here sees: 500 of them behind one wait can
 //! still make a drop wait.
 
@@ -16,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Ticket;
-use super::stream::Stream;
+use super::Stream;
+use crate::clock::Ticket;
 use crate::os::vital;
 
 /// Longest time between two looks, in case the stream that is watched is not the one that moves on.

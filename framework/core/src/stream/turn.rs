@@ -7,13 +7,19 @@
 //!
 //! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings before those
 //! of frames, so that a message about a drop does not overtake the drop.
+//!
+//! Used by actors, which open a turn for each handler, by the reader of the transport and by whoever returns leases; streams
+//! and links put their work off to its end. There are no locks: all of it belongs to the thread.
+//!
+//! **On a crash** of this process what was put off is gone with it, and nobody was told of it. **On cancellation** nothing
+//! is lost: the guard drops.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::stream::Stream;
+use super::Stream;
 use crate::fault;
 use crate::os::monotonic_ns;
 

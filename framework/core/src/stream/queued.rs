@@ -2,16 +2,23 @@
 //! does not say where its streams stand; its own clock and the clocks that it waits for do, so the GPU is asked
 //! nothing. There is no such list in a node without a limit for hangs.
 //!
-//! Each stream has a lock of its own here, held for a few comparisons, and no call of the driver is made under it: the
-//! holder of the stream's state may be blocked in the driver, behind the very wait that is to be reported.
+//! Used by streams, which note their waits, and by hang reports, which read them ([`waiting`]).
+//!
+//! **Locks.** Each stream has a lock of its own here, held for a few comparisons of clocks. No call of the driver is made
+//! under it: the holder of the stream's state may be blocked in the driver, behind the very wait that is to be reported.
+//!
+//! **On a crash** of this process nobody asks for its waits any more. **On cancellation** nothing happens: a wait that was
+//! put on a stream stays on it.
 
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::{Ticket, passed};
+use super::own::OwnStreams;
+use crate::clock::{ClockDomain, Ticket, passed};
 use crate::ids::DeviceId;
-use crate::observe::hang_probe::count_note;
+use crate::observe::hang_probe::{WaitProbe, WaitsIn, count_note};
+use crate::os::monotonic_ns;
 
 /// Waits above which those that are over are looked for.
 const PRUNE_AT: usize = 16;
@@ -47,6 +54,39 @@ pub(super) struct Stands {
     /// The first look, in nanoseconds of `CLOCK_MONOTONIC`, that found it there.
     pub(super) since: u64,
     pub(super) device: DeviceId,
+}
+
+/// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value. Waits
+/// for nobody. Empty where the node detects no hangs.
+///
+/// Of a stream it is known since which look it has stood there; of a thread, since when. A host stream is both.
+pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
+    let time = monotonic_ns();
+    let hang_probe = |waits_in: WaitsIn, ticket: Ticket, since: u64| WaitProbe {
+        waits_in,
+        on: ticket.process,
+        clock: ticket.slot,
+        value: ticket.value,
+        now: domain.value_of(ticket.process, ticket.slot).unwrap_or(0),
+        waited: time.saturating_sub(since),
+    };
+    // Nobody waits for a clock that is not known here any more.
+    let is_over = |ticket: &Ticket| domain.passed(ticket).unwrap_or(true);
+    let mut asleep = domain.asleep();
+    let mut waits = Vec::new();
+    for (slot, queued) in OwnStreams::of(domain).all_queued() {
+        let shows = domain.own_page().load(slot).unwrap_or(0);
+        let Some(stands) = queued.look(shows, time, is_over) else { continue };
+        let thread = asleep.iter().position(|sleeper| sleeper.is_stream(slot) && sleeper.ticket == stands.at);
+        let since = thread.map_or(stands.since, |at| asleep.swap_remove(at).since);
+        waits.push(hang_probe(WaitsIn::Stream { clock: slot, device: stands.device }, stands.at, since));
+    }
+    waits.extend(
+        asleep
+            .into_iter()
+            .map(|sleeper| hang_probe(WaitsIn::Thread(sleeper.thread), sleeper.ticket, sleeper.since)),
+    );
+    waits
 }
 
 impl Queued {
@@ -106,12 +146,12 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::clock::stream::Stream;
     use crate::clock::{ClockDomain, ClockPage};
     use crate::device::Backend;
     use crate::device::fake::Fake;
     use crate::ids::ProcessId;
     use crate::observe::hang_probe::{WaitProbe, WaitsIn};
+    use crate::stream::Stream;
 
     fn ticket(value: u64) -> Ticket {
         Ticket { process: ProcessId::new(1, 0).expect("a small slot"), slot: 4, value }
@@ -156,27 +196,27 @@ mod tests {
         let device = Arc::clone(&fake) as Arc<dyn Backend>;
         let (stream, theirs) =
             (Stream::new(&device, &domain).expect("one"), other.allocate_slot().expect("one"));
-        assert_eq!(domain.waiting(), []);
+        assert_eq!(waiting(&domain), []);
         stream.wait([theirs.ticket(3)]).expect("a clock that is known");
         stream.wait_in_order([theirs.ticket(5)]).expect("the same");
         let own = stream.backend().clock_slot();
         let stands = |value, now| {
-            let [wait] = &domain.waiting()[..] else { panic!("{:?}", domain.waiting()) };
+            let [wait] = &waiting(&domain)[..] else { panic!("{:?}", waiting(&domain)) };
             let waits_in = WaitsIn::Stream { clock: own, device: fake.id() };
             let (on, clock, waited) = (id(2), theirs.slot(), wait.waited);
             assert_eq!(*wait, WaitProbe { waits_in, on, clock, value, now, waited });
-            assert!(domain.waiting()[0].waited > waited, "since the first look");
+            assert!(waiting(&domain)[0].waited > waited, "since the first look");
         };
         stands(3, 0);
         other.advance(&theirs, 4).expect("its own clock");
         stands(5, 4);
         other.advance(&theirs, 5).expect("its own clock");
-        assert_eq!(domain.waiting(), []);
+        assert_eq!(waiting(&domain), []);
         // Behind work of its own that is not done, it is itself the slow one.
         stream.ticket().expect("the device does nothing");
         stream.flush();
         stream.wait([theirs.ticket(6)]).expect("the same");
-        assert_eq!(domain.waiting(), []);
+        assert_eq!(waiting(&domain), []);
         domain.forge_clock(own, 1).expect("the device would write it");
         stands(6, 5);
     }
@@ -198,13 +238,13 @@ mod tests {
                 (Stream::new(&device, &domain).expect("one"), other.allocate_slot().expect("one"));
             stream.wait([theirs.ticket(3)]).expect("a clock that is known");
             assert_eq!(stream.waits().0, 1, "the stream waits in either case");
-            assert_eq!(domain.waiting().len(), usize::from(detects_hangs));
+            assert_eq!(waiting(&domain).len(), usize::from(detects_hangs));
             std::thread::scope(|scope| {
                 let thread = scope.spawn(|| domain.wait(&theirs.ticket(1), None).expect("the same"));
-                while crate::clock::waiting::sleepers(&domain, 2) == 0 {
+                while crate::clock::sleepers(&domain, 2) == 0 {
                     std::thread::yield_now();
                 }
-                assert_eq!(domain.waiting().len(), 2 * usize::from(detects_hangs));
+                assert_eq!(waiting(&domain).len(), 2 * usize::from(detects_hangs));
                 other.advance(&theirs, 3).expect("its own clock");
                 thread.join().expect("it ends");
             });

@@ -1,0 +1,325 @@
+//! A stream as the rest of the framework sees it: a place to put work in order, with a clock that others wait for.
+//!
+//! A [`Ticket`] of a stream stands for everything that was put on it before [`Stream::ticket`] was called. Tickets of
+//! one turn share one clock value and one write (see `turn`): asking twice costs nothing. A stream waits for the
+//! tickets of others in `wait`; where a device has no room for a clock write, `late` makes it later; what the streams of
+//! a process share is in `own`.
+//!
+//! Used by leases and tensors, which note each use, by actors, whose handlers each work on one, and by the transport,
+//! which ends turns.
+//!
+//! **Invariants.** CLOCK-1 and DEATH-3, in `wait`. Clock values of a stream are written in order, and a write stays in front
+//! of every wait that was asked for after its ticket was given out, but for those inside the same turn. LEASE-2: a
+//! ticket is given out without waiting for the device.
+//!
+//! **Locks**, in the order in which they nest: a stream's state, its log, the table of what is tainted (see
+//! `clock/marking.rs`). A stream's list of waits stands where the log does. The late writer's list and a stream's failure
+//! may be locked under the state, with nothing under them. The driver may be called, and may block, with the state locked:
+//! so the log has a lock of its own, and whoever marks takes no state.
+//!
+//! **On a crash** of this process the node releases its clocks. **On cancellation** nothing is taken back: what was enqueued
+//! stays, and a stream that is dropped does its work to the end.
+
+mod late;
+mod own;
+mod queued;
+pub(crate) mod turn;
+mod wait;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::taint::{StreamLog, TicketStatus};
+use crate::clock::{ClockDomain, Ticket, passed};
+use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
+use crate::fault;
+use crate::ids::{DeviceId, ProcessId};
+use own::OwnStreams;
+
+pub(crate) use own::finish_own_work;
+pub(crate) use queued::waiting;
+pub(crate) use wait::host_wait;
+#[cfg(feature = "testing")]
+pub use wait::testing_skip_waits;
+
+/// An ordered queue of work on a device. Clones are the same stream.
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+struct Inner {
+    backend: Arc<dyn StreamBackend>,
+    domain: Arc<ClockDomain>,
+    own: Arc<OwnStreams>,
+    process: ProcessId,
+    kind: DeviceKind,
+    device: DeviceId,
+    slot: u16,
+    log: Arc<StreamLog>,
+    /// How often it was given out to somebody who asked for a stream and could get none of its own.
+    sharers: AtomicUsize,
+    state: Mutex<State>,
+    /// Waits enqueued, for the metrics.
+    waits: AtomicU64,
+    /// A failure that could not be returned when it came; the next fallible call returns it.
+    failure: Mutex<Option<String>>,
+}
+
+struct State {
+    /// Value of the last clock write that was enqueued.
+    written: u64,
+    /// As `written`, without the values that were given up: the stream really writes it.
+    enqueued: u64,
+    /// Whether a ticket for `written + 1` was given out.
+    owed: bool,
+    /// Whether the device had no room for the write that is owed, and the domain's late writer sees to it.
+    late: bool,
+    /// Per clock the highest value this stream waits for already.
+    waited: HashMap<(ProcessId, u16), u64>,
+    /// The turn in which the first ticket was given out since the stream was marked; the inner `None`: outside of any.
+    marked_in: Option<Option<u64>>,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stream({}, clock {})", self.0.kind, self.0.slot)
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Stream {}
+
+impl Stream {
+    /// A new stream of `device`, with a clock of this process.
+    ///
+    /// # Errors
+    /// The process has no clock left ([`MAX_STREAMS`](crate::limits::MAX_STREAMS)), or the device refuses.
+    pub fn new(device: &Arc<dyn Backend>, domain: &Arc<ClockDomain>) -> Result<Self, DeviceError> {
+        let clock = domain.allocate_slot()?;
+        let slot = clock.slot();
+        let log = domain.log(slot);
+        let enqueued = clock.value();
+        let written = log.leave_range(enqueued);
+        let backend = device.create_stream(clock, Arc::clone(domain))?;
+        let own = OwnStreams::of(domain);
+        let stream = Stream(Arc::new(Inner {
+            backend,
+            domain: Arc::clone(domain),
+            own: Arc::clone(own),
+            process: domain.own(),
+            kind: device.kind(),
+            device: device.id(),
+            slot,
+            log,
+            sharers: AtomicUsize::new(0),
+            state: Mutex::new(State {
+                written,
+                enqueued,
+                owed: false,
+                late: false,
+                waited: HashMap::new(),
+                marked_in: None,
+            }),
+            waits: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        }));
+        own.register(slot, &stream);
+        if let Some(queued) = own.queued(slot) {
+            queued.begin(device.id());
+        }
+        Ok(stream)
+    }
+
+    /// A new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of this process's that is
+    /// there already. Work of several users on one stream is right, only later than it might be: a wait is enqueued
+    /// after the work that it waits for, so what stands in front of anything was enqueued before it, and nothing goes
+    /// round in circles.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new); [`DeviceError::NoStream`] where those that there are were all dropped.
+    pub fn new_or_shared(device: &Arc<dyn Backend>, domain: &Arc<ClockDomain>) -> Result<Self, DeviceError> {
+        let error = match Self::new(device, domain) {
+            Err(error @ DeviceError::NoStream { .. }) => error,
+            other => return other,
+        };
+        let Some(stream) = OwnStreams::of(domain).to_share(device.id()) else { return Err(error) };
+        if stream.0.sharers.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                clock = stream.0.slot,
+                "a stream is shared, and its users wait for each other: {error}"
+            );
+        }
+        Ok(stream)
+    }
+
+    /// The device's own stream, for those who know its type.
+    pub fn backend(&self) -> &Arc<dyn StreamBackend> {
+        &self.0.backend
+    }
+
+    /// The clocks that this stream can wait for.
+    pub fn domain(&self) -> &Arc<ClockDomain> {
+        &self.0.domain
+    }
+
+    fn device(&self) -> DeviceId {
+        self.0.device
+    }
+
+    /// Its clock now, which others see as well.
+    fn now(&self) -> Option<Ticket> {
+        let value = self.0.domain.own_page().load(self.0.slot)?;
+        Some(Ticket { process: self.0.process, slot: self.0.slot, value })
+    }
+
+    fn sharers(&self) -> usize {
+        self.0.sharers.load(Ordering::Relaxed)
+    }
+
+    fn downgrade(&self) -> WeakStream {
+        WeakStream(Arc::downgrade(&self.0))
+    }
+
+    /// A ticket for everything enqueued so far; `None` if all of it has run to its end.
+    pub fn ticket(&self) -> Option<Ticket> {
+        let value = {
+            let mut state = self.0.state.lock();
+            if self.0.log.is_marked() {
+                self.leave_range_if_new(&mut state);
+                state.marked_in.get_or_insert_with(turn::current);
+            }
+            state.owed = true;
+            state.written + 1
+        };
+        // A host stream that is idle runs the write here and now, which spares its readers a wait.
+        if self.0.kind == DeviceKind::Host || !turn::defer(self) {
+            self.flush_to(value);
+        }
+        let ticket = Ticket { process: self.0.process, slot: self.0.slot, value };
+        (!matches!(self.0.domain.status(&ticket), Ok(TicketStatus::Ready))).then_some(ticket)
+    }
+
+    /// The ticket that work enqueued now will have at the earliest; nobody is promised anything.
+    pub(crate) fn next_ticket(&self) -> Ticket {
+        Ticket { process: self.0.process, slot: self.0.slot, value: self.0.log.next() }
+    }
+
+    /// A marked stream goes on behind the marked range once no use can be left that was checked before the marking and
+    /// is still to be enqueued: when it has given out a ticket since, and is used in another turn than that (outside of
+    /// turns: at the next use). A handler's stream does so earlier, in [`begin`](Self::begin).
+    fn leave_range_if_new(&self, state: &mut State) {
+        let turn = turn::current();
+        if state.marked_in.is_some_and(|marked_in| turn.is_none() || marked_in != turn) {
+            self.leave_range(state);
+        }
+    }
+
+    fn leave_range(&self, state: &mut State) {
+        if state.owed {
+            self.write(state);
+        }
+        state.written = self.0.log.leave_range(state.written);
+        state.marked_in = None;
+    }
+
+    /// Enqueues the clock write for every ticket given out so far.
+    pub(crate) fn flush(&self) {
+        let mut state = self.0.state.lock();
+        if state.owed {
+            self.write(&mut state);
+        }
+    }
+
+    fn flush_to(&self, value: u64) {
+        let mut state = self.0.state.lock();
+        if state.owed && !passed(state.written, value) {
+            self.write(&mut state);
+        }
+    }
+
+    /// Enqueues the write that is owed, or, where that could mean to wait for the device, leaves it to the late writer
+    /// (LEASE-2): one write stands for every ticket that was given out until it is made.
+    fn write(&self, state: &mut State) {
+        if state.late {
+            return;
+        }
+        if !self.0.backend.has_room() && self.0.own.late_writer().put(self) {
+            state.late = true;
+            return;
+        }
+        self.write_now(state);
+    }
+
+    /// For the late writer: whether the write that it was left is made by now.
+    fn write_late(&self) -> bool {
+        let mut state = self.0.state.lock();
+        if state.late && self.0.backend.has_room() {
+            self.write_now(&mut state);
+        }
+        !state.late
+    }
+
+    fn write_now(&self, state: &mut State) {
+        fault::point("stream.advance");
+        self.next_value(state);
+        let advance = [StreamOp::Advance(state.written)];
+        let Err(error) = self.0.backend.submit(&advance) else { return };
+        // It may only have reported a failure of earlier work, which it does once; the write is owed all the same.
+        tracing::error!(clock = self.0.slot, %error, "work on a stream failed");
+        if let Err(error) = self.0.backend.submit(&advance) {
+            // The device is lost to this process; whoever waits is released by the death certificate (DEATH-1).
+            tracing::error!(clock = self.0.slot, %error, "a clock write could not be enqueued");
+        }
+    }
+
+    fn next_value(&self, state: &mut State) {
+        state.late = false;
+        state.written += 1;
+        state.enqueued = state.written;
+        state.owed = false;
+        self.0.log.set_written(state.written);
+    }
+
+    /// Notes what went wrong in a call that cannot return it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn fail(&self, error: &dyn std::error::Error) {
+        tracing::error!(clock = self.0.slot, %error, "work was put on a stream that may run too early");
+        *self.0.failure.lock() = Some(error.to_string());
+    }
+
+    /// Marks what the stream is given from now on as depending on the death of `by`; see
+    /// [`ClockDomain::mark_now`](crate::clock::ClockDomain).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn mark_now(&self, by: ProcessId) {
+        self.0.domain.mark_now(self.0.slot, by);
+    }
+
+    /// Waits put on this stream so far, because something was not ready, and how long it stood in them where the device
+    /// tells: a GPU does not.
+    pub fn waits(&self) -> (u64, Option<Duration>) {
+        (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
+    }
+}
+
+#[derive(Debug)]
+struct WeakStream(std::sync::Weak<Inner>);
+
+impl WeakStream {
+    fn upgrade(&self) -> Option<Stream> {
+        self.0.upgrade().map(Stream)
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} clock {}", self.kind, self.slot)
+    }
+}
