@@ -1,7 +1,7 @@
 //! A stream as the rest of the framework sees it: a place to put work in order, with a clock that others wait for.
 //!
 //! A [`Ticket`] of a stream stands for everything that was put on it before [`Stream::ticket`] was called. Tickets of
-//! one turn share one clock value and one write (see [`turn`]): asking twice costs nothing. A stream waits for the
+//! one turn share one clock value and one write (see `turn`): asking twice costs nothing. A stream waits for the
 //! tickets of others in `wait`; where a device has no room for a clock write, `late` makes it later; what the streams of
 //! a process share is in `own`.
 //!
