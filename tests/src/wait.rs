@@ -22,7 +22,7 @@ pub fn until_free(node: &Node) {
 
 /// Waits until `count` allocations of the node's own pool are held.
 pub fn until_allocations(node: &Node, count: usize) {
-    let transport = node.process_runtime();
+    let transport = node.transport();
     let stream = node.host_stream().expect("a stream to look at the pool with");
     until_allocations_of(stream.pool(), count, || {
         // What peers have given back is taken into the lease table when there is something else to do. This is it.

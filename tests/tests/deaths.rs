@@ -388,7 +388,7 @@ fn what_waits_in_a_mailbox_or_a_ring_becomes_a_dead_letter(builder: Builder) {
         let at_the_door = undone.arrival();
         let worker = node.workers().into_iter().find(|worker| worker.worker == source.worker()).unwrap();
         node.supervisor().kill_worker(source.worker());
-        let clocks = node.process_runtime().domain();
+        let clocks = node.transport().domain();
         // Then everybody has heard of it.
         until("the dead is released", || clocks.passed(&ready).expect("its page is known"));
         stands.open();

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tensorpost_core::ids::ChunkId;
 use tensorpost_core::limits::MAX_MAILBOX;
-use tensorpost_core::node::ProcessRuntime;
 use tensorpost_core::tensor::Tensor;
 use tensorpost_core::testing::forge::{self, Field};
 use tensorpost_core::testing::{Cluster, Target, TestInbox};
@@ -276,7 +275,7 @@ fn a_sender_beyond_its_credits_is_given_up() {
     assert_eq!(cluster.transport(1).stats().rejected, 1);
     // What it sent behind that is never received: a shutdown must not wait until it is.
     cluster.run_until_idle();
-    let of = |i: usize| ProcessRuntime::activity(&**cluster.transport(i));
+    let of = |i: usize| cluster.transport(i).activity();
     assert!(of(1).leaves_unread && !of(0).leaves_unread);
     cluster.end(0);
     cluster.run_until_idle();
@@ -290,7 +289,7 @@ fn what_the_dead_leave_unread_is_told_by_their_end() {
     cluster.send(0, &to, 1);
     cluster.end(0);
     cluster.run_until_idle();
-    assert!(!ProcessRuntime::activity(&**cluster.transport(1)).leaves_unread);
+    assert!(!cluster.transport(1).activity().leaves_unread);
 }
 
 proptest! {

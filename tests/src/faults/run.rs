@@ -342,7 +342,7 @@ impl Graph {
             let state = self.status(part).map(|s| format!("{:?} {} pid {}", s.state, s.process, s.pid));
             text += &format!("{}: {}; ", part.name, state.unwrap_or_else(|| "not listed".into()));
         }
-        text + &format!("{:?}", self.node.process_runtime())
+        text + &format!("{:?}", self.node.transport())
     }
 
     /// Counts what everybody uses when nothing is under way, and compares it with what was used `before`.

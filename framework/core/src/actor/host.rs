@@ -159,16 +159,20 @@ pub struct StartActor {
     pub restarts: RestartWhen,
 }
 
-/// The actors of one worker.
-pub(crate) struct WorkerActors {
+/// The transport of a process, and the actors of a worker.
+pub(crate) struct ProcessActors {
     program: Program,
     transport: Arc<Transport>,
     hosted: Mutex<Vec<Hosted>>,
 }
 
-impl WorkerActors {
+impl ProcessActors {
     pub(crate) fn new(program: Program, transport: Arc<Transport>) -> Self {
-        WorkerActors { program, transport, hosted: Mutex::default() }
+        ProcessActors { program, transport, hosted: Mutex::default() }
+    }
+
+    pub(crate) fn transport(&self) -> &Arc<Transport> {
+        &self.transport
     }
 
     /// Starts an actor, on this thread or on one of its own.

@@ -108,7 +108,7 @@ pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::{NewActor, Program, StartActor};
-pub(crate) use host::{OnActorEnd, WorkerActors, takes};
+pub(crate) use host::{OnActorEnd, ProcessActors, takes};
 pub use inbox::{Channel, ChannelError};
 pub use registry::Registry;
 pub use sending::Send;

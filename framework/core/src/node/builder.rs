@@ -6,20 +6,22 @@ use std::time::Duration;
 
 use super::handshake::THIS_PROGRAM;
 use super::hang::OnHang;
-use super::host::{Identity, ProcessRuntime, Runtime};
+use super::host::{Identity, Open, ProcessRuntime};
 use super::limits::START_DEADLINE;
 use super::mps;
 use super::mps::{Mps, Sharing};
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
-use super::{Node, files, worker};
+use super::{Node, Processes, files, worker};
+use crate::actor::{self, ProcessActors};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::trace::{self, Collector, TraceRing};
+use crate::transport::control_channel::ControlChannel;
 
 /// Makes a [`Node`].
-pub struct NodeBuilder<R: Runtime = crate::actor::Program> {
-    pub(crate) runtime: R,
+pub struct NodeBuilder {
+    pub(crate) types: actor::Program,
     program: Option<PathBuf>,
     start_deadline: Duration,
     worker_log: Option<String>,
@@ -31,22 +33,19 @@ pub struct NodeBuilder<R: Runtime = crate::actor::Program> {
     trace_records: usize,
 }
 
-impl<R: Runtime> NodeBuilder<R> {
-    inside! {
-        /// Makes the settings of a node whose processes run `runtime`.
-        pub fn new(runtime: R) -> Self {
-            NodeBuilder {
-                runtime,
-                program: None,
-                start_deadline: START_DEADLINE,
-                worker_log: None,
-                host_budget: DEFAULT_HOST_BUDGET,
-                gpu_budget: None,
-                sharing: Sharing::default(),
-                hang_limit: None,
-                trace: None,
-                trace_records: trace::DEFAULT_RECORDS,
-            }
+impl NodeBuilder {
+    pub(crate) fn new() -> Self {
+        NodeBuilder {
+            types: actor::Program::default(),
+            program: None,
+            start_deadline: START_DEADLINE,
+            worker_log: None,
+            host_budget: DEFAULT_HOST_BUDGET,
+            gpu_budget: None,
+            sharing: Sharing::default(),
+            hang_limit: None,
+            trace: None,
+            trace_records: trace::DEFAULT_RECORDS,
         }
     }
 
@@ -120,7 +119,7 @@ impl<R: Runtime> NodeBuilder<R> {
     /// something to do before they start a node, such as a test harness: call it first in `main`.
     pub fn run_if_worker(self) -> Self {
         mps::run_if_keeper();
-        worker::run_if_worker(&self.runtime);
+        worker::run_if_worker(self.types.fingerprint(), &opens(&self.types));
         self
     }
 
@@ -129,13 +128,35 @@ impl<R: Runtime> NodeBuilder<R> {
     ///
     /// # Errors
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
-    pub fn start(self) -> Result<Node<R>, NodeError> {
+    pub fn start(mut self) -> Result<Node, NodeError> {
+        let types = std::mem::take(&mut self.types);
+        let (actors, processes) = self.start_processes(types.fingerprint(), &opens(&types))?;
+        Ok(Node { types, transport: Arc::clone(actors.transport()), processes })
+    }
+
+    inside! {
+        /// As [`start`](Self::start), with processes that run something else than actors of registered types. Only
+        /// programs with the same `fingerprint` are workers of each other's nodes.
+        pub fn start_processes<R: ProcessRuntime>(
+            self,
+            fingerprint: u64,
+            open: &Open<'_, R>,
+        ) -> Result<(Arc<R>, Processes), NodeError> {
+            self.start_as(fingerprint, open)
+        }
+    }
+
+    fn start_as<R: ProcessRuntime>(
+        self,
+        fingerprint: u64,
+        open: &Open<'_, R>,
+    ) -> Result<(Arc<R>, Processes), NodeError> {
         mps::run_if_keeper();
-        worker::run_if_worker(&self.runtime);
+        worker::run_if_worker(fingerprint, open);
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");
-        let program = Program::new(self.program.as_deref(), self.runtime.fingerprint());
+        let program = Program::new(self.program.as_deref(), fingerprint);
         let program = program.map_err(|source| NodeError::Program {
             program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
             source,
@@ -155,7 +176,7 @@ impl<R: Runtime> NodeBuilder<R> {
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
         let epoch_page = Arc::clone(&pages.epoch_page);
-        let process_runtime = self.runtime.open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
+        let process_runtime = open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
         if let Some(trace) = &trace {
             process_runtime.trace(TraceRing(trace.own().map_err(NodeError::System)?));
         }
@@ -181,12 +202,13 @@ impl<R: Runtime> NodeBuilder<R> {
                 .map(|(name, value)| (name, value.to_owned())),
         };
         let supervisor = Supervisor::start(settings, shared, process_runtime.clone())?;
-        Ok(Node {
-            runtime: self.runtime,
-            process_runtime,
-            supervisor: Arc::new(supervisor),
-            trace,
-            _mps: mps,
-        })
+        Ok((process_runtime, Processes { supervisor: Arc::new(supervisor), trace, _mps: mps }))
     }
+}
+
+/// Opens a process of a node with actors of `types`.
+fn opens(
+    types: &actor::Program,
+) -> impl Fn(&Identity, Arc<dyn ControlChannel>, ProcessPages) -> Result<Arc<ProcessActors>, String> {
+    |identity, control, pages| ProcessActors::open(types, identity, control, pages)
 }

@@ -1,14 +1,15 @@
 //! What a process of the node runs, as the control code sees it: the seam between the processes (this folder) and the
 //! transport with its actors.
 //!
-//! Implement [`Runtime`] once. The node makes one, and each worker makes one by the same code of the same program.
-//! * Death: when the node ends, a worker ends at once, whatever its process runtime or actor host is doing.
-//! * Close: a worker is told to stop its actors ([`ActorHost::stop_actors`]) and exits after that future is done.
+//! [`ProcessRuntime`] is implemented once. The node opens one, and so does each worker, by the same code of the same
+//! program.
+//! * Death: when the node ends, a worker ends at once, whatever its process runtime is doing.
+//! * Close: a worker is told to stop its actors ([`ProcessRuntime::stop_actors`]) and exits after that future is done.
 
-use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use futures_util::future::LocalBoxFuture;
 use serde::{Deserialize, Serialize};
 
 use crate::actor::StartActor;
@@ -36,8 +37,8 @@ pub struct Activity {
     pub leaves_unread: bool,
 }
 
-/// The part of a process that messages from the node go to. Every method may be called on any thread,
-/// and none waits: in the node it is the supervisor's thread that calls.
+/// The transport and the actors of a process. Every method may be called on any thread unless it says otherwise, and none
+/// waits: in the node it is the supervisor's thread that calls.
 pub trait ProcessRuntime: Send + Sync + 'static {
     /// Takes a message from the node, with its descriptors. Messages arrive in the order in which the node sent them.
     #[expect(
@@ -81,49 +82,29 @@ pub trait ProcessRuntime: Send + Sync + 'static {
 
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
     fn stopping(&self) {}
-}
 
-/// The part of a worker that owns its actors. It lives on one thread, inside that thread's actix `System`.
-pub trait ActorHost: 'static {
-    /// Creates and starts an actor; ready when it can take messages. `Err` says why it could not be created.
-    fn start_actor(&self, start: StartActor) -> impl Future<Output = Result<(), String>>;
-
-    /// Stops every actor and lets its `stopped` run.
-    fn stop_actors(&self) -> impl Future<Output = ()>;
-}
-
-/// What a program's processes run: the types that it knows, and how to open a process that hosts them.
-pub trait Runtime: Sized + Send + Sync + 'static {
-    /// The process's transport.
-    type ProcessRuntime: ProcessRuntime;
-    /// The process's actors.
-    type ActorHost: ActorHost;
-
-    /// A number that two processes share only if they know the same actor and message types. The node refuses a
-    /// worker with another one.
-    fn fingerprint(&self) -> u64;
-
-    /// Opens this process: called once, before anything is sent to it. `pages` are those that the node made for it.
-    ///
-    /// # Errors
-    /// Why the process cannot take part, as text for the person who started the node.
-    fn open(
-        &self,
-        identity: &Identity,
-        control: Arc<dyn ControlChannel>,
-        pages: ProcessPages,
-    ) -> Result<Arc<Self::ProcessRuntime>, String>;
-
-    /// Makes the actor host of a worker: called once, on the worker's main thread, inside its actix `System`.
+    /// The process is to have actors: called once, on a worker's main thread, inside its actix `System`.
     ///
     /// # Errors
     /// Why there can be no actors here, as text for the person who started the node.
-    fn actor_host(
-        &self,
-        process_runtime: Arc<Self::ProcessRuntime>,
+    fn begin_hosting(&self) -> Result<(), String>;
+
+    /// Creates and starts an actor, on the thread of [`begin_hosting`](Self::begin_hosting); ready when it can take
+    /// messages. `Err` says why it could not be created. Its end is told to `notices`.
+    fn start_actor(
+        self: Arc<Self>,
+        start: StartActor,
         notices: Notices,
-    ) -> Result<Self::ActorHost, String>;
+    ) -> LocalBoxFuture<'static, Result<(), String>>;
+
+    /// Stops every actor, on the same thread, and lets its `stopped` run.
+    fn stop_actors(&self) -> LocalBoxFuture<'_, ()>;
 }
+
+/// Opens this process: called once, before anything is sent to it. The pages are those that the node made for it. An
+/// error says why the process cannot take part, as text for the person who started the node.
+pub type Open<'a, R> =
+    dyn Fn(&Identity, Arc<dyn ControlChannel>, ProcessPages) -> Result<Arc<R>, String> + Send + Sync + 'a;
 
 /// The identity of a process, and what the node lets it use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,7 +123,7 @@ pub struct Identity {
     pub detects_hangs: bool,
 }
 
-/// How an actor host tells the node about its actors afterwards. Cheap to clone; usable on any thread.
+/// How a worker tells the node about its actors afterwards. Cheap to clone; usable on any thread.
 #[derive(Clone)]
 pub struct Notices {
     uplink: Arc<Uplink>,
@@ -154,7 +135,7 @@ impl Notices {
     }
 
     /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address leads
-    /// nowhere. Not needed for actors that [`ActorHost::stop_actors`] stopped.
+    /// nowhere. Not needed for actors that [`ProcessRuntime::stop_actors`] stopped.
     pub fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
         self.actor_ended(actor, why.map(EndReason::HandlerPanic), false);
     }

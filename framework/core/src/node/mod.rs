@@ -96,17 +96,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::actor::Program;
 use crate::observe::metrics::{Metrics, export};
 use crate::observe::progress::{ProgressDisplay, Shown};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
+use crate::transport::Transport;
 
 pub use self::builder::NodeBuilder;
 pub use self::group::{Group, Strategy};
 pub use self::handshake::BuildMismatch;
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
-pub use self::host::Runtime;
 #[cfg(feature = "inside")]
-pub use self::host::{Activity, ActorHost, Identity, Notices, ProcessRuntime};
+pub use self::host::{Activity, Identity, Notices, Open, ProcessRuntime};
 pub use self::mps::{MpsError, Sharing};
 pub use self::registry::NameError;
 pub use self::report::NodeReport;
@@ -118,6 +119,8 @@ pub use self::spawn::{ActorError, Spawn, Spawned};
 pub use self::supervisor::{
     Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };
+#[cfg(feature = "inside")]
+pub use self::worker::run_if_worker;
 #[cfg(feature = "inside")]
 pub use crate::actor::{NewActor, StartActor};
 
@@ -135,38 +138,36 @@ pub use crate::actor::{NewActor, StartActor};
 /// # Ok(())
 /// # }
 /// ```
-pub struct Node<R: Runtime = crate::actor::Program> {
-    runtime: R,
-    process_runtime: Arc<R::ProcessRuntime>,
+pub struct Node {
+    types: Program,
+    transport: Arc<Transport>,
+    processes: Processes,
+}
+
+/// The processes of a node, whatever they run. Dropping it shuts them down.
+pub struct Processes {
     supervisor: Arc<Supervisor>,
     trace: Option<Arc<Collector>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
 }
 
-impl<R: Runtime> Node<R> {
-    inside! {
-        /// What its processes are made of.
-        pub fn runtime(&self) -> &R {
-            &self.runtime
-        }
-    }
-
+impl Node {
     inside! {
         /// The transport of the node's own process.
-        pub fn process_runtime(&self) -> &Arc<R::ProcessRuntime> {
-            &self.process_runtime
+        pub fn transport(&self) -> &Arc<Transport> {
+            &self.transport
         }
     }
 
     /// The handle to the thread that keeps the workers, for whoever starts workers and actors.
     pub fn supervisor(&self) -> &Arc<Supervisor> {
-        &self.supervisor
+        self.processes.supervisor()
     }
 
     /// All workers, also those that have ended and whose slot is not used again yet.
     pub fn workers(&self) -> Vec<WorkerStatus> {
-        self.supervisor.workers()
+        self.supervisor().workers()
     }
 
     /// What all processes and actors have done and have before them. Waits for the answers, at most
@@ -190,7 +191,7 @@ impl<R: Runtime> Node<R> {
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
     pub fn metrics(&self) -> Result<Metrics, Closed> {
-        let metrics = self.supervisor.metrics()?;
+        let metrics = self.supervisor().metrics()?;
         export(&metrics);
         Ok(metrics)
     }
@@ -208,7 +209,7 @@ impl<R: Runtime> Node<R> {
     /// # }
     /// ```
     pub fn progress(&self) -> ProgressDisplay {
-        let supervisor = Arc::clone(&self.supervisor);
+        let supervisor = Arc::clone(self.supervisor());
         ProgressDisplay::start(move || {
             let metrics = supervisor.metrics().ok()?;
             export(&metrics);
@@ -232,7 +233,7 @@ impl<R: Runtime> Node<R> {
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down; what [`shutdown`](Self::shutdown) returned says it then.
     pub fn report(&self) -> Result<NodeReport, Closed> {
-        let (restarts, hangs) = self.supervisor.report()?;
+        let (restarts, hangs) = self.supervisor().report()?;
         Ok(NodeReport { workers: self.workers(), restarts, hangs })
     }
 
@@ -242,7 +243,7 @@ impl<R: Runtime> Node<R> {
     /// # Errors
     /// The file cannot be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Option<Result<TraceSummary, TraceError>> {
-        self.trace.as_ref().map(|trace| trace.write_to(path.as_ref()))
+        self.processes.trace.as_ref().map(|trace| trace.write_to(path.as_ref()))
     }
 
     /// Lets everything under way finish, stops the actors and then the workers; what is not done after `deadline` is
@@ -251,7 +252,7 @@ impl<R: Runtime> Node<R> {
     /// # Errors
     /// [`Closed::Ended`] only if the supervisor's thread was lost.
     pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
-        self.supervisor.shutdown(deadline)
+        self.supervisor().shutdown(deadline)
     }
 
     /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at once.
@@ -260,11 +261,27 @@ impl<R: Runtime> Node<R> {
     /// # Errors
     /// When signals cannot be waited for; the node is shut down all the same, when it is dropped.
     pub fn run_until_ctrl_c(self, deadline: Duration) -> Result<ShutdownReport, RunError> {
-        signals::run_until_ctrl_c(&self.supervisor, deadline)
+        self.processes.run_until_ctrl_c(deadline)
     }
 }
 
-impl<R: Runtime> Drop for Node<R> {
+impl Processes {
+    inside! {
+        /// As [`Node::supervisor`].
+        pub fn supervisor(&self) -> &Arc<Supervisor> {
+            &self.supervisor
+        }
+    }
+
+    inside! {
+        /// As [`Node::run_until_ctrl_c`].
+        pub fn run_until_ctrl_c(self, deadline: Duration) -> Result<ShutdownReport, RunError> {
+            signals::run_until_ctrl_c(&self.supervisor, deadline)
+        }
+    }
+}
+
+impl Drop for Processes {
     fn drop(&mut self) {
         match self.supervisor.shutdown(limits::DROP_DEADLINE) {
             Ok(report) => {

@@ -1,14 +1,14 @@
 //! How a program of actor types becomes processes: joins `node/` to the transport and its actors.
 
-use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use super::host::{Activity, ActorHost, Identity, Notices, ProcessRuntime, Runtime};
 use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 
-use crate::actor::{OnActorEnd, Program, StartActor, WorkerActors};
+use super::host::{Activity, Identity, Notices, ProcessRuntime};
+use crate::actor::{OnActorEnd, ProcessActors, Program, StartActor};
 use crate::clock::ProcessPages;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
@@ -24,51 +24,16 @@ use crate::transport::control_channel::{ControlChannel, FromNode};
 /// The status of a worker that cannot be reached any more: that of a main thread that panicked.
 const EXIT_DEAF: i32 = 101;
 
-impl ProcessRuntime for Transport {
-    fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
-        Transport::from_node(self, message, descriptors);
-    }
-
-    fn activity(&self) -> Activity {
-        // `busy` is read last: a message counted as received before it is busy for this look or done with.
-        let stats = self.stats();
-        // Waiting senders are counted first: one that stops waiting makes its actor's process busy before that.
-        let busy = somebody_waits_here(self) || self.is_busy();
-        Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
-    }
-
-    fn metrics(&self) -> ProcessMetrics {
-        Transport::metrics(self)
-    }
-
-    fn hang_probe(&self) -> HangProbe {
-        Transport::hang_probe(self)
-    }
-
-    fn trace(&self, ring: TraceRing) {
-        self.domain().tracer().start(ring.0);
-    }
-
-    fn stopping(&self) {
-        self.begin_stopping();
-    }
-
-    fn leaving(&self) {
-        self.begin_leaving();
-    }
-
-    fn note_returns(&self) {
-        self.take_in_last_returns();
-    }
-
-    fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
-        let domain = Arc::clone(self.domain());
-        Box::new(move || finish_own_work(&domain))
-    }
-
-    fn node_ended(&self) {
-        self.take_in_last_returns();
-        self.end_watching();
+impl Transport {
+    inside! {
+        /// What is going on in the process now.
+        pub fn activity(&self) -> Activity {
+            // `busy` is read last: a message counted as received before it is busy for this look or done with.
+            let stats = self.stats();
+            // Waiting senders are counted first: one that stops waiting makes its actor's process busy before that.
+            let busy = somebody_waits_here(self) || self.is_busy();
+            Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
+        }
     }
 }
 
@@ -78,42 +43,14 @@ fn somebody_waits_here(transport: &Transport) -> bool {
     inboxes.any(|inbox| !inbox.local().queue().is_empty())
 }
 
-impl ActorHost for WorkerStageWithNotices {
-    async fn start_actor(&self, start: StartActor) -> Result<(), String> {
-        let (notices, actor) = (self.notices.clone(), start.actor);
-        let ended: OnActorEnd = Box::new(move |why, away| notices.actor_ended(actor, why, away));
-        self.actor_host.start(start, ended).await
-    }
-
-    fn stop_actors(&self) -> impl Future<Output = ()> {
-        self.actor_host.stop()
-    }
-}
-
-/// A worker's stage with the way to tell of ended actors.
-pub struct WorkerStageWithNotices {
-    actor_host: WorkerActors,
-    notices: Notices,
-}
-
-fn pool_options(identity: &Identity) -> PoolOptions {
-    PoolOptions { budget: identity.host_budget, first_chunk: CHUNK_BYTES }
-}
-
-impl Runtime for Program {
-    type ProcessRuntime = Transport;
-    type ActorHost = WorkerStageWithNotices;
-
-    fn fingerprint(&self) -> u64 {
-        Program::fingerprint(self)
-    }
-
-    fn open(
-        &self,
+impl ProcessActors {
+    /// Opens a process of a node of `program`.
+    pub(crate) fn open(
+        program: &Program,
         identity: &Identity,
         control: Arc<dyn ControlChannel>,
         pages: ProcessPages,
-    ) -> Result<Arc<Transport>, String> {
+    ) -> Result<Arc<Self>, String> {
         let transport =
             Transport::open(identity.process, control, pages).map_err(|error| error.to_string())?;
         if identity.detects_hangs {
@@ -125,20 +62,60 @@ impl Runtime for Program {
         }
         // The host pool is always there: large bodies travel in it, and peers' host tensors are mapped through it.
         let host: Arc<dyn Backend> = HostBackend::new();
-        transport.pool(&host, pool_options(identity));
+        transport.pool(&host, PoolOptions { budget: identity.host_budget, first_chunk: CHUNK_BYTES });
         if identity.process == crate::ids::ProcessId::NODE {
             run_reader_on_a_thread(&transport)?;
         }
-        Ok(transport)
+        Ok(Arc::new(ProcessActors::new(program.clone(), transport)))
+    }
+}
+
+impl ProcessRuntime for ProcessActors {
+    fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
+        self.transport().from_node(message, descriptors);
     }
 
-    fn actor_host(
-        &self,
-        transport: Arc<Transport>,
-        notices: Notices,
-    ) -> Result<WorkerStageWithNotices, String> {
+    fn activity(&self) -> Activity {
+        self.transport().activity()
+    }
+
+    fn metrics(&self) -> ProcessMetrics {
+        self.transport().metrics()
+    }
+
+    fn hang_probe(&self) -> HangProbe {
+        self.transport().hang_probe()
+    }
+
+    fn trace(&self, ring: TraceRing) {
+        self.transport().domain().tracer().start(ring.0);
+    }
+
+    fn stopping(&self) {
+        self.transport().begin_stopping();
+    }
+
+    fn leaving(&self) {
+        self.transport().begin_leaving();
+    }
+
+    fn note_returns(&self) {
+        self.transport().take_in_last_returns();
+    }
+
+    fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
+        let domain = Arc::clone(self.transport().domain());
+        Box::new(move || finish_own_work(&domain))
+    }
+
+    fn node_ended(&self) {
+        self.transport().take_in_last_returns();
+        self.transport().end_watching();
+    }
+
+    fn begin_hosting(&self) -> Result<(), String> {
         // On the thread that the actors run on: a message then costs no switch.
-        let reader = Arc::clone(&transport);
+        let reader = Arc::clone(self.transport());
         actix::spawn(async move {
             match AssertUnwindSafe(Arc::clone(&reader).run()).catch_unwind().await {
                 Ok(Ok(())) => {}
@@ -150,7 +127,21 @@ impl Runtime for Program {
                 std::process::exit(EXIT_DEAF);
             }
         });
-        Ok(WorkerStageWithNotices { actor_host: WorkerActors::new(self.clone(), transport), notices })
+        Ok(())
+    }
+
+    fn start_actor(
+        self: Arc<Self>,
+        start: StartActor,
+        notices: Notices,
+    ) -> LocalBoxFuture<'static, Result<(), String>> {
+        let actor = start.actor;
+        let ended: OnActorEnd = Box::new(move |why, away| notices.actor_ended(actor, why, away));
+        async move { self.start(start, ended).await }.boxed_local()
+    }
+
+    fn stop_actors(&self) -> LocalBoxFuture<'_, ()> {
+        self.stop().boxed_local()
     }
 }
 

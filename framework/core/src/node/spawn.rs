@@ -12,8 +12,8 @@ use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
-    Address, Channel, LookupError, NewActor, Program, RegisterError, Registry, RemoteActor, Watch, lookup,
-    register, takes,
+    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, lookup, register,
+    takes,
 };
 use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};
@@ -53,10 +53,10 @@ pub enum ActorError {
     Start(#[from] StartError),
 }
 
-impl Node<Program> {
+impl Node {
     /// Makes the settings of a node; add the program's actor types, then start it.
-    pub fn builder() -> NodeBuilder<Program> {
-        NodeBuilder::new(Program::default())
+    pub fn builder() -> NodeBuilder {
+        NodeBuilder::new()
     }
 
     /// Prepares the start of an actor, in a worker process of its own unless said otherwise.
@@ -90,7 +90,7 @@ impl Node<Program> {
         let (actor, location) = self.supervisor().adopt_actor(None, DEFAULT_MAILBOX)?;
         let supervisor = Arc::clone(self.supervisor());
         let ended = Box::new(move || supervisor.actor_ended(actor));
-        let transport = self.process_runtime();
+        let transport = self.transport();
         let (inbox, channel) = Channel::new(actor, location.index, location.capacity, transport, ended);
         // The node hands every location out once, so it is free.
         if let Err(error) = transport.serve_at(location.index, inbox) {
@@ -144,7 +144,7 @@ impl Node<Program> {
     /// # }
     /// ```
     pub fn watch<M: GpuMessage>(&self, address: &Address<M>) -> Watch {
-        Watch::begin(self.process_runtime(), address.actor())
+        Watch::begin(self.transport(), address.actor())
     }
 
     /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor answers.
@@ -152,7 +152,7 @@ impl Node<Program> {
     /// # Errors
     /// There is none, or the node is shutting down.
     pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        self.block_on(lookup(self.process_runtime(), name))
+        self.block_on(lookup(self.transport(), name))
     }
 
     /// Registers an actor under one more name.
@@ -160,12 +160,12 @@ impl Node<Program> {
     /// # Errors
     /// The name is taken, or the node is shutting down.
     pub fn register<M: GpuMessage>(&self, name: &str, address: &Address<M>) -> Result<(), RegisterError> {
-        self.block_on(register(self.process_runtime(), name, address.actor()))
+        self.block_on(register(self.transport(), name, address.actor()))
     }
 
     /// Finds actors by name from any task or thread of this process.
     pub fn registry(&self) -> Registry {
-        Registry::new(Arc::clone(self.process_runtime()))
+        Registry::new(Arc::clone(self.transport()))
     }
 
     /// Opens a stream of this process on the host device, with the process's memory there: to make tensors to send, and
@@ -183,7 +183,7 @@ impl Node<Program> {
     /// # Errors
     /// The device cannot be opened, or the process has no clock left.
     pub fn stream(&self, device: &Device) -> Result<DeviceStream, TensorError> {
-        let transport = self.process_runtime();
+        let transport = self.transport();
         DeviceStream::new(transport.pool_for(device.id())?, Arc::clone(transport.domain()))
     }
 
@@ -202,15 +202,15 @@ impl Node<Program> {
 
     /// The counts of the transport of the node's own process.
     pub fn stats(&self) -> TransportStats {
-        self.process_runtime().stats()
+        self.transport().stats()
     }
 }
 
-impl NodeBuilder<Program> {
+impl NodeBuilder {
     /// Adds an actor type. Every type that is spawned has to be added, before [`start`](Self::start), in the same order
     /// of the program's run, so that workers know it too.
     pub fn actor<A: RemoteActor>(mut self) -> Self {
-        self.runtime.register::<A>();
+        self.types.register::<A>();
         self
     }
 }
@@ -239,7 +239,7 @@ impl NodeBuilder<Program> {
 /// ```
 #[must_use = "nothing is started before `start`"]
 pub struct Spawn<'n, A: RemoteActor> {
-    node: &'n Node<Program>,
+    node: &'n Node,
     args: A::Args,
     name: Option<String>,
     worker: Option<WorkerId>,
@@ -313,7 +313,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` returned.
     pub fn start(self) -> Result<Spawned<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
-        if !self.node.runtime().knows(type_name) {
+        if !self.node.types.knows(type_name) {
             return Err(ActorError::UnknownType(type_name));
         }
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
@@ -345,7 +345,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
             }
         });
         let (actor, location) = started?;
-        let transport = Arc::clone(self.node.process_runtime());
+        let transport = Arc::clone(self.node.transport());
         Ok(Spawned { transport, actor, location, worker, kind: PhantomData })
     }
 }

@@ -6,71 +6,81 @@
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 use parking_lot::{Condvar, Mutex};
 use tensorpost::device::DeviceId;
-use tensorpost::node::ProcessId;
+use tensorpost::node::{NodeBuilder, NodeError, ProcessId, Supervisor};
 use tensorpost_core::clock::ProcessPages;
 use tensorpost_core::device::Access;
 use tensorpost_core::ids::ChunkId;
-use tensorpost_core::node::{Activity, ActorHost, Identity, Notices, ProcessRuntime, Runtime, StartActor};
+use tensorpost_core::node::{Activity, Identity, Notices, ProcessRuntime, Processes, StartActor};
 use tensorpost_core::transport::control_channel::{ControlChannel, FromNode, LinkMessage, ToNode};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// How long one message is worked on: long enough that a shutdown finds some waiting.
 const WORK: Duration = Duration::from_millis(1);
 
-pub(crate) struct Fake;
+/// The fake's node.
+pub(crate) struct FakeNode {
+    pub(crate) transport: Arc<Transport>,
+    pub(crate) processes: Processes,
+}
 
-impl Runtime for Fake {
-    type ProcessRuntime = Transport;
-    type ActorHost = FakeStage;
-
-    /// Another file name plays another build with other types.
-    fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        std::env::current_exe().unwrap().file_name().hash(&mut hasher);
-        hasher.finish()
-    }
-
-    fn open(
-        &self,
-        identity: &Identity,
-        control: Arc<dyn ControlChannel>,
-        _: ProcessPages,
-    ) -> Result<Arc<Transport>, String> {
-        if identity.name == "cannot-open" {
-            return Err("no GPU 7 here".to_owned());
-        }
-        let (to_actors, link_messages) = unbounded_channel();
-        Ok(Arc::new(Transport {
-            me: identity.clone(),
-            control,
-            sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-            waiting: AtomicU64::new(0),
-            stopping: AtomicBool::new(false),
-            from_node: Mutex::default(),
-            changed: Condvar::new(),
-            to_actors,
-            link_messages: Mutex::new(Some(link_messages)),
-        }))
-    }
-
-    fn actor_host(&self, transport: Arc<Transport>, notices: Notices) -> Result<FakeStage, String> {
-        if transport.me.name == "cannot-stage" {
-            return Err("no stage today".to_owned());
-        }
-        let link_messages = transport.link_messages.lock().take().ok_or("a second actor host")?;
-        actix::spawn(handle_link_messages(transport.clone(), link_messages));
-        Ok(FakeStage { transport, notices, hang_at_stop: AtomicBool::new(false) })
+impl FakeNode {
+    pub(crate) fn supervisor(&self) -> &Supervisor {
+        self.processes.supervisor()
     }
 }
 
+/// Runs this process if it is a worker, before a scene begins.
+pub(crate) fn run_if_worker() {
+    tensorpost_core::node::run_if_worker(fingerprint(), &open);
+}
+
+pub(crate) fn start(builder: NodeBuilder) -> Result<FakeNode, NodeError> {
+    let (transport, processes) = builder.start_processes(fingerprint(), &open)?;
+    Ok(FakeNode { transport, processes })
+}
+
+/// Another file name plays another build with other types.
+fn fingerprint() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    std::env::current_exe().unwrap().file_name().hash(&mut hasher);
+    hasher.finish()
+}
+
+fn open(
+    identity: &Identity,
+    control: Arc<dyn ControlChannel>,
+    _: ProcessPages,
+) -> Result<Arc<Transport>, String> {
+    if identity.name == "cannot-open" {
+        return Err("no GPU 7 here".to_owned());
+    }
+    let (to_actors, link_messages) = unbounded_channel();
+    Ok(Arc::new_cyclic(|this| Transport {
+        this: this.clone(),
+        me: identity.clone(),
+        control,
+        sent: AtomicU64::new(0),
+        received: AtomicU64::new(0),
+        waiting: AtomicU64::new(0),
+        stopping: AtomicBool::new(false),
+        from_node: Mutex::default(),
+        changed: Condvar::new(),
+        to_actors,
+        link_messages: Mutex::new(Some(link_messages)),
+        hang_at_stop: AtomicBool::new(false),
+    }))
+}
+
 pub(crate) struct Transport {
+    this: Weak<Transport>,
     pub(crate) me: Identity,
     pub(crate) control: Arc<dyn ControlChannel>,
     sent: AtomicU64,
@@ -81,6 +91,7 @@ pub(crate) struct Transport {
     changed: Condvar,
     to_actors: UnboundedSender<ProcessId>,
     link_messages: Mutex<Option<UnboundedReceiver<ProcessId>>>,
+    hang_at_stop: AtomicBool,
 }
 
 impl ProcessRuntime for Transport {
@@ -111,6 +122,34 @@ impl ProcessRuntime for Transport {
     fn stopping(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         println!("{} is told that the node is stopping", self.me.name);
+    }
+
+    fn begin_hosting(&self) -> Result<(), String> {
+        if self.me.name == "cannot-stage" {
+            return Err("no stage today".to_owned());
+        }
+        let link_messages = self.link_messages.lock().take().ok_or("actors were begun twice")?;
+        let transport = self.this.upgrade().ok_or("nobody holds it")?;
+        actix::spawn(handle_link_messages(transport, link_messages));
+        Ok(())
+    }
+
+    fn start_actor(
+        self: Arc<Self>,
+        start: StartActor,
+        notices: Notices,
+    ) -> LocalBoxFuture<'static, Result<(), String>> {
+        self.play(start, notices).boxed_local()
+    }
+
+    fn stop_actors(&self) -> LocalBoxFuture<'_, ()> {
+        async move {
+            if self.hang_at_stop.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            println!("{} handled {}", self.me.name, self.received.load(Ordering::SeqCst));
+        }
+        .boxed_local()
     }
 }
 
@@ -175,40 +214,34 @@ async fn handle_link_messages(transport: Arc<Transport>, mut link_messages: Unbo
     }
 }
 
-pub(crate) struct FakeStage {
-    transport: Arc<Transport>,
-    notices: Notices,
-    hang_at_stop: AtomicBool,
-}
-
-impl ActorHost for FakeStage {
-    async fn start_actor(&self, start: StartActor) -> Result<(), String> {
+impl Transport {
+    async fn play(self: Arc<Self>, start: StartActor, notices: Notices) -> Result<(), String> {
         let args = String::from_utf8_lossy(&start.made_of.args).into_owned();
         match start.made_of.type_name.as_str() {
             "quiet" => {}
             "fail" => return Err(format!("no memory\n\nCaused by:\n    {args}")),
             "panic" => panic!("create panicked on {args}"),
             "length" => println!("{} bytes, last {:?}", start.made_of.args.len(), start.made_of.args.last()),
-            "ends" => self.notices.actor_stopped(start.actor, Some("it was done".to_owned())),
+            "ends" => notices.actor_stopped(start.actor, Some("it was done".to_owned())),
             "exit" => std::process::exit(5),
             // `<index>` of a chunk of the node.
             "wants-chunk" => {
                 let chunk = ChunkId { owner: ProcessId::NODE, index: args.parse().unwrap() };
-                println!("{} has the chunk: {}", self.transport.me.name, self.transport.has_chunk(chunk));
+                println!("{} has the chunk: {}", self.me.name, self.has_chunk(chunk));
             }
             "publishes" => {
-                let chunk = ChunkId { owner: self.transport.me.process, index: 0 };
-                self.transport.publish(chunk);
+                let chunk = ChunkId { owner: self.me.process, index: 0 };
+                self.publish(chunk);
             }
             "busy" => {
-                self.transport.waiting.fetch_add(1, Ordering::SeqCst);
+                self.waiting.fetch_add(1, Ordering::SeqCst);
             }
             "hang-at-stop" => self.hang_at_stop.store(true, Ordering::SeqCst),
             "source" => {
                 // `<name of the receiver> <messages>`
                 let (name, count) = args.split_once(' ').unwrap();
                 let (name, count) = (name.to_owned(), count.parse::<u64>().unwrap());
-                let transport = self.transport.clone();
+                let transport = self.clone();
                 transport.waiting.fetch_add(1, Ordering::SeqCst);
                 std::thread::spawn(move || {
                     let to = transport.look_up(&name).unwrap();
@@ -239,13 +272,5 @@ impl ActorHost for FakeStage {
             other => return Err(format!("no actor type `{other}`")),
         }
         Ok(())
-    }
-
-    async fn stop_actors(&self) {
-        if self.hang_at_stop.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
-        }
-        let transport = &self.transport;
-        println!("{} handled {}", transport.me.name, transport.received.load(Ordering::SeqCst));
     }
 }

@@ -7,10 +7,10 @@ use std::io::Read;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use fake::Fake;
+use fake::FakeNode;
 use tensorpost::actor::ActorId;
 use tensorpost::device::DeviceId;
-use tensorpost::node::{Node, NodeBuilder, ProcessId, StartError, WorkerId, WorkerState};
+use tensorpost::node::{Node, ProcessId, StartError, WorkerId, WorkerState};
 use tensorpost_core::ids::ChunkId;
 use tensorpost_core::node::NewActor;
 use tensorpost_core::transport::control_channel::{FromNode, Location};
@@ -27,31 +27,32 @@ fn main() -> Result<()> {
         },
         _ => {}
     }
-    let builder = NodeBuilder::new(Fake).run_if_worker();
+    fake::run_if_worker();
+    let builder = Node::builder();
     match scene.as_str() {
         "not-a-worker" => Ok(()),
-        "actors" => actors(&builder.start()?),
-        "chunks" => chunks(&builder.start()?),
-        "deaths" => deaths(&builder.start()?),
+        "actors" => actors(&fake::start(builder)?),
+        "chunks" => chunks(&fake::start(builder)?),
+        "deaths" => deaths(&fake::start(builder)?),
         "refused" => {
             let other = std::env::args().nth(2).context("the other program")?;
-            let node = builder.worker_program(other).start()?;
+            let node = fake::start(builder.worker_program(other))?;
             println!("error: {}", node.supervisor().spawn_worker("other").unwrap_err());
             Ok(())
         }
         "exits-early" | "cannot-open" | "cannot-stage" => {
-            let node = builder.start()?;
+            let node = fake::start(builder)?;
             println!("error: {}", node.supervisor().spawn_worker(&scene).unwrap_err());
             Ok(())
         }
         "never-says-hello" => {
-            let node = builder.start_deadline(Duration::from_millis(300)).start()?;
+            let node = fake::start(builder.start_deadline(Duration::from_millis(300)))?;
             println!("error: {}", node.supervisor().spawn_worker("mute").unwrap_err());
             Ok(())
         }
-        "waits" => waits(&builder.start()?),
+        "waits" => waits(&fake::start(builder)?),
         "dropped" => {
-            let node = builder.start()?;
+            let node = fake::start(builder)?;
             print_pids(&node, 2)?;
             drop(node);
             println!("dropped");
@@ -59,24 +60,24 @@ fn main() -> Result<()> {
         }
         "logs" => {
             tracing_subscriber::fmt().with_writer(std::io::stdout).with_ansi(false).init();
-            logs(&builder.worker_log("info").start()?)
+            logs(&fake::start(builder.worker_log("info"))?)
         }
-        "drains" => drains(&builder.start()?),
-        "late" => late(&builder.start()?),
-        "stuck" => stuck(&builder.start()?),
+        "drains" => drains(&fake::start(builder)?),
+        "late" => late(&fake::start(builder)?),
+        "stuck" => stuck(&fake::start(builder)?),
         "signals" => {
-            let node = builder.start()?;
+            let node = fake::start(builder)?;
             let worker = node.supervisor().spawn_worker("worker")?;
             if let Some(type_name) = std::env::args().nth(2) {
                 start(&node, worker, &type_name, "")?;
             }
             tracing_subscriber::fmt().with_writer(std::io::stdout).with_ansi(false).init();
-            let report = node.run_until_ctrl_c(DEADLINE)?;
+            let report = node.processes.run_until_ctrl_c(DEADLINE)?;
             println!("clean: {}, killed: {:?}", report.is_clean(), report.workers[0].killed);
             Ok(())
         }
         "runs-itself" => {
-            let node = builder.start()?;
+            let node = fake::start(builder)?;
             let worker = node.supervisor().spawn_worker("worker")?;
             start(&node, worker, "runs-itself", "")?;
             finish(&node)
@@ -98,7 +99,7 @@ fn new_actor(type_name: &str, name: Option<&str>, args: Vec<u8>) -> NewActor {
 }
 
 fn start(
-    node: &Node<Fake>,
+    node: &FakeNode,
     worker: WorkerId,
     type_name: &str,
     args: &str,
@@ -106,8 +107,8 @@ fn start(
     node.supervisor().start_actor(worker, new_actor(type_name, None, args.into()))
 }
 
-fn finish(node: &Node<Fake>) -> Result<()> {
-    let report = node.shutdown(DEADLINE)?;
+fn finish(node: &FakeNode) -> Result<()> {
+    let report = node.supervisor().shutdown(DEADLINE)?;
     ensure!(report.is_clean(), "{report:?}");
     println!("clean shutdown of {}", report.workers.len());
     Ok(())
@@ -118,23 +119,23 @@ fn wait_for_stdin() -> Result<()> {
     Ok(())
 }
 
-fn print_pids(node: &Node<Fake>, count: usize) -> Result<()> {
+fn print_pids(node: &FakeNode, count: usize) -> Result<()> {
     for i in 0..count {
         // A worker lives as long as the node, not as the thread that asked for it.
         let spawn = || node.supervisor().spawn_worker(&format!("worker-{i}"));
         std::thread::scope(|scope| scope.spawn(spawn).join()).expect("no panic")?;
     }
-    let pids: Vec<_> = node.workers().iter().map(|worker| worker.pid.to_string()).collect();
+    let pids: Vec<_> = node.supervisor().workers().iter().map(|worker| worker.pid.to_string()).collect();
     println!("pids {}", pids.join(" "));
     Ok(())
 }
 
-fn waits(node: &Node<Fake>) -> Result<()> {
+fn waits(node: &FakeNode) -> Result<()> {
     print_pids(node, 3)?;
     wait_for_stdin()
 }
 
-fn actors(node: &Node<Fake>) -> Result<()> {
+fn actors(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let (one, two) = (supervisor.spawn_worker("one")?, supervisor.spawn_worker("two")?);
     let (a, location_a) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
@@ -142,7 +143,7 @@ fn actors(node: &Node<Fake>) -> Result<()> {
     let (c, location_c) = start(node, two, "length", "")?;
     ensure!(a != b && b != c && location_a != location_b && location_a.process == location_b.process);
     ensure!(location_c.process != location_a.process && location_c.capacity == 16);
-    ensure!(node.process_runtime().look_up("b") == Some(location_b.process));
+    ensure!(node.transport.look_up("b") == Some(location_b.process));
 
     // Arguments larger than a packet travel in several.
     let mut args = vec![1; 3_000_000];
@@ -158,15 +159,14 @@ fn actors(node: &Node<Fake>) -> Result<()> {
     // An actor that ended gives its name back; the notice comes right behind the word that it started.
     supervisor.start_actor(two, new_actor("ends", Some("short"), vec![]))?;
     start(node, two, "quiet", "")?;
-    ensure!(node.process_runtime().look_up("short").is_none());
+    ensure!(node.transport.look_up("short").is_none());
 
     let (own, location) = supervisor.adopt_actor(Some("in the node"), 4)?;
     ensure!(
-        location.process == ProcessId::NODE
-            && node.process_runtime().look_up("in the node") == Some(ProcessId::NODE)
+        location.process == ProcessId::NODE && node.transport.look_up("in the node") == Some(ProcessId::NODE)
     );
     supervisor.actor_ended(own);
-    ensure!(node.process_runtime().look_up("in the node").is_none());
+    ensure!(node.transport.look_up("in the node").is_none());
     let status = supervisor.worker(one).context("status")?;
     ensure!(status.state == WorkerState::Running && status.actors == 2 && status.complaints == 0);
     finish(node)?;
@@ -174,17 +174,17 @@ fn actors(node: &Node<Fake>) -> Result<()> {
     Ok(())
 }
 
-fn deaths(node: &Node<Fake>) -> Result<()> {
+fn deaths(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let (one, two) = (supervisor.spawn_worker("one")?, supervisor.spawn_worker("two")?);
     let (_, location) = supervisor.start_actor(one, new_actor("quiet", Some("a"), vec![]))?;
     println!("error: {}", start(node, one, "exit", "").unwrap_err());
     // Everybody is told, the name is free, and the rest goes on.
-    node.process_runtime().wait_for(|message| match message {
+    node.transport.wait_for(|message| match message {
         FromNode::Exited { process } if *process == location.process => Some(()),
         _ => None,
     });
-    ensure!(node.process_runtime().look_up("a").is_none());
+    ensure!(node.transport.look_up("a").is_none());
     println!("error: {}", start(node, one, "quiet", "").unwrap_err());
     supervisor.start_actor(two, new_actor("quiet", Some("a"), vec![]))?;
     supervisor.kill_worker(two);
@@ -197,8 +197,8 @@ fn deaths(node: &Node<Fake>) -> Result<()> {
 }
 
 /// Chunks that are there, that never were, and whose owner dies before anybody can know.
-fn chunks(node: &Node<Fake>) -> Result<()> {
-    let (supervisor, transport) = (node.supervisor(), node.process_runtime());
+fn chunks(node: &FakeNode) -> Result<()> {
+    let (supervisor, transport) = (node.supervisor(), &node.transport);
     let (owner, asker) = (supervisor.spawn_worker("owner")?, supervisor.spawn_worker("asker")?);
     let (_, location) = start(node, owner, "publishes", "")?;
     let chunk = |index| ChunkId { owner: location.process, index };
@@ -221,7 +221,7 @@ fn chunks(node: &Node<Fake>) -> Result<()> {
     finish(node)
 }
 
-fn logs(node: &Node<Fake>) -> Result<()> {
+fn logs(node: &FakeNode) -> Result<()> {
     let worker = node.supervisor().spawn_worker("talker")?;
     start(node, worker, "logs", "")?;
     start(node, worker, "floods", "200000")?;
@@ -231,22 +231,22 @@ fn logs(node: &Node<Fake>) -> Result<()> {
     Ok(())
 }
 
-fn drains(node: &Node<Fake>) -> Result<()> {
+fn drains(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let (from, to) = (supervisor.spawn_worker("from")?, supervisor.spawn_worker("to")?);
     let (_, location) = supervisor.start_actor(to, new_actor("quiet", Some("sink"), vec![]))?;
     // A link takes each link message once.
-    node.process_runtime().send_link_message(location.process);
+    node.transport.send_link_message(location.process);
     start(node, from, "source", "sink 1")?;
     finish(node)
 }
 
-fn late(node: &Node<Fake>) -> Result<()> {
+fn late(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let (slow, good) = (supervisor.spawn_worker("slow")?, supervisor.spawn_worker("good")?);
     start(node, slow, "hang-at-stop", "")?;
     start(node, good, "quiet", "")?;
-    let report = node.shutdown(Duration::from_millis(500))?;
+    let report = node.supervisor().shutdown(Duration::from_millis(500))?;
     for worker in &report.workers {
         println!("{}: killed {:?}", worker.name, worker.killed);
     }
@@ -255,7 +255,7 @@ fn late(node: &Node<Fake>) -> Result<()> {
 }
 
 /// A worker that is stopped (not dead) is written to until the bound; the other goes on all the while.
-fn stuck(node: &Node<Fake>) -> Result<()> {
+fn stuck(node: &FakeNode) -> Result<()> {
     let supervisor = node.supervisor();
     let (stuck, good) = (supervisor.spawn_worker("stuck")?, supervisor.spawn_worker("good")?);
     let status = supervisor.worker(stuck).context("status")?;

@@ -1,6 +1,5 @@
 //! A worker's main thread: starts and stops actors as the node asks.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use tokio::sync::mpsc::Receiver;
@@ -9,7 +8,7 @@ use super::uplink::Uplink;
 use crate::actor::StartActor;
 use crate::limits::MAX_ACTORS;
 use crate::node::control::Up;
-use crate::node::host::{ActorHost, ProcessRuntime};
+use crate::node::host::{Notices, ProcessRuntime};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::os::vital;
 
@@ -25,21 +24,18 @@ pub(super) enum Task {
 }
 
 /// Runs until the node says [`Task::Exit`] or [`Task::Leave`].
-pub(super) async fn run<S: ActorHost>(
-    actor_host: S,
-    process_runtime: &impl ProcessRuntime,
+pub(super) async fn run(
+    process_runtime: &Arc<dyn ProcessRuntime>,
     mut tasks: Receiver<Task>,
     uplink: &Arc<Uplink>,
 ) {
-    let actor_host = Rc::new(actor_host);
     while let Some(task) = tasks.recv().await {
         match task {
             Task::Start(start) => {
-                let (actor_host, uplink) = (actor_host.clone(), uplink.clone());
-                actix::spawn(start_actor(actor_host, *start, uplink));
+                actix::spawn(start_actor(process_runtime.clone(), *start, uplink.clone()));
             }
             Task::StopActors => {
-                actor_host.stop_actors().await;
+                process_runtime.stop_actors().await;
                 // Leases that are kept until somebody has passed a message go back while their owners still read.
                 process_runtime.note_returns();
                 let _ = uplink.send(&Up::ActorsStopped, Vec::new());
@@ -58,10 +54,10 @@ pub(super) async fn run<S: ActorHost>(
     }
 }
 
-async fn start_actor<S: ActorHost>(actor_host: Rc<S>, start: StartActor, uplink: Arc<Uplink>) {
-    let actor = start.actor;
+async fn start_actor(process_runtime: Arc<dyn ProcessRuntime>, start: StartActor, uplink: Arc<Uplink>) {
+    let (actor, notices) = (start.actor, Notices::new(uplink.clone()));
     // In a task of its own, so that a panic becomes an answer too.
-    let result = match actix::spawn(async move { actor_host.start_actor(start).await }).await {
+    let result = match actix::spawn(async move { process_runtime.start_actor(start, notices).await }).await {
         Ok(result) => result,
         Err(error) if error.is_panic() => {
             Err(format!("it panicked: {}", vital::panic_text(&*error.into_panic())))

@@ -27,7 +27,7 @@ use crate::fault;
 use crate::node::control::{ControlError, Down, Up, decode, encode};
 use crate::node::files;
 use crate::node::handshake::Build;
-use crate::node::host::{Identity, Notices, ProcessRuntime, Runtime};
+use crate::node::host::{Identity, Open, ProcessRuntime};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
@@ -45,11 +45,11 @@ const STARVED: &str = "this process may open no more files, and the node has sen
 const EXIT_REFUSED: i32 = 78;
 
 /// Returns if this process is not a worker; otherwise runs it, and the process ends with it.
-pub(crate) fn run_if_worker<R: Runtime>(runtime: &R) {
+pub fn run_if_worker<R: ProcessRuntime>(fingerprint: u64, open: &Open<'_, R>) {
     let Some(socket) = inherited::take() else { return };
     let run = || -> ! {
-        match Worker::start(runtime, Arc::new(socket)) {
-            Ok(worker) => worker.run(runtime),
+        match Worker::start(fingerprint, open, Arc::new(socket)) {
+            Ok(worker) => worker.run(),
             Err(failure) => exit_with(&failure),
         }
     };
@@ -65,17 +65,21 @@ pub(crate) fn run_if_worker<R: Runtime>(runtime: &R) {
 }
 
 /// A worker that was welcomed.
-struct Worker<R: Runtime> {
+struct Worker {
     identity: Identity,
-    process_runtime: Arc<R::ProcessRuntime>,
+    process_runtime: Arc<dyn ProcessRuntime>,
     uplink: Arc<Uplink>,
     tasks: tokio::sync::mpsc::Receiver<Task>,
 }
 
-impl<R: Runtime> Worker<R> {
-    fn start(runtime: &R, socket: Arc<Seqpacket>) -> Result<Self, String> {
+impl Worker {
+    fn start<R: ProcessRuntime>(
+        fingerprint: u64,
+        open: &Open<'_, R>,
+        socket: Arc<Seqpacket>,
+    ) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
-        let (identity, log_filter, pages) = handshake(runtime.fingerprint(), &socket, &mut receiving)?;
+        let (identity, log_filter, pages) = handshake(fingerprint, &socket, &mut receiving)?;
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
@@ -87,7 +91,7 @@ impl<R: Runtime> Worker<R> {
         #[cfg(feature = "testing")]
         fault::arm_from_environment(&identity.name);
         fault::point("worker.open");
-        let process_runtime = runtime.open(&identity, control, pages).map_err(|why| {
+        let process_runtime: Arc<dyn ProcessRuntime> = open(&identity, control, pages).map_err(|why| {
             let why = cut(why, MAX_FAILURE_TEXT);
             let _ = uplink.send(&Up::OpenFailed { why: why.clone() }, Vec::new());
             uplink.drain();
@@ -109,14 +113,13 @@ impl<R: Runtime> Worker<R> {
         Ok(Worker { identity, process_runtime, uplink, tasks })
     }
 
-    fn run(self, runtime: &R) -> ! {
+    fn run(self) -> ! {
         let Worker { identity, process_runtime, uplink, tasks } = self;
         actix::System::new().block_on(async move {
-            let notices = Notices::new(uplink.clone());
-            match runtime.actor_host(process_runtime.clone(), notices) {
-                Ok(actor_host) => {
+            match process_runtime.begin_hosting() {
+                Ok(()) => {
                     let _ = uplink.send(&Up::Ready, Vec::new());
-                    main_loop::run(actor_host, &*process_runtime, tasks, &uplink).await;
+                    main_loop::run(&process_runtime, tasks, &uplink).await;
                     uplink.drain();
                 }
                 Err(why) => {
@@ -225,15 +228,15 @@ fn install_logs(uplink: &Arc<Uplink>, log_filter: &str) {
 }
 
 /// The control thread: takes what the node says, and sends what was queued.
-struct Control<R: ProcessRuntime> {
+struct Control {
     socket: Arc<Seqpacket>,
     receiving: Receiving,
     uplink: Arc<Uplink>,
-    process_runtime: Arc<R>,
+    process_runtime: Arc<dyn ProcessRuntime>,
     to_main: tokio::sync::mpsc::Sender<Task>,
 }
 
-impl<R: ProcessRuntime> Control<R> {
+impl Control {
     fn run(mut self) {
         let error = loop {
             match self.turn() {
