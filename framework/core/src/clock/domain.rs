@@ -55,6 +55,7 @@ struct Peer {
 
 impl ClockDomain {
     /// The clocks of process `own`, whose page this process writes; no peers yet. There is nobody to tell it of deaths.
+    #[cfg(any(test, feature = "inside"))]
     pub fn new(own: ProcessId, page: Arc<ClockPage>) -> Arc<Self> {
         Self::with_epoch_page(own, page, None)
     }

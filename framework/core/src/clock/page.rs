@@ -142,6 +142,7 @@ impl ClockPage {
     }
 
     /// The mapping, whose address and length a device registers.
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -171,6 +172,7 @@ impl ClockPage {
 
     /// Where on the page clock `slot` is, in bytes, for a device that reads or writes it; `None` where there is no such
     /// clock.
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn clock_offset(&self, slot: u16) -> Option<usize> {
         clock_at(slot)
     }

@@ -37,6 +37,7 @@ const _: () = assert!(MAX_STREAMS <= u64::BITS as usize);
 pub struct OwnClock {
     page: Arc<ClockPage>,
     slots: Arc<Slots>,
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     process: ProcessId,
     slot: u16,
 }
@@ -98,6 +99,7 @@ impl OwnClock {
     ///
     /// # Errors
     /// [`ClockError::NotWriter`] where this process does not write the page.
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn leave_to_device(&self) -> Result<(), ClockError> {
         self.page.leave_to_device(self.slot, true)
     }
@@ -116,6 +118,7 @@ impl OwnClock {
     }
 
     /// The ticket of one of its values.
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn ticket(&self, value: u64) -> Ticket {
         Ticket { process: self.process, slot: self.slot, value }
     }

@@ -127,6 +127,7 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     ) -> Result<Arc<dyn StreamBackend>, DeviceError>;
 
     /// Most streams that this process can have here at one time.
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     fn stream_limit(&self) -> usize {
         MAX_STREAMS
     }
@@ -144,6 +145,7 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError>;
 
     /// For the code that knows the implementation.
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     fn as_any(&self) -> &dyn Any;
 }
 

@@ -136,6 +136,7 @@ impl Notices {
 
     /// An actor ended: by itself (`why` is `None`) or by a failure. Its names become free and its address leads
     /// nowhere. Not needed for actors that [`ProcessRuntime::stop_actors`] stopped.
+    #[cfg(any(test, feature = "inside"))]
     pub fn actor_stopped(&self, actor: ActorId, why: Option<String>) {
         self.actor_ended(actor, why.map(EndReason::HandlerPanic), false);
     }

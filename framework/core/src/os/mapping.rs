@@ -82,6 +82,7 @@ impl Mapping {
     }
 
     /// The access that this process has.
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn access(&self) -> Access {
         self.access
     }
@@ -232,6 +233,7 @@ pub struct Watched32<'a> {
 impl Watched32<'_> {
     /// Its value; what the writer did before its release store is visible afterwards.
     #[inline]
+    #[cfg(any(test, feature = "inside"))]
     pub fn load(self) -> u32 {
         let value = self.word.load(Ordering::Relaxed);
         fence(Ordering::Acquire);

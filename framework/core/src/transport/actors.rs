@@ -27,6 +27,7 @@ use crate::observe::metrics::ActorMetrics;
 /// See the module.
 pub(super) struct Actors {
     inboxes: RwLock<Vec<Slot>>,
+    #[cfg(any(test, feature = "inside"))]
     next: AtomicUsize,
     /// Messages delivered and not done with.
     open: AtomicUsize,
@@ -59,10 +60,16 @@ impl Slot {
 
 impl Actors {
     pub(super) fn new() -> Self {
-        Actors { inboxes: RwLock::new(Vec::new()), next: AtomicUsize::new(0), open: AtomicUsize::new(0) }
+        Actors {
+            inboxes: RwLock::new(Vec::new()),
+            #[cfg(any(test, feature = "inside"))]
+            next: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
+        }
     }
 
     /// An index that no actor had before. It may be one that there cannot be.
+    #[cfg(any(test, feature = "inside"))]
     pub(super) fn next_index(&self) -> usize {
         self.next.fetch_add(1, Ordering::Relaxed)
     }

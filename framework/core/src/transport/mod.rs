@@ -414,6 +414,7 @@ impl Transport {
     ///
     /// # Errors
     /// [`TransportError::TooManyActors`].
+    #[cfg(any(test, feature = "inside"))]
     pub fn serve(&self, make: impl FnOnce(u16) -> Arc<dyn Inbox>) -> Result<u16, TransportError> {
         let index = self.actors.next_index();
         self.serve_at(index as u16, make(index as u16))?;

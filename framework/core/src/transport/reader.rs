@@ -229,6 +229,7 @@ impl Transport {
     }
 
     /// Ends [`run`](Self::run).
+    #[cfg(any(test, feature = "inside"))]
     pub fn stop(&self) {
         self.lifecycle.stop();
         self.wakeups.wake_reader();

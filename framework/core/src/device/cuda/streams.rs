@@ -39,6 +39,7 @@ impl Streams {
         Streams { limit, state: Mutex::default() }
     }
 
+    #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub(super) fn limit(&self) -> usize {
         self.limit
     }

@@ -28,6 +28,7 @@ impl Pool {
     }
 
     /// The holders of this pool's memory, the largest first, in words.
+    #[cfg(any(test, feature = "inside"))]
     pub fn holders(&self) -> String {
         self.state.lock().holders(self.process)
     }
