@@ -294,6 +294,17 @@ impl Chain {
         }
     }
 
+    /// Waits until every stage behind the first has done that many items, on its stream too: what it has not done when
+    /// somebody dies may be lost.
+    fn until_done(&self, count: usize) {
+        self.until_handled(count);
+        for stage in 1..self.stages.len() {
+            let report = self.look(stage);
+            let done = report.items.iter().filter(|(.., made)| matches!(made, Seen::Good(_))).count();
+            assert_eq!(done, count, "{report:?}");
+        }
+    }
+
     fn process(&self, stage: usize) -> String {
         let worker =
             self.node.workers().into_iter().find(|worker| worker.worker == self.stages[stage].worker());
@@ -321,7 +332,7 @@ fn good(stage: usize, id: u32) -> (u32, Seen, Seen) {
 fn a_chain_whose_first_dies_loses_what_it_had_not_done_and_nothing_else(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=5, None);
-    chain.until_handled(5);
+    chain.until_done(5);
     let mut out: Vec<Item> = (0..5).map(|_| chain.out.blocking_recv().unwrap()).collect();
     let gate = Gate::new();
     chain.make(6..=9, Some(gate.door()));
@@ -405,7 +416,7 @@ fn what_waits_in_a_mailbox_or_a_ring_becomes_a_dead_letter(builder: Builder) {
 fn a_stopped_worker_keeps_nobody_waiting(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=2, None);
-    chain.until_handled(2);
+    chain.until_done(2);
     let gate = Gate::new();
     chain.make(3..=4, Some(gate.door()));
     let at_the_door = gate.arrival();
@@ -440,7 +451,7 @@ fn a_stopped_worker_keeps_nobody_waiting(builder: Builder) {
 fn two_deaths_at_once_release_everybody(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=2, None);
-    chain.until_handled(2);
+    chain.until_done(2);
     let gate = Gate::new();
     chain.make(3..=4, Some(gate.door()));
     let at_the_door = gate.arrival();
@@ -468,7 +479,7 @@ fn two_deaths_at_once_release_everybody(builder: Builder) {
 fn a_host_kernel_that_panics_ends_its_worker_and_is_never_read(builder: Builder) {
     let mut chain = Chain::start(builder);
     chain.make(1..=2, None);
-    chain.until_handled(2);
+    chain.until_done(2);
     let dead = chain.process(0);
     deliver(&chain.node, &chain.stages[0].address(), Slip(3));
     let Some(WorkerState::Exited { why: Some(why), .. }) =
