@@ -23,6 +23,7 @@ macro_rules! inside {
 
 pub mod api;
 
+// Each module twice, and not by a macro: rustfmt and rustdoc find a module only where it is written out.
 #[cfg(feature = "inside")]
 #[doc(hidden)]
 pub mod actor;
