@@ -6,17 +6,19 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use command_fds::CommandFdExt;
+use rustix::io::fcntl_getfd;
+use rustix::stdio::{stderr, stdout};
 
 use crate::limits::CUDA_CONNECTIONS;
 use crate::node::handshake::{Build, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
-use crate::os::{PidFd, Seqpacket};
+use crate::os::{Launcher, PidFd, Seqpacket};
 
 /// The program that the workers of a node run.
 #[derive(Clone, Debug)]
@@ -54,17 +56,18 @@ impl Program {
         self.path.display().to_string()
     }
 
-    /// Starts it. The kernel kills the new process when the calling *thread* ends, so only the supervisor's thread may
-    /// call this.
-    pub(crate) fn launch(&self, environment: &[(&'static str, OsString)]) -> io::Result<Launched> {
+    /// Starts it. The kernel kills the new process when the launcher is dropped.
+    pub(crate) fn launch(
+        &self,
+        launcher: &Launcher,
+        environment: &[(&'static str, OsString)],
+    ) -> io::Result<Launched> {
         let (socket, theirs) = Seqpacket::pair()?;
-        let theirs = OwnedFd::from(theirs);
         let mut command = Command::new(&self.path);
         if let Some(name) = &self.name {
             command.arg0(name);
         }
         command.args(&self.arguments);
-        command.env(VARIABLE, format!("{}:{}", theirs.as_raw_fd(), std::process::id()));
         // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware queues where
         // nothing is said.
         let connections = CUDA_CONNECTIONS.to_string();
@@ -79,10 +82,25 @@ impl Program {
         command.stdin(Stdio::null());
         // A terminal's Ctrl-C is for the node alone, which then lets the workers finish.
         command.process_group(0);
-        command.preserved_fds(vec![theirs]);
-        let mut child = command.spawn()?;
-        // The command owns our copy of the worker's end; while it is open, the worker's end would not show.
-        drop(command);
+        // What the standard streams are now: they may have been redirected since the launcher's table was made.
+        let streams = [stdout(), stderr()];
+        let open = streams.map(|stream| fcntl_getfd(stream).is_ok());
+        let given: Vec<_> = std::iter::once(theirs.as_fd())
+            .chain(streams.into_iter().zip(open).filter_map(|(stream, open)| open.then_some(stream)))
+            .collect();
+        let mut child = launcher.launch(&given, move |given| {
+            let mut given = given.into_iter();
+            let Some(socket) = given.next() else { return Err(io::ErrorKind::InvalidData.into()) };
+            // A stream that is closed here is the null device there.
+            let mut stream =
+                |open: bool| open.then(|| given.next()).flatten().map_or_else(Stdio::null, Stdio::from);
+            command.stdout(stream(open[0])).stderr(stream(open[1]));
+            command.env(VARIABLE, format!("{}:{}", socket.as_raw_fd(), std::process::id()));
+            command.preserved_fds(vec![socket]);
+            command.spawn()
+        })?;
+        // While our copy of the worker's end is open, the worker's end would not show.
+        drop(theirs);
         match PidFd::open(child.id()) {
             Ok(pidfd) => Ok(Launched { child, pidfd, socket }),
             Err(error) => {

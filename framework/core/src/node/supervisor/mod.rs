@@ -3,7 +3,7 @@
 //! * Death of a worker: its pidfd and the end of its socket show it. The thread first handles what the worker had sent,
 //!   then takes its exit status, forgets its actors and names, tells everybody else that it is gone, and gives an error
 //!   to whoever waits for it. Nothing else stops.
-//! * Death of the node: the kernel kills every worker, because this thread started them and ends with the process.
+//! * Death of the node: the kernel kills every worker, because a thread of this one's started them and ends with it.
 //! * Close: [`Supervisor::shutdown`], which dropping the [`Node`](crate::node::Node) does too.
 //!
 //! Nothing that a worker does can make the thread wait. It never waits for a socket; it queues up to a bound what a
@@ -61,7 +61,7 @@ use crate::node::journal::Journal;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
-use crate::os::EventFd;
+use crate::os::{EventFd, Launcher};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
 
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
@@ -190,7 +190,8 @@ impl Supervisor {
         process_runtime: Arc<dyn ProcessRuntime>,
     ) -> Result<Self, NodeError> {
         let journal = Journal::start().map_err(NodeError::System)?;
-        let state = run::State::new(settings, shared.clone(), process_runtime, journal);
+        let launcher = Launcher::start().map_err(NodeError::System)?;
+        let state = run::State::new(settings, shared.clone(), process_runtime, journal, launcher);
         let thread = std::thread::Builder::new()
             .name("tensorpost-node".to_owned())
             .spawn(move || state.run())

@@ -17,7 +17,7 @@ use crate::node::questions::Ping;
 use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
-use crate::os::foreign;
+use crate::os::{Launcher, foreign};
 use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text};
@@ -38,6 +38,8 @@ pub(super) struct State {
     /// The node's own process.
     pub(super) process_runtime: Arc<dyn ProcessRuntime>,
     pub(super) journal: Journal,
+    /// Starts the workers' processes; they end with it.
+    launcher: Launcher,
     /// What processes say to each other through the node: the roster, names, chunks, deaths.
     pub(super) broker: Broker,
     /// Who runs where.
@@ -60,6 +62,7 @@ impl State {
         shared: Arc<Shared>,
         process_runtime: Arc<dyn ProcessRuntime>,
         journal: Journal,
+        launcher: Launcher,
     ) -> Self {
         let mut broker = Broker::with_epoch_page(Arc::clone(&settings.epoch_page));
         let _nothing_yet = broker.joined(ProcessId::NODE);
@@ -69,6 +72,7 @@ impl State {
             shared,
             process_runtime,
             journal,
+            launcher,
             broker,
             workers: Workers::new(),
             restarts: Restarts::default(),
@@ -189,7 +193,7 @@ impl State {
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
-        let launched = self.settings.program.launch(&environment);
+        let launched = self.settings.program.launch(&self.launcher, &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {
