@@ -69,6 +69,11 @@ impl ProcessRuntime for Transport {
         self.take_in_last_returns();
         self.end_watching();
     }
+
+    fn node_dropped(&self) {
+        // The reader keeps the transport, with its memory and its descriptors, and a program may have many nodes in turn.
+        self.stop();
+    }
 }
 
 /// Whether a sender of this process waits for room in a mailbox of this process.

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,6 +17,10 @@ use crate::limits::CUDA_CONNECTIONS;
 use crate::node::handshake::{Build, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
 use crate::os::{PidFd, Seqpacket};
+
+/// Descriptors that must be free for another worker to be started. The workers that run send the node memory and links; what
+/// it has no room for is lost, and its sender with it.
+const SPARE_DESCRIPTORS: usize = 16;
 
 /// The program that the workers of a node run.
 #[derive(Clone, Debug)]
@@ -58,6 +62,10 @@ impl Program {
     /// call this.
     pub(crate) fn launch(&self, environment: &[(&'static str, OsString)]) -> io::Result<Launched> {
         let (socket, theirs) = Seqpacket::pair()?;
+        // Closed again when the worker runs.
+        let _spare = (0..SPARE_DESCRIPTORS)
+            .map(|_| socket.as_fd().try_clone_to_owned())
+            .collect::<Result<Vec<_>, _>>()?;
         let theirs = OwnedFd::from(theirs);
         let mut command = Command::new(&self.path);
         if let Some(name) = &self.name {
