@@ -155,7 +155,7 @@ impl Args {
     }
 }
 
-/// Writes all events to a file, as [`write`] does. The file appears whole or not at all: on a full disk what was there
+/// Writes all events to a file, as [`write()`] does. The file appears whole or not at all: on a full disk what was there
 /// before stays, and nothing half written is left.
 ///
 /// # Errors
