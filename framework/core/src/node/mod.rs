@@ -272,6 +272,6 @@ impl<R: Runtime> Drop for Node<R> {
             }
             Err(error) => tracing::error!(%error, "the node could not be shut down"),
         }
-        self.process_runtime.node_dropped();
+        host::ProcessRuntime::node_dropped(&*self.process_runtime);
     }
 }
