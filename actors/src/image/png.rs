@@ -47,9 +47,12 @@ fn write(path: &Path, pixels: &[u8], size: ImageSize, colour: ExtendedColorType)
         .map_err(failed)?;
 
     let mut writer = BufWriter::new(temporary);
-    PngEncoder::new(&mut writer)
-        .write_image(pixels, size.width(), size.height(), colour)
-        .map_err(|source| ImageError::Encode { path: path.to_owned(), source })?;
+    PngEncoder::new(&mut writer).write_image(pixels, size.width(), size.height(), colour).map_err(
+        |source| match source {
+            ::image::ImageError::IoError(source) => failed(source),
+            source => ImageError::Encode { path: path.to_owned(), source },
+        },
+    )?;
     writer.flush().map_err(failed)?;
     let temporary = writer.into_inner().map_err(|error| failed(error.into_error()))?;
     temporary.persist(path).map_err(|error| failed(error.error))?;

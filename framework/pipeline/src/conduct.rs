@@ -166,7 +166,14 @@ pub(super) async fn conduct(
     reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts(), true);
     conductor.close().await;
     if let (Some(trace), Some(path)) = (&conductor.trace, &settings.trace) {
-        trace.write(path, &conductor.plan)?;
+        // The run is over, and its report counts for more than its trace.
+        if let Err(error) = trace.write(path, &conductor.plan) {
+            let (pipeline, path) = (&conductor.plan.name, path.display());
+            tracing::error!(
+                target: "tensorpost::pipeline", pipeline,
+                "the trace could not be written to {path}: {error}; is the folder there, and is there room?"
+            );
+        }
     }
     conductor.outcome(settings.complete)
 }

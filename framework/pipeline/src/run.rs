@@ -109,7 +109,8 @@ impl Pipeline {
     }
 
     /// Writes a trace of the run, for <https://ui.perfetto.dev>. Of long runs it has the beginning of each actor
-    /// ([`MAX_TRACED`](super::limits::MAX_TRACED)).
+    /// ([`MAX_TRACED`](super::limits::MAX_TRACED)). Where it cannot be written the log says so, and the run counts all the
+    /// same.
     pub fn trace(self, path: impl Into<PathBuf>) -> Self {
         self.tune(|draft| draft.settings.trace = Some(path.into()))
     }

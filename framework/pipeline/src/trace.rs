@@ -4,8 +4,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io;
 use std::path::Path;
 
 use tensorpost_core::api::observe::chrome::{self, Args, Event, Row, Step};
@@ -34,7 +33,7 @@ impl Trace {
     /// Writes the file.
     pub(super) fn write(&self, path: &Path, plan: &Plan) -> io::Result<()> {
         let about = Args::default().text("pipeline", &plan.name);
-        chrome::write(&mut BufWriter::new(File::create(path)?), &self.events(plan), about)
+        chrome::write_file(path, &self.events(plan), about)
     }
 
     fn events(&self, plan: &Plan) -> Vec<Event> {

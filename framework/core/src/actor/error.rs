@@ -39,6 +39,10 @@ pub enum SendFailure {
     /// The actor's process has ended, and the actor does not come back.
     #[error("{0}")]
     ProcessExited(ExitedProcess),
+    /// This process lacks memory or descriptors for the way to the actor's process, as this says. Nothing else is lost;
+    /// the next send tries again.
+    #[error("there is no way to the actor's process: {0}")]
+    NoLink(String),
     /// The actor does not take this type.
     #[error("the actor does not handle {0}; list it in `RemoteActor::handles` with `on.message::<{0}>()`")]
     Unregistered(&'static str),
@@ -63,7 +67,9 @@ impl SendFailure {
     /// Whether the same message may be accepted later.
     pub fn is_retryable(&self) -> bool {
         match self {
-            SendFailure::Full | SendFailure::TimedOut | SendFailure::Restarting => true,
+            SendFailure::Full | SendFailure::TimedOut | SendFailure::Restarting | SendFailure::NoLink(_) => {
+                true
+            }
             SendFailure::Body(error) => matches!(error, PoolError::Full { .. }),
             _ => false,
         }

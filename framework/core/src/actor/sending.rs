@@ -44,6 +44,7 @@ fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
         NoRoute::NoSuchActor => SendFailure::NoSuchActor,
         NoRoute::GaveUp(reason) => SendFailure::GaveUp(reason),
         NoRoute::Exited(exited) => SendFailure::ProcessExited(exited),
+        NoRoute::Lack(why) => SendFailure::NoLink(why),
     })
 }
 

@@ -36,7 +36,7 @@ use thiserror::Error;
 use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket};
 use crate::ids::{DeviceId, ProcessId};
 use crate::limits::MAX_STREAMS;
-use crate::os::BadMemfd;
+use crate::os::{BadMemfd, remedy};
 
 mod chunk;
 #[cfg(any(test, feature = "testing"))]
@@ -264,7 +264,10 @@ pub enum DeviceError {
         found: usize,
     },
     /// No room on the device.
-    #[error("{device} has no room for {bytes} bytes; free tensors or lower the pool's budget")]
+    #[error(
+        "{device} has no room for {bytes} bytes; free tensors, lower the pool's budget{}",
+        if *.device == DeviceId::HOST { ", or raise a limit of memory (ulimit -v, memory.max of the cgroup)" } else { "" }
+    )]
     OutOfMemory {
         /// The device.
         device: DeviceId,
@@ -300,7 +303,7 @@ pub enum DeviceError {
     #[error("the descriptor of a chunk was refused")]
     Memory(#[from] BadMemfd),
     /// The operating system failed.
-    #[error("could not {action}")]
+    #[error("could not {action}: {source}{}", remedy(.source))]
     Os {
         /// What was tried.
         action: &'static str,

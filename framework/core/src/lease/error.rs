@@ -41,7 +41,8 @@ pub enum PoolError {
     /// node.
     #[error(
         "{device} has no room for {chunk} more bytes, for a tensor of {asked}; this process has {in_use} bytes there, within \
-         its budget of {budget}: lower the budgets, or end what else uses the device. {holders}"
+         its budget of {budget}: lower the budgets, end what else uses the device, or raise a limit of memory (ulimit -v, \
+         memory.max of the cgroup). {holders}"
     )]
     NoRoom {
         /// Which device.

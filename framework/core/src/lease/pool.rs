@@ -288,8 +288,18 @@ impl Pool {
         }
     }
 
-    fn grow(&self, state: &mut State, bytes: u64, size: u64) -> Result<(), PoolError> {
-        let chunk = self.backend.create_chunk(size).map_err(|source| match source {
+    fn grow(&self, state: &mut State, bytes: u64, most: u64) -> Result<(), PoolError> {
+        let mut size = most;
+        let chunk = loop {
+            match self.backend.create_chunk(size) {
+                // Where there is no room for the chunk that would be best, there may be for one that does.
+                Err(DeviceError::OutOfMemory { .. }) if size / 2 >= bytes.max(self.backend.granularity()) => {
+                    size = (size / 2).next_multiple_of(self.backend.granularity());
+                }
+                made => break made,
+            }
+        };
+        let chunk = chunk.map_err(|source| match source {
             DeviceError::OutOfMemory { .. } => PoolError::NoRoom {
                 device: self.backend.name(),
                 asked: bytes,

@@ -202,7 +202,9 @@ impl NodeBuilder {
                 .map(|(name, value)| (name, value.to_owned())),
         };
         let supervisor = Supervisor::start(settings, shared, process_runtime.clone())?;
-        Ok((process_runtime, Processes { supervisor: Arc::new(supervisor), trace, _mps: mps }))
+        let own: Arc<dyn ProcessRuntime> = process_runtime.clone();
+        let supervisor = Arc::new(supervisor);
+        Ok((process_runtime, Processes { supervisor, process_runtime: own, trace, _mps: mps }))
     }
 }
 

@@ -80,6 +80,9 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     /// In the node's own process: no more messages come from the node.
     fn node_ended(&self) {}
 
+    /// In the node's own process: the program has dropped the node. What runs for it ends.
+    fn node_dropped(&self) {}
+
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
     fn stopping(&self) {}
 

@@ -147,6 +147,8 @@ pub struct Node {
 /// The processes of a node, whatever they run. Dropping it shuts them down.
 pub struct Processes {
     supervisor: Arc<Supervisor>,
+    /// This process's own.
+    process_runtime: Arc<dyn host::ProcessRuntime>,
     trace: Option<Arc<Collector>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
@@ -291,5 +293,6 @@ impl Drop for Processes {
             }
             Err(error) => tracing::error!(%error, "the node could not be shut down"),
         }
+        self.process_runtime.node_dropped();
     }
 }

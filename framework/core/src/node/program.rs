@@ -113,6 +113,11 @@ impl ProcessRuntime for ProcessActors {
         self.transport().end_watching();
     }
 
+    fn node_dropped(&self) {
+        // The reader keeps the transport, with its memory and its descriptors, and a program may have many nodes in turn.
+        self.transport().stop();
+    }
+
     fn begin_hosting(&self) -> Result<(), String> {
         // On the thread that the actors run on: a message then costs no switch.
         let reader = Arc::clone(self.transport());

@@ -48,8 +48,8 @@ pub(super) enum Chunk {
     Wanted,
     /// Mapped.
     Mapped(Arc<ChunkMapping>),
-    /// There is none, or it cannot be mapped here.
-    Missing,
+    /// There is none, or it cannot be mapped here, as this says.
+    Missing(Arc<str>),
 }
 
 /// What is known of a chunk.
@@ -63,8 +63,8 @@ enum Known {
     Mapped(Arc<ChunkMapping>),
     /// Mapped for as long as there are leases on it.
     Left(Weak<ChunkMapping>),
-    /// There is none, or it cannot be mapped here.
-    Missing,
+    /// There is none, or it cannot be mapped here, as this says.
+    Missing(Arc<str>),
 }
 
 /// Goes with a mapping, and tells the transport when it has gone.
@@ -127,9 +127,10 @@ impl Chunks {
                 Known::Mapped(mapping) => return Chunk::Mapped(Arc::clone(mapping)),
                 // An answer "there is none" is good for one question: a forged frame may have asked for a chunk before
                 // its owner made it (WIRE-1).
-                Known::Missing => {
+                Known::Missing(why) => {
+                    let why = Arc::clone(why);
                     entry.remove();
-                    return Chunk::Missing;
+                    return Chunk::Missing(why);
                 }
                 Known::Left(mapping) => {
                     if let Some(mapping) = mapping.upgrade() {
@@ -145,7 +146,7 @@ impl Chunks {
         }
         if control.send(ToNode::WantChunk { chunk, access }, Vec::new()).is_err() {
             self.known.remove(&key);
-            return Chunk::Missing;
+            return Chunk::Missing("cannot be asked for, because the node has ended".into());
         }
         Chunk::Wanted
     }
@@ -165,9 +166,9 @@ impl Chunks {
         loop {
             match self.get(chunk, access, control) {
                 Chunk::Mapped(mapping) => return Ok(mapping),
-                Chunk::Missing => {
+                Chunk::Missing(why) => {
                     return Err(DeviceError::Refused {
-                        what: format!("chunk {} of {} does not exist (any more)", chunk.index, chunk.owner),
+                        what: format!("chunk {} of {} {why}", chunk.index, chunk.owner),
                     });
                 }
                 Chunk::Wanted => {
@@ -191,9 +192,9 @@ impl Chunks {
             if let Entry::Occupied(mut entry) = self.known.entry((chunk, access == Access::ReadWrite)) {
                 match entry.get() {
                     Known::Unwanted => drop(entry.remove()),
-                    Known::Wanted => drop(entry.insert(Known::Missing)),
+                    Known::Wanted => drop(entry.insert(Known::Missing("does not exist (any more)".into()))),
                     // An answer to a question that was answered otherwise since.
-                    Known::Mapped(_) | Known::Left(_) | Known::Missing => {}
+                    Known::Mapped(_) | Known::Left(_) | Known::Missing(_) => {}
                 }
             }
             self.came.1.notify_all();
@@ -206,7 +207,7 @@ impl Chunks {
         for writable in [false, true] {
             if let Entry::Occupied(mut entry) = self.known.entry((chunk, writable)) {
                 match entry.get() {
-                    Known::Missing => drop(entry.remove()),
+                    Known::Missing(_) => drop(entry.remove()),
                     // Whoever else waits for it asks again when the answer has come.
                     Known::Wanted => drop(entry.insert(Known::Unwanted)),
                     Known::Unwanted | Known::Mapped(_) | Known::Left(_) => {}
@@ -281,7 +282,7 @@ impl Chunks {
         let mapped = |known: &Known| match known {
             Known::Mapped(_) => true,
             Known::Left(mapping) => mapping.strong_count() > 0,
-            Known::Wanted | Known::Unwanted | Known::Missing => false,
+            Known::Wanted | Known::Unwanted | Known::Missing(_) => false,
         };
         self.known.iter().filter(|entry| mapped(entry.value())).count()
     }
@@ -323,7 +324,7 @@ impl Memory {
                 tracing::error!(?chunk, %device, %error, "a peer's memory could not be mapped");
                 // First this, so that the next question comes after it.
                 say_unmapped(chunk, access, control);
-                self.chunks.set(chunk, access, Known::Missing);
+                self.chunks.set(chunk, access, Known::Missing(format!("cannot be mapped: {error}").into()));
             }
         }
     }

@@ -21,6 +21,7 @@ use super::link::Link;
 use crate::clock::ClockPage;
 use crate::fault;
 use crate::ids::ProcessId;
+use crate::os::{remedy, vital};
 use crate::transport::control_channel::{LinkMessage, ToNode};
 
 /// Why a half was refused.
@@ -40,20 +41,40 @@ pub(crate) enum BadHalf {
     Io(#[from] std::io::Error),
 }
 
+/// Why there is no link.
+#[derive(Debug)]
+pub(crate) enum NoLink {
+    /// The peer has ended or broke the protocol, or another life of its slot has not ended.
+    NoPeer,
+    /// This process lacks memory or descriptors for it, as this says. The next use tries again.
+    Lack(String),
+}
+
+fn lacks(peer: ProcessId, error: &std::io::Error) -> NoLink {
+    let why = format!("{error}{}", remedy(error));
+    tracing::error!(%peer, "a link could not be made: {why}");
+    NoLink::Lack(why)
+}
+
 impl Transport {
     /// The link to `peer`, asked for if there is none yet; `None` when the peer has ended, or another life of its slot has
     /// not. It may not be open yet.
     pub(crate) fn link(&self, peer: ProcessId) -> Option<Arc<Link>> {
+        self.link_or_lack(peer).ok()
+    }
+
+    /// As [`link`](Self::link), and says where it is this process that lacks something for it.
+    pub(super) fn link_or_lack(&self, peer: ProcessId) -> Result<Arc<Link>, NoLink> {
         if let Some(link) = self.links.to(peer) {
-            return (!link.is_broken()).then_some(link);
+            return if link.is_broken() { Err(NoLink::NoPeer) } else { Ok(link) };
         }
         if self.lifecycle.exited.contains(peer)
             || peer.slot() == self.me.slot()
             || self.lifecycle.exited.take_nobody(peer)
         {
-            return None;
+            return Err(NoLink::NoPeer);
         }
-        let mut is_new = false;
+        let (mut is_new, mut lack) = (false, None);
         let link = self.links.replace(peer, |known| match known {
             Some(link) if link.peer == peer => Some(Arc::clone(link)),
             // WIRE-1: a frame can name any process. Another life of the slot takes this one's place only when this one is
@@ -61,11 +82,14 @@ impl Transport {
             Some(link) if !self.lifecycle.exited.contains(link.peer) => None,
             _ => {
                 is_new = true;
-                self.new_link(peer)
+                self.new_link(peer).map_err(|error| lack = Some(error)).ok()
             }
-        })?;
+        });
+        let Some(link) = link else {
+            return Err(lack.map_or(NoLink::NoPeer, |error| lacks(peer, &error)));
+        };
         if !is_new {
-            return Some(link);
+            return Ok(link);
         }
         // Also when this thread unwinds: a link whose half was not sent never opens.
         let unsent = guard(Arc::clone(&link), |link| {
@@ -77,27 +101,18 @@ impl Transport {
         match self.send_half(&link) {
             Ok(()) => {
                 ScopeGuard::into_inner(unsent);
-                Some(link)
+                Ok(link)
             }
-            Err(error) => {
-                tracing::error!(%peer, %error, "the half of a link could not be sent; the next use tries again");
-                None
-            }
+            Err(error) => Err(lacks(peer, &error)),
         }
     }
 
-    fn new_link(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        let link = match Link::new(peer, self.wakeups.ears()) {
-            Ok(link) => Arc::new(link),
-            Err(error) => {
-                tracing::error!(%peer, %error, "no memory for a link");
-                return None;
-            }
-        };
+    fn new_link(&self, peer: ProcessId) -> std::io::Result<Arc<Link>> {
+        let link = Arc::new(Link::new(peer, self.wakeups.ears())?);
         // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after, and then its
         // withdrawal finds this link (`Actors::withdraw`).
         self.actors.each_withdrawn(|index, away| link.close(index, away));
-        Some(link)
+        Ok(link)
     }
 
     fn send_half(&self, link: &Link) -> Result<(), std::io::Error> {
@@ -120,7 +135,16 @@ impl Transport {
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
         // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
         self.lifecycle.exited.note_before(from);
-        let Some(link) = self.link(from) else { return Ok(()) };
+        let link = match self.link_or_lack(from) {
+            Ok(link) => link,
+            Err(NoLink::NoPeer) => return Ok(()),
+            Err(NoLink::Lack(why)) => {
+                // The peer's senders wait for this half. A worker ends, and they are told; the program's own process has
+                // no such way out.
+                vital::fail(&format!("the half of a link could not be made: {why}"));
+                return Ok(());
+            }
+        };
         fault::point("transport.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
         self.domain.add_peer(from, ClockPage::open(clock)?);

@@ -34,7 +34,7 @@ use super::{Transport, entry, wake_reasons};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
 use crate::fault;
-use crate::ids::ProcessId;
+use crate::ids::{ChunkId, ProcessId};
 use crate::lease::table::LeaseTableError;
 use crate::lease::{Lease, LeaseId, Returns};
 use crate::message::codec::{self, DecodeError};
@@ -215,11 +215,8 @@ impl Transport {
                 match self.memory.chunks.get(entry.id.chunk, Access::ReadWrite, &*self.control) {
                     Chunk::Mapped(mapping) => kept.extend(self.has_exited(owner).then_some(mapping)),
                     Chunk::Wanted => waits = true,
-                    Chunk::Missing => {
-                        return Look::Never(format!(
-                            "chunk {} of {owner} cannot be mapped writable",
-                            entry.id.chunk.index
-                        ));
+                    Chunk::Missing(why) => {
+                        return Look::Never(self.no_chunk(entry.id.chunk, &why));
                     }
                 }
             }
@@ -240,8 +237,8 @@ impl Transport {
                     waits = true;
                     continue;
                 }
-                Chunk::Missing => {
-                    return Look::Never(format!("chunk {} of {owner} does not exist", entry.id.chunk.index));
+                Chunk::Missing(why) => {
+                    return Look::Never(self.no_chunk(entry.id.chunk, &why));
                 }
             };
             // Last who counts the lease. Memory of a process that ended stays valid (LEASE-4), and nobody counts its leases
@@ -281,6 +278,14 @@ impl Transport {
         if waits { Look::Wait } else { Look::Ready(kept) }
     }
 
+    /// Why a frame cannot be taken that needs this chunk.
+    fn no_chunk(&self, chunk: ChunkId, why: &str) -> String {
+        // A process may have ended because nobody could be told of its memory; then that is the reason.
+        let down = self.lifecycle.exited.how(chunk.owner);
+        let ended = down.map_or_else(String::new, |down| format!("; its process ended: {}", down.reason));
+        format!("chunk {} of {} {why}{ended}", chunk.index, chunk.owner)
+    }
+
     /// Whether `process` may be a life of its slot that this process has not heard of yet: the node will say when the one
     /// before has ended.
     fn may_come(&self, process: ProcessId) -> bool {
@@ -303,7 +308,7 @@ impl Transport {
         let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
         let mapped = |access| match self.memory.chunks.get(id.chunk, access, &*self.control) {
             Chunk::Mapped(mapping) => Ok(mapping),
-            Chunk::Wanted | Chunk::Missing => Err(missing()),
+            Chunk::Wanted | Chunk::Missing(_) => Err(missing()),
         };
         let mapping = mapped(Access::ReadOnly)?;
         let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
@@ -444,7 +449,8 @@ impl Transport {
     /// A message that no mailbox took: its sender is told where it waits for a reply, and gets its credit back (MBX-2).
     fn refuse_frame(&self, link: &Arc<Link>, inbound: &mut Inbound, frame: &Frame<'_>, why: &Refusal) {
         if matches!(frame.header.kind, Kind::Reply | Kind::Refusal) {
-            let failure = AskFailure::BadReply("its frame was rejected".to_owned());
+            let why = if let Refusal::Undelivered(why) = why { why } else { "it was refused" };
+            let failure = AskFailure::BadReply(format!("its frame was rejected: {why}"));
             self.take_reply(link, frame.header.correlation, Err(failure));
             return;
         }

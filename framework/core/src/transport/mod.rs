@@ -124,6 +124,7 @@ use crate::lease::{Pool, PoolOptions};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
+use crate::os::remedy_of_start;
 use crate::stream;
 use control_channel::{ControlChannel, ControlChannelClosed, Location};
 use inbox::Inbox;
@@ -181,7 +182,7 @@ pub struct TransportStats {
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// The operating system refused.
-    #[error("the transport could not open: {0}")]
+    #[error("the transport could not open: {0}{remedy}", remedy = remedy_of_start(.0))]
     Io(#[from] io::Error),
     /// A process hosts at most [`MAX_ACTORS`] actors in its life.
     #[error("this process has hosted {MAX_ACTORS} actors, which is the limit; start another worker")]

@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use super::connect::NoLink;
 use super::directory::{Arrival, Way};
 use super::inbox::Inbox;
 use super::{Link, Queue, Transport};
@@ -41,6 +42,8 @@ pub(crate) enum NoRoute {
     GaveUp(EndReason),
     /// Its process has ended, and it does not come back.
     Exited(ExitedProcess),
+    /// This process lacks what a link to it takes.
+    Lack(String),
 }
 
 impl Transport {
@@ -51,7 +54,7 @@ impl Transport {
             return self.route_by_directory(actor, location);
         }
         // As long as no actor of the node has moved, each is where its address says.
-        match self.route_at(actor, location) {
+        match self.route_at(actor, location)? {
             Some(route) => Ok(route),
             None => self.route_after(actor, location),
         }
@@ -59,13 +62,16 @@ impl Transport {
 
     /// The way to a mailbox at `location`; `None` where nothing, or somebody else, is there now.
     #[inline]
-    fn route_at(&self, actor: ActorId, location: Location) -> Option<Route> {
+    fn route_at(&self, actor: ActorId, location: Location) -> Result<Option<Route>, NoRoute> {
         if location.process == self.me {
             let inbox = self.inbox(location.index).filter(|inbox| inbox.actor() == actor);
-            return inbox.map(|inbox| Route::Short(inbox, None));
+            return Ok(inbox.map(|inbox| Route::Short(inbox, None)));
         }
-        let link = self.link(location.process).filter(|link| !link.has_exited());
-        link.map(|link| Route::Long(link, location, None))
+        match self.link_or_lack(location.process) {
+            Ok(link) if !link.has_exited() => Ok(Some(Route::Long(link, location, None))),
+            Ok(_) | Err(NoLink::NoPeer) => Ok(None),
+            Err(NoLink::Lack(why)) => Err(NoRoute::Lack(why)),
+        }
     }
 
     #[cold]
@@ -83,7 +89,7 @@ impl Transport {
         location: Location,
         queue: Option<Queue>,
     ) -> Result<Route, NoRoute> {
-        let Some(mut route) = self.route_at(actor, location) else {
+        let Some(mut route) = self.route_at(actor, location)? else {
             return self.route_after(actor, location);
         };
         if let Route::Short(_, slot) | Route::Long(_, _, slot) = &mut route {

@@ -11,6 +11,7 @@ use crate::ids::{ActorId, ProcessId};
 use crate::node::control::Down;
 use crate::node::restart::Restart;
 use crate::observe::log::Severity;
+use crate::os::remedy_of_start;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
@@ -101,7 +102,10 @@ impl State {
         if let Err(source) = self.launch(slot, next.worker, &next.name, phase) {
             // The system may have room for it later. It is charged like a death, so that a launch that fails each time
             // ends.
-            let reason = EndReason::CreateFailed(format!("its process could not be started: {source}"));
+            let reason = EndReason::CreateFailed(format!(
+                "its process could not be started: {source}{}",
+                remedy_of_start(&source)
+            ));
             let decisions = self.restarts.decisions(next.worker, &reason, None, Instant::now());
             self.restarts.note_end(next.worker, &next.name, &reason, !decisions.restarting.is_empty());
             let mut told = Vec::new();

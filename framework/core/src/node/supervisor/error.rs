@@ -1,14 +1,18 @@
 //! The errors of what the node is asked for.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
+
+use rustix::process::Signal;
 
 use crate::limits::MAX_PROCESSES;
 use crate::node::handshake::BuildMismatch;
 use crate::node::limits::MAX_CONTROL_MESSAGE;
 use crate::node::registry::NameError;
 use crate::node::roster::LocationError;
+use crate::os::remedy_of_start;
 
 use super::WorkerId;
 
@@ -40,7 +44,10 @@ pub enum NodeError {
     #[error("the node's own process could not be opened: {0}")]
     Open(String),
     /// The system has no thread or descriptor left.
-    #[error("the node needs two threads and a few descriptors, and the system refused one: {0}")]
+    #[error(
+        "the node needs two threads and a few descriptors, and the system refused one: {0}{remedy}",
+        remedy = remedy_of_start(.0)
+    )]
     System(#[source] io::Error),
     /// There is no MPS.
     #[error(transparent)]
@@ -57,7 +64,7 @@ pub enum SpawnError {
     #[error("the node has {MAX_PROCESSES} processes already; put several actors into one worker")]
     TooMany,
     /// The system refused to start it.
-    #[error("worker `{name}` could not be started from {program}: {source}")]
+    #[error("worker `{name}` could not be started from {program}: {source}{}", remedy_of_start(.source))]
     Start {
         /// Its name.
         name: String,
@@ -152,6 +159,22 @@ pub enum StartError {
 
 pub(crate) fn exit_text(exit: &Option<ExitStatus>) -> String {
     exit.map_or_else(|| "exit status unknown".to_owned(), |exit| exit.to_string())
+}
+
+/// What to look at when a worker was ended by a signal that the node did not send.
+pub(crate) fn hint(exit: &Option<ExitStatus>) -> &'static str {
+    match exit.and_then(|exit| exit.signal()).and_then(Signal::from_named_raw) {
+        Some(Signal::KILL) => {
+            "; the node did not kill it: if the system had no memory left (dmesg, memory.events of the cgroup), lower \
+             `host_budget` or raise the limit"
+        }
+        Some(Signal::BUS) => {
+            "; was there no memory left for a page that it touched (memory.max of the cgroup)?"
+        }
+        Some(Signal::XFSZ) => "; raise the limit of file size (ulimit -f)",
+        Some(Signal::XCPU) => "; raise the limit of processor time (ulimit -t)",
+        _ => "",
+    }
 }
 
 pub(crate) fn because(why: &Option<String>) -> String {

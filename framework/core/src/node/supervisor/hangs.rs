@@ -4,6 +4,8 @@
 //! actor, so a worker that does not answer hangs as a whole. The supervisor compares each answer with the one before.
 //! Durations are the node's own: a handler pays a store before and after its call and no look at the clock.
 //!
+//! Time in which the node stood still itself (its machine was suspended, or it was) counts against nobody.
+//!
 //! A worker that waits for another process's clock is that one's victim and not to blame; where they wait in a row, the
 //! last one is.
 
@@ -28,6 +30,8 @@ pub(super) struct Hangs {
     next: Option<Instant>,
     seen: HashMap<ProcessId, Seen>,
     found: VecDeque<HangReport>,
+    /// Until when, and for how long, the node last stood still itself.
+    stall: Option<(Instant, Duration)>,
 }
 
 /// What the last answers of one worker showed.
@@ -58,6 +62,28 @@ impl Hangs {
 
     pub(super) fn report(&self) -> Vec<HangReport> {
         self.found.iter().cloned().collect()
+    }
+
+    /// The node has stood still for so long, and others perhaps with it: that time is in nobody's durations.
+    pub(super) fn stalled(&mut self, lost: Duration) {
+        self.stall = Some((Instant::now(), lost));
+        for seen in self.seen.values_mut() {
+            seen.unanswered = seen.unanswered.map(|asked| asked + lost);
+            seen.mailboxes.values_mut().for_each(|(_, since)| *since += lost);
+        }
+    }
+
+    /// Waits as their process has measured them, without time in which the node stood still.
+    fn without_stall(&self, mut waits: Vec<WaitProbe>) -> Vec<WaitProbe> {
+        if let Some((until, lost)) = self.stall {
+            let since = until.elapsed();
+            for wait in &mut waits {
+                // What began after the stall has lost nothing by it.
+                let before = Duration::from_nanos(wait.waited).saturating_sub(since);
+                wait.waited -= before.min(lost).as_nanos() as u64;
+            }
+        }
+        waits
     }
 
     pub(super) fn left(&mut self, process: ProcessId) {
@@ -117,8 +143,9 @@ impl Hangs {
         }
         // The node's own threads wait for clocks too.
         let own = process_runtime.hang_probe();
+        let waits = self.without_stall(own.waits);
         let seen = self.seen.entry(ProcessId::NODE).or_default();
-        seen.waits = own.waits;
+        seen.waits = waits;
         seen.forget_what_is_over();
     }
 
@@ -129,6 +156,7 @@ impl Hangs {
         if round > self.round {
             return;
         }
+        let waits = self.without_stall(hang_probe.waits);
         let Some(seen) = self.seen.get_mut(&process) else { return };
         seen.unanswered = None;
         seen.reported.remove(&Said::Silent);
@@ -141,7 +169,7 @@ impl Hangs {
             };
             seen.mailboxes.insert(actor.actor, (actor, since));
         }
-        seen.waits = hang_probe.waits;
+        seen.waits = waits;
         seen.forget_what_is_over();
     }
 

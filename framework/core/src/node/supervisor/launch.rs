@@ -20,6 +20,10 @@ use crate::node::handshake::{Build, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
 use crate::os::{Launcher, PidFd, Seqpacket};
 
+/// Descriptors that must be free for another worker to be started. The workers that run send the node memory and links; what
+/// it has no room for is lost, and its sender with it.
+const SPARE_DESCRIPTORS: usize = 16;
+
 /// The program that the workers of a node run.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -63,6 +67,10 @@ impl Program {
         environment: &[(&'static str, OsString)],
     ) -> io::Result<Launched> {
         let (socket, theirs) = Seqpacket::pair()?;
+        // Closed again when the worker runs.
+        let _spare = (0..SPARE_DESCRIPTORS)
+            .map(|_| socket.as_fd().try_clone_to_owned())
+            .collect::<Result<Vec<_>, _>>()?;
         let mut command = Command::new(&self.path);
         if let Some(name) = &self.name {
             command.arg0(name);

@@ -20,7 +20,7 @@ use crate::observe::log::Severity;
 use crate::os::{Launcher, foreign};
 use crate::transport::lifecycle::EndReason;
 
-use super::error::{because, exit_text};
+use super::error::{because, exit_text, hint};
 use super::hangs::Hangs;
 use super::metrics::Askings;
 use super::record::{Asker, Worker, WorkerPhase, WorkerState, WorkerStatus};
@@ -28,6 +28,11 @@ use super::restarts::Restarts;
 use super::stopping::Stopping;
 use super::workers::Workers;
 use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
+
+/// How often the supervisor looks at the clock while a worker starts: time that it missed shows by that.
+const STALL_TICK: Duration = Duration::from_millis(250);
+/// So much too late is more than the system's scheduling.
+const STALL: Duration = Duration::from_millis(10);
 
 /// The supervisor, part by part. One thread owns it, so there are no locks; what the parts decide goes out over the
 /// broker and the workers' sockets.
@@ -310,12 +315,26 @@ impl State {
         }
     }
 
+    /// This thread was woken so much too late: the node was stopped, or its machine was, or it had no processor. Others may
+    /// have stood still with it, so that time counts against nobody.
+    fn stalled(&mut self, lost: Duration) {
+        for worker in self.workers.iter_mut() {
+            if let WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } =
+                &mut worker.phase
+            {
+                *deadline += lost;
+            }
+            worker.kill_at = worker.kill_at.map(|at| at + lost);
+        }
+        self.hangs.stalled(lost);
+    }
+
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
         let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.phase {
                 WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {
-                    Some(deadline)
+                    Some(deadline.min(Instant::now() + STALL_TICK))
                 }
                 _ => None,
             };
@@ -333,7 +352,8 @@ impl State {
 
     /// Waits for the next event and serves every worker that has one.
     fn wait_and_serve(&mut self) -> std::io::Result<()> {
-        let timeout = self.next_event().map(|at| {
+        let next = self.next_event();
+        let timeout = next.map(|at| {
             // The kernel's timeout rounds; a little later beats once more for nothing.
             at.saturating_duration_since(Instant::now()) + Duration::from_micros(50)
         });
@@ -357,6 +377,7 @@ impl State {
             });
         }
         wait::poll(&mut fds, timeout)?;
+        let late = next.map_or(Duration::ZERO, |at| at.elapsed());
         let woken = !fds[0].revents().is_empty();
         let events: Vec<_> = owners
             .into_iter()
@@ -364,6 +385,9 @@ impl State {
             .map(|(index, pair)| (index, !pair[0].revents().is_empty(), pair[1].revents()))
             .collect();
         drop(fds);
+        if late >= STALL {
+            self.stalled(late);
+        }
         if woken {
             shared.wake.drain()?;
         }
@@ -392,12 +416,14 @@ impl State {
                 Ok(Incoming::Message(bytes, descriptors)) => self.worker_message(index, &bytes, descriptors),
                 Ok(Incoming::Empty) => return,
                 Ok(Incoming::Starved) => {
-                    let text = format!(
-                        "the node may open no more files: a message of worker `{}` with descriptors is lost; raise the limit of \
-                         open files (ulimit -n)",
-                        worker.name
+                    // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of
+                    // them. Before it comes to this the node starts no more workers (`launch`).
+                    worker.open = false;
+                    worker.give_up(
+                        "the node may open no more files and has lost what this worker sent; raise the limit of open \
+                         files (ulimit -n)"
+                            .to_owned(),
                     );
-                    self.journal.node(Severity::Error, Some(&worker.name), text);
                 }
                 Ok(Incoming::Closed) => {
                     (worker.open, worker.read_to_the_end) = (false, true);
@@ -438,7 +464,8 @@ impl State {
         // What becomes of its actors is told before that it is gone: who hears of the end knows where to wait.
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
         let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
-        let text = format!("{text}: {}{}", exit_text(&exit), because(&worker.why));
+        let hint = if worker.why.is_none() { hint(&exit) } else { "" };
+        let text = format!("{text}: {}{}{hint}", exit_text(&exit), because(&worker.why));
         self.broker.left(worker.process, &mut told);
         // From now on a shutdown cannot go by sums of messages (`node/shutdown`).
         self.workers.deaths = true;

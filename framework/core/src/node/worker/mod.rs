@@ -245,8 +245,9 @@ impl Control {
                 Err(error) => break error,
             }
         };
-        say(&format!("the control socket cannot be used any more: {error}"));
-        end_at_once()
+        // Whoever waits for this worker is told why it ends.
+        vital::fail(&format!("the control socket cannot be used any more: {error}"));
+        vital::await_end()
     }
 
     fn turn(&mut self) -> Result<(), ControlEnd> {

@@ -11,8 +11,11 @@
 //! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
 //!   written before the flow that begins or ends in it.
 
+use std::ffi::OsString;
 use std::fmt;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
@@ -142,6 +145,32 @@ impl Args {
         self.0.insert(plain(name), plain(&value.to_string()).into());
         self
     }
+}
+
+/// Writes all events to a file, as [`write()`] does. The file appears whole or not at all: on a full disk what was there
+/// before stays, and nothing half written is left.
+///
+/// # Errors
+/// What the system says.
+pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> {
+    // A link's target is replaced and not the link; a pipe, a terminal or a device cannot be replaced by a file.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+    if fs::metadata(&path).is_ok_and(|known| !known.is_file()) {
+        return write(&mut BufWriter::new(File::create(&path)?), events, about);
+    }
+    let mut beside = OsString::from(".");
+    beside.push(name);
+    beside.push(format!(".{}.part", std::process::id()));
+    let beside = path.with_file_name(beside);
+    let written = File::create(&beside)
+        .and_then(|file| write(&mut BufWriter::new(file), events, about))
+        .and_then(|()| fs::rename(&beside, &path));
+    if written.is_err() {
+        // Where it could not even be made there is nothing to remove.
+        let _ = fs::remove_file(&beside);
+    }
+    written
 }
 
 /// Writes all events, and `about` the run behind them.

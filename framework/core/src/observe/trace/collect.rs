@@ -1,8 +1,7 @@
 //! The node's side of a trace: maps the rings of all its processes, and writes the file.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,14 +12,17 @@ use super::chrome::{self, Args};
 use super::ring::{BadRing, Ring};
 use super::timeline::{self, Process};
 use crate::ids::ProcessId;
-use crate::os::monotonic_ns;
+use crate::os::{monotonic_ns, remedy};
 
 /// Processes that have ended whose records are kept; those of the first to end go first, and are counted (MBX-2).
 const MAX_ENDED: usize = 64;
 
 /// A trace that could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("the trace could not be written to {}: {source}; is the folder there, and is there room?", .path.display())]
+#[error(
+    "the trace could not be written to {}: {source}{}; is the folder there, and is there room?",
+    .path.display(), remedy(.source)
+)]
 pub struct TraceError {
     /// The file.
     path: PathBuf,
@@ -149,9 +151,9 @@ impl Collector {
             .number("damaged", summary.damaged)
             .number("dropped_names", processes.iter().map(|process| process.seen.names_dropped).sum())
             .number("forgotten_processes", forgotten);
-        let written =
-            File::create(path).and_then(|file| chrome::write(&mut BufWriter::new(file), &events, about));
-        written.map(|()| summary).map_err(|source| TraceError { path: path.to_owned(), source })
+        chrome::write_file(path, &events, about)
+            .map(|()| summary)
+            .map_err(|source| TraceError { path: path.to_owned(), source })
     }
 
     fn processes(&self) -> (Vec<Process>, u64) {
