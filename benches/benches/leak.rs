@@ -1,6 +1,6 @@
 //! A million messages with tensors through three processes, and what memory that leaves behind. A program, not timed.
 //!
-//! `ack_guard bench --bench leak` runs a million; `ack_guard bench --bench leak -- --messages 50000` another number.
+//! `cargo bench --bench leak` runs a million; `cargo bench --bench leak -- --messages 50000` another number.
 //! The source makes a fresh tensor for each message and sends it with a slice of it; the relay passes both on to the
 //! sink, so the leases change hands between processes that do not own the memory (LEASE-3). Exits with 1 when resident
 //! memory at the end is more than 5 % above that after the first ten thousand messages.

@@ -15,7 +15,7 @@ impl Results {
         Results(folder.into())
     }
 
-    /// Where `ack_guard bench` puts them: `CRITERION_HOME`, or `criterion` in the target folder.
+    /// Where `cargo bench` puts them: `CRITERION_HOME`, or `criterion` in the target folder.
     pub fn of_last_run() -> Self {
         let target = || {
             std::env::var_os("CARGO_TARGET_DIR")

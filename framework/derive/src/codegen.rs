@@ -18,6 +18,7 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
     let where_clause = bounds::where_clause(message, &private);
     let schema = schema::hash(message);
     let checks = checks(message, &private);
+    let may_hold = may_hold(message, &private);
 
     quote! {
         #[automatically_derived]
@@ -30,6 +31,7 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
             type Reply = #reply;
             const NAME: &'static str = #name;
             const SCHEMA: u64 = #schema;
+            #may_hold
 
             #[allow(deprecated)]
             fn check(&self) -> ::core::result::Result<(), #private::TensorCheckError> {
@@ -37,6 +39,28 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
                 ::core::result::Result::Ok(())
             }
         }
+    }
+}
+
+/// The constants that say whether the message, and its reply, can hold tensors.
+fn may_hold(message: &Message, private: &TokenStream) -> TokenStream {
+    let fields: Vec<_> = match &message.body {
+        Body::Struct(fields) => fields.list.iter().collect(),
+        Body::Enum(variants) => variants.iter().flat_map(|variant| &variant.fields.list).collect(),
+    };
+    let types = fields.iter().map(|field| &field.ty);
+    let reply = &message.reply;
+    quote! {
+        const MAY_HOLD_TENSORS: bool = {
+            #[allow(unused_imports)]
+            use #private::Otherwise as _;
+            false #(|| #private::Probe::<#types>::MAY_HOLD_TENSORS)*
+        };
+        const REPLY_MAY_HOLD_TENSORS: bool = {
+            #[allow(unused_imports)]
+            use #private::Otherwise as _;
+            #private::Probe::<#reply>::MAY_HOLD_TENSORS
+        };
     }
 }
 

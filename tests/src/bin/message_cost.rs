@@ -1,15 +1,15 @@
 //! What a message costs in processor time, on one thread and without a scheduler in it: to compare two builds of the
 //! framework, or one with and without a trace. Wall time of two processes moves by far more than what is looked for.
 //!
-//! `ack_guard run --release -p tensorpost-tests --bin message_cost`, and again with `TENSORPOST_TRACE=/tmp/trace.json`.
+//! `cargo run --release -p tensorpost-tests --bin message_cost`, and again with `TENSORPOST_TRACE=/tmp/trace.json`.
 //!
 //! * `frame`: a message from one transport to another, encoded, written, read, decoded and done with.
 //! * `lease`: the same with a tensor: granted, adopted and returned.
 //! * `handler`: an actor's message to itself, through its mailbox and its handler.
 //!
-//! Each line is the best and the median of many short samples, in nanoseconds a message.
+//! Each line is the best and the median of many short samples, in nanoseconds a message; then the same where ten other
+//! processes have died, and the ratio. The samples of the two take turns.
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,36 +21,23 @@ const SAMPLES: usize = 2_000;
 const BATCH: usize = 32;
 const BATCHES: usize = 8;
 const TICKS: u32 = 2_000;
-
-type Mailbox = (Target<Option<Tensor>>, Arc<TestInbox<Option<Tensor>>>);
-
-thread_local! {
-    static INBOX: OnceCell<Mailbox> = const { OnceCell::new() };
-}
+const DEATHS: usize = 10;
 
 fn main() -> anyhow::Result<()> {
     // First of all: in a worker this does not return.
-    let node = Node::builder().actor::<Ticker>().start()?;
-    let cluster = Cluster::new(2);
-    cluster.connect();
-    report("frame", sample(|| frames(&cluster, None)));
-    let tensor = cluster.stream(0).from_slice(&[16], &[0_u32; 16])?.freeze();
-    // The first one has its chunk mapped.
-    INBOX.with(|inbox| cluster.send(0, &inbox.get().expect("made above").0, Some(tensor.clone())));
-    cluster.run_until_idle();
-    INBOX.with(|inbox| drop(inbox.get().map(|(_, inbox)| inbox.take())));
-    cluster.run_until_idle();
-    report("lease", sample(|| frames(&cluster, Some(&tensor))));
-    let ticker = node.spawn::<Ticker>(()).start()?.address::<Ticks>();
-    let ask = || node.block_on(ticker.ask(Ticks { left: TICKS, began: None }));
-    let mut times = Vec::new();
-    for _ in 0..SAMPLES {
-        ask()?;
-        let took = node.block_on(ticker.ask(Ticks { left: 0, began: None }))?;
-        times.push(took as f64 / f64::from(TICKS));
-    }
-    report("handler", times);
-    node.shutdown(Duration::from_secs(10))?;
+    let builder = || Node::builder().actor::<Ticker>().worker_log("off");
+    let nodes = [builder().start()?, builder().start()?];
+    let pairs = [Pair::new(0)?, Pair::new(DEATHS)?];
+    report("frame", sample(&pairs, |pair| Ok(pair.frames(false)))?);
+    report("lease", sample(&pairs, |pair| Ok(pair.frames(true)))?);
+    let [before, after] = &nodes;
+    let tickers = [(before, Ticks::of(before, 0)?), (after, Ticks::of(after, DEATHS)?)];
+    let run = |(node, ticker): &(&Node, Address<Ticks>)| -> anyhow::Result<f64> {
+        node.block_on(ticker.ask(Ticks { left: TICKS, began: None }))?;
+        Ok(node.block_on(ticker.ask(Ticks { left: 0, began: None }))? as f64 / f64::from(TICKS))
+    };
+    report("handler", sample(&tickers, run)?);
+    nodes.into_iter().try_for_each(|node| node.shutdown(Duration::from_secs(10)).map(drop))?;
     Ok(())
 }
 
@@ -59,33 +46,81 @@ fn cpu_ns() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-fn sample(mut run: impl FnMut()) -> Vec<f64> {
-    run();
-    let time = |_| {
-        let began = cpu_ns();
-        run();
-        (cpu_ns() - began) as f64 / (BATCH * BATCHES) as f64
-    };
-    (0..SAMPLES).map(time).collect()
+/// Nanoseconds a message of each of two, in turn.
+fn sample<T>(two: &[T; 2], run: impl Fn(&T) -> anyhow::Result<f64>) -> anyhow::Result<[Vec<f64>; 2]> {
+    let mut times = [Vec::new(), Vec::new()];
+    for turn in 0..=SAMPLES {
+        for (of, times) in two.iter().zip(&mut times) {
+            let took = run(of)?;
+            // The first turn warms up.
+            times.extend((turn > 0).then_some(took));
+        }
+    }
+    Ok(times)
 }
 
-fn frames(cluster: &Cluster, tensor: Option<&Tensor>) {
-    INBOX.with(|inbox| {
-        let (to, inbox) = inbox.get_or_init(|| cluster.inbox(1, BATCH as u32));
+fn report(what: &str, times: [Vec<f64>; 2]) {
+    let [before, after] = times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        (times[0], times[times.len() / 2])
+    });
+    println!(
+        "{what:8} best {:7.1} ns, median {:7.1} ns; after {DEATHS} deaths {:7.1} and {:7.1}: {:.3} ({:.3})",
+        before.0,
+        before.1,
+        after.0,
+        after.1,
+        after.1 / before.1,
+        after.0 / before.0,
+    );
+}
+
+/// Two processes that send each other messages, both in this one.
+struct Pair {
+    cluster: Cluster,
+    to: Target<Option<Tensor>>,
+    inbox: Arc<TestInbox<Option<Tensor>>>,
+    tensor: Tensor,
+}
+
+impl Pair {
+    /// Beside them that many others, which have died.
+    fn new(deaths: usize) -> anyhow::Result<Self> {
+        let cluster = Cluster::new(2 + deaths);
+        cluster.connect();
+        for other in 2..2 + deaths {
+            // What it has left behind is known by name.
+            let (to, inbox) = cluster.inbox(1, 1);
+            cluster.send(other, &to, Some(cluster.stream(other).from_slice(&[16], &[0_u32; 16])?.freeze()));
+            cluster.run_until_idle();
+            drop(inbox.take());
+            cluster.run_until_idle();
+            cluster.end(other);
+            cluster.run_until_idle();
+        }
+        let (to, inbox) = cluster.inbox(1, BATCH as u32);
+        let tensor = cluster.stream(0).from_slice(&[16], &[0_u32; 16])?.freeze();
+        // The first one has its chunk mapped.
+        cluster.send(0, &to, Some(tensor.clone()));
+        cluster.run_until_idle();
+        drop(inbox.take());
+        cluster.run_until_idle();
+        Ok(Pair { cluster, to, inbox, tensor })
+    }
+
+    /// Nanoseconds of this thread for each of some messages.
+    fn frames(&self, with_tensor: bool) -> f64 {
+        let began = cpu_ns();
         for _ in 0..BATCHES {
             for _ in 0..BATCH {
-                cluster.send(0, to, tensor.cloned());
+                self.cluster.send(0, &self.to, with_tensor.then(|| self.tensor.clone()));
             }
-            cluster.poll(1);
-            assert_eq!(inbox.take().len(), BATCH);
-            cluster.poll(0);
+            self.cluster.poll(1);
+            assert_eq!(self.inbox.take().len(), BATCH);
+            self.cluster.poll(0);
         }
-    });
-}
-
-fn report(what: &str, mut times: Vec<f64>) {
-    times.sort_by(f64::total_cmp);
-    println!("{what:8} best {:7.1} ns, median {:7.1} ns", times[0], times[times.len() / 2]);
+        (cpu_ns() - began) as f64 / (BATCH * BATCHES) as f64
+    }
 }
 
 /// Sends itself messages, one after the other.
@@ -100,6 +135,18 @@ struct Ticker {
 struct Ticks {
     left: u32,
     began: Option<u64>,
+}
+
+impl Ticks {
+    /// An actor of a node in which that many other workers have died.
+    fn of(node: &Node, deaths: usize) -> anyhow::Result<Address<Ticks>> {
+        for _ in 0..deaths {
+            let other = node.spawn::<Ticker>(()).start()?;
+            node.supervisor().kill_worker(other.worker());
+            node.supervisor().await_end(other.worker());
+        }
+        Ok(node.spawn::<Ticker>(()).start()?.address())
+    }
 }
 
 impl Actor for Ticker {

@@ -262,14 +262,16 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
-    fn reply(self, reply: R) {
+    /// `may_hold_tensors`: see [`GpuMessage`].
+    fn reply(self, reply: R, may_hold_tensors: bool) {
         // A reply given outside of a handler, from its future, is a turn of its own.
         let _turn = Turn::begin();
         match self {
             Done::Remote(receipt) => receipt.reply(reply),
             Done::Local(mut receipt) => {
                 if let Some(answer) = receipt.answer.take() {
-                    let tainted = taint_in(receipt.transport.domain(), &reply);
+                    let domain = receipt.transport.domain();
+                    let tainted = may_hold_tensors.then(|| taint_in(domain, &reply)).flatten();
                     let reply = match tainted {
                         Some(by) => Err(AskFailure::Refused(Refusal::Tainted(by))),
                         None => Ok(reply),
@@ -312,6 +314,7 @@ impl<M: GpuMessage> Envelope<M> {
         match &self.done {
             // The frame has a ticket for each tensor whose data was not there when it was sent.
             Done::Remote(_) => self.tickets.iter().find_map(|ticket| domain.tainted_by(ticket)),
+            Done::Local(_) if !M::MAY_HOLD_TENSORS => None,
             Done::Local(_) => taint_in(domain, &self.message),
         }
     }
@@ -397,14 +400,14 @@ where
         response.handle(ctx, Some(answer));
         match result.try_recv() {
             Ok(reply) => {
-                done.reply(reply);
+                done.reply(reply, M::REPLY_MAY_HOLD_TENSORS);
                 None
             }
             Err(oneshot::error::TryRecvError::Closed) => None,
             Err(oneshot::error::TryRecvError::Empty) => Some(
                 async move {
                     if let Ok(reply) = result.await {
-                        done.reply(reply);
+                        done.reply(reply, M::REPLY_MAY_HOLD_TENSORS);
                     }
                 }
                 .boxed_local(),

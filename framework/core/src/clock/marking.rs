@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::taint::{EpochPage, StreamLog, Table, TaintRange, TaintUpdate, Tainted, TicketStatus};
+use super::taint::{EpochPage, Hints, StreamLog, Table, TaintRange, TaintUpdate, Tainted, TicketStatus};
 use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_DEAD_PAGES, MAX_STREAMS};
@@ -41,6 +41,8 @@ pub(super) struct Knowledge {
     table: RwLock<Table>,
     /// Whether the table has anything: the one look that uses cost while nobody has died.
     any: AtomicBool,
+    /// Of what the table has nothing: the look that uses cost afterwards.
+    hints: Hints,
     /// The round up to which this process has learnt and marked.
     round: AtomicU64,
     learnt: (Mutex<()>, Condvar),
@@ -56,6 +58,7 @@ impl Knowledge {
             epoch_page,
             table: RwLock::default(),
             any: AtomicBool::new(false),
+            hints: Hints::default(),
             round: AtomicU64::new(0),
             learnt: Default::default(),
             logs: std::iter::repeat_with(Arc::default).take(MAX_STREAMS).collect(),
@@ -77,12 +80,13 @@ impl Knowledge {
     }
 
     fn of(&self, ticket: &Ticket) -> Option<ProcessId> {
-        if self.any() { self.table.read().of(ticket) } else { None }
+        if self.any() && self.hints.may_have(ticket) { self.table.read().of(ticket) } else { None }
     }
 
     fn add(&self, range: &TaintRange) -> bool {
         let added = self.table.write().add(range);
         // Behind the table: who sees this looks there.
+        self.hints.range(range);
         self.any.store(true, Ordering::Release);
         added
     }
@@ -169,6 +173,7 @@ impl ClockDomain {
         // The deaths go into the table before any log is looked at. A use that is noted behind that finds them, and is
         // refused; one that was noted before is in its log by now, and is marked below.
         if knowledge.table.write().learn(&update) || !update.is_empty() {
+            knowledge.hints.learn(&update);
             knowledge.any.store(true, Ordering::Release);
         }
         // The table has the news before any log is looked at: a use that is noted from here on is checked against it.

@@ -30,6 +30,7 @@
 
 pub mod check;
 pub mod codec;
+pub(crate) mod holds;
 pub mod nesting;
 pub(crate) mod parts;
 pub mod scope;
@@ -73,6 +74,12 @@ pub trait GpuMessage:
     const NAME: &'static str;
     /// Hash of the definition.
     const SCHEMA: u64;
+    /// False where the derive knows that no value holds a tensor: then nobody looks for one.
+    #[doc(hidden)]
+    const MAY_HOLD_TENSORS: bool = true;
+    /// The same of the reply.
+    #[doc(hidden)]
+    const REPLY_MAY_HOLD_TENSORS: bool = true;
 
     /// Checks the tensors against the `#[tensor(…)]` attributes.
     ///

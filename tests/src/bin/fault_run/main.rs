@@ -1,9 +1,9 @@
 //! Plays fault runs (see `tensorpost_tests::faults`):
 //!
 //! ```sh
-//! ack_guard run -p tensorpost-tests --bin fault_run -- --faults 1000             # a fresh seed, which it prints
-//! ack_guard run -p tensorpost-tests --bin fault_run -- --seed 42 --faults 1000   # that seed again
-//! ack_guard run -p tensorpost-tests --bin fault_run -- --minutes 2               # fresh seeds for two minutes
+//! cargo run -p tensorpost-tests --bin fault_run -- --faults 1000             # a fresh seed, which it prints
+//! cargo run -p tensorpost-tests --bin fault_run -- --seed 42 --faults 1000   # that seed again
+//! cargo run -p tensorpost-tests --bin fault_run -- --minutes 2               # fresh seeds for two minutes
 //! ```
 //!
 //! `--help` has the rest.

@@ -18,12 +18,14 @@
 //! yet, finds that it is behind and waits for its own control thread to catch up.
 
 mod epoch_page;
+mod hints;
 mod log;
 mod table;
 
 use serde::{Deserialize, Serialize};
 
 pub use epoch_page::EpochPage;
+pub(super) use hints::Hints;
 #[cfg(feature = "inside")]
 pub use log::Log;
 pub(crate) use log::StreamLog;

@@ -1,0 +1,130 @@
+//! Of which tickets the [`Table`](super::Table) has nothing, without a lock. After a death a look at a ticket of those who
+//! live, which is nearly every look, costs two loads.
+//!
+//! A hint errs on one side: it may send somebody to the table in vain. It is given behind the table's change and is never
+//! taken back, so who is not sent there would have found nothing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{TaintRange, TaintUpdate};
+use crate::clock::Ticket;
+use crate::ids::ProcessId;
+use crate::limits::{MAX_CERTIFICATES, MAX_STREAMS};
+
+/// Four bits for each of the dead that are remembered.
+const WORDS: usize = 4 * MAX_CERTIFICATES / 64;
+/// Clocks of the living with ranges: those that worked for the dead. More of them share a hint.
+const CLOCKS: usize = 1 << 10;
+
+/// See the module.
+#[derive(Debug)]
+pub(in crate::clock) struct Hints {
+    /// A bit by process: it has died, or is suspected.
+    processes: Box<[AtomicU64]>,
+    /// By clock: no range goes beyond this value.
+    last: Box<[AtomicU64]>,
+}
+
+impl Default for Hints {
+    fn default() -> Self {
+        let zeros = |count| std::iter::repeat_with(AtomicU64::default).take(count).collect();
+        Hints { processes: zeros(WORDS), last: zeros(CLOCKS) }
+    }
+}
+
+/// A number with few others like it: lives follow each other, and so do slots.
+fn spread(process: ProcessId) -> usize {
+    let number = (process.incarnation() as usize) << 16 | process.slot();
+    // Knuth, The Art of Computer Programming, 6.4: multiplication by 2^64 over the golden ratio.
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
+}
+
+fn clock(process: ProcessId, slot: u16) -> usize {
+    spread(process).wrapping_mul(MAX_STREAMS).wrapping_add(usize::from(slot)) % CLOCKS
+}
+
+impl Hints {
+    /// Whether the table may have something of a ticket.
+    #[inline]
+    pub(in crate::clock) fn may_have(&self, ticket: &Ticket) -> bool {
+        let at = spread(ticket.process) % (WORDS * 64);
+        self.processes[at / 64].load(Ordering::Acquire) & (1 << (at % 64)) != 0
+            || self.last[clock(ticket.process, ticket.slot)].load(Ordering::Acquire) >= ticket.value
+    }
+
+    /// The table has this range.
+    pub(in crate::clock) fn range(&self, range: &TaintRange) {
+        // Clocks wrap, and a peer may say anything.
+        let last = if range.from <= range.to { range.to } else { u64::MAX };
+        self.last[clock(range.process, range.slot)].fetch_max(last, Ordering::Release);
+    }
+
+    /// The table has learnt this.
+    pub(in crate::clock) fn learn(&self, update: &TaintUpdate) {
+        let suspects = update.suspects.iter().map(|(certificate, _)| certificate);
+        for certificate in update.deaths.iter().chain(suspects) {
+            let at = spread(certificate.process) % (WORDS * 64);
+            self.processes[at / 64].fetch_or(1 << (at % 64), Ordering::Release);
+        }
+        update.ranges.iter().for_each(|range| self.range(range));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Certificate, Table};
+    use super::*;
+
+    fn process(number: u32) -> ProcessId {
+        ProcessId::new(1 + (number % 40) as u16, number / 40).expect("in range")
+    }
+
+    proptest! {
+        /// DEATH-3: what the table has is never hidden.
+        #[test]
+        fn what_the_table_has_is_hinted_at(
+            steps in prop::collection::vec((0..4_u8, 0..120_u32, 0..4_u16, any::<u64>(), 0..9_u64), 1..60),
+            looks in prop::collection::vec((0..120_u32, 0..4_u16, 0..9_u64), 60),
+        ) {
+            let (mut table, hints) = (Table::default(), Hints::default());
+            let mut values = vec![0, u64::MAX];
+            for (round, (kind, number, slot, from, length)) in steps.into_iter().enumerate() {
+                let round = round as u64 + 1;
+                values.extend([from, from.wrapping_add(length)]);
+                let certificate = Certificate { process: process(number), last: vec![from; 3] };
+                let range =
+                    TaintRange { process: process(number), slot, from, to: from.wrapping_add(length), by: process(1) };
+                let update = TaintUpdate { round, ..TaintUpdate::default() };
+                let update = match kind {
+                    0 => TaintUpdate { deaths: vec![certificate], ..update },
+                    1 => TaintUpdate { suspects: vec![(certificate, process(1))], ..update },
+                    2 => TaintUpdate { ranges: vec![range], ..update },
+                    _ => TaintUpdate { cleared: vec![process(number)], ..update },
+                };
+                table.learn(&update);
+                hints.learn(&update);
+            }
+            for (number, slot, beyond) in looks {
+                for value in &values {
+                    let ticket = Ticket { process: process(number), slot, value: value.wrapping_add(beyond) };
+                    prop_assert!(table.of(&ticket).is_none() || hints.may_have(&ticket), "{ticket:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_living_are_not_sent_to_the_table() {
+        let hints = Hints::default();
+        let deaths =
+            (0..10).map(|life| Certificate { process: process(40 * life), last: Vec::new() }).collect();
+        let lost = TaintRange { process: process(7), slot: 2, from: 5, to: 1 << 20, by: process(0) };
+        hints.learn(&TaintUpdate { round: 1, deaths, ranges: vec![lost], ..TaintUpdate::default() });
+        let ticket = |number, value| Ticket { process: process(number), slot: 2, value };
+        assert!((0..10).all(|life| hints.may_have(&ticket(40 * life, 9))));
+        assert!(hints.may_have(&ticket(7, 9)) && !hints.may_have(&ticket(7, (1 << 20) + 1)));
+        assert!((1..40).filter(|number| hints.may_have(&ticket(*number, 2 << 20))).count() <= 1);
+    }
+}
