@@ -92,7 +92,6 @@ impl ProcessLifecycle {
     }
 
     /// The reader is to end.
-    #[cfg(any(test, feature = "inside"))]
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
     }

@@ -228,10 +228,11 @@ impl Transport {
         self.lifecycle.is_stopped()
     }
 
-    /// Ends [`run`](Self::run).
-    #[cfg(any(test, feature = "inside"))]
-    pub fn stop(&self) {
-        self.lifecycle.stop();
-        self.wakeups.wake_reader();
+    inside! {
+        /// Ends [`run`](Self::run).
+        pub fn stop(&self) {
+            self.lifecycle.stop();
+            self.wakeups.wake_reader();
+        }
     }
 }
