@@ -84,6 +84,7 @@ mod os;
 pub mod stream;
 #[cfg(not(feature = "inside"))]
 mod stream;
+mod sync;
 #[cfg(feature = "inside")]
 #[doc(hidden)]
 pub mod tensor;

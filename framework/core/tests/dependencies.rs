@@ -23,7 +23,7 @@ const ORDER: &[&str] = &[
 ];
 
 /// Those that every module may use, with what they themselves may use.
-const BESIDE: &[(&str, &[&str])] = &[("observe", &["limits", "os", "ids"]), ("fault", &[])];
+const BESIDE: &[(&str, &[&str])] = &[("observe", &["limits", "os", "ids"]), ("fault", &[]), ("sync", &[])];
 
 /// Those that may use all, and that no module uses in what programs run.
 const ABOVE: &[&str] = &["api", "testing", "lib"];

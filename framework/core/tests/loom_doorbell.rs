@@ -5,43 +5,32 @@
 
 mod loom_platform;
 
-use std::sync::Arc;
+#[allow(dead_code, reason = "as the crate has it")]
+#[path = "../src/transport/deferred.rs"]
+mod deferred;
+#[allow(dead_code, reason = "as the crate has it")]
+#[path = "../src/transport/wake_reasons.rs"]
+mod wake_reasons;
 
-use loom::sync::atomic::AtomicBool;
-use loom::sync::atomic::Ordering::{AcqRel, Relaxed};
-use loom::sync::{Condvar, Mutex};
+/// What those files name of the crate.
+mod transport {
+    pub(crate) use tensorpost_core::transport::ring;
+}
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use deferred::{Deferred, DeferredFor};
 use loom::thread;
-use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
+use loom_platform::sync::{self, Weaker, weaken};
+use loom_platform::{Bell, Loom, LoomBytes, LoomWord, explore, failure_of};
 use tensorpost_core::transport::doorbell::{Ringer, Sleeper};
 use tensorpost_core::transport::ring::entries::ENTRY_BYTES;
-use tensorpost_core::transport::ring::{EntryConsumer, EntryProducer, Orders, Platform as _, Sound};
+use tensorpost_core::transport::ring::{EntryConsumer, EntryProducer, Orders, Sound, Word};
+use wake_reasons::{CREDIT, is_wanted};
 
 /// Switches away from a runnable thread: three threads are too many to explore without a bound.
 const PREEMPTIONS: Option<usize> = Some(3);
-
-/// The eventfd: a ring before the sleep is kept, and several are as one. (Loom's parking is no good for this: its
-/// `unpark` also ends a `join`.)
-#[derive(Clone)]
-struct Bell(Arc<(Mutex<bool>, Condvar)>);
-
-impl Bell {
-    fn new() -> Self {
-        Bell(Arc::new((Mutex::new(false), Condvar::new())))
-    }
-
-    fn ring(&self) {
-        *self.0.0.lock().expect("no thread panicked") = true;
-        self.0.1.notify_one();
-    }
-
-    fn wait(&self) {
-        let mut rung = self.0.0.lock().expect("no thread panicked");
-        while !*rung {
-            rung = self.0.1.wait(rung).expect("no thread panicked");
-        }
-        *rung = false;
-    }
-}
 
 fn ring<O: Orders>(slots: usize) -> (EntryProducer<Loom, O>, EntryConsumer<Loom, O>) {
     let (tail, head, bytes) = (LoomWord::zero(), LoomWord::zero(), LoomBytes::zeroed(slots * ENTRY_BYTES));
@@ -150,55 +139,59 @@ fn bell_needs_the_second_look() {
     assert_deadlock(&failure_of(PREEMPTIONS, || model::<Sound>(1, 1, false)));
 }
 
-/// What a process does that has published something and not rung for it (`transport/wake_reasons.rs`): one thread
+/// What a process does that has published something and not rung for it, with the marks of production: one thread
 /// publishes and keeps quiet, the reader's thread rings when it finds nothing to do, parked or not. `last_look` is the
 /// reader's look after it has said that it is parked, `wake` what the publisher does when it finds it parked.
-fn deferred_model(last_look: bool, wake: bool) {
-    let (word, bell) = (LoomWord::zero(), Bell::new());
+fn deferred_model(last_look: bool, wake: bool, weaker: Weaker) {
+    weaken(weaker);
+    let (word, wants, bell) = (LoomWord::zero(), LoomWord::zero(), Bell::new());
     let mut sleeper: Sleeper<Loom> = Sleeper::new(word.clone());
     let (mut producer, mut consumer) = ring::<Sound>(1);
-    let deferred = Arc::new(AtomicBool::new(false));
-    let parked = Arc::new(AtomicBool::new(false));
+    let (marks, mark) = (Arc::new(Deferred::new()), Arc::new(DeferredFor::new()));
     let came = Bell::new();
 
     let publish = {
-        let (deferred, parked, came) = (Arc::clone(&deferred), Arc::clone(&parked), came.clone());
+        let (marks, mark, came) = (Arc::clone(&marks), Arc::clone(&mark), came.clone());
         thread::spawn(move || {
             producer.push([7; 8]).expect("there is room");
             producer.publish();
-            deferred.swap(true, AcqRel);
-            Loom::fence_seq_cst();
-            if wake && parked.load(Relaxed) {
+            mark.mark(CREDIT);
+            if marks.mark() && wake {
                 came.ring();
             }
         })
     };
     let reader = {
-        let (bell, mut ringer) = (bell.clone(), Ringer::<Loom>::new(word));
+        let (bell, wants, mut ringer) = (bell.clone(), wants.clone(), Ringer::<Loom>::new(word));
+        // As `Wakeups::ring_deferred`, with the one link that there is.
         let mut ring_deferred = move || {
-            let due = deferred.load(Relaxed) && deferred.swap(false, AcqRel);
-            if due && ringer.should_ring() {
-                bell.ring();
+            let due = marks.take();
+            if due {
+                let what = mark.take();
+                if is_wanted::<Loom, Sound>(what, &wants) && ringer.should_ring() {
+                    bell.ring();
+                }
             }
-            due
+            (due, Arc::clone(&marks))
         };
         thread::spawn(move || {
             // Until it has rung, or seen that nobody sleeps.
             loop {
-                if ring_deferred() {
+                let (due, marks) = ring_deferred();
+                if due {
                     break;
                 }
-                parked.store(true, Relaxed);
-                Loom::fence_seq_cst();
-                if last_look && ring_deferred() {
+                marks.park();
+                if last_look && ring_deferred().0 {
                     break;
                 }
                 came.wait();
-                parked.store(false, Relaxed);
+                marks.unpark();
             }
         })
     };
     while consumer.pop().expect("the producer is sound").is_none() {
+        wants.store(CREDIT.into(), Relaxed);
         sleeper.prepare();
         if consumer.is_empty().expect("the producer is sound") {
             bell.wait();
@@ -209,17 +202,76 @@ fn deferred_model(last_look: bool, wake: bool) {
     reader.join().expect("it finishes");
 }
 
+/// A peer that says what it wants to be woken for, as the reader does: before it says that it sleeps.
+fn wants_model<O: Orders>(wants_first: bool) {
+    let (word, wants, bell) = (LoomWord::zero(), LoomWord::zero(), Bell::new());
+    let mut sleeper: Sleeper<Loom> = Sleeper::new(word.clone());
+    let (mut producer, mut consumer) = ring::<Sound>(1);
+    let publish = {
+        let (bell, wants, mut ringer) = (bell.clone(), wants.clone(), Ringer::<Loom>::new(word));
+        thread::spawn(move || {
+            producer.push([7; 8]).expect("there is room");
+            producer.publish();
+            if is_wanted::<Loom, O>(CREDIT, &wants) && ringer.should_ring() {
+                bell.ring();
+            }
+        })
+    };
+    while consumer.pop().expect("the producer is sound").is_none() {
+        if wants_first {
+            wants.store(CREDIT.into(), Relaxed);
+        }
+        sleeper.prepare();
+        let is_empty = consumer.is_empty().expect("the producer is sound");
+        if !wants_first {
+            wants.store(CREDIT.into(), Relaxed);
+        }
+        if is_empty {
+            bell.wait();
+        }
+        sleeper.awake();
+    }
+    publish.join().expect("it finishes");
+}
+
+/// [`Sound`] without the publisher's fence before it looks at what is wanted.
+struct NoWantsFence;
+
+impl Orders for NoWantsFence {
+    const WANTS_FENCE: bool = false;
+}
+
+#[test]
+fn what_a_peer_wants_wakes_it() {
+    explore(PREEMPTIONS, || wants_model::<Sound>(true));
+}
+
+#[test]
+fn what_is_wanted_needs_the_publishers_fence() {
+    assert_deadlock(&failure_of(PREEMPTIONS, || wants_model::<NoWantsFence>(true)));
+}
+
+#[test]
+fn what_is_wanted_is_said_before_the_sleep() {
+    assert_deadlock(&failure_of(PREEMPTIONS, || wants_model::<Sound>(false)));
+}
+
 #[test]
 fn a_deferred_wakeup_is_rung_for_in_the_end() {
-    explore(PREEMPTIONS, || deferred_model(true, true));
+    explore(PREEMPTIONS, || deferred_model(true, true, Weaker::Nothing));
 }
 
 #[test]
 fn a_deferred_wakeup_needs_the_readers_last_look() {
-    assert_deadlock(&failure_of(PREEMPTIONS, || deferred_model(false, true)));
+    assert_deadlock(&failure_of(PREEMPTIONS, || deferred_model(false, true, Weaker::Nothing)));
 }
 
 #[test]
 fn a_deferred_wakeup_needs_a_parked_reader_to_be_woken() {
-    assert_deadlock(&failure_of(PREEMPTIONS, || deferred_model(true, false)));
+    assert_deadlock(&failure_of(PREEMPTIONS, || deferred_model(true, false, Weaker::Nothing)));
+}
+
+#[test]
+fn a_deferred_wakeup_needs_its_fences() {
+    assert_deadlock(&failure_of(PREEMPTIONS, || deferred_model(true, true, Weaker::Fences)));
 }

@@ -11,7 +11,7 @@
 //! has no ticket, is lost with what was added to it (DEATH-3). Every later use is refused, so the value stays.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 use super::LeaseId;
 use super::pool::Pool;
+use super::sharing::{Handles, is_last};
 use super::table::Uses;
 use super::writers::Writers;
 use crate::clock::taint::Tainted;
@@ -66,7 +67,7 @@ struct Inner {
     /// Its memory was split: it has a writer per piece, and nobody reads it.
     in_parts: AtomicBool,
     /// Tensors of this process that stand on this lease. Frames on their way and release queues are not counted.
-    handles: AtomicUsize,
+    handles: Handles,
     users: Mutex<Users>,
     /// The stream that the memory was taken for or delivered to: where a kernel is thought to run that names no other.
     home: OnceLock<Stream>,
@@ -158,7 +159,7 @@ impl Lease {
             origin,
             sole: AtomicBool::new(sole),
             in_parts: AtomicBool::new(false),
-            handles: AtomicUsize::new(0),
+            handles: Handles::default(),
             users: Mutex::default(),
             home: OnceLock::new(),
         }))
@@ -264,28 +265,23 @@ impl Lease {
 
     /// One more tensor stands on this lease.
     pub(crate) fn add_handle(&self) {
-        self.0.handles.fetch_add(1, Ordering::Relaxed);
+        self.0.handles.add();
     }
 
     /// One tensor fewer stands on this lease.
     pub(crate) fn remove_handle(&self) {
-        // Release: what the dropping thread did with the memory comes before what a new sole owner does.
-        self.0.handles.fetch_sub(1, Ordering::Release);
+        self.0.handles.remove();
     }
 
     /// Tensors of this process that stand on this lease.
     pub fn handles(&self) -> usize {
-        // Acquire: pairs with the Release in `remove_handle`.
-        self.0.handles.load(Ordering::Acquire)
+        self.0.handles.count()
     }
 
     /// Whether this value is the only one on its lease, with all its clones gone: the tensors made of it, and the frames
     /// on their way that still hold it.
     pub(crate) fn is_last(&self) -> bool {
-        let last = Arc::strong_count(&self.0) == 1;
-        // As in `Arc::get_mut`: what the droppers of the other clones did comes before what follows.
-        fence(Ordering::Acquire);
-        last
+        is_last(&self.0)
     }
 
     /// Whether no other process has a lease on the memory, and this one no second one. Peers' releases are drained

@@ -13,6 +13,7 @@
 mod error;
 pub mod handle;
 pub mod pool;
+mod sharing;
 pub mod table;
 pub mod writers;
 
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use error::PoolError;
 pub use handle::{Lease, Returns};
 pub use pool::{Pool, PoolOptions};
+pub(crate) use sharing::is_last;
 pub use writers::Writers;
 
 use crate::ids::ChunkId;

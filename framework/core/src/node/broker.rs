@@ -227,6 +227,21 @@ impl Broker {
         }
     }
 
+    /// What is kept of processes and of what they said.
+    #[cfg(feature = "testing")]
+    pub(crate) fn kept(&self) -> Kept {
+        Kept {
+            living: self.roster.living().count(),
+            names: self.registry.len(),
+            chunks: self.chunks.kept(),
+            parked: self.questions.kept(),
+            dying: self.reclaims.len(),
+            pairs: self.link_messages.len(),
+            watched: self.watches.len(),
+            deaths: self.deaths.kept(),
+        }
+    }
+
     /// How many chunks are kept, for whoever may hold a lease in them.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn chunks_kept(&self) -> usize {
@@ -425,6 +440,28 @@ impl Broker {
             Err(error) => (Err(NO_ACTOR), Some(Complaint::Name(error))),
         }
     }
+}
+
+/// The lengths of the broker's tables, for tests of their bounds.
+#[cfg(feature = "testing")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// Processes that live.
+    pub(crate) living: usize,
+    /// Names in the registry, and processes that have registered some.
+    pub(crate) names: usize,
+    /// Chunks, and owners of chunks.
+    pub(crate) chunks: usize,
+    /// Questions that wait, owners that they wait for, askers and pings.
+    pub(crate) parked: usize,
+    /// The dead that somebody has not drained.
+    pub(crate) dying: usize,
+    /// Pairs of processes that have written to each other.
+    pub(crate) pairs: usize,
+    /// Actors that somebody watches, or that are between two lives.
+    pub(crate) watched: usize,
+    /// Pages of processes, and processes that have reported tainted ranges.
+    pub(crate) deaths: usize,
 }
 
 fn no_chunk(question: &Question) -> Delivery {

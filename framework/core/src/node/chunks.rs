@@ -139,6 +139,12 @@ impl Chunks {
         self.chunks.len()
     }
 
+    /// How many are kept, and of how many owners something is remembered.
+    #[cfg(feature = "testing")]
+    pub(crate) fn kept(&self) -> usize {
+        self.chunks.len() + self.by_owner.len() + self.reclaimed.len()
+    }
+
     #[cfg(test)]
     pub(crate) fn is_forgotten(&self, owner: ProcessId) -> bool {
         !self.by_owner.contains_key(&owner) && !self.reclaimed.contains(&owner)

@@ -60,6 +60,12 @@ impl Deaths {
         Ok(())
     }
 
+    /// Pages of processes, and processes that have reported tainted ranges since the last release.
+    #[cfg(feature = "testing")]
+    pub(crate) fn kept(&self) -> usize {
+        self.pages.len() + self.reported.len()
+    }
+
     /// A process was not started after all.
     pub(crate) fn forget(&mut self, process: ProcessId) {
         self.pages.remove(&process);

@@ -37,7 +37,7 @@ impl LinkMessages {
         self.0.retain(|(from, to), _| *from != process && *to != process);
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

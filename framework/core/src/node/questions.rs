@@ -123,6 +123,13 @@ impl Questions {
         std::mem::take(&mut self.pings)
     }
 
+    /// Questions that wait, and what is remembered for their sake.
+    #[cfg(feature = "testing")]
+    pub(crate) fn kept(&self) -> usize {
+        let parked: usize = self.owners.values().map(|owner| owner.parked.len()).sum();
+        parked + self.owners.len() + self.by_asker.len() + self.pings.len()
+    }
+
     /// Questions that `asker` has parked.
     #[cfg(test)]
     pub(crate) fn parked(&self, asker: ProcessId) -> usize {

@@ -45,6 +45,12 @@ impl Reclaims {
         self.open.contains_key(&dead)
     }
 
+    /// How many of the dead somebody has still to drain.
+    #[cfg(feature = "testing")]
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
     /// `process` has ended, and will drain nothing more. Returns those who can be reclaimed now.
     pub(crate) fn left(&mut self, process: ProcessId) -> Vec<ProcessId> {
         let waiting: Vec<_> = self.open.keys().copied().collect();

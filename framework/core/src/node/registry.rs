@@ -79,6 +79,12 @@ impl Registry {
         self.names.get(name).map(|(actor, _)| *actor)
     }
 
+    /// How many names there are, and how many processes have asked for some.
+    #[cfg(feature = "testing")]
+    pub(crate) fn len(&self) -> usize {
+        self.names.len() + self.by_process.len()
+    }
+
     /// Frees the names of all actors of which `dead` is true.
     pub(crate) fn forget(&mut self, dead: impl Fn(ActorId) -> bool) {
         let by_process = &mut self.by_process;

@@ -50,6 +50,12 @@ impl Watches {
         });
     }
 
+    /// Actors that somebody watches, or that are between two lives.
+    #[cfg(feature = "testing")]
+    pub(crate) fn len(&self) -> usize {
+        self.by_actor.len() + self.down.len()
+    }
+
     /// Notes an event. Returns the processes that watch the actor.
     pub(crate) fn note(&mut self, event: &Lifecycle) -> Vec<ProcessId> {
         let actor = event.actor();

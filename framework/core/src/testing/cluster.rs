@@ -32,10 +32,12 @@ use serde::de::DeserializeOwned;
 use super::hub::Hub;
 use super::inbox::{Target, TestInbox};
 use super::sending::{self, Asked, Lack, Prepared, Unsent, Waiter};
+use crate::actor::Address;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::lease::{LeaseId, PoolOptions};
+use crate::message::GpuMessage;
 use crate::message::wire::Kind;
 use crate::tensor::DeviceStream;
 use crate::transport::control_channel::Location;
@@ -145,10 +147,15 @@ impl Cluster {
         capacity: u32,
     ) -> (Target<M>, Arc<TestInbox<M>>) {
         let actor = ActorId(self.next_actor.fetch_add(1, Ordering::Relaxed));
-        let inbox = TestInbox::new(actor, capacity);
+        let inbox = TestInbox::new(actor, capacity, self.transport(i));
         let made = Arc::clone(&inbox);
         let index = self.transport(i).serve(|_| made).expect("a test has few actors");
         (Target::new(actor, Location { process: self.process(i), index, capacity }), inbox)
+    }
+
+    /// The address of a mailbox, as an actor of process `i` has it.
+    pub fn address<M: GpuMessage>(&self, i: usize, to: &Target<M>) -> Address<M> {
+        Address::new(Arc::clone(self.transport(i)), to.actor, to.location, true)
     }
 
     /// Lets process `i` look at its links once; true if there was anything to do.
@@ -241,14 +248,27 @@ impl Cluster {
         to: &Target<M>,
         message: M,
     ) -> Asked<R> {
-        let asked = match Asked::send(self.transport(from), to, message) {
+        let asked = self.try_ask(from, to, message);
+        asked.unwrap_or_else(|(_, unsent)| panic!("the ask was not sent: {unsent:?}"))
+    }
+
+    /// Asks, from process `from`, once the link is there; never waits for anything else.
+    ///
+    /// # Errors
+    /// The message comes back, with the reason.
+    pub fn try_ask<M: Serialize, R: DeserializeOwned + Send + 'static>(
+        &self,
+        from: usize,
+        to: &Target<M>,
+        message: M,
+    ) -> Result<Asked<R>, (M, Unsent)> {
+        match Asked::send(self.transport(from), to, message) {
             Err((message, Unsent::NotNow(Lack::Link))) => {
                 self.run_until_idle();
                 Asked::send(self.transport(from), to, message)
             }
             result => result,
-        };
-        asked.unwrap_or_else(|(_, unsent)| panic!("the ask was not sent: {unsent:?}"))
+        }
     }
 
     /// Whether the reader of process `i` sleeps, or is about to.

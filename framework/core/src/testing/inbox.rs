@@ -1,8 +1,8 @@
 //! A mailbox that keeps what it is given, for the test to look at.
 
-use std::any::type_name;
+use std::any::{Any, type_name};
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::message::codec;
+use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
 
@@ -78,16 +79,19 @@ pub fn test_key<M>() -> u64 {
 pub struct TestInbox<M> {
     actor: ActorId,
     capacity: u32,
+    /// What addresses in messages connect to. It holds this mailbox.
+    transport: Weak<Transport>,
     local: Arc<LocalCredits>,
     arrived: Mutex<Vec<Received<M>>>,
     refused: Mutex<Vec<String>>,
 }
 
 impl<M: DeserializeOwned + Send + 'static> TestInbox<M> {
-    pub(super) fn new(actor: ActorId, capacity: u32) -> Arc<Self> {
+    pub(super) fn new(actor: ActorId, capacity: u32, transport: &Arc<Transport>) -> Arc<Self> {
         Arc::new(TestInbox {
             actor,
             capacity,
+            transport: Arc::downgrade(transport),
             local: LocalCredits::new(capacity),
             arrived: Mutex::default(),
             refused: Mutex::default(),
@@ -146,7 +150,8 @@ impl<M: DeserializeOwned + Send + 'static> Inbox for TestInbox<M> {
             drop(tensors);
             return self.refuse(Undelivered::Unregistered { key }, receipt);
         }
-        match codec::decode(body, tensors, None) {
+        let context = self.transport.upgrade().map(|transport| transport as Arc<dyn Any + Send + Sync>);
+        match codec::decode(body, tensors, context) {
             Ok(message) => {
                 self.arrived.lock().push(Received { message, tickets, receipt });
                 Ok(())

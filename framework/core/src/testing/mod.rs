@@ -25,7 +25,7 @@
 //!
 //! For tests of devices, of the transport and of the framework itself: `cluster` runs the transports of several
 //! processes in one process, so that a test sees every step of a lease's way and can stop between any two. `forge`
-//! writes what no honest process would (WIRE-1).
+//! writes what no honest process would (WIRE-1), and `fuzz` has the oracles of the fuzz targets.
 
 pub use crate::fault;
 
@@ -35,6 +35,7 @@ pub mod deaths {
     pub use crate::node::taint::{Act, PATIENCE, Rounds};
 }
 pub mod forge;
+pub mod fuzz;
 mod hub;
 pub mod inbox;
 pub mod leaks;

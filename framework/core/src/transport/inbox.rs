@@ -12,14 +12,14 @@
 //! handler's future it drops, and refuses.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::link::Credit;
-use super::{Link, Queue, Transport};
+pub use super::local_credits::LocalCredits;
+use super::{Link, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::message::codec;
@@ -70,91 +70,6 @@ pub trait Inbox: Send + Sync + 'static {
 
 /// A message of the actor layer, by its type there.
 pub type LocalMessage = Box<dyn Any + Send>;
-
-/// How many messages of the actor's own process wait in its mailbox, and who waits for one to be done with.
-#[derive(Debug)]
-pub struct LocalCredits {
-    capacity: u32,
-    /// The low half: messages that are not handled yet; the high one: how many were, modulo 2^32. In one word, because
-    /// handing a credit back changes both.
-    counts: AtomicU64,
-    /// [`OPEN`], [`SHUT`] or [`COMES_BACK`].
-    closed: AtomicU32,
-    queue: Queue,
-    /// Of those who waited for the actor while it was elsewhere.
-    guests: OnceLock<Queue>,
-}
-
-const OPEN: u32 = 0;
-const SHUT: u32 = 1;
-const COMES_BACK: u32 = 2;
-
-/// One handled message in [`LocalCredits::counts`].
-const HANDLED: u64 = 1 << 32;
-
-impl LocalCredits {
-    /// For a mailbox of `capacity` messages.
-    pub fn new(capacity: u32) -> Arc<Self> {
-        Arc::new(LocalCredits {
-            capacity,
-            counts: AtomicU64::new(0),
-            closed: AtomicU32::new(OPEN),
-            queue: Queue::default(),
-            guests: OnceLock::new(),
-        })
-    }
-
-    /// Takes one credit; false when there is none.
-    pub(crate) fn take(&self) -> bool {
-        let more = |counts: u64| ((counts as u32) < self.capacity).then_some(counts + 1);
-        self.counts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
-    }
-
-    /// Hands one credit back.
-    pub(crate) fn hand_back(&self) {
-        // One less below, one more above.
-        // SeqCst, as in `stamp` and `take`: see `Queue::is_empty`, which is asked next.
-        self.counts.fetch_add(HANDLED - 1, Ordering::SeqCst);
-        self.wake_front();
-    }
-
-    /// No more messages: the actor has stopped, and is started anew if it is `away`.
-    pub(crate) fn close(&self, away: bool) {
-        self.closed.store(if away { COMES_BACK } else { SHUT }, Ordering::SeqCst);
-        self.wake_front();
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst) != OPEN
-    }
-
-    /// Whether the actor has stopped and is started anew.
-    pub(crate) fn is_away(&self) -> bool {
-        self.closed.load(Ordering::Acquire) == COMES_BACK
-    }
-
-    /// Changes whenever a waiting sender might find a credit.
-    pub(crate) fn stamp(&self) -> u64 {
-        (self.counts.load(Ordering::SeqCst) / HANDLED).wrapping_add(u64::from(self.is_closed()))
-    }
-
-    /// Those who waited for the actor while it was elsewhere wait here now.
-    pub(crate) fn take_in(&self, queue: &Queue) {
-        // The same one, if there is one: an actor has one queue for all its lives.
-        let _ = self.guests.set(queue.clone());
-    }
-
-    fn wake_front(&self) {
-        self.queue.wake_front();
-        if let Some(guests) = self.guests.get() {
-            guests.wake_front();
-        }
-    }
-
-    pub(crate) fn queue(&self) -> &Queue {
-        &self.queue
-    }
-}
 
 /// A message for an inbox.
 #[derive(Debug)]

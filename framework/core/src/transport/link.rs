@@ -24,6 +24,7 @@
 
 mod connection;
 mod credits;
+mod granted;
 mod leases;
 mod receiver;
 mod sender;

@@ -4,21 +4,21 @@
 //! newcomers queue behind it, so messages of one process to one mailbox keep the order of their sending (MBX-1). A place
 //! is given up when its value drops, so a cancelled send holds nobody up.
 //!
-//! Used by `actor/sending.rs`, which waits; by a link and by [`LocalCredits`](super::inbox::LocalCredits), which wake.
+//! Used by `actor/sending.rs`, which waits; by a link and by [`LocalCredits`](super::local_credits::LocalCredits), which wake.
 //!
 //! **Invariants.** Whoever hands something back asks whether anybody waits, and whoever waits looks once more for what it
 //! lacks after it has joined (WAITING): one of the two sees the other. A queue is counted in one counter at a time.
+//!
+//! `tests/loom_senders.rs` explores this file.
 //!
 //! **Locks.** `places`, and nothing inside of it. A waker is called without it.
 //!
 //! **On a crash** of the receiver the one in front is woken, and finds out. **On cancellation** the next one is woken.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
 
-use parking_lot::Mutex;
+use crate::sync::{Arc, AtomicUsize, Mutex, Ordering};
 
 /// The queue of one mailbox. It follows its actor from one life to the next, with all who wait in it.
 #[derive(Clone, Debug, Default)]

@@ -26,6 +26,9 @@
 
 use std::time::Duration;
 
+use crate::sync::Ordering;
+use crate::transport::ring::{Orders, Platform, Word};
+
 /// Frames.
 pub(crate) const FRAMES: u8 = 1;
 /// Credits.
@@ -48,6 +51,18 @@ const _: () = assert!((FRAMES | CREDIT | ROOM).ilog2() < KINDS);
 
 /// A process that is to be woken for everything.
 pub(crate) const ALL: u64 = (CREDIT | ROOM) as u64;
+
+/// Whether a process that says in `wants` what it is to be woken for is to be woken for `what`, which was published before.
+pub(crate) fn is_wanted<P: Platform, O: Orders>(what: u8, wants: &P::Word) -> bool {
+    if what & FRAMES != 0 {
+        return true;
+    }
+    if O::WANTS_FENCE {
+        // WANTS: pairs with the fence in the reader's `Sleeper::prepare`, which comes after it has written the word.
+        P::fence_seq_cst();
+    }
+    wants.load(Ordering::Relaxed) & u64::from(what) != 0
+}
 
 /// Mailboxes below this size tell their senders of each credit: there is nothing to gather.
 pub(crate) const LEAST_GATHERED: u32 = 4;

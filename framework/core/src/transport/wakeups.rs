@@ -5,22 +5,21 @@
 //! nobody was rung for ([`wake_reasons`] has the rules). Used by the reader, by `publish`, by senders that wait, and by
 //! whoever hears from the node.
 //!
-//! **Invariants.** A wake-up is never lost: whoever puts a ring off sets `deferred` and then looks at `parked`; the
-//! reader sets `parked` and then looks at `deferred`. Between the two stands a fence on both sides (QUIET), so one of
-//! them sees the other. The words of the wake page have one writer, this process (ONE-WRITER).
+//! **Invariants.** A wake-up is never lost ([`Deferred`]). The words of the wake page have one writer, this process (ONE-WRITER).
 //!
 //! **Locks.** None. Everything here may be called under any lock.
 //!
 //! **On a crash** the kernel shuts the doorbells, and the node tells the peers. **On cancellation** of a parked reader
-//! `parked` stays set, and `Notify` keeps the wake-up for the next reader, which looks at everything first anyway.
+//! its mark that it is parked stays, and `Notify` keeps the wake-up for the next reader, which looks at everything first anyway.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+use super::deferred::Deferred;
 use super::links::Links;
 use super::pages::WakePage;
 use super::wake_reasons;
@@ -31,10 +30,8 @@ use crate::transport::ring::{NativeWord, Word};
 pub(super) struct Wakeups {
     wake_page: WakePage,
     ears: Ears,
-    /// Something was published that nobody was rung for (see [`wake_reasons`]).
-    deferred: AtomicBool,
-    /// The reader waits for its doorbell, or is about to.
-    parked: AtomicBool,
+    /// Whether something was published that nobody was rung for (see [`wake_reasons`]).
+    deferred: Deferred,
     /// Wakes the parked reader.
     deferred_came: Notify,
 }
@@ -45,8 +42,7 @@ impl Wakeups {
         Ok(Wakeups {
             wake_page: WakePage::create()?,
             ears: Ears::create()?,
-            deferred: AtomicBool::new(false),
-            parked: AtomicBool::new(false),
+            deferred: Deferred::new(),
             deferred_came: Notify::new(),
         })
     }
@@ -90,10 +86,7 @@ impl Wakeups {
     /// Something was published that nobody was rung for. The reader rings when it finds nothing to do: soon, if it is not
     /// parked. It says that it is before it looks for this for the last time.
     pub(super) fn defer_wakeup(&self) {
-        self.deferred.swap(true, Ordering::AcqRel);
-        // DEFERRED: pairs with the fence in `park`: one of the two sees what the other has written.
-        fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) {
+        if self.deferred.mark() {
             self.deferred_came.notify_one();
         }
     }
@@ -101,14 +94,12 @@ impl Wakeups {
     /// The reader is about to sleep. What is deferred from now on wakes it; what was before is seen by its next
     /// look.
     pub(super) fn park(&self) {
-        self.parked.store(true, Ordering::Relaxed);
-        // DEFERRED: pairs with the fence in `defer_wakeup`.
-        fence(Ordering::SeqCst);
+        self.deferred.park();
     }
 
     /// The reader sleeps no longer: it looks for what was put off by itself.
     pub(super) fn unpark(&self) {
-        self.parked.store(false, Ordering::Relaxed);
+        self.deferred.unpark();
     }
 
     /// Resolves when something is published quietly while the reader is parked.
@@ -119,7 +110,7 @@ impl Wakeups {
     /// Rings for everything whose wake-up was deferred.
     pub(super) fn ring_deferred(&self, links: &Links) {
         // The mark goes before the links are looked at: what is put off meanwhile sets it again.
-        if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::AcqRel) {
+        if self.deferred.take() {
             links.all().iter().for_each(|link| link.ring_deferred());
         }
     }
@@ -133,7 +124,7 @@ impl Wakeups {
     /// Whether something was published that nobody was rung for.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn has_deferred(&self) -> bool {
-        self.deferred.load(Ordering::Relaxed)
+        self.deferred.is_due()
     }
 }
 

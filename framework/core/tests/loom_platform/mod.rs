@@ -1,15 +1,20 @@
 //! Loom's memory under the production protocols, and how a model is run and expected to fail.
 
+#[allow(dead_code, reason = "some models explore code that is generic over its platform")]
+pub(crate) mod sync;
+
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use loom::cell::Cell;
 use loom::sync::atomic::{AtomicU64, fence};
+use loom::sync::{Condvar, Mutex};
 use tensorpost_core::transport::ring::{Bytes, Platform, Word};
 
 /// Loom's atomics, and bytes whose every access loom checks for a race.
 #[derive(Debug)]
+#[allow(dead_code, reason = "models of what is not generic take `sync`")]
 pub(crate) struct Loom;
 
 impl Platform for Loom {
@@ -22,8 +27,10 @@ impl Platform for Loom {
 }
 
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "as above")]
 pub(crate) struct LoomWord(Arc<AtomicU64>);
 
+#[allow(dead_code, reason = "as above")]
 impl LoomWord {
     pub(crate) fn zero() -> Self {
         LoomWord(Arc::new(AtomicU64::new(0)))
@@ -95,6 +102,32 @@ impl Bytes for LoomBytes {
 
     fn len(&self) -> usize {
         self.0.0.len() * 8
+    }
+}
+
+/// The eventfd: a ring before the sleep is kept, and several are as one. (Loom's parking is no good for this: its
+/// `unpark` also ends a `join`.)
+#[derive(Clone)]
+#[allow(dead_code, reason = "not every model sleeps")]
+pub(crate) struct Bell(Arc<(Mutex<bool>, Condvar)>);
+
+#[allow(dead_code, reason = "as above")]
+impl Bell {
+    pub(crate) fn new() -> Self {
+        Bell(Arc::new((Mutex::new(false), Condvar::new())))
+    }
+
+    pub(crate) fn ring(&self) {
+        *self.0.0.lock().expect("no thread panicked") = true;
+        self.0.1.notify_one();
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut rung = self.0.0.lock().expect("no thread panicked");
+        while !*rung {
+            rung = self.0.1.wait(rung).expect("no thread panicked");
+        }
+        *rung = false;
     }
 }
 

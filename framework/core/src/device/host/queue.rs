@@ -5,20 +5,17 @@
 //! without a kernel then costs no switch of threads.
 //!
 //! When the stream is dropped, the thread works off what is queued, then ends and gives the clock back; nobody
-//! waits for it (LEASE-2). Its waits end because every wait does (DEATH-1).
+//! waits for it (LEASE-2). Its waits end because every wait does (DEATH-1). `tests/loom_stream.rs` explores this file.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, ThreadId};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
-use super::super::DeviceError;
 use super::work::Work;
 use crate::clock::{ClockDomain, OwnClock};
+use crate::device::DeviceError;
 use crate::limits::MAX_STREAM_STEPS;
 use crate::os::{AdaptiveSpin, vital};
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 
 /// The state that a stream and its thread share.
 pub(super) struct Queue {

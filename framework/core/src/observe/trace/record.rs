@@ -11,6 +11,9 @@ const NONE: u64 = u64::MAX;
 /// Longest time that fits beside kind and form: 78 hours.
 const LONGEST: u64 = (1 << 48) - 1;
 
+/// Latest time at which anything begins: 292 years.
+const LATEST: u64 = i64::MAX as u64;
+
 /// Which row of the trace a record belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Track {
@@ -167,6 +170,10 @@ impl Record {
 
     pub(crate) fn from_words(words: [u64; WORDS]) -> Option<Self> {
         let [head, at, track, a, b, c, d] = words;
+        // A slice has to end after it began, and no clock of nanoseconds comes so far.
+        if at > LATEST {
+            return None;
+        }
         let (form, took) = ((head >> 8) as u8, head >> 16);
         let frame = || ProcessId::from_bits(b).map(|peer| FrameId { peer, end: c });
         let lease = || LeaseName::from_words(a, b);
@@ -240,5 +247,6 @@ mod tests {
         assert!(with(0, 3 | 9 << 8).is_none(), "a form that there is not");
         assert!(with(2, 0).is_none() && with(2, 3 << 56 | 1 << 20).is_none(), "no track");
         assert!(with(4, 0xffff).is_none(), "a process that there cannot be");
+        assert!(with(1, u64::MAX).is_none(), "nothing can end after that");
     }
 }

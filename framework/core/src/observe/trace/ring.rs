@@ -235,6 +235,46 @@ impl Ring {
     }
 }
 
+/// What only a process that lies does to its own trace (WIRE-1).
+#[cfg(feature = "testing")]
+impl Ring {
+    fn forge(&self, at: usize, words: impl IntoIterator<Item = u64>) {
+        for (index, word) in words.into_iter().enumerate() {
+            if let Some(place) = self.mapping.word64(at + index * 8) {
+                place.store(word, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// As it was when it was made.
+    pub(crate) fn forge_clear(&self) {
+        self.forge(HEAD_AT, [0]);
+        self.forge(NAMES_LEN_AT, [0, 0]);
+        self.forge(RECORDS_AT, std::iter::repeat_n(0, self.records * RECORD_BYTES / 8));
+    }
+
+    /// Moves the cursor.
+    pub(crate) fn forge_cursor(&self, to: u64) {
+        self.forge(HEAD_AT, [to]);
+    }
+
+    /// Writes a record of these words, with its stamp or with another.
+    pub(crate) fn forge_record(&self, words: [u64; WORDS], stamped: bool) {
+        let number = self.look(HEAD_AT);
+        let stamp = if stamped { stamp(number, &words) } else { words[0] };
+        let at = RECORDS_AT + (number % self.records as u64) as usize * RECORD_BYTES;
+        self.forge(at, std::iter::once(stamp).chain(words));
+        self.forge_cursor(number.wrapping_add(1));
+    }
+
+    /// Writes these bytes where the names are, and that there are `len` of them.
+    pub(crate) fn forge_names(&self, bytes: &[u8], len: u64) {
+        // What finds no room is not written.
+        let _ = self.mapping.copy_in(NAMES_AT, &bytes[..bytes.len().min(NAMES_BYTES)]);
+        self.forge(NAMES_LEN_AT, [len]);
+    }
+}
+
 type Line = (Of, u64, String);
 
 fn parse(line: &[u8]) -> Option<(Line, &[u8])> {

@@ -65,8 +65,8 @@ struct Arrow {
 #[derive(Default)]
 struct Rows {
     slices: BTreeMap<Track, Vec<Slice>>,
-    /// Handlers that began and have not ended, by row.
-    open: BTreeMap<Track, Vec<(u64, u64, Option<FrameId>)>>,
+    /// Handlers that began and have not ended, by row and by when. A process may say that all of its handlers did.
+    open: BTreeMap<Track, BTreeMap<u64, Vec<(u64, Option<FrameId>)>>>,
     instants: Vec<(Track, u64, &'static str, String, Args)>,
     leases: Vec<(Track, u64, LeaseName, What)>,
 }
@@ -140,11 +140,11 @@ impl Rows {
         let came = |frame: FrameId| Ends { from: frame.peer, to: me, end: frame.end };
         match what {
             What::HandlerBegan { key, frame } => {
-                self.open.entry(track).or_default().push((at, key, frame));
+                self.open.entry(track).or_default().entry(at).or_default().push((key, frame));
             }
             What::HandlerEnded { key, frame, took } => {
                 if let Some(open) = self.open.get_mut(&track) {
-                    open.retain(|(began, ..)| *began != at);
+                    open.remove(&at);
                 }
                 let flow = frame.map(|frame| (came(frame), Part::Handle));
                 let (cat, name) = ("handler", known.message(key));
@@ -187,11 +187,14 @@ impl Rows {
     /// What began and did not end lasts until the process's end, or until the next handler of its row.
     fn end_open(&mut self, me: ProcessId, end: u64, known: &Known<'_>) {
         for (track, open) in std::mem::take(&mut self.open) {
-            for (at, key, frame) in open {
-                let others = self.slices.get(&track).into_iter().flatten();
-                let next =
-                    others.filter(|slice| slice.cat == "handler" && slice.at > at).map(|slice| slice.at);
-                let until = next.min().unwrap_or(end).max(at);
+            let others = self.slices.get(&track).into_iter().flatten();
+            let mut others: Vec<u64> =
+                others.filter(|slice| slice.cat == "handler").map(|slice| slice.at).collect();
+            others.sort_unstable();
+            let open = open.into_iter().flat_map(|(at, open)| open.into_iter().map(move |open| (at, open)));
+            for (at, (key, frame)) in open {
+                let next = others.get(others.partition_point(|other| *other <= at));
+                let until = next.copied().unwrap_or(end).max(at);
                 let flow =
                     frame.map(|frame| (Ends { from: frame.peer, to: me, end: frame.end }, Part::Handle));
                 let args = Args::default().text("ended", "no");

@@ -34,7 +34,6 @@ pub mod view;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -47,9 +46,9 @@ use crate::clock::Ticket;
 use crate::clock::taint::{Tainted, TicketStatus};
 use crate::device::DeviceError;
 use crate::ids::DeviceId;
-use crate::lease::Lease;
 use crate::lease::table::Uses;
 use crate::lease::writers::{Area, Clash, Piece};
+use crate::lease::{Lease, is_last};
 use crate::limits::MAX_PARTS;
 use crate::stream::Stream;
 
@@ -334,10 +333,7 @@ impl Inner {
 
     /// Whether the message that it is in was the only one to have it: its value has been dropped, and nobody kept it.
     pub(crate) fn is_last(self: &Arc<Self>) -> bool {
-        let last = Arc::strong_count(self) == 1;
-        // As in `Arc::get_mut`: what the dropper did comes before what follows.
-        fence(Ordering::Acquire);
-        last
+        is_last(self)
     }
 
     pub(crate) fn lease(&self) -> &Lease {

@@ -16,16 +16,17 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use super::Link;
 use crate::os::{Bell, Ear, Ears};
 use crate::transport::connect::BadHalf;
+use crate::transport::deferred::DeferredFor;
 use crate::transport::doorbell::Ringer;
 use crate::transport::pages::{LinkMemory, WakePage};
-use crate::transport::ring::{NativeWord, NativeWords, Word};
+use crate::transport::ring::{Native, NativeWord, NativeWords, Sound};
 use crate::transport::wake_reasons;
 
 /// See the module.
@@ -48,7 +49,7 @@ pub(super) struct Connection {
     /// Pending sends and asks have been failed.
     given_up: AtomicBool,
     /// What was published and not rung for.
-    deferred: AtomicU8,
+    deferred: DeferredFor,
     /// How often the peer's doorbell was rung.
     #[cfg(any(test, feature = "testing"))]
     rung: AtomicU64,
@@ -76,7 +77,7 @@ impl Connection {
             broken: AtomicBool::new(false),
             exited: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
-            deferred: AtomicU8::new(0),
+            deferred: DeferredFor::new(),
             #[cfg(any(test, feature = "testing"))]
             rung: AtomicU64::new(0),
         })
@@ -163,18 +164,11 @@ impl Link {
     /// of such.
     pub(crate) fn ring(&self, what: u8) {
         let Some(half) = self.connection.half.get() else { return };
-        if what & wake_reasons::FRAMES == 0 {
-            // WANTS: pairs with the fence in the reader's `Sleeper::prepare`, which comes after it has written the word.
-            fence(Ordering::SeqCst);
-            if half.wants.load(Ordering::Relaxed) & u64::from(what) == 0 {
-                return;
-            }
+        if !wake_reasons::is_wanted::<Native, Sound>(what, &half.wants) {
+            return;
         }
-        // One ring for both. Acquire: what was published with a deferred wake-up, by whichever thread, comes before the
-        // fence in `should_ring`.
-        if self.connection.deferred.load(Ordering::Relaxed) != 0 {
-            self.connection.deferred.swap(0, Ordering::AcqRel);
-        }
+        // One ring for both.
+        self.connection.deferred.clear();
         if !half.ringer.lock().should_ring() {
             return;
         }
@@ -187,13 +181,12 @@ impl Link {
 
     /// Something was published that the peer is not woken for now.
     pub(crate) fn defer_wakeup(&self, what: u8) {
-        // After it was published: pairs with the swaps in `ring` and `ring_deferred`.
-        self.connection.deferred.fetch_or(what, Ordering::AcqRel);
+        self.connection.deferred.mark(what);
     }
 
     /// Rings for what the peer was not woken for.
     pub(crate) fn ring_deferred(&self) {
-        let what = self.connection.deferred.swap(0, Ordering::AcqRel);
+        let what = self.connection.deferred.take();
         if what != 0 {
             self.ring(what);
         }

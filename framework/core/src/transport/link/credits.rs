@@ -11,94 +11,13 @@
 //! **On a crash** of the peer the counts are of no use to anybody, and go with the link. **On cancellation** of a handler
 //! its receipt drops, and counts.
 
-use std::sync::atomic::Ordering;
-
 use parking_lot::Mutex;
 
 use super::Link;
-use crate::limits::MAX_ACTORS;
-use crate::os::monotonic_ns;
+use super::granted::Granted;
+pub(crate) use super::granted::{AWAY, CLOSED, Credit};
 use crate::stream::turn;
 use crate::transport::pages::LinkMemory;
-use crate::transport::ring::NativeWords;
-use crate::transport::wake_reasons;
-
-/// In a mailbox-state word: the actor is gone, or never was.
-pub(crate) const CLOSED: u64 = u64::MAX;
-
-/// In a mailbox-state word: the actor failed and is started anew, somewhere.
-pub(crate) const AWAY: u64 = u64::MAX - 1;
-
-/// A credit that a message has: it goes back when the message is done with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Credit {
-    /// Of the actor.
-    pub(crate) index: u16,
-    /// Of its mailbox, per sending process.
-    pub(crate) capacity: u32,
-}
-
-/// Messages of the peer that this process's actors are done with, by index.
-#[derive(Debug)]
-struct Granted {
-    actors: Vec<Handled>,
-    credits: NativeWords,
-    mailbox_states: NativeWords,
-}
-
-/// The credits of one of this process's actors.
-#[derive(Clone, Copy, Debug)]
-struct Handled {
-    /// Messages that it is done with; [`CLOSED`] or [`AWAY`] where there will be no more.
-    count: u64,
-    /// Those of them that the peer was told of, at least; and when.
-    told: u64,
-    /// Nanoseconds on the monotonic clock.
-    told_at: u64,
-}
-
-impl Granted {
-    fn new(credits: NativeWords, mailbox_states: NativeWords) -> Self {
-        let none = Handled { count: 0, told: 0, told_at: monotonic_ns() };
-        Granted { actors: vec![none; MAX_ACTORS], credits, mailbox_states }
-    }
-
-    fn count(&self, index: u16) -> Option<u64> {
-        self.actors.get(usize::from(index)).map(|handled| handled.count)
-    }
-
-    fn set(&mut self, index: u16, count: u64) {
-        let index = usize::from(index);
-        let Some(handled) = self.actors.get_mut(index) else { return };
-        (handled.count, handled.told) = (count, count);
-        // CREDIT release, all: pair with `Link::handled` and `Link::mailbox_state`.
-        if count < AWAY {
-            self.credits.store(index, count, Ordering::Release);
-            self.mailbox_states.store(index, 0, Ordering::Release);
-        } else {
-            self.mailbox_states.store(index, count, Ordering::Release);
-        }
-    }
-
-    /// One more is done with; whether the peer is to be woken for it. The last two of the three ends of the delay in
-    /// [`wake_reasons`] are others' to see to.
-    fn one_more(&mut self, credit: Credit, now: u64) -> bool {
-        let index = usize::from(credit.index);
-        let Some(handled) = self.actors.get_mut(index).filter(|handled| handled.count < AWAY) else {
-            return false;
-        };
-        handled.count += 1;
-        // CREDIT release: pairs with `Link::handled`.
-        self.credits.store(index, handled.count, Ordering::Release);
-        let tell = credit.capacity < wake_reasons::LEAST_GATHERED
-            || handled.count - handled.told >= u64::from(credit.capacity / 2)
-            || now.saturating_sub(handled.told_at) >= wake_reasons::TELL_EVERY.as_nanos() as u64;
-        if tell {
-            (handled.told, handled.told_at) = (handled.count, now);
-        }
-        tell
-    }
-}
 
 /// The credits granted to the peer. See the module.
 #[derive(Debug)]

@@ -26,6 +26,6 @@ pub use error::{Cursor, RingError};
 #[cfg(any(test, feature = "inside"))]
 pub use native::KeepMapped;
 pub use native::{Native, NativeBytes, NativeWord, NativeWords};
-pub use platform::Word;
 #[cfg(any(test, feature = "inside"))]
-pub use platform::{Bytes, Orders, Platform, Sound};
+pub use platform::Bytes;
+pub use platform::{Orders, Platform, Sound, Word};

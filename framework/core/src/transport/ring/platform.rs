@@ -63,7 +63,7 @@ pub trait Bytes {
 
 /// Every place where the protocols order memory. The defaults are what is needed; the models weaken one at a time.
 ///
-/// Sites that belong together carry the same label in the code: `TAIL`, `HEAD`, `BELL`.
+/// Sites that belong together carry the same label in the code: `TAIL`, `HEAD`, `BELL`, `WANTS`.
 pub trait Orders: 'static {
     /// `TAIL`, release: the producer publishes records; their bytes were written before.
     const TAIL_RELEASE: Ordering = Ordering::Release;
@@ -79,6 +79,9 @@ pub trait Orders: 'static {
     const SLEEPER_FENCE: bool = true;
     /// `BELL`: whether the ringer fences between publishing and its look at the sleep word.
     const RINGER_FENCE: bool = true;
+    /// `WANTS`: whether whoever publishes fences between that and its look at what the sleeper wants to be woken for. The
+    /// sleeper's fence is that of `BELL`: it writes what it wants before it.
+    const WANTS_FENCE: bool = true;
 }
 
 /// The orders that production uses.
