@@ -385,7 +385,7 @@ fn wrong_types_shapes_and_ranges_are_errors_with_a_way_out(builder: Builder) {
     says(tensor.as_slice::<i32>().map(<[_]>::to_vec), "the tensor holds u32, not i32");
     says(stream.download::<u8>(&tensor), "the tensor holds u32, not u8");
     says(tensor.view_array::<f64>().map(|_| ()), "the tensor holds u32, not f64");
-    says(tensor.permute(&[1, 0]).unwrap().as_slice::<u32>().map(<[_]>::to_vec), "gpu.contiguous(&tensor)");
+    says(tensor.permute(&[1, 0]).unwrap().as_slice::<u32>().map(<[_]>::to_vec), "stream.contiguous(&tensor)");
     says(tensor.slice(0, 1..4), "4");
     says(tensor.slice(2, ..), "2");
     says(tensor.index(1, 4), "4");

@@ -78,10 +78,10 @@ pub enum ImageError {
         source: io::Error,
     },
     /// The encoder refused. Whatever was at the path before is still there.
-    #[error("cannot encode image {path}: {source}")]
+    #[error("cannot encode image {name}: {source}")]
     Encode {
-        /// The path asked for.
-        path: PathBuf,
+        /// The path asked for, or what stands for one where the image stays in memory.
+        name: String,
         /// What the encoder said.
         source: ::image::ImageError,
     },

@@ -1,4 +1,4 @@
-//! Pixels to PNG files, whole or not at all.
+//! Pixels to PNG: to bytes in memory, or to files, whole or not at all.
 //!
 //! A file is written under a temporary name in its own folder and then renamed. Whoever looks at the path sees the
 //! old file or the whole new one, also when this process dies on the way (a hidden `.tmp…` file may then stay
@@ -32,6 +32,43 @@ pub fn write_rgb8(path: impl AsRef<Path>, hwc: &[u8], size: ImageSize) -> Result
     write(path.as_ref(), hwc, size, ExtendedColorType::Rgb8)
 }
 
+/// An HW image of gray bytes as the bytes of a PNG file.
+///
+/// # Errors
+/// [`ImageError::Length`] or [`ImageError::Encode`].
+pub fn encode_gray8(hw: &[u8], size: ImageSize) -> Result<Vec<u8>, ImageError> {
+    expect_len("the gray pixels to encode (HW)", hw.len(), size.pixels())?;
+    let mut bytes = Vec::new();
+    encode(&mut bytes, hw, size, ExtendedColorType::L8, || IN_MEMORY.to_owned())?;
+    Ok(bytes)
+}
+
+/// An HWC image of RGB bytes as the bytes of a PNG file.
+///
+/// # Errors
+/// [`ImageError::Length`] or [`ImageError::Encode`].
+pub fn encode_rgb8(hwc: &[u8], size: ImageSize) -> Result<Vec<u8>, ImageError> {
+    expect_len("the RGB pixels to encode (HWC)", hwc.len(), size.rgb_len())?;
+    let mut bytes = Vec::new();
+    encode(&mut bytes, hwc, size, ExtendedColorType::Rgb8, || IN_MEMORY.to_owned())?;
+    Ok(bytes)
+}
+
+/// What an image is called in errors that is written to no file.
+const IN_MEMORY: &str = "in memory";
+
+fn encode(
+    to: impl Write,
+    pixels: &[u8],
+    size: ImageSize,
+    colour: ExtendedColorType,
+    name: impl FnOnce() -> String,
+) -> Result<(), ImageError> {
+    PngEncoder::new(to)
+        .write_image(pixels, size.width(), size.height(), colour)
+        .map_err(|source| ImageError::Encode { name: name(), source })
+}
+
 fn write(path: &Path, pixels: &[u8], size: ImageSize, colour: ExtendedColorType) -> Result<(), ImageError> {
     let failed = |source| ImageError::Write { path: path.to_owned(), source };
     // The rename must not cross file systems, so the temporary file goes beside the target. `parent` of a bare name
@@ -47,10 +84,10 @@ fn write(path: &Path, pixels: &[u8], size: ImageSize, colour: ExtendedColorType)
         .map_err(failed)?;
 
     let mut writer = BufWriter::new(temporary);
-    PngEncoder::new(&mut writer).write_image(pixels, size.width(), size.height(), colour).map_err(
-        |source| match source {
-            ::image::ImageError::IoError(source) => failed(source),
-            source => ImageError::Encode { path: path.to_owned(), source },
+    encode(&mut writer, pixels, size, colour, || path.display().to_string()).map_err(
+        |error| match error {
+            ImageError::Encode { source: ::image::ImageError::IoError(source), .. } => failed(source),
+            error => error,
         },
     )?;
     writer.flush().map_err(failed)?;
@@ -82,6 +119,20 @@ mod tests {
         let back = decode::decode(&path).expect("decodes");
         assert_eq!((back.size, back.pixels), (size(1, 2), vec![7, 7, 7, 200, 200, 200]));
         assert_eq!(std::fs::read_dir(folder.path()).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn bytes_in_memory_are_those_of_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.png");
+        let pixels: Vec<u8> = (0..24).map(|i| i * 10).collect();
+        let file = || std::fs::read(&path).expect("written");
+        write_rgb8(&path, &pixels, size(4, 2)).expect("room");
+        assert_eq!(encode_rgb8(&pixels, size(4, 2)).expect("encodes"), file());
+        write_gray8(&path, &pixels, size(6, 4)).expect("room");
+        assert_eq!(encode_gray8(&pixels, size(6, 4)).expect("encodes"), file());
+        assert!(matches!(encode_rgb8(&pixels, size(4, 3)), Err(ImageError::Length { expected: 36, .. })));
+        assert!(matches!(encode_gray8(&[], size(1, 1)), Err(ImageError::Length { actual: 0, .. })));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! | several at once | [`Batcher`], [`Unbatch`] | tensors of equal shape gathered into one, and taken apart |
 //! | in between | [`Tee`], [`Throttle`] | a look at what passes; a limit on the rate |
 //! | to files | [`SavePng`], [`SaveRaw`], [`SaveSafetensors`] | |
+//! | to bytes | [`encode_png`] | what `SavePng` would write, for an answer over HTTP |
 //! | a pool of workers | [`TaskPool`] | tasks in, results out, both bounded; no pipeline |
 //!
 //! ```standalone_crate
@@ -67,7 +68,7 @@ pub use measure::{Measure, Summary};
 pub use normalise::Normalise;
 pub use product::{Product, ProductArgs};
 pub use resize::{Resize, ResizeArgs};
-pub use save::{SavePng, SavePngArgs, SaveRaw, SaveSafetensors, SaveSafetensorsArgs, file_name};
+pub use save::{SavePng, SavePngArgs, SaveRaw, SaveSafetensors, SaveSafetensorsArgs, encode_png, file_name};
 pub use tasks::{
     Assign, Job, Map, TaskError, TaskOutcome, TaskPool, TaskPoolError, TaskPoolSettings, Worker,
 };

@@ -7,11 +7,13 @@
 
 #![expect(unsafe_code, reason = "sets a variable before there are threads")]
 
+mod algebra;
 mod faults;
 mod hangs;
 mod receive;
 mod scenes;
 
+use algebra::a_tensor_that_is_not_on_the_host_says_how_it_gets_there;
 use faults::{
     a_device_that_is_not_there_is_named, a_device_without_room_says_who_holds_it,
     a_kernel_that_faults_ends_its_worker_alone, a_kernel_that_faults_restarts_its_mps_group,
@@ -75,6 +77,7 @@ fn main() {
         return;
     }
     let cases = cases![
+        a_tensor_that_is_not_on_the_host_says_how_it_gets_there,
         a_chain_of_products_is_right_every_time,
         a_chain_of_products_is_right_every_time_under_mps,
         a_chain_of_products_is_wrong_when_the_wait_is_taken_out,

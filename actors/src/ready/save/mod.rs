@@ -7,7 +7,7 @@ mod png;
 mod raw;
 mod safetensors;
 
-pub use png::{SavePng, SavePngArgs};
+pub use png::{SavePng, SavePngArgs, encode_png};
 pub use raw::SaveRaw;
 pub use safetensors::{SaveSafetensors, SaveSafetensorsArgs};
 

@@ -1,9 +1,9 @@
-//! Items as PNG files.
+//! Items as PNG files, and tensors as the bytes of one.
 
 use std::marker::PhantomData;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use tensorpost::prelude::*;
 
 use super::super::Carrier;
@@ -72,35 +72,80 @@ impl<T: Carrier> Sink for SavePng<T> {
     fn consume(&mut self, item: T) -> anyhow::Result<()> {
         let (label, tensor) = item.apart();
         let path = self.folder.path(&label, "png");
-        let stream = &self.stream;
+        let picture = Picture::of(&self.stream, &tensor, self.gain).with_context(|| format!("`{label}`"))?;
+        match picture {
+            Picture::Gray(hw, size) => png::write_gray8(path, &hw, size)?,
+            Picture::Rgb(hwc, size) => png::write_rgb8(path, &hwc, size)?,
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of the PNG file that [`SavePng`] would write: for an answer over HTTP, for example. Blocks until the tensor's data
+/// is there. `stream` is one of the tensor's device, and `gain` what floats are multiplied by ([`SavePngArgs::gain`]).
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// use tensorpost_actors::image::decode;
+/// use tensorpost_actors::ready::encode_png;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// # let node = Node::builder().start()?;
+/// # let stream = node.host_stream()?;
+/// let mask = stream.from_slice(&[1, 2], &[0.0_f32, 1.0])?.freeze();
+/// let bytes = encode_png(&stream, &mask, 255.0)?;
+/// assert_eq!(decode::decode_bytes("mask", &bytes)?.pixels, [0, 0, 0, 255, 255, 255]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// A tensor that is no picture, is on another device, or whose data will not come; sides that are too long.
+pub fn encode_png(stream: &DeviceStream, tensor: &Tensor, gain: f32) -> anyhow::Result<Vec<u8>> {
+    Ok(match Picture::of(stream, tensor, gain)? {
+        Picture::Gray(hw, size) => png::encode_gray8(&hw, size)?,
+        Picture::Rgb(hwc, size) => png::encode_rgb8(&hwc, size)?,
+    })
+}
+
+/// What a PNG file is made of: pixels on the host.
+enum Picture {
+    /// HW.
+    Gray(Vec<u8>, ImageSize),
+    /// HWC.
+    Rgb(Vec<u8>, ImageSize),
+}
+
+impl Picture {
+    fn of(stream: &DeviceStream, tensor: &Tensor, gain: f32) -> anyhow::Result<Self> {
         let size = |width: usize, height: usize| {
             let side = |side| u32::try_from(side).unwrap_or(u32::MAX);
             ImageSize::new(side(width), side(height))
         };
-        match (tensor.dtype(), tensor.shape()) {
+        Ok(match (tensor.dtype(), tensor.shape()) {
             (DType::U8, &[height, width]) => {
-                png::write_gray8(path, &stream.download::<u8>(&tensor)?, size(width, height)?)?;
+                Picture::Gray(stream.download::<u8>(tensor)?, size(width, height)?)
             }
             (DType::U8, &[height, width, 3]) => {
-                png::write_rgb8(path, &stream.download::<u8>(&tensor)?, size(width, height)?)?;
+                Picture::Rgb(stream.download::<u8>(tensor)?, size(width, height)?)
             }
             (DType::F32, &[height, width]) => {
                 // Made bytes on the device: a quarter to bring here.
-                let gray = ops::to_gray8(stream, &stream.contiguous(&tensor)?, self.gain)?.freeze();
-                png::write_gray8(path, &stream.download::<u8>(&gray)?, size(width, height)?)?;
+                ops::prepare(stream, &[Op::ToGray8])?;
+                let gray = ops::to_gray8(stream, &stream.contiguous(tensor)?, gain)?.freeze();
+                Picture::Gray(stream.download::<u8>(&gray)?, size(width, height)?)
             }
             (DType::F32, &[3, height, width]) => {
                 let size = size(width, height)?;
                 let mut hwc = vec![0; size.rgb_len()];
-                quantise::to_rgb8(&stream.download::<f32>(&tensor)?, size, self.gain, &mut hwc)?;
-                png::write_rgb8(path, &hwc, size)?;
+                quantise::to_rgb8(&stream.download::<f32>(tensor)?, size, gain, &mut hwc)?;
+                Picture::Rgb(hwc, size)
             }
             (dtype, shape) => bail!(
-                "`{label}` is no picture: {dtype} {shape:?}; give bytes [height, width] or [height, width, 3], or floats \
+                "{dtype} {shape:?} is no picture; give bytes [height, width] or [height, width, 3], or floats \
                  [height, width] or [3, height, width]"
             ),
-        }
-        Ok(())
+        })
     }
 }
 
@@ -129,7 +174,17 @@ mod tests {
         let planes = stream.from_slice(&[3, 1, 4], &floats).expect("room").freeze();
         sink.consume(Named::new(2, "x", planes)).expect("planes");
         assert_eq!(back(2).pixels, [0, 80, 160, 20, 100, 180, 40, 120, 200, 60, 140, 220]);
-        let error = sink.consume(Named::new(3, "x", of(&[12], &bytes))).expect_err("a row").to_string();
+        let error = sink.consume(Named::new(3, "x", of(&[12], &bytes))).expect_err("a row");
+        let error = format!("{error:#}");
         assert!(error.contains("00003-x") && error.contains("u8 [12]"), "{error}");
+
+        let turned = of(&[3, 4], &bytes).permute(&[1, 0]).expect("two axes");
+        let bytes_of = |tensor: &Tensor| encode_png(&stream, tensor, 1.0);
+        let encoded = bytes_of(&turned).expect("gray");
+        sink.consume(Named::new(4, "x", turned)).expect("gray");
+        let file = folder.path().join("made/00004-x.png");
+        assert_eq!(encoded, std::fs::read(file).expect("written"));
+        assert!(bytes_of(&of(&[0, 4], &[])).is_err(), "a picture without rows");
+        assert!(bytes_of(&of(&[12], &bytes)).is_err(), "a row");
     }
 }

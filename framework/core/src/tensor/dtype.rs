@@ -6,6 +6,8 @@ use std::str::FromStr;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use super::scalar::Scalar;
+
 /// The type of a tensor's elements.
 ///
 /// The discriminants are the wire codes: they never change and are never used again. Zero is no type, so that
@@ -125,20 +127,25 @@ impl FromStr for DType {
     }
 }
 
-mod sealed {
-    pub trait Sealed {}
-}
-
 /// A Rust type that is the element of a tensor.
 ///
 /// Sealed: each implementor is exactly one [`DType`], with its size and alignment. The `bytemuck` bounds let host
 /// access cast between bytes and elements without `unsafe`: no implementor has padding, and only `bool` has
 /// bytes that are not a value.
 pub trait Element:
-    sealed::Sealed + bytemuck::NoUninit + bytemuck::CheckedBitPattern + Send + Sync + 'static
+    Scalar<ScalarSum = <Self as Element>::Sum>
+    + bytemuck::NoUninit
+    + bytemuck::CheckedBitPattern
+    + Send
+    + Sync
+    + 'static
 {
     /// The element type that `Self` is.
     const DTYPE: DType;
+
+    /// What [`Tensor::sum`](super::Tensor::sum) gives: `u64` for `bool` and unsigned integers, `i64` for signed ones, `f64` for
+    /// floats.
+    type Sum: Element;
 
     /// Whether `bytes`, a whole number of elements, may be read as `&[Self]`.
     ///
@@ -152,9 +159,9 @@ pub trait Element:
 /// Implements [`Element`] for one type and checks at compile time that the sizes agree.
 macro_rules! element {
     ($type:ty, $dtype:ident $(, $validate:item)?) => {
-        impl sealed::Sealed for $type {}
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
+            type Sum = <$type as Scalar>::ScalarSum;
             $($validate)?
         }
         const _: () = assert!(size_of::<$type>() == DType::$dtype.size());

@@ -22,7 +22,7 @@ pub enum TensorError {
     },
     /// The call needs packed elements.
     #[error(
-        "the tensor of shape {shape:?} has strides {strides:?}, not packed row-major ones; copy it with `gpu.contiguous(&tensor)`"
+        "the tensor of shape {shape:?} has strides {strides:?}, not packed row-major ones; copy it with `stream.contiguous(&tensor)`"
     )]
     NotContiguous {
         /// Its shape.
@@ -40,10 +40,34 @@ pub enum TensorError {
         /// Elements that were given.
         given: usize,
     },
-    /// A copy of all elements would take more memory than there is for it.
+    /// Two tensors that are computed with element by element have different shapes.
     #[error(
-        "a copy of the {bytes} bytes of elements of shape {shape:?} finds no room (its memory has {memory} bytes, and a broadcast is \
-         copied up to {MAX_BROADCAST_BYTES}); read slices of it"
+        "shapes {left:?} and {right:?} differ; make them the same with `broadcast_to`, `view` or `slice`"
+    )]
+    Shapes {
+        /// The shape of the tensor whose method was called.
+        left: Vec<usize>,
+        /// The shape of the other one.
+        right: Vec<usize>,
+    },
+    /// Something was asked of the elements of a tensor that has none.
+    #[error("a tensor of shape {shape:?} has no elements, and so no {asked}; see `is_empty` first")]
+    NoElements {
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What was asked for.
+        asked: &'static str,
+    },
+    /// A sum of integers does not fit 64 bits.
+    #[error("the sum of these {dtype} elements does not fit 64 bits; sum them as floats: `cast` them to f64")]
+    SumOverflow {
+        /// The type of the elements.
+        dtype: DType,
+    },
+    /// A copy of all elements would take more memory than there is for it, or a walk over them never end.
+    #[error(
+        "a copy of the {bytes} bytes of elements of shape {shape:?}, or a walk over them, is too much (its memory has {memory} \
+         bytes, and a broadcast may stand for {MAX_BROADCAST_BYTES}); read slices of it"
     )]
     NoRoomForCopy {
         /// The shape.
@@ -55,7 +79,8 @@ pub enum TensorError {
     },
     /// The memory is not on the host.
     #[error(
-        "the tensor is on {device}, where the host cannot reach it; read it with `gpu.download(&tensor)`"
+        "the tensor is on {device}, where the host cannot reach it; read it with `stream.download(&tensor)`, where `stream` is \
+         one of {device}, or have an actor's messages brought to the host with `.receive_on(Device::host())`"
     )]
     NotOnHost {
         /// Where it is.

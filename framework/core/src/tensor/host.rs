@@ -136,20 +136,27 @@ impl Tensor {
 
     /// An empty vector with room for a copy of every element.
     pub(super) fn room_for_all<T: Element>(&self) -> Result<Vec<T>, TensorError> {
-        let (size, span) = (size_of::<T>() as u64, self.layout.span().len() as u64);
-        let bytes = (self.len() as u64).saturating_mul(size);
-        let no_room = || TensorError::NoRoomForCopy {
-            shape: self.shape().to_vec(),
-            bytes,
-            memory: span.saturating_mul(size),
-        };
-        // WIRE-1: a layout that shows an element more than once can stand for any number of bytes.
-        if bytes > span.saturating_mul(size).max(MAX_BROADCAST_BYTES) {
-            return Err(no_room());
-        }
+        self.check_repeats()?;
         let mut room = Vec::new();
-        room.try_reserve_exact(self.len()).map_err(|_| no_room())?;
+        room.try_reserve_exact(self.len()).map_err(|_| self.too_many_elements())?;
         Ok(room)
+    }
+
+    /// WIRE-1: a layout that shows an element more than once can stand for any number of bytes.
+    pub(super) fn check_repeats(&self) -> Result<(), TensorError> {
+        let (bytes, memory) = self.packed_and_spanned();
+        if bytes > memory.max(MAX_BROADCAST_BYTES) { Err(self.too_many_elements()) } else { Ok(()) }
+    }
+
+    fn too_many_elements(&self) -> TensorError {
+        let (bytes, memory) = self.packed_and_spanned();
+        TensorError::NoRoomForCopy { shape: self.shape().to_vec(), bytes, memory }
+    }
+
+    /// Bytes of all elements, packed, and of the memory that they lie in.
+    fn packed_and_spanned(&self) -> (u64, u64) {
+        let bytes = |elements: usize| (elements as u64).saturating_mul(self.dtype.size() as u64);
+        (bytes(self.len()), bytes(self.layout.span().len()))
     }
 
     /// Every element from the first that the layout touches to the last, those between included.
@@ -212,6 +219,18 @@ impl TensorMut {
         // SAFETY: the layout lies in the allocation and does not overlap itself; the lease, which also keeps the
         // writable mapping, is borrowed mutably with `self`; nobody else has the memory (ONE-WRITER), and queued work
         // was waited for.
+        unsafe { elements_mut(address, &range) }
+    }
+
+    /// Every element from the first that the layout touches to the last, those between included, to write. Those between
+    /// are nobody else's: a `TensorMut` is the only handle on its allocation.
+    pub(super) fn span_slice_mut<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
+        let span = self.layout().span();
+        let row = Layout::contiguous(&[span.len()])?.with_offset(span.start)?;
+        let range = check::<T>(self.device(), self.dtype(), &row)?;
+        self.wait(None)?;
+        let (address, _mapping) = self.lease().writable()?;
+        // SAFETY: as for `as_mut_slice`; the span of the layout lies in the allocation.
         unsafe { elements_mut(address, &range) }
     }
 

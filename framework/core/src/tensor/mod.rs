@@ -23,22 +23,30 @@
 //! # }
 //! ```
 //!
+//! Small things on host tensors need no kernel: [`Tensor::map`], [`zip_map`](Tensor::zip_map), [`sum`](Tensor::sum) and its like,
+//! [`cast`](Tensor::cast), [`TensorMut::map_in_place`], and with the feature `ndarray` views with all that `ndarray` can do.
+//!
 //! Work on a tensor goes through a stream ([`DeviceStream`]). Every way to use one on a stream first makes the stream
 //! wait for the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it
 //! (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs nothing.
 
+mod cast;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device_stream;
 pub mod dtype;
 pub mod error;
 pub mod host;
+mod host_blocks;
 pub mod kernel;
 pub mod layout;
+mod map;
 mod mutable;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 pub mod part;
+mod reduce;
+mod scalar;
 mod transfer;
 
 use std::fmt;

@@ -59,10 +59,10 @@ pub enum NotSoleReason {
         others: usize,
     },
     /// Another process holds it, or held it when it was sent here.
-    #[error("another process holds it too, or did when it was sent; copy it with `gpu.copy(&tensor)`")]
+    #[error("another process holds it too, or did when it was sent; copy it with `stream.copy(&tensor)`")]
     HeldElsewhere,
     /// Two of its indices name the same element.
-    #[error("its strides make elements overlap; copy it with `gpu.contiguous(&tensor)`")]
+    #[error("its strides make elements overlap; copy it with `stream.contiguous(&tensor)`")]
     Overlaps,
     /// The stream could not be made to wait, or the memory not be mapped writable.
     #[error(transparent)]

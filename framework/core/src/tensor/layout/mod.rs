@@ -30,6 +30,7 @@ use std::fmt;
 
 use dims::Dims;
 pub use error::LayoutError;
+pub(super) use walk::ContiguousRuns;
 pub use wire::WIRE_BYTES;
 
 /// Shape, strides and offset of a tensor, in elements, from the start of its lease's allocation.
