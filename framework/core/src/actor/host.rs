@@ -3,8 +3,10 @@
 use std::any::type_name;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
+use std::future::poll_fn;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 
 use actix::{Arbiter, AsyncContext, Context};
@@ -19,6 +21,7 @@ use super::{Env, RemoteActor};
 use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::message::codec;
+use crate::observe::metrics::user::Owner;
 use crate::os::vital;
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
@@ -97,8 +100,12 @@ fn start<A: RemoteActor>(
     let inbox = ActorInbox::<A>::new(&env, receive, how.restarts);
     // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
     env.transport.serve_at(env.location.index, inbox.clone()).map_err(|error| error.to_string())?;
+    let owner = Owner::new(env.actor, &env.name);
+    if how.own_thread {
+        owner.own_thread();
+    }
     let created = {
-        let _turn = Turn::begin();
+        let (_turn, _owner) = (Turn::begin(), owner.enter());
         fault::point("worker.create");
         catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
     };
@@ -110,7 +117,12 @@ fn start<A: RemoteActor>(
             actix::spawn(async move {
                 // Before the actor in the order of declaration, so dropped after it.
                 let _running = Running::new(inbox);
-                ctx.into_future(actor).await;
+                let mut life = pin!(ctx.into_future(actor));
+                poll_fn(|task| {
+                    let _owner = owner.enter();
+                    life.as_mut().poll(task)
+                })
+                .await;
                 if how.own_thread {
                     Arbiter::current().stop();
                 }
@@ -124,11 +136,19 @@ fn start<A: RemoteActor>(
     Err(why)
 }
 
+/// The last part of a type's path, without its arguments.
+pub(crate) fn short(type_name: &str) -> &str {
+    let end = type_name.find('<').unwrap_or(type_name.len());
+    type_name[..end].rsplit("::").next().unwrap_or(type_name)
+}
+
 /// What an actor is made of, in each of its lives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewActor {
     /// A name to find it by in the registry; without one it is only known by its address.
     pub name: Option<String>,
+    /// What people see; its name, or that of its type, where nothing is said.
+    pub label: Option<String>,
     /// The actor type, as registered.
     pub type_name: String,
     /// Its encoded arguments. With everything else they have to fit a message to the worker, or the node refuses.
@@ -142,6 +162,13 @@ pub struct NewActor {
     pub own_thread: bool,
     /// Messages that one sending process may have unhandled in its mailbox.
     pub capacity: u32,
+}
+
+impl NewActor {
+    /// What people see.
+    pub(crate) fn shown_as(&self) -> &str {
+        self.label.as_deref().or(self.name.as_deref()).unwrap_or_else(|| short(&self.type_name))
+    }
 }
 
 /// An order to start a life of an actor.
@@ -178,7 +205,8 @@ impl ProcessActors {
     /// Starts an actor, on this thread or on one of its own.
     pub(crate) async fn start(&self, start: StartActor, ended: OnActorEnd) -> Result<(), String> {
         let StartActor { actor, location, made_of, life, restarts } = start;
-        let NewActor { name, type_name, args, device, receive_on, own_thread, .. } = made_of;
+        let name = made_of.shown_as().to_owned();
+        let NewActor { type_name, args, device, receive_on, own_thread, .. } = made_of;
         let Some(kind) = self.program.types.get(type_name.as_str()) else {
             return Err(format!(
                 "this program does not know the actor type {type_name}; add it with `Node::builder().actor::<…>()`"
@@ -189,7 +217,6 @@ impl ProcessActors {
             .map_err(|error| error.to_string())?;
         let receive =
             Receive::new(&stream, receive_on, &self.transport).map_err(|error| error.to_string())?;
-        let name = name.unwrap_or_else(|| format!("{type_name} {actor}"));
         let env = Env { transport: Arc::clone(&self.transport), stream, name, actor, location, life };
         let make = kind.start;
         let how = How { own_thread, restarts };

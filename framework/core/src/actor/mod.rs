@@ -108,7 +108,7 @@ pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::{NewActor, Program, StartActor};
-pub(crate) use host::{OnActorEnd, ProcessActors, takes};
+pub(crate) use host::{OnActorEnd, ProcessActors, short, takes};
 pub use inbox::{Channel, ChannelError};
 pub use registry::Registry;
 pub use sending::Send;
@@ -232,7 +232,8 @@ impl Env {
         self.stream.clone()
     }
 
-    /// The actor's name.
+    /// What people see of the actor: its [label](crate::node::Spawn::label), or its name, or else the last part of its
+    /// type's path. That of a stage is its name and the number of its replica, `detect.0`.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -17,6 +17,7 @@ use crate::node::questions::Ping;
 use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
+use crate::observe::metrics::user::Intake;
 use crate::os::foreign;
 use crate::transport::lifecycle::EndReason;
 
@@ -38,6 +39,8 @@ pub(super) struct State {
     /// The node's own process.
     pub(super) process_runtime: Arc<dyn ProcessRuntime>,
     pub(super) journal: Journal,
+    /// Metrics of the workers' user code, on their way to the program's recorder.
+    pub(super) user_metrics: Intake,
     /// What processes say to each other through the node: the roster, names, chunks, deaths.
     pub(super) broker: Broker,
     /// Who runs where.
@@ -60,6 +63,7 @@ impl State {
         shared: Arc<Shared>,
         process_runtime: Arc<dyn ProcessRuntime>,
         journal: Journal,
+        user_metrics: Intake,
     ) -> Self {
         let mut broker = Broker::with_epoch_page(Arc::clone(&settings.epoch_page));
         let _nothing_yet = broker.joined(ProcessId::NODE);
@@ -69,6 +73,7 @@ impl State {
             shared,
             process_runtime,
             journal,
+            user_metrics,
             broker,
             workers: Workers::new(),
             restarts: Restarts::default(),
@@ -501,7 +506,7 @@ impl State {
         self.dirty = true;
         self.publish();
         self.process_runtime.node_ended();
-        let State { settings, shared, journal, stopping, restarts, .. } = self;
+        let State { settings, shared, journal, user_metrics, stopping, restarts, .. } = self;
         if let Some(trace) = settings.trace {
             match trace.write_to(trace.path()) {
                 Ok(summary) => {
@@ -511,7 +516,8 @@ impl State {
                 Err(error) => journal.node(Severity::Error, None, error.to_string()),
             }
         }
-        // The log is complete before anybody is told that the node has ended.
+        // The recorder and the log have everything before anybody is told that the node has ended.
+        drop(user_metrics);
         drop(journal);
         if let Some(stopping) = stopping {
             let (report, replies) = stopping.into_report(restarts.report());
