@@ -320,7 +320,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// Starts it, and its worker unless one was given. Blocks until it takes messages.
     ///
     /// # Errors
-    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` returned.
+    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare` returned.
     pub fn start(self) -> Result<Spawned<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
         if !self.node.types.knows(type_name) {
