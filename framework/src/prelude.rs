@@ -21,6 +21,7 @@
 #[doc(no_inline)]
 pub use actix::{
     Actor, ActorContext, AsyncContext, Context, Handler, MessageResult, ResponseActFuture, ResponseFuture,
+    WrapFuture,
 };
 #[doc(no_inline)]
 pub use serde::{Deserialize, Serialize};
@@ -34,11 +35,13 @@ pub use crate::device::{Device, DeviceKind};
 #[doc(no_inline)]
 pub use crate::message::GpuMessage;
 #[doc(no_inline)]
-pub use crate::node::{Node, OnHang, Restart, Sharing, Strategy};
+pub use crate::node::{Node, NodeBuilder, OnHang, Restart, Sharing, Spawned, Strategy};
 #[doc(no_inline)]
 pub use crate::pipeline::{
     AddPipeline, Flow, Item, OnError, Out, Pipeline, RunPipeline, Sink, Source, Stage,
 };
+#[doc(no_inline)]
+pub use crate::published::{Publisher, Subscriber, Topic};
 #[doc(no_inline)]
 pub use crate::tensor::{
     DType, DeviceStream, Element, Tensor, TensorError, TensorMut, TensorPart, TensorStatus,

@@ -104,6 +104,30 @@ pub const WATCH_EVENTS: usize = 256;
 /// Bytes a host pool may take, unless the node says otherwise.
 pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 
+/// Most series of metrics (a name with its labels, of one actor) that the user code of one worker may have.
+pub const MAX_METRIC_SERIES: usize = 1 << 10;
+
+/// Most such series of all workers together, over all their lives: the recorder keeps each for ever.
+pub const MAX_NODE_METRIC_SERIES: usize = 1 << 14;
+
+/// Longest name of a metric, or of one of its labels, in bytes.
+pub const MAX_METRIC_NAME: usize = 200;
+
+/// Most labels of a metric.
+pub const MAX_METRIC_LABELS: usize = 16;
+
+/// Bytes of a metric's name and labels, all together.
+pub const MAX_METRIC_TEXT: usize = 1 << 10;
+
+/// Distinct values of one histogram that a worker keeps until it tells the node; half of them exactly.
+pub const MAX_METRIC_VALUES: usize = 1 << 10;
+
+/// Distinct values of all histograms of a worker that it keeps until it tells the node.
+pub const MAX_WORKER_METRIC_VALUES: usize = 1 << 16;
+
+/// Samples of one histogram that a worker keeps until it tells the node: a recorder may take them one by one.
+pub const MAX_METRIC_SAMPLES: u64 = 1 << 20;
+
 // The largest frame fits the ring several times, so one frame can never be refused for ever.
 const _: () = assert!(MAX_INLINE_BODY + MAX_TENSORS * 256 + 4096 <= RING_BYTES / 2);
 // Room for the release of every lease, granted or forwarded, and for a hold on its way (LEASE-2).

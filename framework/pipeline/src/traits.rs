@@ -1,8 +1,8 @@
 //! What a user of pipelines writes: sources, stages and sinks.
 //!
-//! `create` makes each in its worker process. Its other methods run there, on the thread of that process's actors, one
-//! call at a time. They are plain code: nothing is awaited. While a call runs, the process reads no messages; what it
-//! put on a stream goes on by itself.
+//! `create` makes each in its worker process, and `prepare` may wait there for what it needs before its first item. Its
+//! other methods run there too, on the thread of that process's actors, one call at a time. They are plain code: nothing is
+//! awaited. While a call runs, the process reads no messages; what it put on a stream goes on by itself.
 
 use std::time::Instant;
 
@@ -57,6 +57,19 @@ pub trait Source: Sized + 'static {
     /// # Errors
     /// Whatever keeps it from working; starting the pipeline reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
+    /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
+    ///
+    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here must come from
+    /// elsewhere, or from behind.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    fn prepare(&mut self, env: &Env) -> impl Future<Output = anyhow::Result<()>> {
+        let _ = env;
+        std::future::ready(Ok(()))
+    }
 
     /// The next item, or `None` at the end. Called when the pipeline has taken the one before, and not any more once the
     /// pipeline was cancelled.
@@ -113,6 +126,19 @@ pub trait Stage: Sized + 'static {
     /// # Errors
     /// Whatever keeps it from working; starting the pipeline reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
+    /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
+    ///
+    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here must come from
+    /// elsewhere, or from behind.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    fn prepare(&mut self, env: &Env) -> impl Future<Output = anyhow::Result<()>> {
+        let _ = env;
+        std::future::ready(Ok(()))
+    }
 
     /// Takes an item. What it gives to `out` is sent when it returns without an error, in the same order.
     ///
@@ -193,6 +219,19 @@ pub trait Sink: Sized + 'static {
     /// # Errors
     /// Whatever keeps it from working; starting the pipeline reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Gets it ready in each of its lives, after `create` and before its first item: here it may wait, as
+    /// [an actor](tensorpost_core::api::actor::RemoteActor::prepare) may. Items wait meanwhile.
+    ///
+    /// The pipeline starts from its sinks to its sources, one after the other, so what is waited for here must come from
+    /// elsewhere, or from behind.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    fn prepare(&mut self, env: &Env) -> impl Future<Output = anyhow::Result<()>> {
+        let _ = env;
+        std::future::ready(Ok(()))
+    }
 
     /// Takes an item.
     ///

@@ -138,6 +138,7 @@ impl<S: Stage> Work for StageWork<S> {
 fn spawn<A: RemoteActor>(site: &Site<'_>, args: A::Args) -> Result<Spawned<A>, ActorError> {
     let mut spawn =
         site.node.spawn::<A>(args).worker(site.worker).device(site.device.clone()).mailbox(site.mailbox);
+    spawn = spawn.label(format!("{}.{}", site.config.stage, site.config.replica));
     if let Some(name) = &site.name {
         spawn = spawn.name(name);
     }

@@ -20,8 +20,8 @@
 //!   published to a new topic has a higher number than anything that a reader of it has had.
 //!
 //! ```no_run
+//! use std::time::Duration;
 //! use tensorpost::prelude::*;
-//! use tensorpost::published::{Topic, Subscriber, Publisher};
 //!
 //! #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 //! struct Weights {
@@ -39,10 +39,12 @@
 //! let number = node.block_on(publisher.publish(Weights { step: 0, layers: vec![layer] }))?;
 //! assert_eq!(number, 1);
 //!
-//! // Who evaluates: in an actor's `create`, `Subscriber::follow(env, "weights")`.
+//! // In a loop that waits for nothing: the newest is published, and what goes wrong is in the log.
+//! publisher.put(Weights { step: 1, layers: vec![] });
+//!
+//! // Who evaluates: in an actor's `create`, `Subscriber::follow(env, "weights")`, and `ready` in its `prepare`.
 //! let mut weights = Subscriber::<Weights>::follow(&node, "weights");
-//! node.block_on(weights.changed())?;
-//! let version = weights.subscriber().expect("there is one");
+//! let version = node.block_on(weights.ready(Duration::from_secs(10)))?;
 //! println!("version {}: {:?}", version.number, version.value.layers);
 //! # Ok(())
 //! # }
@@ -55,7 +57,7 @@ mod topic;
 use tensorpost_core::api::message::GpuMessage;
 
 pub use publisher::{Publisher, Publishing};
-pub use subscriber::{Follower, Subscriber, TopicClosed};
+pub use subscriber::{Follower, NotReady, Subscriber, TopicClosed};
 pub use topic::{Newer, Newest, Publish, Topic};
 
 /// What can be published: a message without a reply whose clones share their tensors.

@@ -1,26 +1,44 @@
 //! The end that publishes.
+//!
+//! [`Publisher::put`] leaves the waiting to a thread of the process, on which at most one value of a publisher is under way
+//! and at most one more waits, the newest (MBX-2). The lock of a publisher is held while a value is offered to the topic,
+//! so that what is put and what is published keep the order in which this was called.
+//!
+//! **On a crash** of the topic what is under way fails, which the log says. **On the end of the node** a shutdown waits for
+//! what waits for room, and for its acceptance, as for any message.
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::actor::{Address, Ask, AskError, LookupError};
+use tokio::runtime::{Builder, Handle};
 
 use super::{Follower, Publish, Publishable};
 
 /// Replaces the value on a [`Topic`](super::Topic). It can be cloned, and sent in messages and arguments; who publishes
-/// through several at once gets the order in which the topic takes them.
+/// through several at once gets the order in which the topic takes them. Clones in one process are one publisher.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Publisher<M: Publishable> {
     topic: Address<Publish<M>>,
+    #[serde(skip)]
+    puts: Arc<Mutex<Puts<M>>>,
+}
+
+/// What was put and not published.
+struct Puts<M> {
+    under_way: bool,
+    /// The newest that waits for the one under way.
+    next: Option<M>,
 }
 
 impl<M: Publishable> Publisher<M> {
     /// Makes a publisher for the topic at this address.
     pub fn new(topic: Address<Publish<M>>) -> Self {
-        Publisher { topic }
+        Publisher { topic, puts: Arc::default() }
     }
 
     /// Makes a publisher for the topic under `name`.
@@ -34,21 +52,88 @@ impl<M: Publishable> Publisher<M> {
         Ok(Self::new(from.registry().lookup(name).await?))
     }
 
-    /// Replaces the value, and resolves to the number of its version when it is there to be read. Sending was tried when
-    /// this returns; readers that have older versions are not waited for.
+    /// Replaces the value, and resolves to the number of its version when it is there to be read. Readers that have older
+    /// versions are not waited for.
     ///
     /// # Errors
     /// [`AskError`] gives the value back where it was not sent.
     ///
     /// # Cancel safety
-    /// Dropping the future before it resolves may or may not have published.
+    /// Sending is tried when this returns. Where there is no room, the value is sent only while the future is polled: so
+    /// it is for the first one that a process sends to the topic's process, before there is a link between them. Dropping
+    /// the future before then drops the value, and the log says so, at WARN. Dropping it later loses the number only.
+    /// [`put`](Self::put) needs no future.
     pub fn publish(&self, value: M) -> Publishing<M> {
+        let mut puts = self.puts();
+        // It is older.
+        let superseded = puts.next.take();
+        let publishing = self.offer(value);
+        drop(puts);
+        drop(superseded);
+        publishing
+    }
+
+    /// Replaces the value, without waiting, from any thread. What goes wrong is in the log, at ERROR. While the topic has no
+    /// room, the newest value that was put waits, and takes the place of the one that waited before; readers would skip that
+    /// one too.
+    pub fn put(&self, value: M) {
+        let mut puts = self.puts();
+        if puts.under_way {
+            let skipped = puts.next.replace(value);
+            drop(puts);
+            return drop(skipped);
+        }
+        let Some(thread) = waiting_thread() else {
+            tracing::error!("no thread: a value that was put is not published");
+            return;
+        };
+        puts.under_way = true;
+        let first = self.offer(value);
+        drop(puts);
+        let publisher = self.clone();
+        thread.spawn(async move { publisher.publish_all(first).await });
+    }
+
+    async fn publish_all(&self, first: Publishing<M>) {
+        let mut publishing = Some(first);
+        while let Some(one) = publishing {
+            if let Err(error) = one.await {
+                tracing::error!(%error, value = M::NAME, "a value that was put was not published");
+            }
+            let mut puts = self.puts();
+            let next = puts.next.take();
+            puts.under_way = next.is_some();
+            publishing = next.map(|next| self.offer(next));
+        }
+    }
+
+    /// Sends it as far as there is room.
+    fn offer(&self, value: M) -> Publishing<M> {
         Publishing(self.topic.ask(Publish { value }))
+    }
+
+    fn puts(&self) -> MutexGuard<'_, Puts<M>> {
+        // Each step leaves it as it should be.
+        self.puts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// The thread of this process that waits for what was put. It is not that of an actor, whose runtime may end before the
+/// value is sent, and stays as long as the process.
+fn waiting_thread() -> Option<&'static Handle> {
+    static THREAD: OnceLock<Option<Handle>> = OnceLock::new();
+    let start = || {
+        let runtime = Builder::new_current_thread().enable_time().build().ok()?;
+        let handle = runtime.handle().clone();
+        let run = move || runtime.block_on(std::future::pending::<()>());
+        std::thread::Builder::new().name("tensorpost-put".into()).spawn(run).ok()?;
+        Some(handle)
+    };
+    THREAD.get_or_init(start).as_ref()
+}
+
 /// The future of [`Publisher::publish`].
-#[must_use = "what found no room waits only while it is polled"]
+#[must_use = "what found no room waits only while it is polled; `put` needs no polling"]
 pub struct Publishing<M: Publishable>(Ask<Publish<M>>);
 
 impl<M: Publishable> Future for Publishing<M> {
@@ -59,9 +144,30 @@ impl<M: Publishable> Future for Publishing<M> {
     }
 }
 
+impl<M: Publishable> Drop for Publishing<M> {
+    fn drop(&mut self) {
+        let why = match self.0.try_accepted() {
+            Some(Ok(())) => return,
+            Some(Err(error)) => error.to_string(),
+            None => "there was no room for it yet".to_owned(),
+        };
+        tracing::warn!(
+            why,
+            value = M::NAME,
+            "a value was not published: the future of `publish` was dropped before it was sent; await it, or use `put`"
+        );
+    }
+}
+
+impl<M> Default for Puts<M> {
+    fn default() -> Self {
+        Puts { under_way: false, next: None }
+    }
+}
+
 impl<M: Publishable> Clone for Publisher<M> {
     fn clone(&self) -> Self {
-        Publisher { topic: self.topic.clone() }
+        Publisher { topic: self.topic.clone(), puts: Arc::clone(&self.puts) }
     }
 }
 

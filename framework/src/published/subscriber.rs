@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tensorpost_core::api::actor::{Address, AskError, Env, LookupError, Registry};
 use tensorpost_core::api::node::Node;
 use tokio::sync::{oneshot, watch};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{Newer, Newest, Publishable, Version};
 
@@ -25,14 +26,43 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// newest one.
 pub struct Subscriber<M: Publishable> {
     newest: watch::Receiver<Option<Arc<Version<M>>>>,
+    of: Arc<Followed>,
     /// Ends the task that asks, by being dropped.
     _asking: Arc<oneshot::Sender<()>>,
+}
+
+/// What is followed.
+struct Followed {
+    name: String,
+    /// Whether there is, or was, a topic of this name.
+    found: AtomicBool,
 }
 
 /// There will be no more versions: the node is shutting down. What was there last stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the node is shutting down; no more versions will come")]
 pub struct TopicClosed;
+
+/// There was no version in time, see [`Subscriber::ready`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    /// Nothing was published in time.
+    #[error(
+        "nothing was published under `{name}` within {within:?}: {}",
+        if *.topic { "its topic has no version yet" } else { "there is no topic of this name" }
+    )]
+    Late {
+        /// The name that is followed.
+        name: String,
+        /// For how long.
+        within: Duration,
+        /// Whether there was a topic of this name.
+        topic: bool,
+    },
+    /// The node is shutting down.
+    #[error(transparent)]
+    Closed(#[from] TopicClosed),
+}
 
 /// Where a [`Subscriber`] can be: an actor, by its [`Env`], or the program that started the node.
 pub trait Follower: sealed::Sealed {
@@ -89,15 +119,36 @@ impl<M: Publishable> Subscriber<M> {
     pub fn follow(from: &impl Follower, name: &str) -> Self {
         let (newest, reader) = watch::channel(None);
         let (asking, dropped) = oneshot::channel::<()>();
-        let (registry, name) = (from.registry(), name.to_owned());
+        let of = Arc::new(Followed { name: name.to_owned(), found: AtomicBool::new(false) });
+        let (registry, followed) = (from.registry(), Arc::clone(&of));
         from.run(async move {
             tokio::select! {
-                () = follow(&registry, &name, &newest) => {}
+                () = follow(&registry, &followed, &newest) => {}
                 () = registry.stopping() => {}
                 _ = dropped => {}
             }
         });
-        Subscriber { newest: reader, _asking: Arc::new(asking) }
+        Subscriber { newest: reader, of, _asking: Arc::new(asking) }
+    }
+
+    /// The latest version, as soon as there is one: at once where one has come, or else when the first does. For
+    /// [`prepare`](tensorpost_core::api::actor::RemoteActor::prepare) of an actor or a stage, so that its first message
+    /// finds a version in each of its lives. Needs a tokio runtime with time, which workers and
+    /// [`Node::block_on`](tensorpost_core::api::node::Node::block_on) have.
+    ///
+    /// # Errors
+    /// [`NotReady`]: nothing was published `within` this time, or the node is shutting down.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn ready(&mut self, within: Duration) -> Result<Arc<Version<M>>, NotReady> {
+        let first = self.newest.wait_for(Option::is_some);
+        if let Ok(first) = timeout(within, first).await {
+            let version = first.ok().and_then(|version| version.clone());
+            return version.ok_or(NotReady::Closed(TopicClosed));
+        }
+        let topic = self.of.found.load(Ordering::Relaxed);
+        Err(NotReady::Late { name: self.of.name.clone(), within, topic })
     }
 
     /// The latest version that has come; `None` before the first. Never waits. From here on [`changed`](Self::changed)
@@ -124,13 +175,14 @@ impl<M: Publishable> Subscriber<M> {
 /// Asks the topic under `name`, whichever it is, for ever newer versions.
 async fn follow<M: Publishable>(
     registry: &Registry,
-    name: &str,
+    of: &Followed,
     newest: &watch::Sender<Option<Arc<Version<M>>>>,
 ) {
     let (mut than, mut life, mut pause) = (0, 0, FIRST_PAUSE);
     loop {
-        match registry.lookup::<Newer<M>>(name).await {
+        match registry.lookup::<Newer<M>>(&of.name).await {
             Ok(topic) => {
+                of.found.store(true, Ordering::Relaxed);
                 if ask(&topic, newest, &mut than, &mut life).await {
                     pause = FIRST_PAUSE;
                 }
@@ -175,13 +227,17 @@ async fn ask<M: Publishable>(
 
 impl<M: Publishable> Clone for Subscriber<M> {
     fn clone(&self) -> Self {
-        Subscriber { newest: self.newest.clone(), _asking: Arc::clone(&self._asking) }
+        Subscriber {
+            newest: self.newest.clone(),
+            of: Arc::clone(&self.of),
+            _asking: Arc::clone(&self._asking),
+        }
     }
 }
 
 impl<M: Publishable> fmt::Debug for Subscriber<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = self.newest.borrow().as_ref().map_or(0, |version| version.number);
-        write!(f, "Latest<{}>(version {number})", M::NAME)
+        write!(f, "Subscriber<{}>(`{}`, version {number})", M::NAME, self.of.name)
     }
 }

@@ -3,11 +3,15 @@
 use std::any::type_name;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
+use std::future::poll_fn;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 
 use actix::{Arbiter, AsyncContext, Context};
+use futures_util::future::{FutureExt, LocalBoxFuture};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -19,6 +23,7 @@ use super::{Env, RemoteActor};
 use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::message::codec;
+use crate::observe::metrics::user::Owner;
 use crate::os::vital;
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
@@ -36,8 +41,18 @@ pub struct Program {
     types: HashMap<&'static str, ActorType>,
 }
 
-/// Starts an actor of one type: its environment, where its tensors have to be, its arguments, how.
-type StartFn = fn(Env, Receive, &[u8], How, OnActorEnd) -> Result<Hosted, String>;
+/// Starts an actor of one type, on this thread; done when it takes messages.
+type StartFn = fn(Starting) -> LocalBoxFuture<'static, Result<(), String>>;
+
+/// What an actor is started with: its environment, where its tensors have to be, its arguments, how; whom it tells.
+struct Starting {
+    env: Env,
+    receive: Receive,
+    args: Vec<u8>,
+    how: How,
+    ended: OnActorEnd,
+    hosted: Hosted,
+}
 
 #[derive(Clone, Debug)]
 struct ActorType {
@@ -52,13 +67,26 @@ struct How {
     restarts: RestartWhen,
 }
 
-/// An actor, to be stopped while it runs. Of one that has ended it keeps nothing, its stream's clock least of all.
-pub(crate) struct Hosted(Weak<dyn Close>);
+/// The actors of a process, to be stopped while they run or get ready. Of one that has ended it keeps nothing, its stream's
+/// clock least of all.
+#[derive(Clone, Default)]
+struct Hosted(Arc<Mutex<Vec<Weak<dyn Close>>>>);
+
+impl Hosted {
+    fn add(&self, actor: Arc<dyn Close>) {
+        let mut all = self.0.lock();
+        all.retain(|hosted| hosted.strong_count() > 0);
+        all.push(Arc::downgrade(&actor));
+    }
+}
 
 impl Program {
     /// Adds an actor type.
     pub(crate) fn register<A: RemoteActor>(&mut self) {
-        let start = ActorType { start: start::<A>, keys: Handles::<A>::of().keys() };
+        let start = ActorType {
+            start: |starting| start::<A>(starting).boxed_local(),
+            keys: Handles::<A>::of().keys(),
+        };
         self.types.insert(type_name::<A>(), start);
     }
 
@@ -84,44 +112,83 @@ pub(crate) fn takes<A: RemoteActor>(key: u64) -> bool {
 }
 
 /// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
-fn start<A: RemoteActor>(
-    env: Env,
-    receive: Receive,
-    args: &[u8],
-    how: How,
-    ended: OnActorEnd,
-) -> Result<Hosted, String> {
+async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
+    let Starting { env, receive, args, how, ended, hosted } = start;
     let context: Arc<dyn std::any::Any + Send + Sync> = env.transport.clone();
-    let args = codec::decode::<A::Args>(args, Vec::new(), Some(context));
+    let args = codec::decode::<A::Args>(&args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
     let inbox = ActorInbox::<A>::new(&env, receive, how.restarts);
     // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
     env.transport.serve_at(env.location.index, inbox.clone()).map_err(|error| error.to_string())?;
+    hosted.add(Arc::clone(&inbox) as _);
+    // Whoever asks for its stop is told when this drops: here, or behind the actor.
+    let running = Running::new(Arc::clone(&inbox));
+    let owner = Owner::new(env.actor, &env.name);
+    if how.own_thread {
+        owner.own_thread();
+    }
     let created = {
-        let _turn = Turn::begin();
+        let (_turn, _owner) = (Turn::begin(), owner.enter());
         fault::point("worker.create");
         catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
     };
-    let why = match created {
-        Ok(Ok(actor)) => {
-            let mut ctx = Context::new();
-            ctx.spawn(InboxTask::new(Arc::clone(&inbox), ended));
-            let hosted: Weak<dyn Close> = Arc::downgrade(&(Arc::clone(&inbox) as _));
-            actix::spawn(async move {
-                // Before the actor in the order of declaration, so dropped after it.
-                let _running = Running::new(inbox);
-                ctx.into_future(actor).await;
-                if how.own_thread {
-                    Arbiter::current().stop();
-                }
-            });
-            return Ok(Hosted(hosted));
-        }
-        Ok(Err(error)) => format!("{error:#}"),
-        Err(panic) => format!("`create` panicked: {}", vital::panic_text(panic.as_ref())),
+    let prepared = match created {
+        Ok(Ok(mut actor)) => prepare(&mut actor, &env, &inbox, &owner).await.map(|()| actor),
+        Ok(Err(error)) => Err(format!("{error:#}")),
+        Err(panic) => Err(format!("`create` panicked: {}", vital::panic_text(panic.as_ref()))),
     };
-    env.transport.withdraw(env.location.index);
-    Err(why)
+    let actor = match prepared {
+        Ok(actor) => actor,
+        Err(why) => {
+            env.transport.withdraw(env.location.index);
+            inbox.shut(false);
+            return Err(why);
+        }
+    };
+    let mut ctx = Context::new();
+    ctx.spawn(InboxTask::new(inbox, ended));
+    actix::spawn(async move {
+        // Before the actor in the order of declaration, so dropped after it.
+        let _running = running;
+        let mut life = pin!(ctx.into_future(actor));
+        poll_fn(|task| {
+            let _owner = owner.enter();
+            life.as_mut().poll(task)
+        })
+        .await;
+        if how.own_thread {
+            Arbiter::current().stop();
+        }
+    });
+    Ok(())
+}
+
+/// Has an actor get itself ready, while messages wait in its mailbox. Ends early where the actor is to stop or to fail.
+async fn prepare<A: RemoteActor>(
+    actor: &mut A,
+    env: &Env,
+    inbox: &ActorInbox<A>,
+    owner: &Owner,
+) -> Result<(), String> {
+    let preparing = async { <A as RemoteActor>::prepare(actor, env).await };
+    let mut preparing = pin!(AssertUnwindSafe(preparing).catch_unwind());
+    poll_fn(|task| {
+        if let Some(why) = inbox.told_to_end(task.waker()) {
+            return Poll::Ready(Err(format!("it ended before it was ready: {why}")));
+        }
+        let _owner = owner.enter();
+        preparing.as_mut().poll(task).map(|prepared| match prepared {
+            Ok(prepared) => prepared.map_err(|error| format!("{error:#}")),
+            Err(panic) => Err(format!("`prepare` panicked: {}", vital::panic_text(panic.as_ref()))),
+        })
+    })
+    .await
+}
+
+/// The last part of a type's path, without its arguments.
+pub(crate) fn short(type_name: &str) -> &str {
+    let end = type_name.find('<').unwrap_or(type_name.len());
+    type_name[..end].rsplit("::").next().unwrap_or(type_name)
 }
 
 /// What an actor is made of, in each of its lives.
@@ -129,6 +196,8 @@ fn start<A: RemoteActor>(
 pub struct NewActor {
     /// A name to find it by in the registry; without one it is only known by its address.
     pub name: Option<String>,
+    /// What people see; its name, or that of its type, where nothing is said.
+    pub label: Option<String>,
     /// The actor type, as registered.
     pub type_name: String,
     /// Its encoded arguments. With everything else they have to fit a message to the worker, or the node refuses.
@@ -142,6 +211,13 @@ pub struct NewActor {
     pub own_thread: bool,
     /// Messages that one sending process may have unhandled in its mailbox.
     pub capacity: u32,
+}
+
+impl NewActor {
+    /// What people see.
+    pub(crate) fn shown_as(&self) -> &str {
+        self.label.as_deref().or(self.name.as_deref()).unwrap_or_else(|| short(&self.type_name))
+    }
 }
 
 /// An order to start a life of an actor.
@@ -163,12 +239,12 @@ pub struct StartActor {
 pub(crate) struct ProcessActors {
     program: Program,
     transport: Arc<Transport>,
-    hosted: Mutex<Vec<Hosted>>,
+    hosted: Hosted,
 }
 
 impl ProcessActors {
     pub(crate) fn new(program: Program, transport: Arc<Transport>) -> Self {
-        ProcessActors { program, transport, hosted: Mutex::default() }
+        ProcessActors { program, transport, hosted: Hosted::default() }
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {
@@ -178,7 +254,8 @@ impl ProcessActors {
     /// Starts an actor, on this thread or on one of its own.
     pub(crate) async fn start(&self, start: StartActor, ended: OnActorEnd) -> Result<(), String> {
         let StartActor { actor, location, made_of, life, restarts } = start;
-        let NewActor { name, type_name, args, device, receive_on, own_thread, .. } = made_of;
+        let name = made_of.shown_as().to_owned();
+        let NewActor { type_name, args, device, receive_on, own_thread, .. } = made_of;
         let Some(kind) = self.program.types.get(type_name.as_str()) else {
             return Err(format!(
                 "this program does not know the actor type {type_name}; add it with `Node::builder().actor::<…>()`"
@@ -189,38 +266,35 @@ impl ProcessActors {
             .map_err(|error| error.to_string())?;
         let receive =
             Receive::new(&stream, receive_on, &self.transport).map_err(|error| error.to_string())?;
-        let name = name.unwrap_or_else(|| format!("{type_name} {actor}"));
         let env = Env { transport: Arc::clone(&self.transport), stream, name, actor, location, life };
         let make = kind.start;
         let how = How { own_thread, restarts };
-        let hosted = if own_thread {
-            let arbiter = Arbiter::new();
-            let (result, started) = oneshot::channel();
-            let spawned = arbiter.spawn_fn(move || {
+        let starting = Starting { env, receive, args, how, ended, hosted: self.hosted.clone() };
+        if !own_thread {
+            return make(starting).await;
+        }
+        let arbiter = Arbiter::new();
+        let (result, started) = oneshot::channel();
+        let spawned = arbiter.spawn_fn(move || {
+            actix::spawn(async move {
                 // Whoever waits is this function; it can only be gone if the worker is ending.
-                let _ = result.send(make(env, receive, &args, how, ended));
+                let _ = result.send(make(starting).await);
             });
-            if !spawned {
-                return Err("its thread could not be started".into());
-            }
-            let started = started.await.map_err(|_| "its thread ended before it was created".to_owned());
-            if !matches!(started, Ok(Ok(_))) {
-                arbiter.stop();
-            }
-            started??
-        } else {
-            make(env, receive, &args, how, ended)?
-        };
-        let mut all = self.hosted.lock();
-        all.retain(|hosted| hosted.0.strong_count() > 0);
-        all.push(hosted);
-        Ok(())
+        });
+        if !spawned {
+            return Err("its thread could not be started".into());
+        }
+        let started = started.await.map_err(|_| "its thread ended before it was created".to_owned());
+        if !matches!(started, Ok(Ok(()))) {
+            arbiter.stop();
+        }
+        started?
     }
 
     /// Stops all actors, each after the messages that are in its mailbox.
     pub(crate) async fn stop(&self) {
-        let hosted = std::mem::take(&mut *self.hosted.lock());
-        let running = hosted.iter().filter_map(|hosted| hosted.0.upgrade());
+        let hosted = std::mem::take(&mut *self.hosted.0.lock());
+        let running = hosted.iter().filter_map(Weak::upgrade);
         let stopped: Vec<_> = running.map(|actor| actor.close()).collect();
         for stopped in stopped {
             // An error is an actor that had ended already.

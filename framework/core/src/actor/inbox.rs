@@ -149,6 +149,32 @@ impl<A: RemoteActor> ActorInbox<A> {
         }
     }
 
+    /// Why an actor that is not ready yet is to end, if it is. Later reasons wake the task.
+    pub(super) fn told_to_end(&self, waker: &Waker) -> Option<String> {
+        let mut queue = self.queue.lock();
+        queue.waker = Some(waker.clone());
+        let stopped = || queue.closing.is_some().then(|| "it was told to stop".to_owned());
+        queue.failing.as_ref().map(ToString::to_string).or_else(stopped)
+    }
+
+    /// Takes no more messages, and refuses those that are here; where the actor is `away`, their senders wait for its next
+    /// life.
+    pub(super) fn shut(&self, away: bool) {
+        self.local.close(away);
+        let envelopes = {
+            let mut queue = self.queue.lock();
+            queue.closed = true;
+            queue.waker = None;
+            std::mem::take(&mut queue.envelopes)
+        };
+        // Each refuses for itself, and lets its leases go (LEASE-2).
+        if away {
+            envelopes.into_iter().for_each(|queued| queued.envelope.turn_away());
+        } else {
+            drop(envelopes);
+        }
+    }
+
     fn push(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
         let waker = {
             let mut queue = self.queue.lock();
@@ -445,18 +471,7 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
         if let Some(transport) = transport {
             transport.withdraw_for(location.index, away);
         }
-        let envelopes = {
-            let mut queue = self.inbox.queue.lock();
-            queue.closed = true;
-            queue.waker = None;
-            std::mem::take(&mut queue.envelopes)
-        };
-        // Each refuses for itself, and lets its leases go (LEASE-2).
-        if away {
-            envelopes.into_iter().for_each(|queued| queued.envelope.turn_away());
-        } else {
-            drop(envelopes);
-        }
+        self.inbox.shut(away);
         if let Some(ended) = self.ended.take() {
             ended(failure, away);
         }

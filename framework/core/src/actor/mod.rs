@@ -108,7 +108,7 @@ pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
 pub use host::{NewActor, Program, StartActor};
-pub(crate) use host::{OnActorEnd, ProcessActors, takes};
+pub(crate) use host::{OnActorEnd, ProcessActors, short, takes};
 pub use inbox::{Channel, ChannelError};
 pub use registry::Registry;
 pub use sending::Send;
@@ -175,11 +175,57 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// What `create` needs.
     type Args: Serialize + DeserializeOwned;
 
-    /// Makes the actor, in its process.
+    /// Makes the actor, in its process. It does not wait: the thread is that of all actors there, and
+    /// [`prepare`](Self::prepare) is for what has to be waited for.
     ///
     /// # Errors
     /// Whatever keeps it from working; the call that starts the actor reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
+
+    /// Gets the actor ready in each of its lives, after `create` and before its first message: here it may wait, for
+    /// what it cannot do without. Messages that come meanwhile stay in its mailbox, and the process goes on with others.
+    /// Nothing is done unless the actor says so. [`start`](crate::node::Spawn::start) returns when this is done.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tensorpost::prelude::*;
+    ///
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Weights(Tensor);
+    /// # #[derive(Serialize, Deserialize, GpuMessage)] struct Frame(Tensor);
+    /// # impl Actor for Detect { type Context = Context<Self>; }
+    /// # impl Handler<Frame> for Detect { type Result = (); fn handle(&mut self, _: Frame, _: &mut Context<Self>) {} }
+    /// struct Detect {
+    ///     weights: Subscriber<Weights>,
+    /// }
+    ///
+    /// impl RemoteActor for Detect {
+    ///     type Args = ();
+    ///
+    ///     fn create((): (), env: &Env) -> anyhow::Result<Self> {
+    ///         Ok(Detect { weights: Subscriber::follow(env, "weights") })
+    ///     }
+    ///
+    ///     async fn prepare(&mut self, _: &Env) -> anyhow::Result<()> {
+    ///         self.weights.ready(Duration::from_secs(10)).await?; // so the first frame has weights
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn handles(on: &mut Handles<Self>) {
+    ///         on.message::<Frame>();
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create): the call that starts the actor reports it, or in a later life its policy decides.
+    /// Messages that had come are refused.
+    ///
+    /// # Cancel safety
+    /// The future is dropped, with the actor, where the actor is to end before it is ready.
+    fn prepare(&mut self, env: &Env) -> impl Future<Output = anyhow::Result<()>> {
+        let _ = env;
+        std::future::ready(Ok(()))
+    }
 
     /// Lists the messages that the actor takes from addresses.
     fn handles(on: &mut Handles<Self>);
@@ -232,7 +278,8 @@ impl Env {
         self.stream.clone()
     }
 
-    /// The actor's name.
+    /// What people see of the actor: its [label](crate::node::Spawn::label), or its name, or else the last part of its
+    /// type's path. That of a stage is its name and the number of its replica, `detect.0`.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -7,19 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::actor::StartActor;
 use crate::ids::ActorId;
-use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
+use crate::limits::{MAX_ACTORS, MAX_METRIC_SERIES, MAX_PROCESSES};
 use crate::node::handshake::Build;
 use crate::node::host::{Activity, Identity};
 use crate::node::limits::{MAX_CONTROL_MESSAGE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::observe::hang_probe::{HangProbe, WaitsIn};
 use crate::observe::log::LogRecord;
 use crate::observe::metrics::ProcessMetrics;
+use crate::observe::metrics::user::Update;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 5;
+pub(crate) const PROTOCOL: u32 = 6;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,6 +55,8 @@ pub(crate) enum Up {
     Log(LogRecord),
     /// Events of the worker's log that found no room.
     LogsDropped { count: u64 },
+    /// Metrics of user code that have changed, and how many were dropped.
+    UserMetrics { updates: Vec<Update>, dropped: u64 },
 }
 
 /// From the node to a worker.
@@ -118,6 +121,11 @@ impl Up {
                 Up::HangProbe { round, hang_probe }
             }
             Up::Log(record) => Up::Log(record.bounded()),
+            // Each is checked where it is given to the recorder.
+            Up::UserMetrics { mut updates, dropped } => {
+                updates.truncate(MAX_METRIC_SERIES);
+                Up::UserMetrics { updates, dropped }
+            }
             // Names in the registry are compared, not shown; the broker bounds them.
             message @ (Up::Ready
             | Up::Node(_)
@@ -177,6 +185,7 @@ mod tests {
     fn start() -> StartActor {
         let made_of = NewActor {
             name: Some("blur".into()),
+            label: Some("blur.0".into()),
             type_name: "demo::Blur".into(),
             args: vec![0xff; 1000],
             device: DeviceId::HOST,

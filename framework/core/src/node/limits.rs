@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::limits::{MAX_ACTORS, MAX_PACKET, MAX_PACKET_FDS, MAX_POOL_CHUNKS, MAX_PROCESSES};
+use crate::limits::{
+    MAX_ACTORS, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_PACKET, MAX_PACKET_FDS, MAX_POOL_CHUNKS,
+    MAX_PROCESSES, MAX_WORKER_METRIC_VALUES,
+};
 
 /// Largest encoded control message in bytes. A larger one than a packet travels in several.
 pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
@@ -86,6 +89,12 @@ const _: () = assert!(MAX_QUEUED_PACKETS > MAX_CONTROL_MESSAGE / (MAX_PACKET / 2
 const _: () = assert!(MAX_QUEUED_DESCRIPTORS >= MAX_DESCRIPTORS && MAX_DESCRIPTORS <= MAX_PACKET_FDS);
 // Slots and indexes are 16 bits wide.
 const _: () = assert!(MAX_ACTORS <= u16::MAX as usize && MAX_PROCESSES <= u16::MAX as usize);
+
+// All metrics of a worker's user code fit a message: a series with its texts and its place, and a value of a histogram with
+// its count, in 9 bytes each.
+const _: () = assert!(
+    MAX_METRIC_SERIES * (2 * MAX_METRIC_TEXT + 512) + MAX_WORKER_METRIC_VALUES * 18 < MAX_CONTROL_MESSAGE
+);
 
 // What one worker says of its end is told to all others with room to spare.
 const _: () = assert!(MAX_FAILURE_TEXT * 16 < MAX_CONTROL_MESSAGE);

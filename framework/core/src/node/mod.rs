@@ -174,7 +174,10 @@ impl Node {
 
     /// What all processes and actors have done and have before them. Waits for the answers, at most
     /// [`DEADLINE`](crate::observe::metrics::DEADLINE). What comes is also given to the recorder of the `metrics`
-    /// crate, if the program has installed one.
+    /// crate, if the program has installed one (after the start: before it, each worker would install one too).
+    ///
+    /// Metrics of user code arrive there by themselves, wherever it runs: what `counter!`, `gauge!` and `histogram!` say
+    /// in a worker has the labels `actor` and `worker`. When this returns, the recorder has all that was said before.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use actix::Handler;
 
 use super::group::{Group, Strategy, Supervision};
+use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
     Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, lookup, register,
-    takes,
+    short, takes,
 };
 use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};
@@ -65,6 +66,7 @@ impl Node {
             node: self,
             args,
             name: None,
+            label: None,
             worker: None,
             device: DeviceId::HOST,
             receive_on: None,
@@ -242,6 +244,7 @@ pub struct Spawn<'n, A: RemoteActor> {
     node: &'n Node,
     args: A::Args,
     name: Option<String>,
+    label: Option<String>,
     worker: Option<WorkerId>,
     device: DeviceId,
     receive_on: Option<DeviceId>,
@@ -254,6 +257,13 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// Registers it under a name, which is also its worker's if it gets one of its own.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
+        self
+    }
+
+    /// What people see of it: in logs, metrics, reports of hangs and [`Env::name`](crate::actor::Env::name). Unless said
+    /// otherwise that is its name, or else the last part of its type's path. Several actors may have the same.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(cut(label.into(), MAX_NAME));
         self
     }
 
@@ -310,7 +320,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// Starts it, and its worker unless one was given. Blocks until it takes messages.
     ///
     /// # Errors
-    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` returned.
+    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare` returned.
     pub fn start(self) -> Result<Spawned<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
         if !self.node.types.knows(type_name) {
@@ -327,10 +337,14 @@ impl<A: RemoteActor> Spawn<'_, A> {
         let own_worker = self.worker.is_none();
         let worker = match self.worker {
             Some(worker) => worker,
-            None => self.node.worker(self.name.as_deref().unwrap_or_else(|| short(type_name)))?,
+            None => {
+                let name = self.name.as_deref().or(self.label.as_deref());
+                self.node.worker(name.unwrap_or_else(|| short(type_name)))?
+            }
         };
         let new = NewActor {
             name: self.name,
+            label: self.label,
             type_name: type_name.to_owned(),
             args: args.body,
             device: self.device,
@@ -348,12 +362,6 @@ impl<A: RemoteActor> Spawn<'_, A> {
         let transport = Arc::clone(self.node.transport());
         Ok(Spawned { transport, actor, location, worker, kind: PhantomData })
     }
-}
-
-/// The last part of a type's path, without its arguments.
-fn short(type_name: &str) -> &str {
-    let end = type_name.find('<').unwrap_or(type_name.len());
-    type_name[..end].rsplit("::").next().unwrap_or(type_name)
 }
 
 /// An actor that was started.

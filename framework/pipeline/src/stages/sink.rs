@@ -23,6 +23,10 @@ impl<S: Sink> Stage for AsSink<S> {
         S::create(args, env).map(AsSink)
     }
 
+    async fn prepare(&mut self, env: &Env) -> anyhow::Result<()> {
+        self.0.prepare(env).await
+    }
+
     fn process(&mut self, item: S::In, _: &mut Out<Nothing>) -> anyhow::Result<()> {
         self.0.consume(item)
     }

@@ -57,6 +57,12 @@ impl<S: Source> RemoteActor for SourceActor<S> {
         Ok(SourceActor { core, running: false })
     }
 
+    #[expect(clippy::await_holding_refcell_ref, reason = "nobody else looks at a source before it is ready")]
+    async fn prepare(&mut self, env: &Env) -> anyhow::Result<()> {
+        let mut source = self.core.source.borrow_mut();
+        source.prepare(env).await
+    }
+
     fn handles(on: &mut Handles<Self>) {
         on.message::<Run>().message::<Control>();
     }

@@ -107,6 +107,12 @@ impl<S: Stage> RemoteActor for StageActor<S> {
         Ok(StageActor { core, timer: None })
     }
 
+    #[expect(clippy::await_holding_refcell_ref, reason = "nobody else looks at a stage before it is ready")]
+    async fn prepare(&mut self, env: &Env) -> anyhow::Result<()> {
+        let mut stage = self.core.stage.borrow_mut();
+        stage.prepare(env).await
+    }
+
     fn handles(on: &mut Handles<Self>) {
         on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>();
     }

@@ -88,6 +88,7 @@ fn main() -> Result<()> {
 
 fn new_actor(type_name: &str, name: Option<&str>, args: Vec<u8>) -> NewActor {
     NewActor {
+        label: None,
         name: name.map(str::to_owned),
         type_name: type_name.to_owned(),
         args,

@@ -54,6 +54,7 @@ impl State {
             });
         }
         let (actor, location) = reserve(&mut self.broker, worker.process, new.name.as_deref(), new.capacity)?;
+        self.broker.roster.name(actor, new.shown_as());
         let type_name = new.type_name.clone();
         let start = start_of(actor, location, &new, 0, how.restart);
         // Encoded once to see whether it fits: a worker is not killed for what its node asked.

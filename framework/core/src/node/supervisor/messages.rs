@@ -53,6 +53,9 @@ impl State {
                 let text = format!("{count} events of its log were dropped: there was no room for them");
                 self.journal.node(Severity::Warn, Some(&worker.name), text);
             }
+            (Up::UserMetrics { updates, dropped }, _) => {
+                self.user_metrics.put(&worker.name, updates, dropped);
+            }
             (Up::Hello { build, pid }, WorkerPhase::Greeting { .. }) => self.hello(index, &build, pid),
             (Up::Ready, WorkerPhase::Opening { .. }) => {
                 self.broker.deaths.ready(process);
@@ -230,5 +233,6 @@ fn name_of(message: &Up) -> &'static str {
         Up::Pong { .. } => "the answer to a ping",
         Up::ActorsStopped => "that its actors have stopped",
         Up::Log(_) | Up::LogsDropped { .. } => "a log event",
+        Up::UserMetrics { .. } => "metrics of its user code",
     }
 }

@@ -60,6 +60,7 @@ use crate::node::host::ProcessRuntime;
 use crate::node::journal::Journal;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;
+use crate::observe::metrics::user::{Intake, Waiting};
 use crate::observe::trace::Collector;
 use crate::os::{EventFd, Launcher};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
@@ -179,6 +180,7 @@ impl ControlChannel for Shared {
 /// for wait for it, so call them where waiting is allowed.
 pub struct Supervisor {
     shared: Arc<Shared>,
+    user_metrics: Arc<Waiting>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -191,12 +193,15 @@ impl Supervisor {
     ) -> Result<Self, NodeError> {
         let journal = Journal::start().map_err(NodeError::System)?;
         let launcher = Launcher::start().map_err(NodeError::System)?;
-        let state = run::State::new(settings, shared.clone(), process_runtime, journal, launcher);
+        let user_metrics = Intake::start().map_err(NodeError::System)?;
+        let waiting = user_metrics.waiting();
+        let state =
+            run::State::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
         let thread = std::thread::Builder::new()
             .name("tensorpost-node".to_owned())
             .spawn(move || state.run())
             .map_err(NodeError::System)?;
-        Ok(Supervisor { shared, thread: Mutex::new(Some(thread)) })
+        Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
     }
 
     /// Starts a worker and waits until it is ready.
@@ -268,7 +273,10 @@ impl Supervisor {
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
     pub fn metrics(&self) -> Result<Metrics, Closed> {
-        self.shared.ask(Command::Metrics)
+        let metrics = self.shared.ask(Command::Metrics)?;
+        // Each worker has told those of its user code before it answered.
+        self.user_metrics.give();
+        Ok(metrics)
     }
 
     /// The ends so far of workers with a restart policy, and the hangs.

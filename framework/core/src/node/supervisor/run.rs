@@ -17,6 +17,7 @@ use crate::node::questions::Ping;
 use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
+use crate::observe::metrics::user::Intake;
 use crate::os::{Launcher, foreign};
 use crate::transport::lifecycle::EndReason;
 
@@ -45,6 +46,8 @@ pub(super) struct State {
     pub(super) journal: Journal,
     /// Starts the workers' processes; they end with it.
     launcher: Launcher,
+    /// Metrics of the workers' user code, on their way to the program's recorder.
+    pub(super) user_metrics: Intake,
     /// What processes say to each other through the node: the roster, names, chunks, deaths.
     pub(super) broker: Broker,
     /// Who runs where.
@@ -68,6 +71,7 @@ impl State {
         process_runtime: Arc<dyn ProcessRuntime>,
         journal: Journal,
         launcher: Launcher,
+        user_metrics: Intake,
     ) -> Self {
         let mut broker = Broker::with_epoch_page(Arc::clone(&settings.epoch_page));
         let _nothing_yet = broker.joined(ProcessId::NODE);
@@ -78,6 +82,7 @@ impl State {
             process_runtime,
             journal,
             launcher,
+            user_metrics,
             broker,
             workers: Workers::new(),
             restarts: Restarts::default(),
@@ -532,7 +537,7 @@ impl State {
         self.dirty = true;
         self.publish();
         self.process_runtime.node_ended();
-        let State { settings, shared, journal, stopping, restarts, .. } = self;
+        let State { settings, shared, journal, user_metrics, stopping, restarts, .. } = self;
         if let Some(trace) = settings.trace {
             match trace.write_to(trace.path()) {
                 Ok(summary) => {
@@ -542,7 +547,8 @@ impl State {
                 Err(error) => journal.node(Severity::Error, None, error.to_string()),
             }
         }
-        // The log is complete before anybody is told that the node has ended.
+        // The recorder and the log have everything before anybody is told that the node has ended.
+        drop(user_metrics);
         drop(journal);
         if let Some(stopping) = stopping {
             let (report, replies) = stopping.into_report(restarts.report());

@@ -9,6 +9,7 @@
 mod inherited;
 mod main_loop;
 pub(crate) mod uplink;
+mod user_metrics;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -21,6 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use self::main_loop::Task;
 use self::uplink::Uplink;
+use self::user_metrics::UserMetrics;
 use crate::clock::taint::EpochPage;
 use crate::clock::{ClockPage, ProcessPages};
 use crate::fault;
@@ -70,6 +72,7 @@ struct Worker {
     process_runtime: Arc<dyn ProcessRuntime>,
     uplink: Arc<Uplink>,
     tasks: tokio::sync::mpsc::Receiver<Task>,
+    user_metrics: UserMetrics,
 }
 
 impl Worker {
@@ -83,6 +86,7 @@ impl Worker {
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
+        let user_metrics = UserMetrics::install(&uplink);
         files::raise_limit();
         end_on_failure(&uplink);
 
@@ -107,19 +111,21 @@ impl Worker {
             uplink: uplink.clone(),
             process_runtime: process_runtime.clone(),
             to_main,
+            user_metrics: user_metrics.clone(),
         };
         vital::spawn("tensorpost-control", move || control.run())
             .map_err(|error| format!("the control thread could not be started: {error}"))?;
-        Ok(Worker { identity, process_runtime, uplink, tasks })
+        Ok(Worker { identity, process_runtime, uplink, tasks, user_metrics })
     }
 
     fn run(self) -> ! {
-        let Worker { identity, process_runtime, uplink, tasks } = self;
+        let Worker { identity, process_runtime, uplink, tasks, user_metrics } = self;
         actix::System::new().block_on(async move {
             match process_runtime.begin_hosting() {
                 Ok(()) => {
                     let _ = uplink.send(&Up::Ready, Vec::new());
                     main_loop::run(&process_runtime, tasks, &uplink).await;
+                    user_metrics.tell(&uplink);
                     uplink.drain();
                 }
                 Err(why) => {
@@ -234,6 +240,7 @@ struct Control {
     uplink: Arc<Uplink>,
     process_runtime: Arc<dyn ProcessRuntime>,
     to_main: tokio::sync::mpsc::Sender<Task>,
+    user_metrics: UserMetrics,
 }
 
 impl Control {
@@ -257,7 +264,8 @@ impl Control {
             _ => PollFlags::IN,
         };
         let mut fds = [PollFd::new(&*self.socket, out), PollFd::new(self.uplink.wake(), PollFlags::IN)];
-        wait::poll(&mut fds, wait::retry_after(flushed)).map_err(LineError::Io)?;
+        let timeout = [wait::retry_after(flushed), self.user_metrics.due(&self.uplink)];
+        wait::poll(&mut fds, timeout.into_iter().flatten().min()).map_err(LineError::Io)?;
         let readable = !(fds[0].revents() - PollFlags::OUT).is_empty();
         let woken = !fds[1].revents().is_empty();
         if woken {
@@ -290,6 +298,8 @@ impl Control {
                 return Ok(());
             }
             Down::Metrics { round } => {
+                // Before the answer: whoever asked finds them in the recorder.
+                self.user_metrics.tell(&self.uplink);
                 let _ = self
                     .uplink
                     .send(&Up::Metrics { round, metrics: self.process_runtime.metrics() }, Vec::new());

@@ -78,6 +78,12 @@ impl Uplink {
         Ok(flushed)
     }
 
+    /// Whether metrics of user code would hold up nothing that the node has to hear.
+    pub(super) fn has_room_for_metrics(&self) -> bool {
+        let line = self.line.lock();
+        line.outgoing.queued() < MAX_QUEUED_LOGS && line.outgoing.queued_bytes() <= MAX_QUEUED_BYTES / 4
+    }
+
     /// Waits until everything is sent, or cannot be.
     pub(crate) fn drain(&self) {
         while let Ok(flushed) = self.flush() {

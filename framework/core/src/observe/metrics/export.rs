@@ -41,7 +41,7 @@ fn export_actor(process: &str, actor: &ActorMetrics) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use metrics::{
         Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
@@ -50,13 +50,16 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
+    /// A recorder that keeps the last value of each series, and of counters the sum.
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
+    pub(crate) struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
 
     struct Cell(Kept, String);
 
     impl CounterFn for Cell {
-        fn increment(&self, _: u64) {}
+        fn increment(&self, value: u64) {
+            *self.0.0.lock().entry(self.1.clone()).or_default() += value as f64;
+        }
         fn absolute(&self, value: u64) {
             self.0.0.lock().insert(self.1.clone(), value as f64);
         }
@@ -71,6 +74,10 @@ mod tests {
     }
 
     impl Kept {
+        pub(crate) fn seen(&self) -> BTreeMap<String, f64> {
+            self.0.lock().clone()
+        }
+
         fn cell(&self, key: &Key) -> Arc<Cell> {
             let labels: Vec<_> = key.labels().map(|label| label.value().to_owned()).collect();
             Arc::new(Cell(self.clone(), format!("{} {}", key.name(), labels.join("/"))))
@@ -96,7 +103,7 @@ mod tests {
     fn a_recorder_gets_every_metric_by_process_and_actor() {
         let kept = Kept::default();
         metrics::with_local_recorder(&kept, || export(&super::super::tests::metrics(5, 10)));
-        let seen = kept.0.lock().clone();
+        let seen = kept.seen();
         assert_eq!(seen["tensorpost_messages_handled_total w/blur"], 10.0);
         assert_eq!(seen["tensorpost_bytes_in_flight w"], 4096.0);
         assert_eq!(seen["tensorpost_mailbox_messages w/blur"], 3.0);

@@ -8,10 +8,13 @@
 //! call alone, not of the future it returns, and right to an eighth. What others have given back when a process answers
 //! counts as given back. Counts begin anew with each life of a process.
 //!
+//! What user code in workers says with the macros of the `metrics` crate is in `user`; it goes to the node's recorder.
+//!
 //! [`rows`]: Metrics::rows
 
 mod export;
 mod histogram;
+pub(crate) mod user;
 
 use std::time::Duration;
 

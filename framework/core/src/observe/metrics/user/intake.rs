@@ -1,0 +1,278 @@
+//! The node's side: gives what workers tell to the recorder of the program.
+//!
+//! A recorder is the program's code and may take its time, so a thread of its own calls it. What finds no room in the
+//! queue to it is dropped and counted. Whoever asks for metrics empties the queue too, so that the recorder has all that
+//! the answers are about.
+//!
+//! **Locks.** `known` for as long as the recorder is called; inside it `queue`, for a moment. The supervisor takes `queue`
+//! alone. **On a panic** of the recorder this says so and ends; the node goes on.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use metrics::{Key, counter, gauge, histogram};
+use parking_lot::Mutex;
+
+use super::{Change, DROPPED, Update};
+use crate::limits::{
+    MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_NODE_METRIC_SERIES, MAX_WORKER_METRIC_VALUES,
+};
+
+/// Updates that may wait for a slow recorder.
+const MAX_WAITING: usize = 2 * MAX_NODE_METRIC_SERIES;
+
+/// See the module. Dropping it lets the recorder have what has come, for at most a second, in case it is stuck.
+pub(crate) struct Intake {
+    waiting: Arc<Waiting>,
+    /// Until the drop.
+    bell: Option<SyncSender<()>>,
+    done: Receiver<()>,
+}
+
+/// What has come and the recorder has not got.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    queue: Mutex<Queue>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Queue {
+    told: VecDeque<Told>,
+    updates: usize,
+}
+
+/// What a worker has said at once.
+struct Told {
+    worker: Arc<str>,
+    updates: Vec<Update>,
+    dropped: u64,
+}
+
+/// The series that the recorder has.
+#[derive(Default)]
+struct Known {
+    of: HashMap<Arc<str>, OfWorker>,
+    count: usize,
+}
+
+#[derive(Default)]
+struct OfWorker {
+    series: HashSet<Key>,
+    /// Whether the log has said that something was dropped here.
+    complained: bool,
+}
+
+impl Intake {
+    /// Starts the thread.
+    pub(crate) fn start() -> std::io::Result<Self> {
+        let (bell, rung) = sync_channel(1);
+        let (done_sender, done) = sync_channel::<()>(0);
+        let waiting = Arc::<Waiting>::default();
+        let of_thread = Arc::clone(&waiting);
+        std::thread::Builder::new().name("tensorpost-metrics".to_owned()).spawn(move || {
+            let _done = done_sender;
+            let give = || {
+                rung.iter().for_each(|()| of_thread.give());
+                of_thread.give();
+            };
+            if catch_unwind(AssertUnwindSafe(give)).is_err() {
+                tracing::error!(target: "tensorpost::node", "the recorder panicked: it gets no more metrics of workers");
+            }
+        })?;
+        Ok(Intake { waiting, bell: Some(bell), done })
+    }
+
+    /// For whoever wants the recorder to have all that has come.
+    pub(crate) fn waiting(&self) -> Arc<Waiting> {
+        Arc::clone(&self.waiting)
+    }
+
+    /// Takes what a worker says. Never waits.
+    pub(crate) fn put(&self, worker: &Arc<str>, mut updates: Vec<Update>, mut dropped: u64) {
+        let mut queue = self.waiting.queue.lock();
+        if queue.updates + updates.len() > MAX_WAITING {
+            dropped = dropped.saturating_add(updates.len() as u64);
+            updates.clear();
+        }
+        // A count alone needs no entry of its own: there are no more entries than updates, and one for each worker.
+        if updates.is_empty()
+            && let Some(last) = queue.told.iter_mut().rev().find(|told| told.worker == *worker)
+        {
+            last.dropped = last.dropped.saturating_add(dropped);
+            return;
+        }
+        queue.updates += updates.len();
+        queue.told.push_back(Told { worker: Arc::clone(worker), updates, dropped });
+        drop(queue);
+        if let Some(bell) = &self.bell {
+            // One that is rung already will do.
+            let _ = bell.try_send(());
+        }
+    }
+}
+
+impl Drop for Intake {
+    fn drop(&mut self) {
+        self.bell = None;
+        // Disconnected: the thread is done. Timeout: the recorder is stuck, and that must not hold the node.
+        let _: Result<(), RecvTimeoutError> = self.done.recv_timeout(Duration::from_secs(1));
+    }
+}
+
+impl Waiting {
+    /// Gives the recorder all that has come, on this thread.
+    pub(crate) fn give(&self) {
+        let mut known = self.known.lock();
+        loop {
+            let told = {
+                let mut queue = self.queue.lock();
+                let Some(told) = queue.told.pop_front() else { return };
+                queue.updates -= told.updates.len();
+                told
+            };
+            known.apply(told);
+        }
+    }
+}
+
+impl Known {
+    fn apply(&mut self, Told { worker, updates, mut dropped }: Told) {
+        let mut values = 0;
+        for update in updates {
+            let taken = match update.key(&worker) {
+                Ok(key) if self.may_have(&worker, &key) => record(&key, update.change, &mut values),
+                Ok(_) => Err("there are as many series of metrics of workers as may be"),
+                Err(why) => Err(why),
+            };
+            if let Err(why) = taken {
+                dropped = dropped.saturating_add(1);
+                self.complain(&worker, why);
+            }
+        }
+        if dropped > 0 {
+            counter!(DROPPED, "worker" => worker.to_string()).increment(dropped);
+        }
+    }
+
+    /// Whether there is room for a series, over all lives of a worker.
+    fn may_have(&mut self, worker: &Arc<str>, key: &Key) -> bool {
+        let of = self.of.entry(Arc::clone(worker)).or_default();
+        if of.series.contains(key) {
+            return true;
+        }
+        let room = of.series.len() < MAX_METRIC_SERIES && self.count < MAX_NODE_METRIC_SERIES;
+        if room {
+            of.series.insert(key.clone());
+            self.count += 1;
+        }
+        room
+    }
+
+    fn complain(&mut self, worker: &Arc<str>, why: &str) {
+        let of = self.of.entry(Arc::clone(worker)).or_default();
+        if !std::mem::replace(&mut of.complained, true) {
+            tracing::warn!(
+                target: "tensorpost::node",
+                worker = &**worker,
+                why,
+                "a metric of a worker was dropped; what else is, is counted in {DROPPED} and not said again"
+            );
+        }
+    }
+}
+
+/// Gives a change to the recorder. `values` counts those of histograms in what a worker has said at once.
+fn record(key: &Key, change: Change, values: &mut usize) -> Result<(), &'static str> {
+    // The macros take a name and labels; a clone of the key's is cheap.
+    let (name, labels) = key.clone().into_parts();
+    let name = name.into_inner();
+    match change {
+        Change::Counter { added, at_least } => {
+            let counter = counter!(name, labels);
+            if at_least > 0 {
+                counter.absolute(at_least);
+            }
+            counter.increment(added);
+        }
+        Change::Gauge(value) => gauge!(name, labels).set(value),
+        Change::Histogram(samples) => {
+            *values += samples.len();
+            // A sum that wraps is none of ours either.
+            let count = samples.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
+            if *values > MAX_WORKER_METRIC_VALUES || count > MAX_METRIC_SAMPLES {
+                return Err("a histogram has more values than can be told");
+            }
+            let histogram = histogram!(name, labels);
+            for (value, count) in samples {
+                histogram.record_many(value, usize::try_from(count).unwrap_or(usize::MAX));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::export::tests::Kept;
+    use super::super::tests::update;
+    use super::*;
+
+    fn told(worker: &str, updates: Vec<Update>) -> Told {
+        Told { worker: worker.into(), updates, dropped: 0 }
+    }
+
+    #[test]
+    fn what_lives_of_a_worker_add_goes_on_from_what_the_recorder_has() {
+        let (kept, mut known) = (Kept::default(), Known::default());
+        metrics::with_local_recorder(&kept, || {
+            for _ in 0..3 {
+                known.apply(told("detect", vec![update("frames", &[("kind", "big")])]));
+            }
+        });
+        assert_eq!(kept.seen()["frames detect.0/detect/big"], 3.0);
+    }
+
+    // MBX-2, WIRE-1.
+    #[test]
+    fn a_worker_that_keeps_to_no_bound_has_no_more_series_than_others() {
+        let (kept, mut known) = (Kept::default(), Known::default());
+        metrics::with_local_recorder(&kept, || {
+            for life in 0..3 {
+                let series = (0..MAX_METRIC_SERIES)
+                    .map(|number| update("frames", &[("number", &format!("{life}.{number}"))]));
+                known.apply(told("evil", series.collect()));
+            }
+            known.apply(told("evil", vec![update("no name", &[])]));
+            let endless = Change::Histogram(vec![(1.0, u64::MAX)]);
+            known.apply(told("other", vec![Update { change: endless, ..update("h", &[]) }]));
+            known.apply(told("other", vec![update("frames", &[])]));
+        });
+        let seen = kept.seen();
+        assert_eq!(seen.len(), MAX_METRIC_SERIES + 3);
+        assert_eq!(seen[&format!("{DROPPED} evil")], 2.0 * MAX_METRIC_SERIES as f64 + 1.0);
+        assert_eq!((seen[&format!("{DROPPED} other")], seen["frames detect.0/other"]), (1.0, 1.0));
+    }
+
+    // MBX-2.
+    #[test]
+    fn a_recorder_that_is_stuck_fills_no_memory() {
+        let intake = Intake::start().unwrap();
+        let waiting = intake.waiting();
+        let known = waiting.known.lock(); // as if it stood in the recorder
+        let worker: Arc<str> = "w".into();
+        for _ in 0..3 * MAX_WAITING {
+            intake.put(&worker, vec![update("frames", &[])], 0);
+        }
+        let queue = waiting.queue.lock();
+        assert!(queue.updates <= MAX_WAITING && queue.told.len() <= MAX_WAITING);
+        let dropped: u64 = queue.told.iter().map(|told| told.dropped).sum();
+        assert_eq!(queue.updates as u64 + dropped, 3 * MAX_WAITING as u64);
+        drop((queue, known));
+        drop(intake);
+        assert!(waiting.queue.lock().told.is_empty());
+    }
+}

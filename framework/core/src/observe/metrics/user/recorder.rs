@@ -1,0 +1,445 @@
+//! The recorder of a worker.
+//!
+//! **Locks.** `series` for the call of a macro; a histogram's own for a value. Neither is held while anything else is
+//! called but `HashMap`s. **On the path of a message** there is nothing of this.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
+    SharedString, Unit,
+};
+use parking_lot::{Mutex, RwLock};
+
+use super::{Change, Update, check, owner};
+use crate::limits::{MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_VALUES, MAX_WORKER_METRIC_VALUES};
+
+/// The bits of a value that are cut off past the exact ones: what is left is right to 1 in 256, and never too large.
+const CUT_BITS: u64 = (1 << 44) - 1;
+
+/// Adds up what a worker's code says. Clones are the same recorder.
+#[derive(Clone)]
+pub(crate) struct WorkerRecorder(Arc<Shared>);
+
+struct Shared {
+    series: RwLock<HashMap<Arc<str>, OfActor>>,
+    count: AtomicUsize,
+    /// Values of histograms that have not been told.
+    values: AtomicUsize,
+    dropped: AtomicU64,
+    /// Whether the log has said that something was dropped.
+    told: AtomicBool,
+    /// Whether there is something to tell.
+    dirty: AtomicBool,
+    /// Called when there first is.
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The series of an actor, or of nobody.
+#[derive(Default)]
+struct OfActor {
+    counters: HashMap<Key, Arc<CounterCell>>,
+    gauges: HashMap<Key, Arc<GaugeCell>>,
+    histograms: HashMap<Key, Arc<HistogramCell>>,
+}
+
+struct CounterCell {
+    shared: Arc<Shared>,
+    added: AtomicU64,
+    at_least: AtomicU64,
+    /// A counter is told when it is first named, with 0: who looks for it finds it.
+    fresh: AtomicBool,
+}
+
+struct GaugeCell {
+    shared: Arc<Shared>,
+    bits: AtomicU64,
+    changed: AtomicBool,
+}
+
+struct HistogramCell {
+    shared: Arc<Shared>,
+    values: Mutex<Values>,
+}
+
+#[derive(Default)]
+struct Values {
+    /// By the bits of the value.
+    counts: HashMap<u64, u64>,
+    samples: u64,
+}
+
+/// What stands for a series that was refused.
+struct Refused(Arc<Shared>);
+
+impl WorkerRecorder {
+    /// `wake` is called on any thread when there is something to tell, once for each [`take`](Self::take).
+    pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        WorkerRecorder(Arc::new(Shared {
+            series: RwLock::default(),
+            count: AtomicUsize::new(0),
+            values: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+            told: AtomicBool::new(false),
+            dirty: AtomicBool::new(false),
+            wake: Box::new(wake),
+        }))
+    }
+
+    /// Whether there is something to tell.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.0.dirty.load(Acquire)
+    }
+
+    /// What has changed since the last call, and how much was dropped.
+    pub(crate) fn take(&self) -> (Vec<Update>, u64) {
+        // Before the look: a change after it wakes anew.
+        self.0.dirty.swap(false, AcqRel);
+        let mut updates = Vec::new();
+        for (actor, of) in &*self.0.series.read() {
+            let mut told = |key: &Key, change: Option<Change>| {
+                updates.extend(change.map(|change| Update {
+                    actor: Some(&**actor).filter(|actor| !actor.is_empty()).map(str::to_owned),
+                    name: key.name().to_owned(),
+                    labels: key.labels().map(|label| (label.key().into(), label.value().into())).collect(),
+                    change,
+                }));
+            };
+            of.counters.iter().for_each(|(key, cell)| told(key, cell.take()));
+            of.gauges.iter().for_each(|(key, cell)| told(key, cell.take()));
+            of.histograms.iter().for_each(|(key, cell)| told(key, cell.take()));
+        }
+        (updates, self.0.dropped.swap(0, Relaxed))
+    }
+
+    /// The cell of a series of the actor whose code runs; `None` where it may not have one.
+    fn cell<C>(
+        &self,
+        key: &Key,
+        cells: impl Fn(&OfActor) -> &HashMap<Key, Arc<C>>,
+        cells_mut: impl Fn(&mut OfActor) -> &mut HashMap<Key, Arc<C>>,
+        make: impl FnOnce(Arc<Shared>) -> C,
+    ) -> Option<Arc<C>> {
+        let actor = owner::current().unwrap_or_default();
+        if let Some(cell) = self.0.series.read().get(&actor).and_then(|of| cells(of).get(key)) {
+            return Some(Arc::clone(cell));
+        }
+        let labels: Vec<_> = key.labels().map(|label| (label.key(), label.value())).collect();
+        if let Err(why) = check(key.name(), labels.into_iter()) {
+            self.0.refuse(key.name(), why);
+            return None;
+        }
+        let mut series = self.0.series.write();
+        match cells_mut(series.entry(actor).or_default()).entry(key.clone()) {
+            Entry::Occupied(cell) => Some(Arc::clone(cell.get())),
+            Entry::Vacant(place) if self.0.count.load(Relaxed) < MAX_METRIC_SERIES => {
+                self.0.count.fetch_add(1, Relaxed);
+                Some(Arc::clone(place.insert(Arc::new(make(Arc::clone(&self.0))))))
+            }
+            Entry::Vacant(_) => {
+                drop(series);
+                self.0.refuse(key.name(), "this worker has 1024 series, which is the limit");
+                None
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn touch(&self) {
+        // A swap, and no look before it: it is in one order with that of `take`, so a value that `take` does not see wakes.
+        if !self.dirty.swap(true, AcqRel) {
+            (self.wake)();
+        }
+    }
+
+    fn drop_some(&self, count: u64) {
+        self.dropped.fetch_add(count, Relaxed);
+        self.touch();
+    }
+
+    #[cold]
+    fn refuse(&self, name: &str, why: &str) {
+        if !self.told.swap(true, Relaxed) {
+            tracing::warn!(
+                target: "tensorpost::metrics",
+                name,
+                why,
+                "a metric of this worker is dropped; what else is, is counted and not said again"
+            );
+        }
+    }
+}
+
+impl CounterCell {
+    fn take(&self) -> Option<Change> {
+        let (fresh, added) = (self.fresh.swap(false, AcqRel), self.added.swap(0, AcqRel));
+        let at_least = self.at_least.swap(0, AcqRel);
+        (fresh || added > 0 || at_least > 0).then_some(Change::Counter { added, at_least })
+    }
+}
+
+impl CounterFn for CounterCell {
+    fn increment(&self, value: u64) {
+        self.added.fetch_add(value, AcqRel);
+        self.shared.touch();
+    }
+
+    fn absolute(&self, value: u64) {
+        self.at_least.fetch_max(value, AcqRel);
+        self.shared.touch();
+    }
+}
+
+impl GaugeCell {
+    fn take(&self) -> Option<Change> {
+        let changed = self.changed.swap(false, AcqRel);
+        changed.then(|| Change::Gauge(f64::from_bits(self.bits.load(Acquire))))
+    }
+
+    fn update(&self, to: impl Fn(f64) -> f64) {
+        let next = |bits| Some(to(f64::from_bits(bits)).to_bits());
+        // It cannot fail: there always is a next value.
+        let _ = self.bits.fetch_update(AcqRel, Acquire, next);
+        self.changed.store(true, Release);
+        self.shared.touch();
+    }
+}
+
+impl GaugeFn for GaugeCell {
+    fn increment(&self, value: f64) {
+        self.update(|before| before + value);
+    }
+
+    fn decrement(&self, value: f64) {
+        self.update(|before| before - value);
+    }
+
+    fn set(&self, value: f64) {
+        self.update(|_| value);
+    }
+}
+
+impl HistogramCell {
+    fn take(&self) -> Option<Change> {
+        let Values { counts, .. } = std::mem::take(&mut *self.values.lock());
+        self.shared.values.fetch_sub(counts.len(), Relaxed);
+        let values: Vec<_> = counts.into_iter().map(|(bits, count)| (f64::from_bits(bits), count)).collect();
+        (!values.is_empty()).then_some(Change::Histogram(values))
+    }
+
+    /// Adds `count` samples of a value; false where there is no room.
+    fn add(&self, value: f64, count: u64) -> bool {
+        let mut values = self.values.lock();
+        if values.samples.saturating_add(count) > MAX_METRIC_SAMPLES {
+            return false;
+        }
+        let known = values.counts.len();
+        let exact = known < MAX_METRIC_VALUES / 2 || values.counts.contains_key(&value.to_bits());
+        let bits = if exact { value.to_bits() } else { value.to_bits() & !CUT_BITS };
+        let room =
+            || known < MAX_METRIC_VALUES && self.shared.values.load(Relaxed) < MAX_WORKER_METRIC_VALUES;
+        match values.counts.entry(bits) {
+            Entry::Occupied(mut here) => *here.get_mut() += count,
+            Entry::Vacant(place) if room() => {
+                place.insert(count);
+                self.shared.values.fetch_add(1, Relaxed);
+            }
+            Entry::Vacant(_) => return false,
+        }
+        values.samples += count;
+        true
+    }
+}
+
+impl HistogramFn for HistogramCell {
+    fn record(&self, value: f64) {
+        self.record_many(value, 1);
+    }
+
+    fn record_many(&self, value: f64, count: usize) {
+        let count = count as u64;
+        if count > 0 && !self.add(value, count) {
+            self.shared.refuse("", "a histogram has more values than can be told");
+            self.shared.drop_some(count);
+        }
+        self.shared.touch();
+    }
+}
+
+impl CounterFn for Refused {
+    fn increment(&self, _: u64) {
+        self.0.drop_some(1);
+    }
+
+    fn absolute(&self, _: u64) {
+        self.0.drop_some(1);
+    }
+}
+
+impl GaugeFn for Refused {
+    fn increment(&self, _: f64) {
+        self.0.drop_some(1);
+    }
+
+    fn decrement(&self, _: f64) {
+        self.0.drop_some(1);
+    }
+
+    fn set(&self, _: f64) {
+        self.0.drop_some(1);
+    }
+}
+
+impl HistogramFn for Refused {
+    fn record(&self, _: f64) {
+        self.0.drop_some(1);
+    }
+
+    fn record_many(&self, _: f64, count: usize) {
+        self.0.drop_some(count as u64);
+    }
+}
+
+/// Descriptions stay here: the node's program describes to its recorder what it wants described.
+impl Recorder for WorkerRecorder {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let make = |shared: Arc<Shared>| CounterCell {
+            shared,
+            added: AtomicU64::new(0),
+            at_least: AtomicU64::new(0),
+            fresh: AtomicBool::new(true),
+        };
+        match self.cell(key, |of| &of.counters, |of| &mut of.counters, make) {
+            Some(cell) => Counter::from_arc(cell),
+            None => Counter::from_arc(Arc::new(Refused(Arc::clone(&self.0)))),
+        }
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        let make = |shared| GaugeCell { shared, bits: AtomicU64::new(0), changed: AtomicBool::new(false) };
+        match self.cell(key, |of| &of.gauges, |of| &mut of.gauges, make) {
+            Some(cell) => Gauge::from_arc(cell),
+            None => Gauge::from_arc(Arc::new(Refused(Arc::clone(&self.0)))),
+        }
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        let make = |shared| HistogramCell { shared, values: Mutex::default() };
+        match self.cell(key, |of| &of.histograms, |of| &mut of.histograms, make) {
+            Some(cell) => Histogram::from_arc(cell),
+            None => Histogram::from_arc(Arc::new(Refused(Arc::clone(&self.0)))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Owner;
+    use super::*;
+    use crate::ids::ActorId;
+    use metrics::{counter, gauge, histogram, with_local_recorder};
+
+    fn recorder() -> (WorkerRecorder, Arc<AtomicUsize>) {
+        let woken = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&woken);
+        (WorkerRecorder::new(move || assert!(counted.fetch_add(1, Relaxed) < 1 << 20)), woken)
+    }
+
+    fn changes(recorder: &WorkerRecorder) -> Vec<(String, Change)> {
+        let (updates, dropped) = recorder.take();
+        assert_eq!(dropped, 0);
+        updates.into_iter().map(|update| (update.name, update.change)).collect()
+    }
+
+    #[test]
+    fn what_was_told_is_told_once_and_as_what_was_added() {
+        let (recorder, woken) = recorder();
+        with_local_recorder(&recorder, || {
+            counter!("frames").increment(2);
+            counter!("frames").increment(3);
+            assert_eq!(changes(&recorder), [("frames".into(), Change::Counter { added: 5, at_least: 0 })]);
+            assert!(!recorder.is_dirty() && changes(&recorder).is_empty());
+            counter!("frames").absolute(40);
+            assert_eq!(changes(&recorder), [("frames".into(), Change::Counter { added: 0, at_least: 40 })]);
+            gauge!("depth").set(4.0);
+            gauge!("depth").decrement(1.5);
+            assert_eq!(changes(&recorder), [("depth".into(), Change::Gauge(2.5))]);
+            histogram!("took").record(0.25);
+            histogram!("took").record(0.25);
+            assert_eq!(changes(&recorder), [("took".into(), Change::Histogram(vec![(0.25, 2)]))]);
+        });
+        assert_eq!(woken.load(Relaxed), 4, "once for each time that it was told");
+    }
+
+    // MBX-2.
+    #[test]
+    fn series_without_end_are_refused_and_counted() {
+        let (recorder, _) = recorder();
+        with_local_recorder(&recorder, || {
+            for number in 0..MAX_METRIC_SERIES + 7 {
+                counter!("c", "number" => number.to_string()).increment(1);
+            }
+            counter!("not a name").increment(1);
+        });
+        let (updates, dropped) = recorder.take();
+        assert_eq!((updates.len(), dropped), (MAX_METRIC_SERIES, 8));
+    }
+
+    // MBX-2.
+    #[test]
+    fn a_histogram_keeps_the_count_of_what_it_cannot_keep_exactly() {
+        let (recorder, _) = recorder();
+        let (few, many) = (MAX_METRIC_VALUES / 2, 100_000);
+        with_local_recorder(&recorder, || {
+            let histogram = histogram!("h");
+            (0..few).for_each(|value| histogram.record(value as f64));
+            // All in one octave, which has 256 parts.
+            (0..many)
+                .for_each(|value| histogram.record(1024.0 + 1000.0 * f64::from(value) / f64::from(many)));
+            histogram.record(3.0);
+        });
+        let (updates, dropped) = recorder.take();
+        let Change::Histogram(values) = &updates[0].change else { panic!("{updates:?}") };
+        assert_eq!((values.iter().map(|(_, count)| count).sum::<u64>(), dropped), (few as u64 + 100_001, 0));
+        assert!(values.len() <= MAX_METRIC_VALUES && values.contains(&(3.0, 2)));
+        with_local_recorder(&recorder, || histogram!("h").record_many(1.0, usize::MAX));
+        assert_eq!(recorder.take().1, usize::MAX as u64);
+    }
+
+    #[test]
+    fn a_series_is_the_actors_whose_code_runs() {
+        let (recorder, _) = recorder();
+        let (first, second) = (Owner::new(ActorId(1), "first"), Owner::new(ActorId(2), "second"));
+        let actors = || -> Vec<_> { recorder.take().0.into_iter().map(|update| update.actor).collect() };
+        with_local_recorder(&recorder, || {
+            let kept = {
+                let _first = first.enter();
+                {
+                    let _second = second.enter();
+                    counter!("c").increment(1);
+                    assert_eq!(actors(), [Some("second".to_owned())]);
+                }
+                counter!("c")
+            };
+            actors();
+            kept.increment(1);
+            assert_eq!(actors(), [Some("first".to_owned())], "of a handle: who made it");
+            counter!("c").increment(1);
+            assert_eq!(actors(), [None], "nobody, in a process of several");
+            drop(first);
+            gauge!("g").set(1.0);
+            assert_eq!(actors(), [Some("second".to_owned())], "the only one");
+        });
+    }
+}
