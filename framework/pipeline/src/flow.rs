@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::actor::{Address, Env};
 use tensorpost_core::api::node::Restart;
 
 use super::closures;
@@ -16,7 +16,7 @@ use super::location::On;
 use super::on_error::OnError;
 use super::plan::{DEAD, Kind, Plan, StagePlan, Tap};
 use super::settings::Settings;
-use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated};
+use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated, SendTo};
 use super::traits::{Sink, Source, Stage};
 use super::work::{SourceWork, StageWork, Work};
 use super::worker::args::Select;
@@ -229,6 +229,32 @@ impl<T: Item, At> Flow<T, At> {
     ) -> Ending<T> {
         let key = self.keep_closure::<super::stages::Nothing>(move |item, _, _| consume(item));
         self.then(name, Rc::new(StageWork::<Apply<T, super::stages::Nothing>>(key)), Kind::Sink)
+    }
+
+    /// Ends the flow in an actor outside of the pipeline, or in a [channel](tensorpost_core::api::node::Node::channel) of the
+    /// program: each item is a message to it. The pipeline waits for room in its mailbox, and an item is done with when the
+    /// actor is. While the actor is restarted, items wait; what it had, its death takes, and the report names it. An actor
+    /// that does not come back is an error on the next item, which [`on_error`](Self::on_error) decides about.
+    ///
+    /// ```no_run
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u32);
+    /// # fn main() -> anyhow::Result<()> {
+    /// let pipeline = Pipeline::new("numbers");
+    /// let numbers = pipeline.items("count", |_| (0..100).map(Number));
+    /// let node = Node::builder().pipeline(&pipeline).start()?;
+    /// let (address, mut arriving) = node.channel::<Number>()?;
+    /// numbers.sink_to(&address);
+    /// let running = node.run_pipeline(&pipeline)?;
+    /// for count in 0..100 {
+    ///     assert_eq!(arriving.blocking_recv()?.0, count);
+    /// }
+    /// running.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sink_to(self, address: &Address<T>) -> Ending<T> {
+        self.then("to an actor", Rc::new(StageWork::<SendTo<T>>(address.clone())), Kind::Sink)
     }
 
     fn keep_closure<O: Item>(

@@ -124,7 +124,7 @@ impl Report {
         let mut report =
             Report { pipeline: plan.name.clone(), seconds: seconds.as_secs_f64(), ..Report::default() };
         report.deaths = deaths.to_vec();
-        let (mut unread, mut tainted) = (0, 0);
+        let (mut unread, mut explained) = (0, 0);
         for (index, stage) in plan.stages.iter().enumerate() {
             let of = counts.iter().filter(|counts| usize::from(counts.stage) == index);
             let mut line = StageReport {
@@ -145,7 +145,7 @@ impl Report {
                 }
                 report.lost_count += counts.lost;
                 unread += counts.lost_unread;
-                tainted += counts.lost_tainted;
+                explained += counts.lost_tainted + counts.lost_outside;
                 report.failures.extend_from_slice(&counts.failures);
                 report.lost.extend_from_slice(&counts.lost_items);
                 report.left_over_count += counts.left_over;
@@ -159,8 +159,9 @@ impl Report {
             line.rate = if active.is_zero() { 0.0 } else { items as f64 / active.as_secs_f64() };
             report.stages.push(line);
         }
-        // A receiver that ended is explained by its death; tainted data by a death here or elsewhere on the node.
-        let ended = report.lost_count.saturating_sub(unread + tainted);
+        // A receiver that ended is explained by its death; tainted data, and what an actor outside had, by a death here or
+        // elsewhere on the node.
+        let ended = report.lost_count.saturating_sub(unread + explained);
         report.lost_unexplained = unread + if report.deaths.is_empty() { ended } else { 0 };
         report.failures.truncate(MAX_NAMED);
         report.lost.sort_by_key(|lost| lost.id);

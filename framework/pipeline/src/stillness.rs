@@ -127,6 +127,8 @@ fn in_words(plan: &Plan, wait: &Wait) -> String {
         Wait::Answers { stage, count } => {
             format!("answers of `{}` for {count}", name(plan, usize::from(*stage)))
         }
+        Wait::Actor { actor } => format!("the actor {actor} to take a message"),
+        Wait::Actors(count) => format!("answers of actors for {count}"),
         Wait::Retained(count) => format!("more items or partners for {count} that it keeps"),
     }
 }

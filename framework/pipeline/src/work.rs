@@ -9,7 +9,7 @@ use tensorpost_core::api::device::Device;
 use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawned, WorkerId};
 
 use super::item::{EdgeMessage, Item};
-use super::stages::Identity;
+use super::stages::{Identity, SendTo};
 use super::traits::{Source, Stage};
 use super::worker::args::{
     BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
@@ -92,12 +92,17 @@ pub(super) struct StageWork<S: Stage>(pub(super) S::Args);
 
 /// Adds the actors of a source to a program.
 pub(super) fn register_source<S: Source>(builder: NodeBuilder) -> NodeBuilder {
-    builder.actor::<SourceActor<S>>().actor::<StageActor<Identity<S::Out>>>()
+    register_output::<S::Out>(builder.actor::<SourceActor<S>>())
 }
 
 /// Adds the actors of a stage to a program.
 pub(super) fn register_stage<S: Stage>(builder: NodeBuilder) -> NodeBuilder {
-    builder.actor::<StageActor<S>>().actor::<StageActor<Identity<S::Out>>>()
+    register_output::<S::Out>(builder.actor::<StageActor<S>>())
+}
+
+/// Adds the pipeline's own stages that may come behind one that makes this.
+fn register_output<T: Item>(builder: NodeBuilder) -> NodeBuilder {
+    builder.actor::<StageActor<Identity<T>>>().actor::<StageActor<SendTo<T>>>()
 }
 
 impl<S: Source> Work for SourceWork<S> {

@@ -93,6 +93,7 @@ mod inbox;
 mod receive;
 mod registry;
 mod sending;
+mod standing;
 mod watching;
 
 use std::sync::Arc;

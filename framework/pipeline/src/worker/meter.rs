@@ -43,8 +43,17 @@ pub(crate) enum Cause {
     Ended,
     /// Its data was lost with a process, of this pipeline or not (DEATH-3).
     Tainted,
+    /// An actor outside of the pipeline ended that had it, or dropped it. Whoever keeps that actor knows why.
+    Outside,
     /// Its receiver goes on and could not read it. No death explains that.
     Unread,
+}
+
+impl Cause {
+    /// Whether the item could be sent again.
+    pub(crate) fn is_a_death(self) -> bool {
+        self != Cause::Unread
+    }
 }
 
 /// Counts of one actor, as they travel.
@@ -60,9 +69,11 @@ pub(crate) struct Counts {
     pub(crate) retries: u64,
     pub(crate) skipped: u64,
     pub(crate) dead_letters: u64,
-    /// Items lost, and of those, the ones whose data was lost with a process and the ones that a receiver could not read.
+    /// Items lost, and of those, the ones whose data was lost with a process, those that an actor outside had, and the ones
+    /// that a receiver could not read.
     pub(crate) lost: u64,
     pub(crate) lost_tainted: u64,
+    pub(crate) lost_outside: u64,
     pub(crate) lost_unread: u64,
     pub(crate) resent: u64,
     pub(crate) busy: Duration,
@@ -225,6 +236,7 @@ impl Meter {
             match cause {
                 Cause::Ended => {}
                 Cause::Tainted => counts.lost_tainted += 1,
+                Cause::Outside => counts.lost_outside += 1,
                 Cause::Unread => counts.lost_unread += 1,
             }
             if counts.lost_items.len() < MAX_NAMED {

@@ -34,6 +34,7 @@ pub(super) mod order;
 mod orphans;
 mod outlet;
 pub(super) mod pick;
+mod pushes;
 mod response;
 pub(super) mod retained;
 mod rounds;

@@ -100,7 +100,7 @@ impl<S: Source> Core<S> {
         let mut number = 0;
         while !self.stopped.get() && !part.has_failed() {
             let from = Instant::now();
-            let next = self.source.borrow_mut().next();
+            let next = part.env.without_waiting(|| self.source.borrow_mut().next());
             let id = ItemId { source: part.config.source, number };
             match next {
                 Ok(None) => break,
