@@ -23,6 +23,8 @@ pub(super) struct Member {
     pub(super) stage: usize,
     pub(super) replica: u16,
     pub(super) source: bool,
+    /// The worker that it is in.
+    pub(super) worker: WorkerId,
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
     /// The name under which others find it.
@@ -82,6 +84,7 @@ fn start_actors(
                 stage,
                 replica,
                 source: plan.stages[stage].kind == Kind::Source,
+                worker,
                 run: replica_started.run.clone(),
                 control: replica_started.control.clone(),
                 lanes: lanes_from(plan, stage, replica),

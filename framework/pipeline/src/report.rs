@@ -52,6 +52,9 @@ pub struct Waiting {
     pub stage: String,
     /// Which of its replicas.
     pub replica: u16,
+    /// Whether it stood in a call of its own, the code of the stage: then others wait for it.
+    #[serde(default)]
+    pub in_call: bool,
     /// What for: whose end, whose answers, room where; in words, with the names of stages.
     pub what: String,
 }

@@ -257,6 +257,27 @@ impl Env {
         self.transport.until_stopping()
     }
 
+    /// Whether the actor is asked to end: [`stopping`](Self::stopping) for plain code that makes messages, or items, by itself
+    /// and may take long. Another thread of the process notes it, so it changes during a call. In the worker of a
+    /// pipeline's source it is true as soon as the sources are stopped: by a cancel, an error, or the node's shutdown.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # fn frame_within(_: std::time::Duration) -> Option<Vec<u8>> { None }
+    /// /// Waits for a camera, but not when nobody wants its pictures any more.
+    /// fn next_frame(env: &Env) -> Option<Vec<u8>> {
+    ///     while !env.is_stopping() {
+    ///         if let Some(frame) = frame_within(std::time::Duration::from_millis(100)) {
+    ///             return Some(frame);
+    ///         }
+    ///     }
+    ///     None
+    /// }
+    /// ```
+    pub fn is_stopping(&self) -> bool {
+        self.transport.is_stopping()
+    }
+
     /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other
     /// share a turn, and the end of it publishes all they sent; one that is about to take long can call this first, so
     /// that what came before does not wait for it.
