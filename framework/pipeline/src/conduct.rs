@@ -384,7 +384,6 @@ impl Conductor {
             AskError::NoReply(failure) => failure.to_string(),
             AskError::TimedOut => "it did not answer".to_owned(),
         };
-        tracing::warn!(target: "tensorpost::pipeline", stage, replica = member.replica, why, "a stage died");
         let (of, replica) = (member.stage, member.replica);
         let dead = |replica: u16| {
             self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
@@ -400,9 +399,20 @@ impl Conductor {
             AskError::NotSent(_) | AskError::TimedOut => false,
         };
         let restarts = comes_back && self.plan.restart(of) != Restart::never();
+        // Of a restart the node says one line, with the worker's name and the reason.
+        macro_rules! say {
+            ($level:ident) => {
+                tracing::$level!(target: "tensorpost::pipeline", stage, replica, why, "a stage died")
+            };
+        }
+        if restarts {
+            say!(debug);
+        } else {
+            say!(warn);
+        }
         let death = Death { stage, replica, why, restarted: restarts };
         if restarts {
-            self.past.extend(self.latest.remove(&(of as u16, replica)));
+            self.past.extend(self.latest.remove(&(of as u16, replica)).map(Counts::of_the_past));
             self.deaths.push(death);
             return true;
         }
@@ -475,7 +485,7 @@ impl Conductor {
                         && let Some(before) = self.counts[index].replace(counts)
                         && before.life != self.counts[index].as_ref().map_or(0, |counts| counts.life)
                     {
-                        self.past.push(before);
+                        self.past.push(before.of_the_past());
                     }
                 }
                 Some(_) = self.sends.next() => {}

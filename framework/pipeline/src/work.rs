@@ -14,6 +14,7 @@ use super::traits::{Source, Stage};
 use super::worker::args::{
     BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
 };
+use super::worker::branch::overflow::OverflowArgs;
 use super::worker::{SourceActor, StageActor};
 
 /// The typed work for a stage, behind an interface without types.
@@ -66,6 +67,7 @@ pub(super) struct WayTo<'s> {
     pub(super) settle_first: bool,
     pub(super) restarts_together: bool,
     pub(super) feedback: bool,
+    pub(super) overflow: Option<OverflowArgs>,
     pub(super) to: Vec<Door<'s>>,
 }
 
@@ -170,6 +172,7 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         max_bytes: to.max_bytes,
         depth: to.depth,
         feedback: to.feedback,
+        overflow: to.overflow,
         restarts: to.restarts,
         settle_first: to.settle_first,
         restarts_together: to.restarts_together,

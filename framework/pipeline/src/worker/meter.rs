@@ -56,6 +56,16 @@ impl Cause {
     }
 }
 
+/// What became of the items that an actor sent to one stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Toward {
+    pub(crate) stage: u16,
+    /// Items that it has said it is done with.
+    pub(crate) handled: u64,
+    /// Items that were dropped because it had no room.
+    pub(crate) dropped: u64,
+}
+
 /// Counts of one actor, as they travel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counts {
@@ -91,8 +101,20 @@ pub(crate) struct Counts {
     pub(crate) lost_items: Vec<Lost>,
     pub(crate) left_over: u64,
     pub(crate) left_over_items: Vec<Lost>,
+    /// By receiving stage.
+    pub(crate) toward: Vec<Toward>,
+    /// Of a source: how many it makes in all, if it knows.
+    pub(crate) length: Option<u64>,
     /// The error that fails the pipeline.
     pub(crate) fatal: Option<Failure>,
+}
+
+impl Counts {
+    /// Of a life that has ended: it makes no more than it has.
+    pub(crate) fn of_the_past(mut self) -> Self {
+        self.length = self.length.map(|_| self.items_out);
+        self
+    }
 }
 
 /// Something that took time, for a trace.

@@ -106,6 +106,9 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             seen_down: RefCell::default(),
         });
         let weak = Rc::downgrade(&core);
+        let sent = weak.clone();
+        let toward = move |core: Rc<Core<S>>| core.results.toward().chain(core.dead.toward()).collect();
+        core.part.toward_as(move || sent.upgrade().map_or_else(Vec::new, toward));
         core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
         Ok(StageActor { core, timer: None })
     }
