@@ -7,15 +7,19 @@
 //! The conductor never waits for one thing alone: it drives what it sends beside the answers that it waits for. A send
 //! may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use futures_util::future::{FutureExt, LocalBoxFuture};
 use futures_util::stream::FuturesUnordered;
-use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Send, SendError, SendFailure};
-use tensorpost_core::api::node::{ProcessId, Restart};
+use tensorpost_core::api::actor::{
+    Ask, AskError, AskFailure, Channel, EndReason, Registry, Send, SendError, SendFailure,
+};
+use tensorpost_core::api::node::{ProcessId, Restart, Supervisor};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -23,7 +27,7 @@ use super::error::PipelineError;
 use super::launch::Member;
 use super::plan::Plan;
 use super::progress::{Progress, Reporter};
-use super::report::{Death, Report};
+use super::report::{Death, Report, Waiting};
 use super::stillness::Stillness;
 use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
@@ -40,6 +44,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 pub(super) enum Command {
     /// Stop the sources, finish what is under way.
     Cancel,
+    /// Stop the sources, finish what is under way, and do not wait longer than until then.
+    Finish(Instant),
     /// Do not wait any longer.
     Kill,
 }
@@ -57,6 +63,10 @@ pub(super) struct Follow {
     pub(super) told_every: Duration,
     /// Whether Ctrl-C and `SIGTERM` cancel it.
     pub(super) signals: bool,
+    /// The keeper of its workers.
+    pub(super) supervisor: Arc<Supervisor>,
+    /// Knows when the node shuts down.
+    pub(super) registry: Registry,
 }
 
 /// A pipeline that is followed.
@@ -77,12 +87,22 @@ struct Conductor {
     /// Whether the sources were told to stop.
     stopping: bool,
     killed: bool,
+    /// When it is killed, if it has not ended.
+    kill_at: Option<Instant>,
+    /// Whether the node shuts down. Whoever it kills then has not stopped in time.
+    node_stops: bool,
+    /// What members stood in when the first of them was killed.
+    stood_in: Option<Vec<Waiting>>,
     began: Instant,
+    supervisor: Arc<Supervisor>,
     trace: Option<Trace>,
     stillness: Stillness,
     /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox may wait behind
     /// a [`Run`], which takes its own only when it is polled.
     sends: FuturesUnordered<Send<Control>>,
+    /// The sources that are told to stop: which has heard it.
+    stops: FuturesUnordered<LocalBoxFuture<'static, Option<usize>>>,
+    heard_stop: HashSet<usize>,
 }
 
 /// Follows a pipeline to its end.
@@ -105,10 +125,16 @@ pub(super) async fn conduct(
         cancelled: false,
         stopping: false,
         killed: false,
+        kill_at: None,
+        node_stops: false,
+        stood_in: None,
+        supervisor: Arc::clone(&settings.supervisor),
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
         stillness: Stillness::new(settings.hang_limit, settings.told_every),
         sends: FuturesUnordered::new(),
+        stops: FuturesUnordered::new(),
+        heard_stop: HashSet::new(),
         plan,
         members,
     };
@@ -127,6 +153,7 @@ pub(super) async fn conduct(
     ticks.reset();
     let mut looks = tokio::time::interval(settings.told_every.max(Duration::from_millis(10)));
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut node_stops = pin!(settings.registry.stopping());
     let mut signals = if settings.signals { Some(Signals::new()?) } else { None };
     while !runs.is_empty() && !conductor.killed {
         tokio::select! {
@@ -145,6 +172,12 @@ pub(super) async fn conduct(
             },
             // Polled and nothing more: a member that does not come back, or has ended, need not hear it.
             Some(_) = conductor.sends.next() => {}
+            Some(heard) = conductor.stops.next() => conductor.heard_stop.extend(heard),
+            () = &mut node_stops, if !conductor.node_stops => {
+                conductor.node_stops = true;
+                conductor.stop_sources();
+            }
+            () = reached(conductor.kill_at) => conductor.command(Command::Kill),
             Ok(event) = events.recv() => conductor.event(event),
             Some(command) = commands.recv() => conductor.command(command),
             Some(()) = Signals::next(&mut signals) => {
@@ -178,6 +211,14 @@ pub(super) async fn conduct(
     conductor.outcome(settings.complete)
 }
 
+/// Resolves when it is that late; never without a time.
+async fn reached(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Asks a member to run, after it was told `before`. Resolves to the member and its answer.
 async fn run(
     index: usize,
@@ -200,6 +241,16 @@ fn process_of(error: &AskError<Run>) -> Option<ProcessId> {
         }
         _ => None,
     }
+}
+
+/// Whether the node has ended the process of a member.
+fn is_killed_by_the_node(error: &AskError<Run>) -> bool {
+    let exited = match error {
+        AskError::NoReply(AskFailure::ProcessExited(exited)) => exited,
+        AskError::NotSent(SendError { reason: SendFailure::ProcessExited(exited), .. }) => exited,
+        _ => return false,
+    };
+    matches!(exited.worker, Some((_, EndReason::KilledByNode(_))))
 }
 
 /// Ctrl-C and `SIGTERM`.
@@ -295,18 +346,44 @@ impl Conductor {
                 self.cancelled = true;
                 self.stop_sources();
             }
-            Command::Kill => self.killed = true,
+            Command::Finish(deadline) => {
+                self.kill_at = Some(self.kill_at.map_or(deadline, |before| before.min(deadline)));
+                self.command(Command::Cancel);
+            }
+            Command::Kill => self.kill(),
         }
+    }
+
+    /// Ends it now. What members stand in is noted before they are gone.
+    fn kill(&mut self) {
+        self.killed = true;
+        let (unfinished, now) = (self.unfinished(), Instant::now());
+        let deaf = self.members.iter().enumerate().filter(|(index, member)| {
+            // Told, and in no state to hear it: it stands in the code of the source.
+            member.source && self.stopping && !self.heard_stop.contains(index)
+        });
+        let deaf: Vec<_> = deaf.map(|(_, member)| (member.stage as u16, member.replica)).collect();
+        self.stood_in.get_or_insert_with(|| self.stillness.waiting(&self.plan, &unfinished, &deaf, now));
     }
 
     fn stop_sources(&mut self) {
         self.stopping = true;
-        let sources = self.members.iter().filter(|member| member.source);
-        self.sends.extend(sources.map(|member| member.control.send(Control::Stop)));
+        for (index, member) in self.members.iter().enumerate().filter(|(_, member)| member.source) {
+            let stop = member.control.ask(Control::Stop);
+            // One that ends before it answers need not hear it.
+            self.stops.push(async move { stop.await.is_ok().then_some(index) }.boxed_local());
+            // One that is in its own code hears it from another thread.
+            self.supervisor.ask_to_stop(member.worker);
+        }
     }
 
     /// Notes a death; true if the actor comes back.
     fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
+        if self.node_stops && is_killed_by_the_node(error) {
+            // Not the first that dies is to blame, but whoever the shutdown has waited for in vain.
+            self.kill();
+            return false;
+        }
         let member = &self.members[index];
         let stage = self.plan.stages[member.stage].name.clone();
         let why = match error {
@@ -314,7 +391,6 @@ impl Conductor {
             AskError::NoReply(failure) => failure.to_string(),
             AskError::TimedOut => "it did not answer".to_owned(),
         };
-        tracing::warn!(target: "tensorpost::pipeline", stage, replica = member.replica, why, "a stage died");
         let (of, replica) = (member.stage, member.replica);
         let dead = |replica: u16| {
             self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
@@ -330,9 +406,20 @@ impl Conductor {
             AskError::NotSent(_) | AskError::TimedOut => false,
         };
         let restarts = comes_back && self.plan.restart(of) != Restart::never();
+        // Of a restart the node says one line, with the worker's name and the reason.
+        macro_rules! say {
+            ($level:ident) => {
+                tracing::$level!(target: "tensorpost::pipeline", stage, replica, why, "a stage died")
+            };
+        }
+        if restarts {
+            say!(debug);
+        } else {
+            say!(warn);
+        }
         let death = Death { stage, replica, why, restarted: restarts };
         if restarts {
-            self.past.extend(self.latest.remove(&(of as u16, replica)));
+            self.past.extend(self.latest.remove(&(of as u16, replica)).map(Counts::of_the_past));
             self.deaths.push(death);
             return true;
         }
@@ -405,10 +492,11 @@ impl Conductor {
                         && let Some(before) = self.counts[index].replace(counts)
                         && before.life != self.counts[index].as_ref().map_or(0, |counts| counts.life)
                     {
-                        self.past.push(before);
+                        self.past.push(before.of_the_past());
                     }
                 }
                 Some(_) = self.sends.next() => {}
+                () = reached(self.kill_at) => self.command(Command::Kill),
                 Some(command) = commands.recv() => self.command(command),
             }
         }
@@ -432,9 +520,7 @@ impl Conductor {
     fn outcome(self, complete: bool) -> Result<Report, PipelineError> {
         let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
         report.cancelled = self.cancelled;
-        if self.killed {
-            report.waiting = self.stillness.waiting(&self.plan, &self.unfinished(), Instant::now());
-        }
+        report.waiting = self.stood_in.unwrap_or_default();
         if let Some(what) = report.incomplete() {
             tracing::warn!(target: "tensorpost::pipeline", pipeline = report.pipeline, what, "a run is incomplete");
         }

@@ -199,8 +199,11 @@ fn item(failure: &Failure) -> String {
 }
 
 fn waiting(report: &Report) -> String {
-    let texts: Vec<_> = report.waiting.iter().take(8).map(ToString::to_string).collect();
-    let more = if report.waiting.len() > texts.len() { "; …" } else { "" };
+    // Whoever stands in its own code is to blame, and not those who wait for it.
+    let blamed = report.waiting.iter().any(|waiting| waiting.in_call);
+    let waiting: Vec<_> = report.waiting.iter().filter(|waiting| waiting.in_call || !blamed).collect();
+    let texts: Vec<_> = waiting.iter().take(8).map(ToString::to_string).collect();
+    let more = if waiting.len() > texts.len() { "; …" } else { "" };
     if texts.is_empty() { String::new() } else { format!("; {}{more}", texts.join("; ")) }
 }
 

@@ -5,8 +5,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tensorpost_core::api::actor::Env;
+use tensorpost_core::api::actor::{Address, Env};
 use tensorpost_core::api::node::Restart;
 
 use super::closures;
@@ -16,10 +17,11 @@ use super::location::On;
 use super::on_error::OnError;
 use super::plan::{DEAD, Kind, Plan, StagePlan, Tap};
 use super::settings::Settings;
-use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated};
+use super::stages::{Applied, Apply, AsSink, Identity, Items, Iterated, SendTo};
 use super::traits::{Sink, Source, Stage};
 use super::work::{SourceWork, StageWork, Work};
 use super::worker::args::Select;
+use super::worker::branch::overflow::Drops;
 use super::worker::pick::NumberOf;
 
 /// The pipeline as far as it is written down. The pipeline and all its flows share it.
@@ -229,6 +231,32 @@ impl<T: Item, At> Flow<T, At> {
     ) -> Ending<T> {
         let key = self.keep_closure::<super::stages::Nothing>(move |item, _, _| consume(item));
         self.then(name, Rc::new(StageWork::<Apply<T, super::stages::Nothing>>(key)), Kind::Sink)
+    }
+
+    /// Ends the flow in an actor outside of the pipeline, or in a [channel](tensorpost_core::api::node::Node::channel) of the
+    /// program: each item is a message to it. The pipeline waits for room in its mailbox, and an item is done with when the
+    /// actor is. While the actor is restarted, items wait; what it had, its death takes, and the report names it. An actor
+    /// that does not come back is an error on the next item, which [`on_error`](Self::on_error) decides about.
+    ///
+    /// ```no_run
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u32);
+    /// # fn main() -> anyhow::Result<()> {
+    /// let pipeline = Pipeline::new("numbers");
+    /// let numbers = pipeline.items("count", |_| (0..100).map(Number));
+    /// let node = Node::builder().pipeline(&pipeline).start()?;
+    /// let (address, mut arriving) = node.channel::<Number>()?;
+    /// numbers.sink_to(&address);
+    /// let running = node.run_pipeline(&pipeline)?;
+    /// for count in 0..100 {
+    ///     assert_eq!(arriving.blocking_recv()?.0, count);
+    /// }
+    /// running.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sink_to(self, address: &Address<T>) -> Ending<T> {
+        self.then("to an actor", Rc::new(StageWork::<SendTo<T>>(address.clone())), Kind::Sink)
     }
 
     fn keep_closure<O: Item>(
@@ -443,6 +471,12 @@ impl<T, At: Tuned> Flow<T, At> {
 }
 
 impl<T> Flow<T, AfterSource> {
+    /// Asks the source for an item so often at most: the first at once, each other `time` after the one before it, or as
+    /// soon as the pipeline has taken that. What is late is not made up for. A source that is stopped stops at once.
+    pub fn every(self, time: Duration) -> Self {
+        self.tune(|stage| stage.pace = Some(time))
+    }
+
     /// What happens when the source's process ends: with a policy the source is made again from its arguments, and begins
     /// anew, with item 0. So what it makes comes again, from its beginning; only what it had not sent yet is lost, if it
     /// does not make that again. Without a policy the pipeline fails.
@@ -459,6 +493,21 @@ impl<T, I: Item> Flow<T, After<I>> {
     /// [`DEFAULT_MAILBOX`](super::limits::DEFAULT_MAILBOX) unless said otherwise.
     pub fn mailbox(self, items: u32) -> Self {
         self.tune(|stage| stage.mailbox = Some(items))
+    }
+
+    /// Drops what has waited longest where more than [`mailbox`](Self::mailbox) items wait for the stage: for live sources,
+    /// whose newest items are wanted, and which nothing may hold up. Every sender of the stage keeps so many items; none
+    /// of them waits for the stage. `mailbox(1)` keeps the newest.
+    ///
+    /// What is dropped is no loss. It is counted apart, in the report ([`StageReport::dropped`](super::StageReport::dropped))
+    /// and the progress, and gives its tensors back at once.
+    pub fn drop_oldest(self) -> Self {
+        self.tune(|stage| stage.drops = Some(Drops::Oldest))
+    }
+
+    /// As [`drop_oldest`](Self::drop_oldest), but drops what has just come: what waits is not given up.
+    pub fn drop_newest(self) -> Self {
+        self.tune(|stage| stage.drops = Some(Drops::Newest))
     }
 
     /// How many bytes of tensors and message bodies each sender may have on the way to the stage that it is not done

@@ -96,6 +96,11 @@ impl Tag {
         }
     }
 
+    /// Of what was made without an item.
+    pub(super) fn of_nothing() -> Self {
+        Tag::of(ItemId { source: 0, number: 0 })
+    }
+
     /// All items that are in it.
     pub(super) fn ids(&self) -> impl Iterator<Item = ItemId> + '_ {
         std::iter::once(self.id).chain(self.also.iter().copied())

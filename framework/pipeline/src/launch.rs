@@ -17,12 +17,15 @@ use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
 use super::work::{Door, Site, Started, Way, WayTo, Work};
 use super::worker::args::{Config, Control, Event, Pairing, PartnerArgs, Run, Side};
+use super::worker::branch::overflow::OverflowArgs;
 
 /// A replica that runs.
 pub(super) struct Member {
     pub(super) stage: usize,
     pub(super) replica: u16,
     pub(super) source: bool,
+    /// The worker that it is in.
+    pub(super) worker: WorkerId,
     pub(super) run: Address<Run>,
     pub(super) control: Address<Control>,
     /// The name under which others find it.
@@ -82,6 +85,7 @@ fn start_actors(
                 stage,
                 replica,
                 source: plan.stages[stage].kind == Kind::Source,
+                worker,
                 run: replica_started.run.clone(),
                 control: replica_started.control.clone(),
                 lanes: lanes_from(plan, stage, replica),
@@ -197,6 +201,7 @@ fn site<'s>(
         resend: plan.at_least_once.is_some(),
         trace: settings.trace.is_some(),
         pairing: pairing(plan, stage),
+        pace: here.pace,
         every: settings.told_every().as_millis() as u64,
         events: events.clone(),
     };
@@ -281,7 +286,12 @@ fn way<'s>(
             lane: lane(index, replica),
             select: to.select.clone(),
             number: plan.loses_order(edge.to).then(|| plan.ahead(edge.to)),
-            window: to.window.filter(|_| !edge.feedback).or(plan.at_least_once.filter(|_| source)),
+            window: to
+                .window
+                .filter(|_| !edge.feedback)
+                .or(plan.at_least_once.filter(|_| source))
+                .or(to.drops.map(|_| plan.under_way(edge.to))),
+            overflow: to.drops.map(|drops| OverflowArgs { drops, room: plan.waits_for(edge.to) }),
             max_bytes: to.max_bytes,
             depth: to.depth,
             feedback: edge.feedback,

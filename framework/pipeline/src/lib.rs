@@ -94,6 +94,7 @@ mod out;
 mod pairs;
 mod plan;
 mod progress;
+mod push;
 mod report;
 mod run;
 mod settings;

@@ -2,7 +2,11 @@
 
 use std::fmt;
 
+use tensorpost_core::api::actor::Address;
+use tensorpost_core::api::message::GpuMessage;
+
 use super::item::{ItemId, Order, Tag};
+use super::push::{Pushed, ToAccept, ToAnswer};
 use super::worker::ack_guard::{AckGuard, AckGuards};
 use super::worker::retained::{Retained, RetainedItem};
 
@@ -31,6 +35,8 @@ pub struct Out<T> {
     current: Option<Current>,
     retained: Retained,
     left_over: Vec<(Tag, String)>,
+    /// What is to be sent to actors.
+    pushed: Vec<Pushed<T>>,
 }
 
 /// The item whose call this is.
@@ -68,7 +74,7 @@ impl<T> Default for Out<T> {
 impl<T> Out<T> {
     /// Makes an empty one, for trying a stage out.
     pub fn new() -> Self {
-        Out { emitted: Vec::new(), current: None, retained: Retained::default(), left_over: Vec::new() }
+        Out::during(None, &Retained::default())
     }
 
     /// Takes the results emitted since the last call.
@@ -135,6 +141,63 @@ impl<T> Out<T> {
         }
     }
 
+    /// Sends a message to an actor outside of the pipeline, with backpressure: it goes when the call has returned without an
+    /// error, before the results of the call, and the stage takes no other item before the actor's mailbox has accepted it.
+    /// The stage ends when all answers have come; at least once, the item is acknowledged only then.
+    ///
+    /// What the actor had when it died is named in the report as lost, or sent again where delivery is at least once. An
+    /// actor that is gone for good is an error of the stage on this item, as is a message that cannot be sent.
+    /// [`OnError`](super::OnError) says whether that fails the pipeline; the call is not repeated.
+    ///
+    /// A future of the address cannot be waited for in a stage's call, which this is for.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u32);
+    /// # #[derive(Serialize, Deserialize, GpuMessage)] struct Seen(u32);
+    /// fn note(number: Number, seen: &Address<Seen>, out: &mut Out<Number>) {
+    ///     out.send(seen, Seen(number.0));
+    ///     out.emit(number);
+    /// }
+    /// ```
+    pub fn send<M: GpuMessage>(&mut self, address: &Address<M>, message: M) {
+        let (address, at) = (address.clone(), self.emitted.len());
+        let of = self.of();
+        self.pushed.push(Pushed { at, of, push: Box::new(ToAccept { address, message }) });
+    }
+
+    /// Asks an actor outside of the pipeline, and emits what `then` makes of the reply: one result (`Some(..)`), none, or
+    /// several, in their place among those of the call. As [`send`](Self::send), but the stage takes no other item, and none
+    /// of the results of the call go on, before the reply is there: several replicas ask at the same time.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u32);
+    /// #[derive(Serialize, Deserialize, GpuMessage)]
+    /// #[gpu_message(reply = u32)]
+    /// struct Double(u32);
+    ///
+    /// fn double(number: Number, by: &Address<Double>, out: &mut Out<Number>) {
+    ///     out.ask(by, Double(number.0), |doubled| Some(Number(doubled)));
+    /// }
+    /// ```
+    pub fn ask<M: GpuMessage, I: IntoIterator<Item = T>>(
+        &mut self,
+        address: &Address<M>,
+        message: M,
+        then: impl FnOnce(M::Reply) -> I + 'static,
+    ) where
+        T: 'static,
+    {
+        let (address, at) = (address.clone(), self.emitted.len());
+        let of = self.of();
+        self.pushed.push(Pushed { at, of, push: Box::new(ToAnswer { address, message, then }) });
+    }
+
+    fn of(&self) -> Option<(Tag, AckGuard)> {
+        self.current.as_ref().map(|current| (current.tag.clone(), current.ack_guard.clone()))
+    }
+
     /// Keeps the item that the stage is called with: it is not done with when the call returns.
     pub fn hold(&mut self) -> Held {
         let (tag, ack_guard) = self.here();
@@ -172,7 +235,7 @@ impl<T> Out<T> {
     fn here(&self) -> (Tag, Option<AckGuard>) {
         match &self.current {
             Some(current) => (current.tag.clone(), Some(current.ack_guard.clone())),
-            None => (Tag::of(ItemId { source: 0, number: 0 }), None),
+            None => (Tag::of_nothing(), None),
         }
     }
 }
@@ -180,7 +243,22 @@ impl<T> Out<T> {
 impl<T> Out<T> {
     /// For a call with an item, or for another reason.
     pub(super) fn during(current: Option<Current>, retained: &Retained) -> Self {
-        Out { emitted: Vec::new(), current, retained: retained.clone(), left_over: Vec::new() }
+        let retained = retained.clone();
+        Out { emitted: Vec::new(), current, retained, left_over: Vec::new(), pushed: Vec::new() }
+    }
+
+    /// Whether there is anything to send to actors.
+    pub(super) fn has_pushed(&self) -> bool {
+        !self.pushed.is_empty()
+    }
+
+    pub(super) fn take_pushed(&mut self) -> Vec<Pushed<T>> {
+        std::mem::take(&mut self.pushed)
+    }
+
+    /// Puts results among those that were emitted, before the one with this index.
+    pub(super) fn insert(&mut self, at: usize, emitted: impl Iterator<Item = Emitted<T>>) {
+        self.emitted.splice(at..at, emitted);
     }
 
     /// Takes back what a failed call has emitted, with all items that were in it.

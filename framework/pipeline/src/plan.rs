@@ -1,6 +1,7 @@
 //! A pipeline as it was written down: stages, and what flows between them. No types, no processes.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use tensorpost_core::api::actor::MAX_MAILBOX;
 use tensorpost_core::api::node::Restart;
@@ -11,6 +12,7 @@ use super::location::On;
 use super::on_error::OnError;
 use super::pairs::Pairs;
 use super::worker::args::Select;
+use super::worker::branch::overflow::Drops;
 
 /// A pipeline.
 #[derive(Clone)]
@@ -47,6 +49,10 @@ pub(super) struct StagePlan {
     pub(super) beside: Option<usize>,
     pub(super) own_thread: bool,
     pub(super) mailbox: Option<u32>,
+    /// What it does without that it has no room for.
+    pub(super) drops: Option<Drops>,
+    /// Of a source: the least time between two items.
+    pub(super) pace: Option<Duration>,
     /// Which of its replicas takes an item.
     pub(super) select: Select,
     pub(super) ordered: bool,
@@ -113,6 +119,8 @@ impl StagePlan {
             beside: None,
             own_thread: false,
             mailbox: None,
+            drops: None,
+            pace: None,
             select: Select::RoundRobin,
             ordered: false,
             max_bytes: None,
@@ -342,6 +350,16 @@ impl Plan {
         self.places_needed(stage).min(MAX_MAILBOX)
     }
 
+    /// Items that wait in front of a stage that drops others, with one sender.
+    pub(super) fn waits_for(&self, stage: usize) -> u32 {
+        self.stages[stage].mailbox.unwrap_or(DEFAULT_MAILBOX)
+    }
+
+    /// Items of one sender that a stage which drops others has at a time: one for each replica, and what it keeps.
+    pub(super) fn under_way(&self, stage: usize) -> u32 {
+        self.keeps(stage).saturating_add(1).saturating_mul(self.stages[stage].replicas)
+    }
+
     /// Places that a mailbox in front of the stage needs for one sending process, so that nothing waits for a place that
     /// only what comes behind it could free. A plan in which it cannot have them is refused.
     fn places_needed(&self, stage: usize) -> u32 {
@@ -351,6 +369,12 @@ impl Plan {
         mailbox = mailbox.max(self.lanes_of_a_process(stage)).max(2);
         // Those that are kept have no place for others.
         mailbox = mailbox.saturating_add(self.keeps(stage));
+        // Nor have those that wait here for a stage which drops what it has no room for.
+        let waiting = self.edges.iter().filter(|edge| edge.from.stage == stage);
+        for edge in waiting.filter(|edge| self.stages[edge.to].drops.is_some()) {
+            let at_once = if self.restarts_together(edge) { self.under_way(edge.to) } else { 1 };
+            mailbox = mailbox.saturating_add(self.waits_for(edge.to)).saturating_add(at_once);
+        }
         if self.at_least_once.is_some() {
             // An item keeps its place until it is acknowledged, so there has to be one for each.
             let unanswered = self.unacknowledged(stage);
@@ -406,6 +430,26 @@ impl Plan {
                 let why =
                     "every replica takes every item, so there is no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
+            if stage.drops.is_some() {
+                let why = if self.at_least_once.is_some() {
+                    Some("it drops items, and at least once means that none is; leave one of the two out")
+                } else if stage.depth > 0 {
+                    Some(
+                        "an item that a stage of a loop drops would have left the loop unseen; drop in front of the loop",
+                    )
+                } else if stage.pairs.is_some() {
+                    Some(
+                        "the partner of an item that it drops would wait for ever; drop in front of the fork",
+                    )
+                } else if stage.select == Select::All && stage.replicas > 1 {
+                    Some(
+                        "every replica takes every item, so none can be dropped for one that is busy; leave `to_all` out",
+                    )
+                } else {
+                    None
+                };
+                mistakes.extend(why.map(|why| Mistake::Conflict { stage: name(), why }));
             }
             if stage.ordered && stage.depth > 0 {
                 let why = "items in a loop have no order to restore; leave `ordered` out";

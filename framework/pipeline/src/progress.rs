@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tensorpost_core::api::observe::{ProgressWriter, Shown, ShownStage};
 
-use super::plan::Plan;
+use super::plan::{Kind, Plan};
 use super::report::stream_waited;
 use super::worker::meter::Counts;
 
@@ -30,6 +30,9 @@ pub enum Progress {
 pub struct Snapshot {
     /// Since its sources were started.
     pub elapsed: Duration,
+    /// How long its sources go on, at the rate so far, if all of them know how many items they make. `None` before there is a
+    /// rate.
+    pub left: Option<Duration>,
     /// Its stages, in the order in which they were written down.
     pub stages: Vec<StageSnapshot>,
 }
@@ -41,6 +44,8 @@ pub struct StageSnapshot {
     pub stage: String,
     /// Items that it has taken; of a source, made.
     pub items: u64,
+    /// Of a source: how many it makes in all, if it knows.
+    pub of: Option<u64>,
     /// Items a second, since the last snapshot.
     pub rate: f64,
     /// Items that it has sent and the next stages are not done with.
@@ -51,6 +56,8 @@ pub struct StageSnapshot {
     pub errors: u64,
     /// Items lost so far on their way out of it.
     pub lost: u64,
+    /// Items dropped in front of it so far, because it had no room.
+    pub dropped: u64,
     /// Items left over in it so far.
     pub left_over: u64,
     /// Share of the time since the last snapshot that its replicas were in calls, from 0 to 1.
@@ -131,12 +138,19 @@ fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts
         };
         let items: fn(&Counts) -> f64 = |counts| counts.items_in.max(counts.items_out) as f64;
         let taken: fn(&Counts) -> f64 =
-            if stage.kind == super::plan::Kind::Source { items } else { |counts| counts.items_in as f64 };
+            if stage.kind == Kind::Source { items } else { |counts| counts.items_in as f64 };
         let change = |of: fn(&Counts) -> f64| (sum(now.1, of) - sum(before.1, of)).max(0.0);
         let share = |of: fn(&Counts) -> f64| (change(of) / seconds / f64::from(stage.replicas)).min(1.0);
+        let here = || now.1.iter().filter(|counts| usize::from(counts.stage) == index);
+        let toward = now.1.iter().flat_map(|counts| &counts.toward);
+        let toward = toward.filter(|toward| usize::from(toward.stage) == index);
+        let told = here().count() >= stage.replicas as usize;
         StageSnapshot {
             stage: stage.name.clone(),
             items: sum(now.1, taken) as u64,
+            // Each replica makes all that it says.
+            of: told.then(|| here().map(|counts| counts.length).sum::<Option<u64>>()).flatten(),
+            dropped: toward.map(|toward| toward.dropped).sum(),
             rate: change(taken) / seconds,
             in_flight: sum(now.1, |counts| counts.in_flight as f64) as u64,
             bytes_in_flight: sum(now.1, |counts| counts.bytes_in_flight as f64) as u64,
@@ -150,16 +164,29 @@ fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts
                 .map(|_| share(|counts| counts.stream_waited.unwrap_or_default().as_secs_f64())),
         }
     });
-    Snapshot { elapsed: now.0, stages: stages.collect() }
+    let stages: Vec<_> = stages.collect();
+    let sources = plan.stages.iter().zip(&stages).filter(|(stage, _)| stage.kind == Kind::Source);
+    // The sources run beside each other, so the last of them says when all have ended.
+    let left = sources.map(|(_, source)| left(source, now.0)).reduce(|one, other| Some(one?.max(other?)));
+    Snapshot { elapsed: now.0, left: left.flatten(), stages }
+}
+
+/// How long a source goes on at the rate that it has had.
+fn left(source: &StageSnapshot, elapsed: Duration) -> Option<Duration> {
+    let (of, made) = (source.of?, source.items);
+    let seconds = elapsed.as_secs_f64() * of.saturating_sub(made) as f64 / made as f64;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 fn shown(plan: &Plan, snapshot: Snapshot) -> Shown {
     let bytes_in_flight = snapshot.stages.iter().map(|stage| stage.bytes_in_flight).sum();
     let stages = snapshot.stages.into_iter().map(|stage| {
         let note = note(&stage);
-        ShownStage { name: stage.stage, done: stage.items, note, ..ShownStage::default() }
+        ShownStage { name: stage.stage, done: stage.items, of: stage.of, note, ..ShownStage::default() }
     });
-    Shown { title: plan.name.clone(), stages: stages.collect(), bytes_in_flight }
+    let left = snapshot.left.filter(|left| !left.is_zero());
+    let left = left.map_or_else(String::new, |left| format!(" ({:.0} s left)", left.as_secs_f64().ceil()));
+    Shown { title: plan.name.clone() + &left, stages: stages.collect(), bytes_in_flight }
 }
 
 /// What a pipeline knows of a stage beyond its rate.
@@ -172,6 +199,7 @@ fn note(stage: &StageSnapshot) -> String {
         (stage.in_flight, "under way"),
         (stage.errors, "errors"),
         (stage.lost, "lost"),
+        (stage.dropped, "dropped"),
         (stage.left_over, "left over"),
     ];
     for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::api::observe::Histogram;
 
 use super::limits::MAX_NAMED;
-use super::plan::{Kind, Plan};
+use super::plan::{Kind, Plan, RESULTS};
+use super::worker::args::Select;
 use super::worker::meter::{Counts, Failure, Lost};
 
 /// The report of a run, as a table ([`Display`](fmt::Display)) and as JSON ([`to_json`](Self::to_json)).
@@ -52,6 +53,9 @@ pub struct Waiting {
     pub stage: String,
     /// Which of its replicas.
     pub replica: u16,
+    /// Whether it stood in a call of its own, the code of the stage: then others wait for it.
+    #[serde(default)]
+    pub in_call: bool,
     /// What for: whose end, whose answers, room where; in words, with the names of stages.
     pub what: String,
 }
@@ -68,6 +72,10 @@ pub struct StageReport {
     pub is_source: bool,
     /// The number of its replicas.
     pub replicas: u32,
+    /// Whether its counts may be too low, because a replica died: of its last moments the report has what it had told as
+    /// progress, and what its neighbours know. The display marks such counts: `60+`.
+    #[serde(default)]
+    pub at_least: bool,
     /// Items that came.
     pub items_in: u64,
     /// Items that it made and the next stages accepted.
@@ -80,6 +88,10 @@ pub struct StageReport {
     pub skipped: u64,
     /// Items that became dead letters.
     pub dead_letters: u64,
+    /// Items that were dropped in front of it because it had no room: [`drop_oldest`](super::Flow::drop_oldest) and
+    /// `drop_newest`. They are no loss, and not among those that came.
+    #[serde(default)]
+    pub dropped: u64,
     /// Items that were sent again after a death.
     pub resent: u64,
     /// Items a second, from the first to the last.
@@ -124,7 +136,7 @@ impl Report {
         let mut report =
             Report { pipeline: plan.name.clone(), seconds: seconds.as_secs_f64(), ..Report::default() };
         report.deaths = deaths.to_vec();
-        let (mut unread, mut tainted) = (0, 0);
+        let (mut unread, mut explained) = (0, 0);
         for (index, stage) in plan.stages.iter().enumerate() {
             let of = counts.iter().filter(|counts| usize::from(counts.stage) == index);
             let mut line = StageReport {
@@ -145,12 +157,21 @@ impl Report {
                 }
                 report.lost_count += counts.lost;
                 unread += counts.lost_unread;
-                tainted += counts.lost_tainted;
+                explained += counts.lost_tainted + counts.lost_outside;
                 report.failures.extend_from_slice(&counts.failures);
                 report.lost.extend_from_slice(&counts.lost_items);
                 report.left_over_count += counts.left_over;
                 report.left_over.extend_from_slice(&counts.left_over_items);
             }
+            let toward = counts.iter().flat_map(|counts| &counts.toward);
+            let toward = toward.filter(|toward| usize::from(toward.stage) == index);
+            let (dropped, handled) = toward.fold((0, 0), |(dropped, handled), toward| {
+                (dropped + toward.dropped, handled + toward.handled)
+            });
+            line.dropped = dropped;
+            line.at_least = deaths.iter().any(|death| death.stage == stage.name);
+            // A death does not take what its senders know.
+            line.items_in = if line.at_least { line.items_in.max(handled) } else { line.items_in };
             line.stream_waited =
                 stream_waited(counts.iter().filter(|counts| usize::from(counts.stage) == index));
             let micros = |q| calls.quantile(q).unwrap_or_default().as_secs_f64() * 1e6;
@@ -159,8 +180,10 @@ impl Report {
             line.rate = if active.is_zero() { 0.0 } else { items as f64 / active.as_secs_f64() };
             report.stages.push(line);
         }
-        // A receiver that ended is explained by its death; tainted data by a death here or elsewhere on the node.
-        let ended = report.lost_count.saturating_sub(unread + tainted);
+        report.count_what_arrived(plan);
+        // A receiver that ended is explained by its death; tainted data, and what an actor outside had, by a death here or
+        // elsewhere on the node.
+        let ended = report.lost_count.saturating_sub(unread + explained);
         report.lost_unexplained = unread + if report.deaths.is_empty() { ended } else { 0 };
         report.failures.truncate(MAX_NAMED);
         report.lost.sort_by_key(|lost| lost.id);
@@ -168,6 +191,24 @@ impl Report {
         report.left_over.sort_by_key(|left| left.id);
         report.left_over.truncate(MAX_NAMED);
         report
+    }
+
+    /// Of a stage that died, what its one receiver has had of it is more than nothing: it made that.
+    fn count_what_arrived(&mut self, plan: &Plan) {
+        if plan.at_least_once.is_some() {
+            return; // what was sent again has arrived twice
+        }
+        // From the sinks on: what arrived there tells of those before.
+        for index in plan.sinks_first() {
+            let [(_, edge)] = plan.edges_from(index, RESULTS)[..] else { continue };
+            let to = &plan.stages[edge.to];
+            let all = to.select == Select::All && to.replicas > 1;
+            if !self.stages[index].at_least || all || plan.edges_to(edge.to).count() > 1 {
+                continue;
+            }
+            let arrived = self.stages[edge.to].items_in + self.stages[edge.to].dropped;
+            self.stages[index].items_out = self.stages[index].items_out.max(arrived);
+        }
     }
 
     /// Whether all that the sources made came to its end: nothing was lost, and nothing left over. What stages dropped
@@ -220,6 +261,11 @@ pub(super) fn stream_waited<'c>(counts: impl Iterator<Item = &'c Counts>) -> Opt
 }
 
 impl StageReport {
+    /// A count as it is shown.
+    fn count(&self, count: u64) -> String {
+        format!("{count}{}", if self.at_least { "+" } else { "" })
+    }
+
     fn add(&mut self, counts: &Counts) {
         self.items_in += counts.items_in;
         self.items_out += counts.items_out;
@@ -254,8 +300,8 @@ impl fmt::Display for Report {
             rows.push([
                 stage.stage.clone(),
                 stage.replicas.to_string(),
-                stage.items_in.to_string(),
-                stage.items_out.to_string(),
+                stage.count(stage.items_in),
+                stage.count(stage.items_out),
                 stage.errors.to_string(),
                 format!("{:.1}", stage.rate),
                 format!("{:.1}", stage.p50_us),
@@ -270,6 +316,9 @@ impl fmt::Display for Report {
         writeln!(f, "{} {end} {:.3} s", self.pipeline, self.seconds)?;
         if let Some(incomplete) = self.incomplete() {
             writeln!(f, "incomplete: {incomplete}")?;
+        }
+        for stage in self.stages.iter().filter(|stage| stage.dropped > 0) {
+            writeln!(f, "dropped: {} in front of {}", stage.dropped, stage.stage)?;
         }
         for death in &self.deaths {
             let then = if death.restarted { "died and was restarted" } else { "died" };

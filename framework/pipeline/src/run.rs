@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tensorpost_core::api::node::{Node, NodeBuilder};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::conduct::{Command, Follow, Handle, conduct};
 use super::error::PipelineError;
@@ -25,6 +25,8 @@ use super::work::{register_source, register_stage};
 pub struct Running {
     handle: Handle,
     thread: Option<JoinHandle<Result<Report, PipelineError>>>,
+    /// Closed when it has ended.
+    ended: watch::Receiver<()>,
     deadline: Duration,
     /// Last: its actors are told to end before.
     node: Option<Node>,
@@ -212,7 +214,10 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
         every: settings.every,
         trace: settings.trace,
         signals,
+        supervisor: Arc::clone(node.supervisor()),
+        registry: node.registry(),
     };
+    let (ending, ended) = watch::channel(());
     let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
         let result = runtime.block_on(conduct(plan, follow, members, event_channel, commands));
         let killed = matches!(result, Err(PipelineError::Killed { .. }));
@@ -223,11 +228,13 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
                 supervisor.kill_worker(worker);
             }
         }
+        drop(ending);
         result
     })?;
     Ok(Running {
         handle: Handle(Arc::new(sender)),
         thread: Some(thread),
+        ended,
         deadline: settings.deadline,
         node: None,
     })
@@ -255,6 +262,33 @@ impl Running {
     /// The cause, with the report.
     pub fn wait(mut self) -> Result<Report, PipelineError> {
         self.end()
+    }
+
+    /// Ends it: stops the sources, finishes what is under way, and kills what has not ended `deadline` from now. A source
+    /// whose `next` takes long ends soon if it looks at [`Env::is_stopping`](tensorpost_core::api::actor::Env::is_stopping).
+    ///
+    /// # Errors
+    /// The cause, with the report. [`PipelineError::Killed`] when the deadline came: the error, and
+    /// [`Report::waiting`], name who did not stop and what it stood in.
+    pub fn finish(mut self, deadline: Duration) -> Result<Report, PipelineError> {
+        let now = Instant::now();
+        // A deadline past the end of time is none; a year will do.
+        let until = now.checked_add(deadline).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
+        self.handle.give(Command::Finish(until));
+        self.deadline = self.deadline.min(deadline);
+        self.end()
+    }
+
+    /// Resolves when it has ended; [`wait`](Self::wait) has its report then.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut ended = self.ended.clone();
+        async move {
+            // Nothing is ever sent: the error is the end.
+            while ended.changed().await.is_ok() {}
+        }
     }
 
     /// Whether it has ended.

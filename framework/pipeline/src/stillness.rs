@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::plan::Plan;
+use super::plan::{Kind, Plan};
 use super::report::Waiting;
 use super::worker::meter::Counts;
 use super::worker::waits::Wait;
@@ -60,7 +60,7 @@ impl Stillness {
     pub(super) fn report(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<Vec<Waiting>> {
         let in_a_call = || members.iter().any(|member| self.is_silent(*member, now));
         let due = self.due.is_some_and(|due| now >= due) && !members.is_empty() && !in_a_call();
-        due.then(|| self.waiting(plan, members, now))
+        due.then(|| self.waiting(plan, members, &[], now))
     }
 
     /// For how long nothing has moved, where none of `members`, which have not ended, is in a call.
@@ -84,12 +84,22 @@ impl Stillness {
     }
 
     /// What each of `members` waits for, as far as it has reported.
-    pub(super) fn waiting(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Vec<Waiting> {
+    ///
+    /// First those that are in a call of their own: the others wait for them, or for others who do. `deaf` are in one
+    /// because they have not heard what they were told.
+    pub(super) fn waiting(
+        &self,
+        plan: &Plan,
+        members: &[(u16, u16)],
+        deaf: &[(u16, u16)],
+        now: Instant,
+    ) -> Vec<Waiting> {
         let waiting = members.iter().map(|member| {
             let told = self.told.get(member);
+            let in_call = deaf.contains(member) || self.is_silent(*member, now);
             let what = match told {
-                _ if self.is_silent(*member, now) => {
-                    "a call of its own to return (it has told nothing for a while)".to_owned()
+                _ if in_call => {
+                    format!("a call of its own to return: `{}`", call_of(plan, usize::from(member.0)))
                 }
                 Some(told) if !told.waits.is_empty() => {
                     let texts: Vec<_> = told.waits.iter().map(|wait| in_words(plan, wait)).collect();
@@ -97,15 +107,26 @@ impl Stillness {
                 }
                 _ => "its next item".to_owned(),
             };
-            Waiting { stage: name(plan, usize::from(member.0)), replica: member.1, what }
+            Waiting { stage: name(plan, usize::from(member.0)), replica: member.1, in_call, what }
         });
-        waiting.collect()
+        let mut waiting: Vec<_> = waiting.collect();
+        waiting.sort_by_key(|waiting| !waiting.in_call);
+        waiting
     }
 }
 
 /// What an actor tells names stages of the plan that it was started by; what else it may tell is none.
 fn name(plan: &Plan, stage: usize) -> String {
     plan.stages.get(stage).map_or("?", |stage| stage.name.as_str()).to_owned()
+}
+
+/// The call in which a stage stands.
+fn call_of(plan: &Plan, stage: usize) -> &'static str {
+    match plan.stages.get(stage).map(|stage| stage.kind) {
+        Some(Kind::Source) => "next",
+        Some(Kind::Sink) => "consume",
+        Some(Kind::Stage) | None => "process",
+    }
 }
 
 fn in_words(plan: &Plan, wait: &Wait) -> String {
@@ -127,13 +148,15 @@ fn in_words(plan: &Plan, wait: &Wait) -> String {
         Wait::Answers { stage, count } => {
             format!("answers of `{}` for {count}", name(plan, usize::from(*stage)))
         }
+        Wait::Actor { actor } => format!("the actor {actor} to take a message"),
+        Wait::Actors(count) => format!("answers of actors for {count}"),
         Wait::Retained(count) => format!("more items or partners for {count} that it keeps"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Kind, RESULTS, StagePlan, Tap};
+    use super::super::plan::{RESULTS, StagePlan, Tap};
     use super::*;
 
     const EVERY: Duration = Duration::from_secs(1);
@@ -194,7 +217,28 @@ mod tests {
         stillness.told(&counts(1, 0, 5), Vec::new());
         let late = Instant::now() + limit;
         assert_eq!(stillness.report(&plan, &[(1, 0)], late), None);
-        let waiting = stillness.waiting(&plan, &[(1, 0), (0, 0)], late);
+        let waiting = stillness.waiting(&plan, &[(1, 0), (0, 0)], &[], late);
         assert!(waiting.iter().all(|waiting| waiting.what.contains("a call of its own")), "{waiting:?}");
+    }
+
+    #[test]
+    fn who_stands_in_a_call_is_named_before_those_who_wait_for_it() {
+        let plan = plan();
+        let mut stillness = Stillness::new(Duration::from_secs(10), EVERY);
+        let members = [(2, 0), (1, 0), (0, 0)];
+        for (stage, waits) in [(2, vec![Wait::Senders(vec![1 << 16])]), (1, Vec::new()), (0, Vec::new())] {
+            stillness.told(&counts(stage, 0, 1), waits);
+        }
+        // It has not heard that it is to stop; all the others have told something just now.
+        let waiting = stillness.waiting(&plan, &members, &[(0, 0)], Instant::now());
+        let texts: Vec<_> = waiting.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "`camera` waits for a call of its own to return: `next`",
+                "`save` waits for items or the end of `blur`.0",
+                "`blur` waits for its next item",
+            ]
+        );
     }
 }

@@ -72,11 +72,17 @@ pub trait Source: Sized + 'static {
     }
 
     /// The next item, or `None` at the end. Called when the pipeline has taken the one before, and not any more once the
-    /// pipeline was cancelled.
+    /// pipeline was cancelled. One that may wait for long, such as a camera, looks at [`Env::is_stopping`] meanwhile.
     ///
     /// # Errors
     /// What the stage's [`OnError`](super::OnError) decides about; after `Skip` this is called again.
     fn next(&mut self) -> anyhow::Result<Option<Self::Out>>;
+
+    /// How many items it makes in all, if it knows: for the progress, which says then how long it will take. Asked once,
+    /// before the first item.
+    fn length(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What becomes of items: any number of results for each.

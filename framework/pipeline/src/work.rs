@@ -9,11 +9,12 @@ use tensorpost_core::api::device::Device;
 use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawned, WorkerId};
 
 use super::item::{EdgeMessage, Item};
-use super::stages::Identity;
+use super::stages::{Identity, SendTo};
 use super::traits::{Source, Stage};
 use super::worker::args::{
     BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
 };
+use super::worker::branch::overflow::OverflowArgs;
 use super::worker::{SourceActor, StageActor};
 
 /// The typed work for a stage, behind an interface without types.
@@ -66,6 +67,7 @@ pub(super) struct WayTo<'s> {
     pub(super) settle_first: bool,
     pub(super) restarts_together: bool,
     pub(super) feedback: bool,
+    pub(super) overflow: Option<OverflowArgs>,
     pub(super) to: Vec<Door<'s>>,
 }
 
@@ -92,12 +94,17 @@ pub(super) struct StageWork<S: Stage>(pub(super) S::Args);
 
 /// Adds the actors of a source to a program.
 pub(super) fn register_source<S: Source>(builder: NodeBuilder) -> NodeBuilder {
-    builder.actor::<SourceActor<S>>().actor::<StageActor<Identity<S::Out>>>()
+    register_output::<S::Out>(builder.actor::<SourceActor<S>>())
 }
 
 /// Adds the actors of a stage to a program.
 pub(super) fn register_stage<S: Stage>(builder: NodeBuilder) -> NodeBuilder {
-    builder.actor::<StageActor<S>>().actor::<StageActor<Identity<S::Out>>>()
+    register_output::<S::Out>(builder.actor::<StageActor<S>>())
+}
+
+/// Adds the pipeline's own stages that may come behind one that makes this.
+fn register_output<T: Item>(builder: NodeBuilder) -> NodeBuilder {
+    builder.actor::<StageActor<Identity<T>>>().actor::<StageActor<SendTo<T>>>()
 }
 
 impl<S: Source> Work for SourceWork<S> {
@@ -166,6 +173,7 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         max_bytes: to.max_bytes,
         depth: to.depth,
         feedback: to.feedback,
+        overflow: to.overflow,
         restarts: to.restarts,
         settle_first: to.settle_first,
         restarts_together: to.restarts_together,

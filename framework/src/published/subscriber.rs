@@ -187,7 +187,7 @@ async fn follow<M: Publishable>(
                     pause = FIRST_PAUSE;
                 }
             }
-            Err(LookupError::Unknown(_)) => {}
+            Err(LookupError::Unknown(_) | LookupError::Blocking(_)) => {}
             Err(LookupError::NodeExited(_)) => return,
         }
         sleep(pause).await;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::asking::Ask;
 use super::error::SendError;
 use super::sending::{self, Send};
+use super::standing::unless_standing;
 use crate::ids::ActorId;
 use crate::message::{GpuMessage, message_key, scope};
 use crate::transport::Transport;
@@ -62,6 +63,11 @@ pub enum LookupError {
     /// No actor has it.
     #[error("no actor is registered under `{0}`; spawn one with `.name(\"{0}\")`, or register its address")]
     Unknown(String),
+    /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)).
+    #[error(
+        "a stage's call cannot wait for the answer; look `{0}` up before the pipeline starts, and give the address along"
+    )]
+    Blocking(String),
     /// The node is gone.
     #[error(transparent)]
     NodeExited(#[from] NodeExited),
@@ -160,7 +166,9 @@ pub(crate) async fn lookup<M: GpuMessage>(
     transport: &Arc<Transport>,
     name: &str,
 ) -> Result<Address<M>, LookupError> {
-    match transport.lookup(name.to_owned()).await.map_err(NodeExited::from)? {
+    let found = unless_standing(transport.lookup(name.to_owned())).await;
+    let found = found.ok_or_else(|| LookupError::Blocking(name.to_owned()))?;
+    match found.map_err(NodeExited::from)? {
         Some((actor, location)) => Ok(Address::new(Arc::clone(transport), actor, location, true)),
         None => Err(LookupError::Unknown(name.to_owned())),
     }

@@ -11,6 +11,7 @@ use tokio::time::{Sleep, sleep};
 use super::address::Address;
 use super::error::{AskError, SendFailure};
 use super::sending::Sending;
+use super::standing::stands_still;
 use crate::message::GpuMessage;
 use crate::transport::AskFailure;
 use crate::transport::inbox::Refusal;
@@ -50,7 +51,14 @@ impl<M: GpuMessage> Ask<M> {
     /// # Cancel safety
     /// Dropping the future loses nothing; the ask goes on.
     pub async fn accepted(&mut self) -> Result<(), AskError<M>> {
-        poll_fn(|cx| self.poll_accepted(cx)).await
+        poll_fn(|cx| match self.poll_accepted(cx) {
+            Poll::Pending if stands_still(cx) => {
+                self.refuse();
+                self.poll_accepted(cx)
+            }
+            accepted => accepted,
+        })
+        .await
     }
 
     /// As [`accepted`](Self::accepted), without waiting: `None` while the mailbox has not accepted the message. Nobody is woken
@@ -62,6 +70,13 @@ impl<M: GpuMessage> Ask<M> {
         match self.poll_accepted(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(accepted) => Some(accepted),
             Poll::Pending => None,
+        }
+    }
+
+    /// It would be waited for where nothing can be.
+    fn refuse(&mut self) {
+        if let Some(sending) = &mut self.sending {
+            sending.fail(SendFailure::Blocking);
         }
     }
 
@@ -98,6 +113,13 @@ impl<M: GpuMessage> Future for Ask<M> {
         let this = self.get_mut();
         if let Poll::Ready(outcome) = this.poll_reply(cx) {
             return Poll::Ready(outcome);
+        }
+        if stands_still(cx) {
+            if this.sending.is_none() {
+                return Poll::Ready(Err(AskError::NoReply(AskFailure::Blocking)));
+            }
+            this.refuse();
+            return this.poll_reply(cx);
         }
         let Some(timeout) = this.timeout else { return Poll::Pending };
         let sleep = this.sleep.get_or_insert_with(|| Box::pin(sleep(timeout)));

@@ -43,6 +43,13 @@ pub enum SendFailure {
     /// the next send tries again.
     #[error("there is no way to the actor's process: {0}")]
     NoLink(String),
+    /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)),
+    /// such as that of a pipeline's stage: the thread that would make room is the one that waits.
+    #[error(
+        "there is no room now, and a stage's call cannot wait for it: its thread is the one that makes room; give it to the \
+         pipeline with `out.send(&address, message)` or `.sink_to(&address)`, which wait outside of the call, or use `try_send`"
+    )]
+    Blocking,
     /// The actor does not take this type.
     #[error("the actor does not handle {0}; list it in `RemoteActor::handles` with `on.message::<{0}>()`")]
     Unregistered(&'static str),
@@ -67,9 +74,11 @@ impl SendFailure {
     /// Whether the same message may be accepted later.
     pub fn is_retryable(&self) -> bool {
         match self {
-            SendFailure::Full | SendFailure::TimedOut | SendFailure::Restarting | SendFailure::NoLink(_) => {
-                true
-            }
+            SendFailure::Full
+            | SendFailure::TimedOut
+            | SendFailure::Restarting
+            | SendFailure::NoLink(_)
+            | SendFailure::Blocking => true,
             SendFailure::Body(error) => matches!(error, PoolError::Full { .. }),
             _ => false,
         }

@@ -262,6 +262,20 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
+    /// The message was taken by one who gives no reply: that is one, if there is nothing in it.
+    pub(super) fn taken(self)
+    where
+        R: 'static,
+    {
+        if !self.wants_reply() {
+            return;
+        }
+        // Of a type without a value nothing is allocated.
+        if let Ok(nothing) = (Box::new(()) as Box<dyn std::any::Any>).downcast::<R>() {
+            self.reply(*nothing, false);
+        }
+    }
+
     /// `may_hold_tensors`: see [`GpuMessage`].
     fn reply(self, reply: R, may_hold_tensors: bool) {
         // A reply given outside of a handler, from its future, is a turn of its own.

@@ -93,6 +93,7 @@ mod inbox;
 mod receive;
 mod registry;
 mod sending;
+mod standing;
 mod watching;
 
 use std::sync::Arc;
@@ -301,6 +302,27 @@ impl Env {
     /// Dropping the future changes nothing.
     pub fn stopping(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
         self.transport.until_stopping()
+    }
+
+    /// Whether the actor is asked to end: [`stopping`](Self::stopping) for plain code that makes messages, or items, by itself
+    /// and may take long. Another thread of the process notes it, so it changes during a call. In the worker of a
+    /// pipeline's source it is true as soon as the sources are stopped: by a cancel, an error, or the node's shutdown.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # fn frame_within(_: std::time::Duration) -> Option<Vec<u8>> { None }
+    /// /// Waits for a camera, but not when nobody wants its pictures any more.
+    /// fn next_frame(env: &Env) -> Option<Vec<u8>> {
+    ///     while !env.is_stopping() {
+    ///         if let Some(frame) = frame_within(std::time::Duration::from_millis(100)) {
+    ///             return Some(frame);
+    ///         }
+    ///     }
+    ///     None
+    /// }
+    /// ```
+    pub fn is_stopping(&self) -> bool {
+        self.transport.is_stopping()
     }
 
     /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly after each other

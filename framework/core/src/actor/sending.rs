@@ -24,6 +24,7 @@ use tokio::time::{Sleep, sleep};
 use super::address::Address;
 use super::error::{SendError, SendFailure};
 use super::handles::{Done, Envelope, LocalReceipt};
+use super::standing::stands_still;
 use crate::ids::ActorId;
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
@@ -386,6 +387,10 @@ impl<M: GpuMessage> Future for Send<M> {
         let this = self.get_mut();
         if let Poll::Ready(outcome) = this.sending.poll(cx) {
             return Poll::Ready(outcome.map(|_| ()));
+        }
+        if stands_still(cx) {
+            this.sending.fail(SendFailure::Blocking);
+            return this.sending.poll(cx).map(|outcome| outcome.map(|_| ()));
         }
         if let Some(timeout) = this.timeout {
             let sleep = this.sleep.get_or_insert_with(|| Box::pin(sleep(timeout)));

@@ -265,8 +265,36 @@ impl Node {
     ///
     /// # Errors
     /// When signals cannot be waited for; the node is shut down all the same, when it is dropped.
-    pub fn run_until_ctrl_c(self, deadline: Duration) -> Result<ShutdownReport, RunError> {
+    pub fn run_until_ctrl_c(&self, deadline: Duration) -> Result<ShutdownReport, RunError> {
         self.processes.run_until_ctrl_c(deadline)
+    }
+
+    /// As [`run_until_ctrl_c`](Self::run_until_ctrl_c), but also shuts down when `ended` resolves: a pipeline's
+    /// `running.ended()`, for example.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u32);
+    /// # fn main() -> anyhow::Result<()> {
+    /// let pipeline = Pipeline::new("numbers");
+    /// pipeline.items("count", |_| (0..100).map(Number)).for_each("print", |Number(n)| Ok(println!("{n}")));
+    /// let node = Node::builder().pipeline(&pipeline).start()?;
+    /// let running = node.run_pipeline(&pipeline)?;
+    /// node.run_until_ctrl_c_or(running.ended(), Duration::from_secs(10))?;
+    /// print!("{}", running.wait()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`run_until_ctrl_c`](Self::run_until_ctrl_c).
+    pub fn run_until_ctrl_c_or(
+        &self,
+        ended: impl Future<Output = ()> + Send,
+        deadline: Duration,
+    ) -> Result<ShutdownReport, RunError> {
+        signals::run_until_ctrl_c(self.supervisor(), ended, deadline)
     }
 }
 
@@ -280,8 +308,8 @@ impl Processes {
 
     inside! {
         /// As [`Node::run_until_ctrl_c`].
-        pub fn run_until_ctrl_c(self, deadline: Duration) -> Result<ShutdownReport, RunError> {
-            signals::run_until_ctrl_c(&self.supervisor, deadline)
+        pub fn run_until_ctrl_c(&self, deadline: Duration) -> Result<ShutdownReport, RunError> {
+            signals::run_until_ctrl_c(&self.supervisor, std::future::pending(), deadline)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Runs a node until a signal asks it to stop.
+//! Runs a node until a signal asks it to stop, or until something else has ended.
 
 use std::io;
 use std::sync::Arc;
@@ -22,23 +22,32 @@ pub enum RunError {
 
 pub(super) fn run_until_ctrl_c(
     supervisor: &Arc<Supervisor>,
+    ended: impl Future<Output = ()> + Send,
     deadline: Duration,
 ) -> Result<ShutdownReport, RunError> {
     // A thread of its own, because the caller may be inside a runtime already.
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(wait_and_stop(supervisor, deadline))
+            runtime.block_on(wait_and_stop(supervisor, ended, deadline))
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
-async fn wait_and_stop(supervisor: &Arc<Supervisor>, deadline: Duration) -> Result<ShutdownReport, RunError> {
+async fn wait_and_stop(
+    supervisor: &Arc<Supervisor>,
+    ended: impl Future<Output = ()>,
+    deadline: Duration,
+) -> Result<ShutdownReport, RunError> {
     let mut signals = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tracing::info!(target: "tensorpost::node", "running; press Ctrl-C to stop");
-    either(&mut signals).await;
-    tracing::info!(target: "tensorpost::node", "stopping; press Ctrl-C again to end at once");
+    tokio::select! {
+        () = either(&mut signals) => {
+            tracing::info!(target: "tensorpost::node", "stopping; press Ctrl-C again to end at once");
+        }
+        () = ended => {}
+    }
     let stopper = supervisor.clone();
     let mut stopped = tokio::task::spawn_blocking(move || stopper.shutdown(deadline));
     loop {

@@ -29,6 +29,13 @@ pub enum AskFailure {
     /// The process with the actor ended, or broke the protocol, before it replied.
     #[error("{0}")]
     ProcessExited(ExitedProcess),
+    /// The reply would have to be waited for in a call in which nothing can be
+    /// ([`Env::without_waiting`](crate::actor::Env::without_waiting)), such as that of a pipeline's stage.
+    #[error(
+        "it was sent, and a stage's call cannot wait for the reply: its thread is the one that reads it; ask with \
+         `out.ask(&address, message, ..)`, which waits outside of the call"
+    )]
+    Blocking,
     /// The reply was malformed.
     #[error("the reply could not be read: {0}")]
     BadReply(String),
@@ -40,7 +47,7 @@ impl AskFailure {
         match self {
             AskFailure::Refused(refusal) => *refusal == Refusal::Restarting,
             AskFailure::ProcessExited(exited) => exited.restarts,
-            AskFailure::BadReply(_) => false,
+            AskFailure::BadReply(_) | AskFailure::Blocking => false,
         }
     }
 }

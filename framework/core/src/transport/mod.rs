@@ -340,6 +340,11 @@ impl Transport {
         self.lifecycle.is_leaving()
     }
 
+    /// Whether what runs in this process is to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.lifecycle.is_stopping()
+    }
+
     /// Resolves when a shutdown of the node has begun, at once if that was before.
     pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         self.lifecycle.until_stopping()

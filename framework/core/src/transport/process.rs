@@ -73,6 +73,11 @@ impl ProcessLifecycle {
         self.stopping.send_replace(true);
     }
 
+    /// Whether what runs here is to end.
+    pub(super) fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
     /// Resolves when a shutdown of the node has begun, at once if that was before.
     pub(super) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut stopping = self.stopping.subscribe();

@@ -21,6 +21,11 @@ impl<T: Item> Source for Items<T> {
         Ok(Items(closures::find::<MakeIterated<T>>(&name)?(env)))
     }
 
+    fn length(&self) -> Option<u64> {
+        let (least, most) = self.0.size_hint();
+        most.filter(|most| *most == least).map(|most| most as u64)
+    }
+
     fn next(&mut self) -> anyhow::Result<Option<T>> {
         self.0.next().transpose()
     }

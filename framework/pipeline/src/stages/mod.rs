@@ -4,6 +4,7 @@ mod apply;
 mod batch;
 mod identity;
 mod items;
+mod send_to;
 mod sink;
 mod zip;
 
@@ -11,5 +12,6 @@ pub(super) use apply::{Applied, Apply, MakeApplied};
 pub(super) use batch::{AsMany, Batcher, Gathered, Unbatch, Windows};
 pub(super) use identity::Identity;
 pub(super) use items::{Items, Iterated, MakeIterated};
+pub(super) use send_to::SendTo;
 pub(super) use sink::{AsSink, Nothing};
 pub(super) use zip::{KeyOf, Lift, Zip};

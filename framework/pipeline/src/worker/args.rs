@@ -1,10 +1,13 @@
 //! The messages between the conductor, in the node, and the actors of a pipeline.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::actor::Address;
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::api::node::ProcessId;
 
+use super::branch::overflow::OverflowArgs;
 use super::meter::{Counts, Failure, Span};
 use super::waits::Wait;
 use crate::dead::Dead;
@@ -37,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) trace: bool,
     /// For a `zip` or `join`: the senders of its halves.
     pub(crate) pairing: Option<Pairing>,
+    /// For a source: the least time between two items.
+    pub(crate) pace: Option<Duration>,
     /// Milliseconds between two reports of progress.
     pub(crate) every: u64,
     pub(crate) events: Address<Event>,
@@ -124,6 +129,8 @@ pub(crate) struct BranchArgs<T: Item> {
     pub(crate) restarts_together: bool,
     /// Whether it leads back to the beginning of a loop.
     pub(crate) feedback: bool,
+    /// Where the receiver drops what it has no room for.
+    pub(crate) overflow: Option<OverflowArgs>,
 }
 
 /// A replica.

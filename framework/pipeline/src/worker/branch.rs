@@ -23,13 +23,16 @@ use tokio::sync::Notify;
 use super::ack_guard::{AckGuard, AckGuards};
 use super::answers::{Unanswered, is_exited, is_final, why};
 use super::args::{BranchArgs, Receiver};
-use super::meter::{Cause, Meter, Spanned};
+use super::meter::{Cause, Meter, Spanned, Toward};
 use super::pick::{Choice, Load, Pick};
 use super::waits::Wait;
 use super::window::Window;
 use crate::closures::UnknownClosure;
 use crate::item::{EdgeMessage, Item, ItemId, Order, Tag};
 use crate::out::Emitted;
+use overflow::Overflow;
+
+pub(crate) mod overflow;
 
 /// The way to one stage: its replicas, and what was sent to them.
 pub(super) struct Branch<T: Item> {
@@ -49,6 +52,10 @@ pub(super) struct Branch<T: Item> {
     restarts_together: bool,
     modes: Modes,
     window: RefCell<Window>,
+    /// Where the receiver drops what it has no room for.
+    overflow: Option<Rc<Overflow<T>>>,
+    /// Items that the receiver has said it is done with.
+    handled: Cell<u64>,
     /// Set when the actor was stopped: items wait for no room any more.
     hurried: Cell<bool>,
     /// The item that waits to be accepted.
@@ -145,6 +152,8 @@ impl<T: Item> Branch<T> {
             restarts_together: args.restarts_together,
             modes,
             window: RefCell::default(),
+            overflow: args.overflow.map(|args| Rc::new(Overflow::new(args))),
+            handled: Cell::new(0),
             hurried: Cell::new(false),
             held_up: Cell::new(None),
             changed: Notify::new(),
@@ -169,11 +178,31 @@ impl<T: Item> Branch<T> {
         room.into_iter().chain((count > 0).then_some(Wait::Answers { stage, count }))
     }
 
+    /// What became of the items that went this way.
+    pub(super) fn toward(&self) -> Toward {
+        let dropped = self.overflow.as_ref().map_or(0, |overflow| overflow.dropped());
+        Toward { stage: self.index, handled: self.handled.get(), dropped }
+    }
+
     fn replica(&self, at: usize) -> Load {
         Load { unanswered: self.to[at].unanswered.get(), exited: self.to[at].exited.get() }
     }
 
     pub(super) async fn send(
+        self: &Rc<Self>,
+        tag: Tag,
+        item: T,
+        ack_guard: AckGuards,
+    ) -> Result<(), Unsendable> {
+        if let Some(overflow) = &self.overflow {
+            self.put(overflow, Emitted { tag, item, ack_guard });
+            return Ok(());
+        }
+        self.send_in_turn(tag, item, ack_guard).await
+    }
+
+    /// Waits for room, and sends.
+    async fn send_in_turn(
         self: &Rc<Self>,
         mut tag: Tag,
         item: T,
@@ -259,6 +288,15 @@ impl<T: Item> Branch<T> {
     /// As [`send`](Self::send), if it can be done without waiting. Nearly every item goes this way: no future is made
     /// for it.
     pub(super) fn send_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
+        if let Some(overflow) = &self.overflow {
+            self.put(overflow, emitted);
+            return Ok(());
+        }
+        self.offer_now(emitted)
+    }
+
+    /// Sends to a receiver that has room.
+    fn offer_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
         let bytes = if self.max_bytes.is_some() { bytes_of(&emitted.item) } else { 0 };
         let to = || match self.pick.choose(&emitted.item, self.to.len(), |at| self.replica(at)) {
             Choice::One(at) => Some((at, self.known_address(at)?)),
@@ -622,6 +660,7 @@ impl<T: Item> Future for Watch<T> {
                 // First its number, then the counts, which wake the sender. The ack guard drops last, with `underway`:
                 // that may answer the sender before this one.
                 branch.settle(&underway.tag);
+                branch.handled.set(branch.handled.get() + 1);
                 branch.answered(underway.to, underway.bytes);
                 return Poll::Ready(());
             };

@@ -8,7 +8,7 @@ use tensorpost_core::api::actor::Env;
 use tokio::sync::Notify;
 
 use super::args::{Config, Event};
-use super::meter::{Counts, Failure, Meter};
+use super::meter::{Counts, Failure, Meter, Toward};
 use super::waits::Wait;
 use crate::item::ItemId;
 
@@ -24,10 +24,13 @@ pub(super) struct Part {
     changed: Notify,
     reporting: Cell<bool>,
     waits: RefCell<Box<Waits>>,
+    toward: RefCell<Box<Sent>>,
 }
 
 /// Lists what the actor waits for.
 type Waits = dyn Fn() -> Vec<Wait>;
+/// Lists what became of what the actor has sent.
+type Sent = dyn Fn() -> Vec<Toward>;
 
 impl Part {
     pub(super) fn new(config: Config, env: &Env) -> Rc<Self> {
@@ -40,6 +43,7 @@ impl Part {
             changed: Notify::new(),
             reporting: Cell::new(false),
             waits: RefCell::new(Box::new(Vec::new)),
+            toward: RefCell::new(Box::new(Vec::new)),
         })
     }
 
@@ -89,6 +93,11 @@ impl Part {
         *self.waits.borrow_mut() = Box::new(waits);
     }
 
+    /// How to find out what became of what the actor has sent.
+    pub(super) fn toward_as(&self, toward: impl Fn() -> Vec<Toward> + 'static) {
+        *self.toward.borrow_mut() = Box::new(toward);
+    }
+
     /// Begins to tell how far it is. On a task of its own: the actor takes no message while it waits for room.
     pub(super) fn report(self: &Rc<Self>) {
         if self.reporting.replace(true) {
@@ -115,6 +124,7 @@ impl Part {
     fn counts(&self) -> Counts {
         let mut counts = self.meter.counts();
         counts.life = self.env.incarnation();
+        counts.toward = (self.toward.borrow())();
         counts.bytes_not_copied = self.env.stats().bytes_not_copied;
         (counts.stream_waits, counts.stream_waited) = self.env.stream().waits();
         counts

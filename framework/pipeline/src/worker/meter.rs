@@ -43,8 +43,27 @@ pub(crate) enum Cause {
     Ended,
     /// Its data was lost with a process, of this pipeline or not (DEATH-3).
     Tainted,
+    /// An actor outside of the pipeline ended that had it, or dropped it. Whoever keeps that actor knows why.
+    Outside,
     /// Its receiver goes on and could not read it. No death explains that.
     Unread,
+}
+
+impl Cause {
+    /// Whether the item could be sent again.
+    pub(crate) fn is_a_death(self) -> bool {
+        self != Cause::Unread
+    }
+}
+
+/// What became of the items that an actor sent to one stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Toward {
+    pub(crate) stage: u16,
+    /// Items that it has said it is done with.
+    pub(crate) handled: u64,
+    /// Items that were dropped because it had no room.
+    pub(crate) dropped: u64,
 }
 
 /// Counts of one actor, as they travel.
@@ -60,9 +79,11 @@ pub(crate) struct Counts {
     pub(crate) retries: u64,
     pub(crate) skipped: u64,
     pub(crate) dead_letters: u64,
-    /// Items lost, and of those, the ones whose data was lost with a process and the ones that a receiver could not read.
+    /// Items lost, and of those, the ones whose data was lost with a process, those that an actor outside had, and the ones
+    /// that a receiver could not read.
     pub(crate) lost: u64,
     pub(crate) lost_tainted: u64,
+    pub(crate) lost_outside: u64,
     pub(crate) lost_unread: u64,
     pub(crate) resent: u64,
     pub(crate) busy: Duration,
@@ -80,8 +101,20 @@ pub(crate) struct Counts {
     pub(crate) lost_items: Vec<Lost>,
     pub(crate) left_over: u64,
     pub(crate) left_over_items: Vec<Lost>,
+    /// By receiving stage.
+    pub(crate) toward: Vec<Toward>,
+    /// Of a source: how many it makes in all, if it knows.
+    pub(crate) length: Option<u64>,
     /// The error that fails the pipeline.
     pub(crate) fatal: Option<Failure>,
+}
+
+impl Counts {
+    /// Of a life that has ended: it makes no more than it has.
+    pub(crate) fn of_the_past(mut self) -> Self {
+        self.length = self.length.map(|_| self.items_out);
+        self
+    }
 }
 
 /// Something that took time, for a trace.
@@ -225,6 +258,7 @@ impl Meter {
             match cause {
                 Cause::Ended => {}
                 Cause::Tainted => counts.lost_tainted += 1,
+                Cause::Outside => counts.lost_outside += 1,
                 Cause::Unread => counts.lost_unread += 1,
             }
             if counts.lost_items.len() < MAX_NAMED {

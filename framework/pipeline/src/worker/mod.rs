@@ -25,7 +25,7 @@
 pub(super) mod ack_guard;
 mod answers;
 pub(super) mod args;
-mod branch;
+pub(super) mod branch;
 mod core;
 mod fork_tracker;
 mod loss;
@@ -34,6 +34,7 @@ pub(super) mod order;
 mod orphans;
 mod outlet;
 pub(super) mod pick;
+mod pushes;
 mod response;
 pub(super) mod retained;
 mod rounds;

@@ -10,7 +10,7 @@ use super::ack_guard::AckGuard;
 use super::args::{BranchArgs, OutletArgs};
 use super::branch::{Branch, Modes, NotYet, Unsendable};
 use super::fork_tracker::ForkTracker;
-use super::meter::Meter;
+use super::meter::{Meter, Toward};
 use super::pick::{Choice, Pick};
 use super::waits::Wait;
 use crate::closures::UnknownClosure;
@@ -111,6 +111,11 @@ impl<T: Item> Outlet<T> {
         self.branches.iter().flat_map(|branch| branch.waits())
     }
 
+    /// What became of the items at each receiver.
+    pub(super) fn toward(&self) -> impl Iterator<Item = Toward> + '_ {
+        self.branches.iter().map(|branch| branch.toward())
+    }
+
     /// The actor makes nothing more before something is acknowledged; `next` waits for that. Of a source, those who pair its
     /// items want to know.
     pub(super) fn stand(&self, next: Option<ItemId>) {
@@ -142,6 +147,9 @@ impl<T: Item> Outlet<T> {
     ///
     /// The end comes after all answers where it can: then nothing is lost after it.
     pub(super) async fn say_end(&self) {
+        for branch in &self.branches {
+            branch.drained().await;
+        }
         for branch in self.branches.iter().filter(|branch| branch.settle_first) {
             branch.idle().await;
         }

@@ -9,6 +9,7 @@ use actix::{ActorContext, AsyncContext};
 use futures_util::future::FutureExt;
 use smallvec::smallvec;
 use tensorpost_core::api::actor::{Env, Handles, RemoteActor, step_aside};
+use tokio::sync::Notify;
 
 use super::ack_guard::AckGuard;
 use super::args::{Control, Run, SourceArgs};
@@ -31,6 +32,8 @@ struct Core<S: Source> {
     source: RefCell<S>,
     results: Outlet<S::Out>,
     stopped: Cell<bool>,
+    /// Told when it is stopped.
+    changed: Notify,
 }
 
 impl<S: Source> actix::Actor for SourceActor<S> {
@@ -43,15 +46,22 @@ impl<S: Source> RemoteActor for SourceActor<S> {
     fn create(args: SourceArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let source = S::create(args.user, env)?;
         let part = Part::new(args.config, env);
+        let length = source.length();
+        part.meter.note(|counts| counts.length = length);
         let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: true };
         let core = Core {
             results: Outlet::new(args.results, modes, &part.meter, env)?,
             part,
             source: RefCell::new(source),
             stopped: Cell::new(false),
+            changed: Notify::new(),
         };
         let core = Rc::new(core);
         let weak = Rc::downgrade(&core);
+        let sent = weak.clone();
+        core.part.toward_as(move || {
+            sent.upgrade().map_or_else(Vec::new, |core: Rc<Core<S>>| core.results.toward().collect())
+        });
         core.part
             .waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.results.waits().collect()));
         Ok(SourceActor { core, running: false })
@@ -104,9 +114,16 @@ impl<S: Source> Core<S> {
     async fn run(&self) {
         let part = &self.part;
         let mut number = 0;
+        let mut due = Instant::now();
         while !self.stopped.get() && !part.has_failed() {
+            if let Some(pace) = part.config.pace {
+                due = self.until(due).await + pace;
+                if self.stopped.get() {
+                    break;
+                }
+            }
             let from = Instant::now();
-            let next = self.source.borrow_mut().next();
+            let next = part.env.without_waiting(|| self.source.borrow_mut().next());
             let id = ItemId { source: part.config.source, number };
             match next {
                 Ok(None) => break,
@@ -130,10 +147,22 @@ impl<S: Source> Core<S> {
         part.finish().await;
     }
 
+    /// Waits until then, or until it is stopped. Returns the time; what is late is not made up for.
+    async fn until(&self, due: Instant) -> Instant {
+        while !self.stopped.get() && Instant::now() < due {
+            tokio::select! {
+                () = tokio::time::sleep_until(due.into()) => {}
+                () = self.changed.notified() => {}
+            }
+        }
+        due.max(Instant::now())
+    }
+
     /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind it: that is what
     /// ends the waiting of halves for their partners.
     fn stop(&self) {
         self.stopped.set(true);
+        self.changed.notify_one();
         if self.part.config.resend {
             self.results.hurry();
         }

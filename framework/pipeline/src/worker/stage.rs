@@ -26,6 +26,7 @@ use super::meter::Counts;
 use super::order::Reorder;
 use super::orphans::Orphans;
 use super::outlet::Outlet;
+use super::pushes::Pushes;
 use super::response::{Handled, Settle};
 use super::retained::{Retained, RetainedItem};
 use super::rounds::Rounds;
@@ -50,6 +51,7 @@ struct Core<S: Stage> {
     stage: RefCell<S>,
     results: Outlet<S::Out>,
     dead: Outlet<Dead<S::In>>,
+    pushes: Rc<Pushes>,
     order: RefCell<Reorder<Came<S::In>>>,
     ends: RefCell<Ends>,
     /// What the stage keeps beyond its calls.
@@ -95,6 +97,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             dead: Outlet::new(args.dead, modes, &part.meter, env)?,
             rounds: part.config.round.map(|depth| RefCell::new(Rounds::new(depth))),
             orphans: Orphans::new(&part),
+            pushes: Pushes::new(&part),
             part,
             stage: RefCell::new(stage),
             order: RefCell::new(Reorder::new()),
@@ -103,6 +106,9 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             seen_down: RefCell::default(),
         });
         let weak = Rc::downgrade(&core);
+        let sent = weak.clone();
+        let toward = move |core: Rc<Core<S>>| core.results.toward().chain(core.dead.toward()).collect();
+        core.part.toward_as(move || sent.upgrade().map_or_else(Vec::new, toward));
         core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
         Ok(StageActor { core, timer: None })
     }
@@ -236,6 +242,7 @@ impl<S: Stage> Core<S> {
     /// What the actor waits for, for the report of a pipeline that does not move.
     fn waits(&self) -> Vec<Wait> {
         let mut waits: Vec<_> = self.results.waits().chain(self.dead.waits()).collect();
+        waits.extend(self.pushes.waits());
         let retained = self.retained.len();
         waits.extend((retained > 0).then_some(Wait::Retained(retained)));
         let ends = self.ends.borrow();
@@ -394,13 +401,17 @@ impl<S: Stage> Core<S> {
             Current { tag: tag.clone(), ack_guard: ack_guard.clone(), holds: config.chain || config.holds };
         let mut out = Out::during(Some(current), &self.retained);
         let from = Instant::now();
-        let result = self.stage.borrow_mut().process(item, &mut out);
+        // Plain code: what it waited for on this thread would never come.
+        let result = self.part.env.without_waiting(|| self.stage.borrow_mut().process(item, &mut out));
         self.part.meter.called(from, Some(tag.id));
         (result, out)
     }
 
     /// Sends what a call has made.
-    async fn send(&self, out: Out<S::Out>) {
+    async fn send(&self, mut out: Out<S::Out>) {
+        if out.has_pushed() {
+            self.pushes.send(&mut out).boxed_local().await;
+        }
         let (emitted, gap) = self.results_of(out);
         for emitted in emitted {
             let last = emitted.tag.order.filter(|order| order.last);
@@ -418,6 +429,14 @@ impl<S: Stage> Core<S> {
         out: Out<S::Out>,
         ack_guard: AckGuard,
     ) -> Option<LocalBoxFuture<'static, ()>> {
+        if out.has_pushed() {
+            let core = Rc::clone(self);
+            let rest = async move {
+                core.send(out).await;
+                drop(ack_guard);
+            };
+            return Some(rest.boxed_local());
+        }
         let (emitted, gap) = self.results_of(out);
         let mut emitted = emitted.into_iter();
         while let Some(next) = emitted.next() {
@@ -515,7 +534,7 @@ impl<S: Stage> Core<S> {
         }
         let mut out = Out::during(None, &self.retained);
         let from = Instant::now();
-        let result = call(&mut self.stage.borrow_mut(), &mut out);
+        let result = self.part.env.without_waiting(|| call(&mut self.stage.borrow_mut(), &mut out));
         self.part.meter.called(from, id);
         match result {
             Ok(()) => self.send(out).await,
@@ -565,6 +584,7 @@ impl<S: Stage> Core<S> {
         self.dead.say_end().await;
         self.results.ended().await;
         self.dead.ended().await;
+        self.pushes.idle().await;
         // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
         self.part.finish().await;
         let answered = std::mem::take(&mut self.ends.borrow_mut().ack_guard);

@@ -14,6 +14,10 @@ pub(crate) enum Wait {
     Room { stage: u16, id: ItemId },
     /// Answers of a stage, for so many items.
     Answers { stage: u16, count: u32 },
+    /// An actor outside of the pipeline, which is to take a message, or to answer it.
+    Actor { actor: String },
+    /// Answers of actors outside of the pipeline, for so many messages.
+    Actors(u32),
     /// More items, or partners, for the items that it keeps.
     Retained(usize),
 }

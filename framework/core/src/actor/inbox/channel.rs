@@ -62,8 +62,8 @@ impl<M: GpuMessage> Channel<M> {
         (Arc::new(inbox), Channel { envelopes, transport, index, ended: Some(ended) })
     }
 
-    /// The next message. Taking it hands its sender's credit back; an ask is answered that there is no reply. A message
-    /// with a tensor that was lost with a process is logged and left out.
+    /// The next message. Taking it hands its sender's credit back, and answers an ask whose reply is `()`; any other is
+    /// answered that there is no reply. A message with a tensor that was lost with a process is logged and left out.
     ///
     /// # Errors
     /// The node has shut down.
@@ -110,7 +110,11 @@ impl<M: GpuMessage> Channel<M> {
     fn open(&self, message: handles::Envelope<M>) -> Option<M> {
         let transport = self.transport.upgrade();
         let tainted = transport.as_ref().and_then(|transport| message.taint(transport.domain()));
-        let Some(by) = tainted else { return Some(message.message) };
+        let Some(by) = tainted else {
+            let handles::Envelope { message, tickets: _, done } = message;
+            done.taken();
+            return Some(message);
+        };
         let (message, sender) = message.refuse_tainted(by, transport);
         tracing::warn!(message = M::NAME, %sender, %by, "a dead letter: a tensor in it was lost with a process");
         drop(message);

@@ -114,6 +114,7 @@ enum Command {
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     KillWorker(WorkerId),
     Retire(WorkerId),
+    AskToStop(WorkerId),
     LetGo(WorkerId),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
@@ -298,6 +299,13 @@ impl Supervisor {
     pub fn retire(&self, worker: WorkerId) {
         // After the node's end there is nobody left to let go.
         let _ = self.shared.push(Command::Retire(worker));
+    }
+
+    /// Tells the actors in a worker that they are to end, as a shutdown of the node tells all:
+    /// [`Env::is_stopping`](crate::actor::Env::is_stopping). A worker that is not running now is not told.
+    pub fn ask_to_stop(&self, worker: WorkerId) {
+        // After the node's end there is nobody left to tell.
+        let _ = self.shared.push(Command::AskToStop(worker));
     }
 
     /// Lets a worker end when the actors that are in it have: none of them comes back, whatever its policy says. What the

@@ -157,6 +157,11 @@ impl State {
                 Command::ArmStarts(name, fault) => self.workers.start_faults.push((name, fault)),
                 #[cfg(feature = "testing")]
                 Command::DisarmStarts => self.workers.start_faults.clear(),
+                Command::AskToStop(worker) => {
+                    if let Some(worker) = self.workers.by_id(worker).filter(|worker| worker.is_running()) {
+                        worker.send(&Down::Stopping, Vec::new());
+                    }
+                }
                 Command::Retire(worker) => self.retire(worker),
                 Command::LetGo(worker) => self.let_go(worker),
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),

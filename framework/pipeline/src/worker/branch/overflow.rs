@@ -1,0 +1,183 @@
+//! In front of a stage that drops what it has no room for: what waits for it, here with its sender.
+//!
+//! Nobody waits for such a stage. An item goes if the stage has nothing to do, and is kept otherwise, the newest or the
+//! oldest few of them; a task, the pump, sends what is kept when the stage is ready. An item that is dropped gives its
+//! tensors back at once, because it never left its sender.
+//!
+//! **On a death of the stage** what is kept waits for its next life. **On a death of this process** what is kept is lost
+//! with it; its own senders name it, because it is not answered before it was accepted or dropped.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use futures_util::future::FutureExt;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::{Asked, Branch, NotYet, Unsendable, bytes_of};
+use crate::item::Item;
+use crate::out::Emitted;
+use crate::worker::meter::Cause;
+
+/// What a stage does without that it has no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Drops {
+    /// What has waited longest.
+    Oldest,
+    /// What has just come.
+    Newest,
+}
+
+/// To make an [`Overflow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OverflowArgs {
+    pub(crate) drops: Drops,
+    /// Items that may wait.
+    pub(crate) room: u32,
+}
+
+/// See the module.
+pub(super) struct Overflow<T> {
+    args: OverflowArgs,
+    waiting: RefCell<VecDeque<Emitted<T>>>,
+    pumping: Cell<bool>,
+    dropped: Cell<u64>,
+    /// Whoever waits until nothing waits is told here.
+    drained: Notify,
+}
+
+impl<T> Overflow<T> {
+    pub(super) fn new(args: OverflowArgs) -> Self {
+        Overflow {
+            args,
+            waiting: RefCell::default(),
+            pumping: Cell::new(false),
+            dropped: Cell::new(0),
+            drained: Notify::new(),
+        }
+    }
+
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped.get()
+    }
+
+    /// Keeps an item. Returns the one for which there is no room.
+    fn keep(&self, item: Emitted<T>) -> Option<Emitted<T>> {
+        let mut waiting = self.waiting.borrow_mut();
+        let dropped = if waiting.len() < self.args.room as usize {
+            waiting.push_back(item);
+            return None;
+        } else if self.args.drops == Drops::Newest {
+            Some(item)
+        } else {
+            waiting.push_back(item);
+            waiting.pop_front()
+        };
+        self.dropped.set(self.dropped.get() + 1);
+        dropped
+    }
+}
+
+impl<T: Item> Branch<T> {
+    /// Sends an item if the receiver has room, and keeps or drops it otherwise. Waits for nobody.
+    pub(super) fn put(self: &Rc<Self>, overflow: &Rc<Overflow<T>>, item: Emitted<T>) {
+        let mut offered = None;
+        let kept = if overflow.pumping.get() {
+            Some(item)
+        } else {
+            match self.offer_now(item) {
+                Ok(()) => return,
+                Err(NotYet::Untouched(item) | NotYet::On(_, item)) => Some(*item),
+                Err(NotYet::Asked(_, asked)) => {
+                    offered = Some(asked);
+                    None
+                }
+            }
+        };
+        if let Some(dropped) = kept.and_then(|item| overflow.keep(item)) {
+            self.did_without(dropped);
+        }
+        if !overflow.pumping.replace(true) {
+            let (branch, overflow) = (Rc::clone(self), Rc::clone(overflow));
+            actix::spawn(async move { branch.pump(&overflow, offered).await });
+        }
+    }
+
+    /// Sends what waits, as there is room, until nothing does.
+    async fn pump(self: &Rc<Self>, overflow: &Overflow<T>, offered: Option<Box<Asked<T>>>) {
+        if let Some(asked) = offered {
+            self.note_unsendable(self.go_on(*asked).await);
+        }
+        loop {
+            // Looked at before it is taken out: until there is room for it, it can be dropped.
+            let bytes = match (overflow.waiting.borrow().front(), self.max_bytes) {
+                (None, _) => break,
+                (Some(_), None) => 0,
+                (Some(first), Some(_)) => bytes_of(&first.item),
+            };
+            if !self.has_room(bytes) {
+                self.changed.notified().await;
+                continue;
+            }
+            let Some(item) = overflow.waiting.borrow_mut().pop_front() else { break };
+            let Emitted { tag, item, ack_guard } = item;
+            self.note_unsendable(self.send_in_turn(tag, item, ack_guard).await);
+        }
+        overflow.pumping.set(false);
+        overflow.drained.notify_one();
+    }
+
+    /// Its stage is with another item by now, so this one is named as one that nobody could read.
+    fn note_unsendable(&self, sent: Result<(), Unsendable>) {
+        if let Err(Unsendable { tag, why }) = sent {
+            self.meter.lost(&self.stage, tag.ids(), Cause::Unread, &why);
+        }
+    }
+
+    /// Drops an item. Whoever restores an order does not wait for it.
+    fn did_without(self: &Rc<Self>, item: Emitted<T>) {
+        let Emitted { tag, item, ack_guard } = item;
+        drop(item);
+        if tag.order.is_some() {
+            let branch = Rc::clone(self);
+            actix::spawn(async move {
+                branch.leave_gap(&tag).boxed_local().await;
+                drop(ack_guard);
+            });
+        }
+    }
+
+    /// Waits until nothing waits.
+    pub(in crate::worker) async fn drained(&self) {
+        let Some(overflow) = &self.overflow else { return };
+        while overflow.pumping.get() {
+            overflow.drained.notified().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ItemId;
+    use crate::item::Tag;
+
+    fn kept(drops: Drops) -> (Vec<u64>, Vec<u64>, u64) {
+        let overflow = Overflow::new(OverflowArgs { drops, room: 2 });
+        let mut dropped = Vec::new();
+        for number in 0..5 {
+            let tag = Tag::of(ItemId { source: 0, number });
+            let item = Emitted { tag, item: number, ack_guard: Default::default() };
+            dropped.extend(overflow.keep(item).map(|item| item.item));
+        }
+        let waiting = overflow.waiting.borrow().iter().map(|item| item.item).collect();
+        (waiting, dropped, overflow.dropped())
+    }
+
+    #[test]
+    fn the_newest_stay_or_the_oldest_and_the_others_are_counted() {
+        assert_eq!(kept(Drops::Oldest), (vec![3, 4], vec![0, 1, 2], 3));
+        assert_eq!(kept(Drops::Newest), (vec![0, 1], vec![2, 3, 4], 3));
+    }
+}

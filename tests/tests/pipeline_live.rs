@@ -1,0 +1,265 @@
+//! Pipelines that run until somebody ends them: the end, and who is to blame if it does not come; sources that cannot
+//! wait, their rate, and how long they will take.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tensorpost::pipeline::{PipelineError, Progress, Report, Snapshot};
+use tensorpost::prelude::*;
+use tensorpost_tests::cases;
+use tensorpost_tests::gate::{Door, Gate};
+use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::pipes::{Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs, written};
+use tensorpost_tests::wait::until;
+
+const SOON: Duration = Duration::from_secs(30);
+
+fn program(builder: Builder) -> Builder {
+    builder.source::<Camera>().source::<Film>().source::<Count>().stage::<Obey>().sink::<WriteDown>()
+}
+
+/// A camera: its `next` waits for pictures that do not come, at a door or until it is asked to end.
+struct Camera {
+    env: Env,
+    door: Door,
+    /// Whether it looks at the flag.
+    looks: bool,
+    made: u64,
+}
+
+impl Source for Camera {
+    type Args = (Door, bool);
+    type Out = Numbered;
+
+    fn create((door, looks): (Door, bool), env: &Env) -> anyhow::Result<Self> {
+        Ok(Camera { env: env.clone(), door, looks, made: 0 })
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<Numbered>> {
+        self.made += 1;
+        if self.made <= 3 {
+            return Ok(Some(Numbered { number: self.made, tensor: None }));
+        }
+        self.door.pass()?;
+        while self.looks && !self.env.is_stopping() {
+            std::thread::yield_now();
+        }
+        Ok(None)
+    }
+}
+
+/// A source that knows how many items it makes.
+struct Film {
+    made: u64,
+    length: u64,
+}
+
+impl Source for Film {
+    type Args = u64;
+    type Out = Numbered;
+
+    fn create(length: u64, _: &Env) -> anyhow::Result<Self> {
+        Ok(Film { made: 0, length })
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<Numbered>> {
+        self.made += 1;
+        Ok((self.made <= self.length).then_some(Numbered { number: self.made, tensor: None }))
+    }
+
+    fn length(&self) -> Option<u64> {
+        Some(self.length)
+    }
+}
+
+/// A camera, a stage called `shrink`, and a sink.
+fn pictures(gate: &Gate, looks: bool) -> Pipeline {
+    let flow = Pipeline::new("pictures").source::<Camera>((gate.door(), looks));
+    let flow = flow.stage::<Obey>(Orders::default()).named("shrink");
+    flow.sink::<WriteDown>(WriteDownArgs { file: "/dev/null".into(), ..WriteDownArgs::default() }).pipeline()
+}
+
+fn blames_the_camera(ended: Result<Report, PipelineError>) {
+    let error = ended.expect_err("the camera does not stop");
+    let text = error.to_string();
+    assert!(matches!(error, PipelineError::Killed { .. }), "{text}");
+    assert!(text.contains("`Camera` waits for a call of its own to return: `next`"), "{text}");
+    assert!(!text.contains("shrink"), "{text}");
+    let first = &error.report().expect("a report").waiting[0];
+    assert!(first.stage == "Camera" && first.in_call, "{first:?}");
+}
+
+/// The camera stands in its driver, and everybody behind it waits for it.
+fn after_the_deadline_the_one_that_did_not_stop_is_blamed(builder: Builder) {
+    let (node, gate) = (builder.start().unwrap(), Gate::new());
+    let running = node.run_pipeline(&pictures(&gate, false)).unwrap();
+    let _held = gate.arrival();
+    blames_the_camera(running.finish(Duration::from_millis(300)));
+}
+
+/// The same where the whole node ends: the workers die in any order.
+fn after_the_nodes_deadline_it_is_blamed_too(builder: Builder) {
+    let (node, gate) = (builder.start().unwrap(), Gate::new());
+    let running = node.run_pipeline(&pictures(&gate, false)).unwrap();
+    let _held = gate.arrival();
+    assert!(!node.shutdown(Duration::from_millis(500)).unwrap().is_clean());
+    blames_the_camera(running.wait());
+}
+
+/// The order to stop cannot be read while the source's code runs; the flag is set all the same.
+fn a_source_in_its_own_code_learns_that_it_is_to_end(builder: Builder) {
+    let (node, gate) = (builder.start().unwrap(), Gate::new());
+    let running = node.run_pipeline(&pictures(&gate, true)).unwrap();
+    gate.arrival().open();
+    let report = running.finish(SOON).unwrap();
+    assert!(report.cancelled, "{report}");
+    assert_eq!(report.stage("shrink").unwrap().items_in, 3, "{report}");
+}
+
+/// What has ended in time is a report as usual, and says nothing of waiting.
+fn one_that_ends_in_time_is_whole(builder: Builder) {
+    let node = builder.start().unwrap();
+    let end = Pipeline::new("endless").source::<Count>(CountArgs::endless()).stage::<Obey>(Orders::default());
+    let sink = WriteDownArgs { file: "/dev/null".into(), ..WriteDownArgs::default() };
+    let running = node.run_pipeline(&end.sink::<WriteDown>(sink).pipeline()).unwrap();
+    let report = running.finish(SOON).unwrap();
+    assert!(report.cancelled && report.is_complete() && report.waiting.is_empty(), "{report}");
+}
+
+/// A program that has nothing else to do waits for the pipeline, or for Ctrl-C, and then ends the node.
+fn the_node_runs_until_the_pipeline_has_ended(builder: Builder) {
+    let node = builder.start().unwrap();
+    let flow = Pipeline::new("short").source::<Count>(CountArgs::to(20));
+    let sink = WriteDownArgs { file: "/dev/null".into(), ..WriteDownArgs::default() };
+    let running = node.run_pipeline(&flow.sink::<WriteDown>(sink).pipeline()).unwrap();
+    node.run_until_ctrl_c_or(running.ended(), SOON).unwrap();
+    assert_eq!(running.wait().unwrap().stage("Count").unwrap().items_out, 20);
+}
+
+/// Has a pipeline tell how far it is, and returns the last that it told.
+fn told(pipeline: Pipeline) -> (Pipeline, Arc<Mutex<Snapshot>>) {
+    let last = Arc::new(Mutex::new(Snapshot::default()));
+    let tell = Arc::clone(&last);
+    let progress = Progress::to(move |snapshot| *tell.lock() = snapshot.clone());
+    (pipeline.progress(progress).progress_every(Duration::from_millis(10)), last)
+}
+
+/// The sink stands at its first item until the source has made all hundred. Nothing holds the source up, and the memory of
+/// what is dropped is there for what comes: all together would not fit into it.
+fn a_stage_that_is_slow_gets_the_newest_or_the_oldest(builder: Builder) {
+    let (node, folder) = (builder.host_budget(32 << 20).start().unwrap(), tempfile::tempdir().unwrap());
+    for (oldest, expected) in [(true, [0, 98, 99]), (false, [0, 1, 2])] {
+        let (gate, file) = (Gate::new(), folder.path().join(format!("{oldest}")));
+        let source = CountArgs { elements: 256 << 10, ..CountArgs::to(100) };
+        let flow = Pipeline::new("live").source::<Count>(source);
+        let sink = WriteDownArgs { door: Some((0, gate.door())), ..WriteDownArgs::to(&file) };
+        let end = flow.sink::<WriteDown>(sink).named("slow").mailbox(2);
+        let end = if oldest { end.drop_oldest() } else { end.drop_newest() };
+        let (pipeline, last) = told(end.pipeline());
+        let running = node.run_pipeline(&pipeline).unwrap();
+        let held = gate.arrival();
+        until("all others are dropped", || last.lock().stages.iter().any(|stage| stage.dropped == 97));
+        held.open();
+        let report = running.wait().unwrap();
+        assert_eq!(written(&file), expected);
+        let slow = report.stage("slow").unwrap();
+        let made = report.stage("Count").unwrap().items_out;
+        assert_eq!((made, slow.items_in, slow.dropped), (100, 3, 97), "{report}");
+        assert!(report.is_complete(), "a drop is no loss: {report}");
+        assert!(report.to_string().contains("dropped: 97 in front of slow"), "{report}");
+    }
+}
+
+/// Replicas and their order are as ever; what they are too slow for is missing.
+fn replicas_restore_the_order_of_what_is_left(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("out");
+    let flow = Pipeline::new("live").source::<Count>(CountArgs::to(3000));
+    let flow = flow.stage::<Obey>(Orders { dawdles: true, ..Orders::default() }).replicas(3).ordered();
+    let flow = flow.mailbox(1).drop_oldest();
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file)).mailbox(1).drop_oldest();
+    let report = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
+    let arrived = written(&file);
+    assert!(arrived.is_sorted(), "{arrived:?}");
+    let (dawdle, sink) = (report.stage("Obey").unwrap(), report.stage("WriteDown").unwrap());
+    assert_eq!(dawdle.items_in + dawdle.dropped, 3000, "{report}");
+    assert_eq!(sink.items_in + sink.dropped, dawdle.items_out, "{report}");
+    assert_eq!(arrived.len() as u64, sink.items_in, "{report}");
+    assert!(arrived.last() == Some(&2999) && report.is_complete(), "the newest always arrives: {report}");
+}
+
+fn at_least_once_drops_nothing(_: Builder) {
+    let flow = Pipeline::new("wrong").source::<Count>(CountArgs::to(3));
+    let end = flow.sink::<WriteDown>(WriteDownArgs::default()).drop_oldest();
+    let error = end.pipeline().at_least_once(8).check().unwrap_err().to_string();
+    assert!(error.contains("`WriteDown`: it drops items, and at least once means that none is"), "{error}");
+}
+
+/// Twenty frames at fifty a second take at least 19 fiftieths; and one that waits for its next frame can be stopped.
+fn a_source_keeps_its_rate(builder: Builder) {
+    let node = builder.start().unwrap();
+    let sink = || WriteDownArgs { file: "/dev/null".into(), ..WriteDownArgs::default() };
+    let flow = Pipeline::new("fifty").source::<Count>(CountArgs::to(20)).every(Duration::from_millis(20));
+    let report = node.run_pipeline(&flow.sink::<WriteDown>(sink()).pipeline()).unwrap().wait().unwrap();
+    assert_eq!(report.stage("Count").unwrap().items_out, 20);
+    assert!(report.seconds >= 0.38, "{report}");
+
+    let flow = Pipeline::new("rare").source::<Count>(CountArgs::endless()).every(Duration::from_secs(3600));
+    let (pipeline, last) = told(flow.sink::<WriteDown>(sink()).pipeline());
+    let running = node.run_pipeline(&pipeline).unwrap();
+    until("the first has come", || last.lock().stages.get(1).is_some_and(|sink| sink.items == 1));
+    let report = running.finish(SOON).unwrap();
+    assert_eq!(report.stage("Count").unwrap().items_out, 1, "{report}");
+}
+
+/// Where the source says how many items it makes, the progress says how far it is and how long it will take.
+fn the_progress_knows_the_length(builder: Builder) {
+    let node = builder.start().unwrap();
+    let flow = Pipeline::new("film").source::<Film>(40).every(Duration::from_millis(5));
+    let sink = WriteDownArgs { file: "/dev/null".into(), ..WriteDownArgs::default() };
+    let (pipeline, last) = told(flow.sink::<WriteDown>(sink).pipeline());
+    node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    let last = last.lock();
+    let film = &last.stages[0];
+    assert_eq!((film.items, film.of, last.left), (40, Some(40), Some(Duration::ZERO)), "{last:?}");
+    assert_eq!(last.stages[1].of, None);
+}
+
+/// The stage dies once and comes back. Its counts are those of both lives, and say that they may be too low; with what is
+/// named as lost they account for all.
+fn a_restart_looks_like_no_loss(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
+    let orders = Orders { dies_once: Some((60, folder.path().join("died"))), ..Orders::default() };
+    let flow = Pipeline::new("again").source::<Count>(CountArgs::to(100));
+    let flow = flow.stage::<Obey>(orders).restart(Restart::on_failure(3));
+    let file = folder.path().join("out");
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+    let report = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
+    let (obey, sink) = (report.stage("Obey").unwrap(), report.stage("WriteDown").unwrap());
+    assert!(obey.at_least && !sink.at_least, "{report}");
+    assert!(obey.items_in + report.lost_count >= 100, "{report}");
+    assert!(obey.items_out >= sink.items_in && sink.items_in == written(&file).len() as u64, "{report}");
+    let row = report.to_string();
+    let row = row.lines().find(|line| line.starts_with("Obey")).unwrap();
+    assert!(row.contains(&format!("{}+", obey.items_in)), "{row}");
+}
+
+fn main() {
+    harness::run(
+        program,
+        cases![
+            after_the_deadline_the_one_that_did_not_stop_is_blamed,
+            after_the_nodes_deadline_it_is_blamed_too,
+            a_source_in_its_own_code_learns_that_it_is_to_end,
+            one_that_ends_in_time_is_whole,
+            the_node_runs_until_the_pipeline_has_ended,
+            a_stage_that_is_slow_gets_the_newest_or_the_oldest,
+            replicas_restore_the_order_of_what_is_left,
+            at_least_once_drops_nothing,
+            a_source_keeps_its_rate,
+            the_progress_knows_the_length,
+            a_restart_looks_like_no_loss,
+        ],
+    )
+}
