@@ -1,6 +1,8 @@
 //! Pipelines that run until somebody ends them: the end, and who is to blame if it does not come; sources that cannot
 //! wait, their rate, and how long they will take.
 
+use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +14,10 @@ use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::pipes::{Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs, written};
 use tensorpost_tests::wait::until;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -38,6 +44,7 @@ impl Source for Camera {
 
     fn next(&mut self) -> anyhow::Result<Option<Numbered>> {
         self.made += 1;
+        tracing::info!(picture = self.made, shutter = "open", "looking");
         if self.made <= 3 {
             return Ok(Some(Numbered { number: self.made, tensor: None }));
         }
@@ -245,6 +252,70 @@ fn a_restart_looks_like_no_loss(builder: Builder) {
     assert!(row.contains(&format!("{}+", obey.items_in)), "{row}");
 }
 
+/// The events of a node, each with its level, its message and its other fields.
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<Seen>>>);
+
+#[derive(Clone, Debug)]
+struct Seen {
+    level: Level,
+    message: String,
+    fields: HashMap<&'static str, String>,
+}
+
+impl<S: Subscriber> Layer<S> for Events {
+    fn on_event(&self, event: &Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let message = fields.0.remove("message").unwrap_or_default();
+        self.0.lock().push(Seen { level: *event.metadata().level(), message, fields: fields.0 });
+    }
+}
+
+#[derive(Default)]
+struct Fields(HashMap<&'static str, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+}
+
+/// What a worker writes into a field is a field in the node's log, and a restart that was asked for is one warning.
+fn the_log_has_the_workers_fields_and_one_line_on_a_restart(builder: Builder) {
+    let (events, gate) = (Events::default(), Gate::new());
+    let subscriber = tracing_subscriber::registry().with(events.clone());
+    let node = tracing::subscriber::with_default(subscriber, || builder.start().unwrap());
+    let running = node.run_pipeline(&pictures(&gate, true)).unwrap();
+    gate.arrival().open();
+    let seen = |wanted: &dyn Fn(&Seen) -> bool| events.0.lock().iter().any(wanted);
+    let has = |seen: &Seen, name: &str, value: &str| seen.fields.get(name).is_some_and(|is| is == value);
+    until("the camera's field is in the log", || {
+        seen(&|seen| seen.message == "looking" && has(seen, "picture", "2") && has(seen, "shutter", "open"))
+    });
+    assert!(seen(&|seen| has(seen, "worker", "Camera") && has(seen, "picture", "1")));
+    running.finish(SOON).unwrap();
+
+    let folder = tempfile::tempdir().unwrap();
+    let orders = Orders { dies_once: Some((5, folder.path().join("died"))), ..Orders::default() };
+    let flow = Pipeline::new("again").source::<Count>(CountArgs::to(20));
+    let flow = flow.stage::<Obey>(orders).restart(Restart::on_failure(3)).named("dies");
+    let end = flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
+    node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
+    // Its last word: what comes before it is in the log by then.
+    until("it is back", || seen(&|seen| seen.message.starts_with("worker `dies` is back")));
+    let bad: Vec<_> = events.0.lock().iter().filter(|seen| seen.level <= Level::WARN).cloned().collect();
+    assert_eq!(bad.len(), 1, "{bad:?}");
+    assert!(
+        bad[0].level == Level::WARN && bad[0].message.starts_with("worker `dies` is restarted"),
+        "{bad:?}"
+    );
+}
+
 fn main() {
     harness::run(
         program,
@@ -260,6 +331,7 @@ fn main() {
             a_source_keeps_its_rate,
             the_progress_knows_the_length,
             a_restart_looks_like_no_loss,
+            the_log_has_the_workers_fields_and_one_line_on_a_restart,
         ],
     )
 }

@@ -28,9 +28,14 @@ pub struct Running {
     /// Closed when it has ended.
     ended: watch::Receiver<()>,
     deadline: Duration,
+    /// When it is to have ended.
+    until: Option<Instant>,
     /// Last: its actors are told to end before.
     node: Option<Node>,
 }
+
+/// What a node has for its own end after a pipeline that ended just before its deadline.
+const LAST_MOMENT: Duration = Duration::from_secs(1);
 
 /// Cancels a pipeline, from anywhere.
 #[derive(Clone, Debug)]
@@ -235,6 +240,7 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
         handle: Handle(Arc::new(sender)),
         thread: Some(thread),
         ended,
+        until: None,
         deadline: settings.deadline,
         node: None,
     })
@@ -275,7 +281,7 @@ impl Running {
         // A deadline past the end of time is none; a year will do.
         let until = now.checked_add(deadline).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         self.handle.give(Command::Finish(until));
-        self.deadline = self.deadline.min(deadline);
+        self.until = Some(until);
         self.end()
     }
 
@@ -306,8 +312,10 @@ impl Running {
         let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         if let Some(node) = self.node.take() {
             let killed = matches!(result, Err(PipelineError::Killed { .. }));
+            let left = |until: Instant| until.saturating_duration_since(Instant::now()).max(LAST_MOMENT);
+            let deadline = self.until.map_or(self.deadline, |until| self.deadline.min(left(until)));
             // Whatever is not done by then is killed, and was not a part of the pipeline.
-            let _ = node.shutdown(if killed { Duration::ZERO } else { self.deadline });
+            let _ = node.shutdown(if killed { Duration::ZERO } else { deadline });
         }
         result
     }

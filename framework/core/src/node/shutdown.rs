@@ -177,9 +177,70 @@ impl ShutdownReport {
     }
 }
 
+impl std::fmt::Display for ShutdownReport {
+    /// A line on the whole, and one on each worker that did not end well or was restarted before.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let drained = if self.drained { "everything was handled" } else { "not everything was handled" };
+        let (count, seconds) = (self.workers.len(), self.took.as_secs_f64());
+        let workers = if count == 1 { "worker" } else { "workers" };
+        write!(f, "{count} {workers} ended in {seconds:.3} s; {drained}")?;
+        for WorkerEnd { name, exit, killed, .. } in &self.workers {
+            match (killed, exit) {
+                (Some(phase), _) => write!(f, "\nkilled: {name}, {phase}")?,
+                (None, None) => write!(f, "\nended: {name}, nobody knows how")?,
+                (None, Some(exit)) if !exit.success() => write!(f, "\nended: {name}, {exit}")?,
+                (None, Some(_)) => {}
+            }
+        }
+        for RestartReport { name, restarts, ends, .. } in &self.restarts {
+            let times = if *restarts == 1 { "once".to_owned() } else { format!("{restarts} times") };
+            write!(f, "\nrestarted: {name}, {times}")?;
+            if let Some(last) = ends.last() {
+                write!(f, "; it ended last because of this: {last}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shutdown_says_in_lines_what_was_not_in_order() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let end = |name: &str, exit: i32, killed: Option<Phase>| WorkerEnd {
+            worker: WorkerId(1),
+            name: name.to_owned(),
+            exit: Some(ExitStatus::from_raw(exit)),
+            killed,
+        };
+        let restarts = RestartReport {
+            worker: WorkerId(2),
+            name: "detect.0".to_owned(),
+            restarts: 2,
+            ends: vec![EndReason::Exit(1), EndReason::Signal(9)],
+        };
+        let report = ShutdownReport {
+            drained: false,
+            workers: vec![
+                end("save", 0, None),
+                end("camera", 9, Some(Phase::Draining)),
+                end("shrink", 3 << 8, None),
+            ],
+            restarts: vec![restarts],
+            took: Duration::from_millis(1500),
+        };
+        assert_eq!(
+            report.to_string(),
+            "3 workers ended in 1.500 s; not everything was handled\n\
+             killed: camera, while messages were still under way\n\
+             ended: shrink, exit status: 3\n\
+             restarted: detect.0, 2 times; it ended last because of this: signal: 9 (SIGKILL)"
+        );
+    }
 
     fn process(slot: u16) -> ProcessId {
         ProcessId::new(slot, 0).unwrap()

@@ -12,12 +12,13 @@ use std::panic::PanicHookInfo;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tracing::field::{Field, Visit};
+use tracing::field::{Field, Value, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::callsites;
 use super::text::shown;
 
 /// Longest message, and longest value of a field, in bytes.
@@ -32,7 +33,7 @@ pub const MAX_LABEL: usize = 512;
 pub const MAX_RECORD: usize = 64 << 10;
 
 /// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Severity {
     /// Something failed.
     Error,
@@ -255,14 +256,35 @@ fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
 
 /// Gives a worker's record to the subscriber of this thread, under the target `tensorpost::worker`. `tracing` fixes
 /// targets when a program is built, so the worker's own is the field `origin`.
+///
+/// The record's fields are fields of the event. One whose name cannot be one, or is the node's, is in the field `fields`, as
+/// text; all are where workers use too many different sets of names.
 pub fn emit(worker: &str, record: &LogRecord) {
     let LogRecord { target: origin, message, .. } = record;
-    let fields = Pairs(&record.fields).to_string();
-    let fields = (!fields.is_empty()).then_some(fields.as_str());
+    let (named, others): (Vec<_>, Vec<_>) =
+        record.fields.iter().take(MAX_FIELDS).partition(|(name, _)| callsites::is_a_name(name));
+    let named: Vec<_> = named.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let spans = record.spans.join(":");
     let spans = (!spans.is_empty()).then_some(spans.as_str());
     let at = record.location.as_ref().map(|(file, line)| format!("{file}:{line}"));
     let at = at.as_deref();
+    let others = Pairs(&others).to_string();
+    let text = (!others.is_empty()).then_some(others.as_str());
+    let shown = tracing::field::display(Plain(message));
+    let own = [
+        Some(&shown as &dyn Value),
+        Some(&worker as &dyn Value),
+        Some(&origin.as_str() as &dyn Value),
+        text.as_ref().map(|text| text as &dyn Value),
+        spans.as_ref().map(|spans| spans as &dyn Value),
+        at.as_ref().map(|at| at as &dyn Value),
+    ];
+    if callsites::event(record.severity, own, &named) {
+        return;
+    }
+    let all: Vec<_> = record.fields.iter().collect();
+    let fields = Pairs(&all).to_string();
+    let fields = (!fields.is_empty()).then_some(fields.as_str());
     macro_rules! event {
         ($level:ident) => {
             tracing::event!(
@@ -279,7 +301,16 @@ pub fn emit(worker: &str, record: &LogRecord) {
     }
 }
 
-struct Pairs<'a>(&'a [(String, String)]);
+/// A text as it is.
+struct Plain<'a>(&'a str);
+
+impl fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+struct Pairs<'a>(&'a [&'a (String, String)]);
 
 impl fmt::Display for Pairs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -370,7 +401,56 @@ mod tests {
         };
         let records = records(|| emit("blur-1", &sent));
         assert_eq!((records[0].severity, records[0].message.as_str()), (Severity::Error, "out of {memory}"));
-        let fields = Pairs(&records[0].fields).to_string();
-        assert_eq!(fields, "worker=blur-1 origin=demo::blur fields=bytes=12 spans=stage at=a.rs:5");
+        assert_eq!(pairs(&records[0]), "worker=blur-1 origin=demo::blur spans=stage at=a.rs:5 bytes=12");
+    }
+
+    fn pairs(record: &LogRecord) -> String {
+        Pairs(&record.fields.iter().collect::<Vec<_>>()).to_string()
+    }
+
+    // WIRE-1: a worker chooses the names.
+    #[test]
+    fn a_field_that_is_none_of_its_own_is_text() {
+        let field = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let fields = vec![
+            field("worker", "another"),
+            field("x y", "1"),
+            field("frame.id", "7"),
+            field("", "empty"),
+            field(&"n".repeat(65), "long"),
+        ];
+        let sent = LogRecord {
+            severity: Severity::Warn,
+            target: "demo".into(),
+            message: "late".into(),
+            fields,
+            spans: Vec::new(),
+            location: None,
+        };
+        let records = records(|| emit("camera.0", &sent));
+        let expected = format!(
+            "worker=camera.0 origin=demo fields=worker=another x y=1 =empty {}=long frame.id=7",
+            "n".repeat(65)
+        );
+        assert_eq!((pairs(&records[0]), records[0].message.as_str()), (expected, "late"));
+    }
+
+    // MBX-2: what is kept for each set of names is bounded, and nothing is lost past the bound.
+    #[test]
+    fn more_sets_of_names_than_are_kept_become_text() {
+        let sent = |number: u32| LogRecord {
+            severity: Severity::Trace,
+            target: "demo".into(),
+            message: "m".into(),
+            fields: vec![(format!("name_{number}"), "v".into())],
+            spans: Vec::new(),
+            location: None,
+        };
+        let records = records(|| (0..1000).for_each(|number| emit("w", &sent(number))));
+        let as_text = records.iter().filter(|record| record.fields.iter().any(|(name, _)| name == "fields"));
+        // Of this severity; the other tests keep theirs.
+        assert!(as_text.count() > 500 && records.len() == 1000);
+        let values = |record: &LogRecord| pairs(record).matches("=v").count();
+        assert!(records.iter().all(|record| values(record) == 1));
     }
 }

@@ -21,6 +21,7 @@
 //! somebody asks. Everything but [`log`]s and control packets stays in the process that it is about until then. This
 //! folder stands on `os` and `ids` alone, so all others can note events in it.
 
+mod callsites;
 pub mod hang_probe;
 pub mod log;
 pub mod metrics;

@@ -10,9 +10,7 @@
 //! and named as lost otherwise; whoever restores an order is told in both cases that it need not wait.
 
 use std::cell::{Cell, RefCell};
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
@@ -20,10 +18,10 @@ use tensorpost_core::api::actor::{Address, Ask, AskError, Env, SendFailure};
 use tensorpost_core::api::message;
 use tokio::sync::Notify;
 
-use super::ack_guard::{AckGuard, AckGuards};
+use super::ack_guard::AckGuards;
 use super::answers::{Unanswered, is_exited, is_final, why};
 use super::args::{BranchArgs, Receiver};
-use super::meter::{Cause, Meter, Spanned, Toward};
+use super::meter::{Cause, Meter, Toward};
 use super::pick::{Choice, Load, Pick};
 use super::waits::Wait;
 use super::window::Window;
@@ -31,8 +29,11 @@ use crate::closures::UnknownClosure;
 use crate::item::{EdgeMessage, Item, ItemId, Order, Tag};
 use crate::out::Emitted;
 use overflow::Overflow;
+use watch::Watch;
 
+mod lost;
 pub(crate) mod overflow;
+mod watch;
 
 /// The way to one stage: its replicas, and what was sent to them.
 pub(super) struct Branch<T: Item> {
@@ -492,39 +493,6 @@ impl<T: Item> Branch<T> {
         Box::pin(async move { branch.deliver(at, tag, item, bytes, ack_guard).await.is_ok() })
     }
 
-    /// Names an item that the receiver, or the way to it, has lost.
-    ///
-    /// Boxed, as what follows: rare, and otherwise part of the future of every item.
-    fn lost<'a>(self: &'a Rc<Self>, tag: &'a Tag, cause: Cause, why: &str) -> LocalBoxFuture<'a, ()> {
-        self.meter.lost(&self.stage, tag.ids(), cause, why);
-        self.leave_gap(tag).boxed_local()
-    }
-
-    /// An item that was lost in this process (DEATH-3). Where somebody before this actor can send again what it was
-    /// made of, its ack guard says so; otherwise it is lost for good, and named.
-    fn lost_here<'a>(
-        self: &'a Rc<Self>,
-        tag: &'a Tag,
-        why: &str,
-        ack_guard: &[AckGuard],
-    ) -> LocalBoxFuture<'a, ()> {
-        if self.modes.resend && !self.modes.origin {
-            ack_guard.iter().for_each(AckGuard::lose);
-        } else {
-            self.meter.lost(&self.stage, tag.ids(), Cause::Tainted, why);
-        }
-        self.leave_gap(tag).boxed_local()
-    }
-
-    /// Fills an item's place in the order: the restorer behind the replicas must not wait for it. Any replica can pass
-    /// that on.
-    async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
-        self.settle(tag);
-        if let Some(order) = tag.order.filter(|order| order.last) {
-            self.tell(EdgeMessage::Gap(order)).await;
-        }
-    }
-
     pub(super) async fn tell(self: &Rc<Self>, message: EdgeMessage<T>) {
         if let Some(at) = (0..self.to.len()).find(|at| !self.to[*at].exited.get()) {
             self.tell_one(at, message).await;
@@ -629,46 +597,6 @@ enum Turned<T> {
     To(usize, T),
     /// Nobody takes it.
     Away(Result<(), Unsendable>),
-}
-
-/// Follows an item until it is answered. There is one such task for each item, so it is kept small: what is rare is boxed.
-struct Watch<T: Item> {
-    branch: Rc<Branch<T>>,
-    ask: Ask<EdgeMessage<T>>,
-    /// Until it is answered.
-    underway: Option<Underway<T>>,
-    /// The rest of the work if there is no answer. Rare, so boxed.
-    rest: Option<LocalBoxFuture<'static, ()>>,
-}
-
-impl<T: Item> Unpin for Watch<T> {}
-
-impl<T: Item> Future for Watch<T> {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        if this.rest.is_none() {
-            let answer = ready!(Pin::new(&mut this.ask).poll(cx));
-            let Some(underway) = this.underway.take() else { return Poll::Ready(()) };
-            let branch = &this.branch;
-            if let Some(since) = underway.since {
-                let of = Spanned::Lease(branch.index);
-                branch.meter.span(of, Some(underway.tag.id), since, Instant::now());
-            }
-            let Err(error) = answer else {
-                // First its number, then the counts, which wake the sender. The ack guard drops last, with `underway`:
-                // that may answer the sender before this one.
-                branch.settle(&underway.tag);
-                branch.handled.set(branch.handled.get() + 1);
-                branch.answered(underway.to, underway.bytes);
-                return Poll::Ready(());
-            };
-            let branch = Rc::clone(branch);
-            this.rest = Some(async move { branch.unanswered(&error, underway).await }.boxed_local());
-        }
-        this.rest.as_mut().map_or(Poll::Ready(()), |rest| rest.as_mut().poll(cx))
-    }
 }
 
 /// Bytes that an item keeps in use: its tensors', and those of its body.

@@ -483,7 +483,8 @@ impl State {
         let name = worker.name.clone();
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
-        let severity = if expected { Severity::Debug } else { Severity::Error };
+        // That it is restarted was said, with the reason.
+        let severity = if expected || comes_back { Severity::Debug } else { Severity::Error };
         self.journal.node(severity, Some(&name), text);
 
         let ended = WorkerState::Exited { exit, why: why.clone() };
