@@ -125,11 +125,12 @@
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `testing`: faults at named points and leak checks, for tests of programs.
+//! `ndarray` views. `testing`: an attribute for tests that start workers, faults at named points and
+//! leak checks, for tests of programs.
 
 #[cfg(feature = "testing")]
 #[doc(inline)]
-pub use tensorpost_core::api::testing;
+pub use tensorpost_core::api::testing::{self, test};
 #[doc(inline)]
 pub use tensorpost_core::api::{actor, device, message, node, observe, tensor};
 #[doc(inline)]
@@ -149,6 +150,14 @@ mod doctests {
 
     #[doc = include_str!("../../README.md")]
     struct Readme;
+
+    #[cfg(feature = "testing")]
+    #[doc = include_str!("../derive/TEST.md")]
+    struct TestAttribute;
+
+    #[cfg(feature = "testing")]
+    #[doc = include_str!("../../docs/TESTING.md")]
+    struct Testing;
 }
 
 /// SAFE-1: what would let safe code read or write memory that it does not hold cannot be named, not even with the feature

@@ -69,9 +69,32 @@ pub mod tensor {
     };
 }
 
-/// For tests of programs: faults at named points, and what a process holds.
+/// For tests of your own programs (feature `testing`).
+///
+/// [`test`] is `#[test]` for what starts a node. [`fault`] has one of the program's processes be killed, be stopped, panic or be
+/// late at a named point. [`leaks`] is a snapshot of what a process uses, and [`Usage::growth`] says what was left behind.
+/// `docs/TESTING.md` in the repository is the guide, with a complete test.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// use tensorpost::testing::{fault, leaks};
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// let stream = node.host_stream()?;
+/// stream.zeros(DType::F32, &[4])?; // the first allocation makes the pool's chunk
+/// let before = leaks();
+/// fault::arm("lease.release=delay:1".parse()?); // the next release is late
+/// drop(stream.zeros(DType::F32, &[4])?);
+/// assert!(before.growth(&leaks()).is_empty());
+/// # fault::disarm();
+/// # Ok(())
+/// # }
+/// ```
 #[cfg(feature = "testing")]
 pub mod testing {
+    pub use tensorpost_derive::test;
+
     pub use crate::fault;
     pub use crate::stream::testing_skip_waits as skip_waits;
     pub use crate::testing::{Usage, leaks};

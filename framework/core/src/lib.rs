@@ -109,5 +109,7 @@ pub mod __private {
     pub use crate::message::holds::{Otherwise, Probe};
     pub use crate::message::{CheckTensors, GpuMessage, TensorCheckError, TensorSpec};
     pub use crate::tensor::DType;
+    #[cfg(feature = "testing")]
+    pub use crate::testing::under_libtest::begin as begin_test;
     pub use {actix, serde};
 }

@@ -262,10 +262,17 @@ impl Running {
         self.handle.give(Command::Kill);
     }
 
-    /// Waits for the end.
+    /// Waits for the end. Of a pipeline with a node of its own ([`Pipeline::start`]) no process is left when this returns.
+    ///
+    /// On a node that was there before ([`RunPipeline::run_pipeline`]) all items are done with, but workers may still be ending:
+    /// they finish what they have put on their streams, and tensors that came out of the pipeline wait for that as always.
+    /// [`Supervisor::await_end`] waits for a worker, by its [`WorkerStatus`] in [`Node::workers`].
     ///
     /// # Errors
     /// The cause, with the report.
+    ///
+    /// [`Supervisor::await_end`]: tensorpost_core::api::node::Supervisor::await_end
+    /// [`WorkerStatus`]: tensorpost_core::api::node::WorkerStatus
     pub fn wait(mut self) -> Result<Report, PipelineError> {
         self.end()
     }

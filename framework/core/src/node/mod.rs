@@ -56,6 +56,7 @@
 //! on; no sockets),
 //! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`.
 
+pub(crate) mod arguments;
 pub(crate) mod broker;
 mod builder;
 mod chunks;

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::arguments::arguments;
+
 /// How the workers of a node share a GPU. Measured on an H200 (see `benches/README.md` for this build's own figures).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
@@ -63,7 +65,7 @@ impl Mps {
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
         }
-        command.args(std::env::args_os().skip(1));
+        command.args(arguments());
         command.env(VARIABLE, std::process::id().to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut keeper = command.spawn()?;

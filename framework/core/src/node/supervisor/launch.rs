@@ -16,6 +16,7 @@ use rustix::io::fcntl_getfd;
 use rustix::stdio::{stderr, stdout};
 
 use crate::limits::CUDA_CONNECTIONS;
+use crate::node::arguments::arguments;
 use crate::node::handshake::{Build, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
 use crate::os::{Launcher, PidFd, Seqpacket};
@@ -38,15 +39,12 @@ impl Program {
     /// This program again, or `other`, which gets no arguments.
     pub(crate) fn new(other: Option<&Path>, fingerprint: u64) -> io::Result<Self> {
         match other {
-            None => {
-                let mut arguments = std::env::args_os();
-                Ok(Program {
-                    path: THIS_PROGRAM.into(),
-                    name: arguments.next(),
-                    arguments: arguments.collect(),
-                    build: Build::of_this_process(fingerprint)?,
-                })
-            }
+            None => Ok(Program {
+                path: THIS_PROGRAM.into(),
+                name: std::env::args_os().next(),
+                arguments: arguments(),
+                build: Build::of_this_process(fingerprint)?,
+            }),
             Some(path) => Ok(Program {
                 path: path.to_path_buf(),
                 name: None,

@@ -1,0 +1,73 @@
+//! `#[tensorpost::test]`: nodes with workers, under the harness of `cargo test`.
+
+use tensorpost::prelude::*;
+use tensorpost::testing::fault::{Action, Fault};
+use tensorpost::testing::{fault, leaks};
+
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+struct Number(u64);
+
+/// Where an item was made.
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+struct Made {
+    number: u64,
+    process: u32,
+    arguments: Vec<String>,
+}
+
+fn made() -> Pipeline {
+    let flow =
+        Pipeline::new("made").items("numbers", |_| (0..20).map(Number)).map("make", |Number(number)| {
+            let arguments = std::env::args().skip(1).collect();
+            Ok(Made { number, process: std::process::id(), arguments })
+        });
+    let ending = flow.for_each("check", |made| {
+        anyhow::ensure!(made.process != std::process::id(), "one process");
+        anyhow::ensure!(made.arguments.iter().any(|argument| argument == "--exact"), "{:?}", made.arguments);
+        Ok(())
+    });
+    ending.pipeline()
+}
+
+#[tensorpost::test]
+fn a_pipeline_has_workers() -> anyhow::Result<()> {
+    let report = made().run()?;
+    assert!(report.is_complete(), "{report}");
+    Ok(())
+}
+
+/// Its own node goes with it; what `wait` says of other nodes is in `pipeline_workers`.
+#[tensorpost::test]
+fn a_pipeline_that_was_waited_for_has_left_no_process() {
+    let running = made().start().unwrap();
+    assert!(leaks().children.values().sum::<usize>() >= 3, "{:?}", leaks().children);
+    running.wait().unwrap();
+    assert!(leaks().children.is_empty(), "{:?}", leaks().children);
+}
+
+mod further_in {
+    use super::*;
+
+    #[tensorpost::test]
+    #[should_panic(expected = "as it should")]
+    fn a_test_in_a_module_is_found_too() {
+        let report = made().run().expect("it runs");
+        assert!(!report.is_complete(), "as it should");
+    }
+}
+
+/// What the test before has armed is gone when the next begins.
+fn arms_a_fault() {
+    assert!(fault::armed().is_empty());
+    fault::arm(Fault::new("nowhere", Action::Kill));
+}
+
+#[tensorpost::test]
+fn one_arms_a_fault() {
+    arms_a_fault();
+}
+
+#[tensorpost::test]
+fn another_arms_a_fault() {
+    arms_a_fault();
+}
