@@ -42,7 +42,7 @@ mod limits {
 mod os {
     /// One look.
     #[derive(Default)]
-    pub(crate) struct AdaptiveSpin;
+    pub(crate) struct AdaptiveSpin(());
 
     impl AdaptiveSpin {
         pub(crate) fn until(&self, mut ready: impl FnMut() -> bool) -> bool {
