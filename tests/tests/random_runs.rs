@@ -1,5 +1,5 @@
-//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for three minutes, or for as many
-//! seconds as `TENSORPOST_RANDOM_SECONDS` says; then every spec that has once found something. They are specs and not
+//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for half a minute, or for as many
+//! seconds as `TENSORPOST_RANDOM_SECONDS` says (180 in CI); then every spec that has once found something. They are specs and not
 //! seeds, so that they stay what they are when the drawing changes. A failure says how to play it again.
 
 use std::path::Path;
@@ -79,7 +79,7 @@ fn play(arguments: &[&str]) -> String {
 /// Minutes for each of the two kinds of fresh seeds.
 fn minutes() -> String {
     let seconds = std::env::var("TENSORPOST_RANDOM_SECONDS").ok();
-    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(180.0);
+    let seconds: f64 = seconds.and_then(|text| text.parse().ok()).unwrap_or(30.0);
     (seconds / 2.0 / 60.0).to_string()
 }
 
