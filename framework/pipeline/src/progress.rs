@@ -207,3 +207,43 @@ fn note(stage: &StageSnapshot) -> String {
     }
     note
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{RESULTS, StagePlan, Tap};
+    use super::super::worker::meter::Toward;
+    use super::*;
+
+    /// Two sources, to one stage.
+    fn plan() -> Plan {
+        let mut plan = Plan::new("films".to_owned());
+        let sources = ["one", "other"].map(|name| plan.add(StagePlan::new(Kind::Source, name), &[]));
+        let taps = sources.map(|stage| Tap { stage, output: RESULTS, branch: 0 });
+        plan.add(StagePlan::new(Kind::Sink, "show"), &taps);
+        plan
+    }
+
+    fn source(stage: u16, made: u64, length: Option<u64>, dropped: u64) -> Counts {
+        let toward = vec![Toward { stage: 2, handled: made - dropped, dropped }];
+        Counts { stage, items_out: made, length, toward, ..Counts::default() }
+    }
+
+    #[test]
+    fn the_last_source_says_how_long_it_takes_and_drops_are_at_the_stage_that_did_without() {
+        let (plan, elapsed) = (plan(), Duration::from_secs(10));
+        let counts = [source(0, 50, Some(100), 3), source(1, 20, Some(80), 4)];
+        let snapshot = snapshot(&plan, (elapsed, &counts), (Duration::ZERO, &[]));
+        assert_eq!(snapshot.left, Some(Duration::from_secs(30)), "60 are left of one that makes 2 a second");
+        assert_eq!([0, 1, 2].map(|stage| snapshot.stages[stage].of), [Some(100), Some(80), None]);
+        assert_eq!([0, 1, 2].map(|stage| snapshot.stages[stage].dropped), [0, 0, 7]);
+    }
+
+    #[test]
+    fn nothing_is_known_while_one_source_does_not_know_its_length_or_has_made_nothing() {
+        let (plan, elapsed) = (plan(), Duration::from_secs(10));
+        for other in [source(1, 20, None, 0), source(1, 0, Some(80), 0)] {
+            let counts = [source(0, 50, Some(100), 0), other];
+            assert_eq!(snapshot(&plan, (elapsed, &counts), (Duration::ZERO, &[])).left, None);
+        }
+    }
+}
