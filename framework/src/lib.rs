@@ -106,7 +106,7 @@
 //! }
 //!
 //! fn main() -> anyhow::Result<()> {
-//!     let node = Node::builder().actor::<Invert>().actor::<Print>().start()?;
+//!     let node = Node::builder().start()?;
 //!     let print = node.spawn::<Print>(()).start()?;
 //!     let invert = node.spawn::<Invert>(print.address()).name("invert").mailbox(16).start()?;
 //!     let pixels = node.host_stream()?.from_slice(&[1, 4], &[0.0_f32, 0.25, 0.5, 1.0])?.freeze();

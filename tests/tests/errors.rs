@@ -209,11 +209,47 @@ fn a_message_that_the_actor_does_not_list_comes_back(builder: Builder) {
     assert_eq!(ask(&node, &fragile.address(), Text("still here".into())), 10);
 }
 
+/// An actor that nobody adds to the program.
+macro_rules! stranger {
+    () => {
+        struct Stranger;
+
+        impl Actor for Stranger {
+            type Context = Context<Self>;
+        }
+
+        impl RemoteActor for Stranger {
+            type Args = ();
+
+            fn create((): (), _: &Env) -> anyhow::Result<Self> {
+                Ok(Stranger)
+            }
+
+            fn handles(_: &mut Handles<Self>) {}
+        }
+    };
+}
+
+stranger!();
+
 fn actor_types_and_settings_that_cannot_be_are_refused(builder: Builder) {
     let node = builder.start().unwrap();
-    let error = node.spawn::<Stranger>(()).start().unwrap_err();
-    assert!(matches!(error, ActorError::UnknownType(_)));
-    assert!(error.to_string().contains("Stranger; add it with `Node::builder().actor::<…>()`"), "{error}");
+    // Nobody has added it, and the program has a `spawn` for it.
+    node.spawn::<Stranger>(()).start().unwrap();
+    // Of two with one path, which two blocks of a function can have, a worker could not tell which is meant.
+    macro_rules! spawn_stranger {
+        () => {{
+            stranger!();
+            node.spawn::<Stranger>(()).start()
+        }};
+    }
+    for error in [spawn_stranger!().unwrap_err(), spawn_stranger!().unwrap_err()] {
+        assert!(matches!(error, ActorError::UnknownType(_)));
+        assert!(
+            error.to_string().contains("Stranger; add it with `Node::builder().actor::<…>()`"),
+            "{error}"
+        );
+    }
     for mailbox in [0, MAX_MAILBOX + 1] {
         let error = node.spawn::<Fragile>(Start::Well).mailbox(mailbox).start().unwrap_err();
         assert!(error.to_string().contains("a mailbox holds 1 to 65536 messages"), "{error}");
@@ -403,23 +439,6 @@ fn wrong_types_shapes_and_ranges_are_errors_with_a_way_out(builder: Builder) {
     assert_eq!(bytes.to_vec::<bool>().unwrap(), [true, false]);
     drop((bytes, made, tensor));
     until("nothing is left", || ask(&node, &holder.address(), Check).allocations == 0);
-}
-
-/// Nobody added it to the program.
-struct Stranger;
-
-impl Actor for Stranger {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Stranger {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Stranger)
-    }
-
-    fn handles(_: &mut Handles<Self>) {}
 }
 
 /// An error whose source is not lost, in text and in type.

@@ -100,7 +100,12 @@ fn messages_wait_until_an_actor_is_ready_and_others_do_not(builder: Builder) {
                 node.spawn::<Detect>(How::Waits(tell.clone())).worker(worker).restart(Restart::on_failure(1));
             let starting = scope.spawn(|| if own_thread { spawn.own_thread() } else { spawn }.start());
             let GetsReady(address) = told.blocking_recv().unwrap();
-            let frames: Vec<_> = (0..3).map(|_| address.ask(Frame)).collect();
+            let accepted = |_| {
+                let mut frame = address.ask(Frame);
+                node.block_on(frame.accepted()).unwrap();
+                frame
+            };
+            let frames: Vec<_> = (0..3).map(accepted).collect();
             deliver(&node, &address, Frame);
             if own_thread {
                 // The weights are there since the first round, so it may be ready already.
@@ -365,9 +370,30 @@ fn a_stage_has_weights_for_its_first_item(builder: Builder) {
     });
 }
 
-fn program(builder: Builder) -> Builder {
-    let builder = builder.actor::<Topic<Weights>>().actor::<Detect>().actor::<Idle>();
-    builder.source::<Pictures>().stage::<Infer>().sink::<Frames>()
+/// Tells an actor of each picture.
+struct Tell(Address<Ping>);
+
+impl Sink for Tell {
+    type Args = Address<Ping>;
+    type In = Picture;
+
+    fn create(to: Address<Ping>, _: &Env) -> anyhow::Result<Self> {
+        Ok(Tell(to))
+    }
+
+    fn consume(&mut self, _: Picture) -> anyhow::Result<()> {
+        Ok(self.0.try_send(Ping)?)
+    }
+}
+
+fn a_pipeline_is_written_down_once_when_its_addresses_are_known(builder: Builder) {
+    let node = builder.start().unwrap();
+    let idle = node.spawn::<Idle>(()).mailbox(128).start().unwrap();
+    let flow = Pipeline::new("tells").source::<Pictures>(()).sink::<Tell>(idle.address());
+    node.run_pipeline(&flow.pipeline()).unwrap().wait().unwrap();
+    until("all were told", || {
+        node.metrics().unwrap().actor(idle.actor()).is_some_and(|actor| actor.handled == 100)
+    });
 }
 
 fn main() {
@@ -380,6 +406,8 @@ fn main() {
         what_is_put_is_published_and_the_newest_wins,
         a_value_is_not_dropped_in_silence,
         a_stage_has_weights_for_its_first_item,
+        a_pipeline_is_written_down_once_when_its_addresses_are_known,
     ];
-    harness::run(program, cases)
+    // Nobody has to say which actors and stages there are.
+    harness::run(|builder| builder, cases)
 }

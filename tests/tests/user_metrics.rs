@@ -304,10 +304,6 @@ impl Sink for Total {
     }
 }
 
-fn program(builder: Builder) -> Builder {
-    builder.actor::<Counting>().source::<Frames>().stage::<Detect>().sink::<Total>()
-}
-
 fn main() {
     let cases = cases![
         metrics_of_a_handler_arrive_with_their_actor_and_their_worker,
@@ -316,5 +312,6 @@ fn main() {
         series_without_end_are_dropped_and_counted,
         a_stage_is_called_by_its_name_and_the_number_of_its_replica,
     ];
-    harness::run(program, cases)
+    // Nobody has to say which actors and stages there are.
+    harness::run(|builder| builder, cases)
 }

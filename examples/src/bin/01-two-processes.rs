@@ -48,7 +48,7 @@ impl Handler<Double> for Doubler {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Doubler>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     let doubler = node.spawn::<Doubler>(()).device(device.clone()).start()?;
     let stream = node.stream(&device)?;
     let values = stream.from_slice(&[2, 3], &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0])?.freeze();

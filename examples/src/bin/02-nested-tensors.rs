@@ -63,7 +63,7 @@ impl Handler<Scene> for Describer {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Describer>().start()?;
+    let node = Node::builder().start()?;
     let describer = node.spawn::<Describer>(()).start()?;
     let stream = node.host_stream()?;
     let image = stream.zeros(DType::F32, &[3, 4, 6])?.freeze();

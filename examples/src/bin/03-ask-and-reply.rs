@@ -59,7 +59,7 @@ impl Sorter {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Sorter>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     let sorter = node.spawn::<Sorter>(()).device(device.clone()).start()?.address::<Sort>();
     let stream = node.stream(&device)?;
     let ask = |values: &[f32]| -> anyhow::Result<_> {

@@ -45,7 +45,7 @@ impl Handler<Work> for Worker {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Worker>().start()?;
+    let node = Node::builder().start()?;
     let (results, mut taken) = node.channel::<Work>()?;
     let worker = node.spawn::<Worker>(results).mailbox(2).start()?.address::<Work>();
     let stream = node.host_stream()?;

@@ -107,7 +107,7 @@ fn whose(lease: &tensorpost::tensor::Lease) -> String {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Stamper>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     let (back, mut documents) = node.channel::<Document>()?;
     let start = |name: &str, next| {
         node.spawn::<Stamper>(Stamp { name: name.to_owned(), next }).device(device.clone()).name(name).start()

@@ -50,7 +50,7 @@ impl Handler<Sum> for Summer {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Summer>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     let start =
         |index| node.spawn::<Summer>(()).device(device.clone()).name(format!("worker {index}")).start();
     let workers = (0..WORKERS).map(start).collect::<Result<Vec<_>, _>>()?;

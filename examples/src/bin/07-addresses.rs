@@ -78,7 +78,7 @@ impl Handler<Order> for Clerk {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Till>().actor::<Clerk>().start()?;
+    let node = Node::builder().start()?;
     node.spawn::<Till>(()).name("till").start()?;
     let clerk = node.spawn::<Clerk>(()).start()?;
     let (reply_to, mut totals) = node.channel::<Total>()?;

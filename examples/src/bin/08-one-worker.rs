@@ -59,7 +59,7 @@ impl Handler<Meet> for Guest {
 }
 
 fn main() -> anyhow::Result<()> {
-    let node = Node::builder().actor::<Guest>().start()?;
+    let node = Node::builder().start()?;
     let house = node.worker("house")?;
     let ann = node.spawn::<Guest>(()).worker(house).name("ann").start()?;
     let bob = node.spawn::<Guest>(()).worker(house).name("bob").start()?;

@@ -76,7 +76,7 @@ impl Handler<Scale> for Scaler {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Scaler>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     // The first GPU, unless one was named.
     let device = match device.kind() {
         DeviceKind::Cuda => Ok(device),

@@ -97,7 +97,7 @@ impl Handler<Add> for Adder {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Adder>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     let start =
         |worker| node.spawn::<Adder>(()).device(device.clone()).name(format!("worker {worker}")).start();
     let workers = (0..WORKERS).map(start).collect::<Result<Vec<_>, _>>()?;

@@ -61,7 +61,7 @@ impl Handler<Die> for Divider {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Divider>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     let policy = Restart::on_failure(2);
     let divider = node.spawn::<Divider>(()).device(device.clone()).name("divider").restart(policy).start()?;
     // They stay valid, whatever happens.

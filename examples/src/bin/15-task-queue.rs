@@ -3,7 +3,7 @@
 
 use clap::Parser as _;
 use tensorpost::prelude::*;
-use tensorpost_actors::ready::{Job, TaskPool, TaskPoolSettings, Worker};
+use tensorpost_actors::ready::{Job, TaskPool, TaskPoolSettings};
 use tensorpost_examples::Place;
 
 const LINES: usize = 21;
@@ -45,7 +45,7 @@ fn steps(x: f64, y: f64) -> u8 {
 
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
-    let node = Node::builder().actor::<Worker<Mandelbrot>>().sharing(sharing).start()?;
+    let node = Node::builder().sharing(sharing).start()?;
     let settings = TaskPoolSettings { queue: 4, ..TaskPoolSettings::workers(3).on(device.clone()) };
     let mut pool = TaskPool::<Mandelbrot>::start(&node, (), settings)?;
     let stream = node.stream(&device)?;

@@ -27,8 +27,8 @@ pub(super) fn find<F: ?Sized + Send + Sync + 'static>(name: &str) -> Result<Arc<
 /// The worker has not made the pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this worker does not know the closure `{0}`: a pipeline with closures must be written down in every process, so make \
-     it before the node starts, and give it to the node's builder with `.pipeline(&pipeline)`"
+    "this worker does not know the closure `{0}`: a pipeline with closures must be written down in every process, so \
+     write it down before the node starts; or use stages instead of closures"
 )]
 pub(super) struct UnknownClosure(String);
 

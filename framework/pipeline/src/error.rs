@@ -100,7 +100,7 @@ pub enum PipelineError {
         /// What the worker did instead.
         source: SpawnError,
     },
-    /// The node was built without a stage's type.
+    /// Workers would not know a stage's type, as for [`ActorError::UnknownType`].
     #[error(
         "the node does not know stage `{stage}` (`{label}`); build it with `Node::builder().pipeline(&pipeline)`, or with \
          `.source`, `.stage` and `.sink` for each type"

@@ -149,18 +149,20 @@ mod sealed {
     impl Sealed for super::NodeBuilder {}
 }
 
-/// What a [`NodeBuilder`] takes of pipelines.
+/// What a [`NodeBuilder`] takes of pipelines. A program knows the types of all its pipelines without this, as it does those
+/// of its [actors](NodeBuilder::actor): also of one that is written down when the node runs, because its stages need
+/// addresses of actors there.
 pub trait AddPipeline: sealed::Sealed {
-    /// Adds all types of a pipeline, so that it can run on this node.
+    /// Adds all types of a pipeline.
     fn pipeline(self, pipeline: &Pipeline) -> Self;
 
-    /// Adds a source, for pipelines that are written down after the node started.
+    /// Adds a source.
     fn source<S: Source>(self) -> Self;
 
-    /// Adds a stage, for pipelines that are written down after the node started.
+    /// Adds a stage.
     fn stage<S: Stage>(self) -> Self;
 
-    /// Adds a sink, for pipelines that are written down after the node started.
+    /// Adds a sink.
     fn sink<S: Sink>(self) -> Self;
 }
 
@@ -185,9 +187,11 @@ impl AddPipeline for NodeBuilder {
 
 /// Pipelines on a [`Node`] that is there.
 pub trait RunPipeline: sealed::Sealed {
-    /// Starts a pipeline on this node, whose builder was given its types
-    /// ([`AddPipeline::pipeline`], or `source`, `stage` and `sink`). The pipeline's workers end when it has: they finish what
-    /// they have put on their streams, and tensors that came out of it stay valid. The node goes on.
+    /// Starts a pipeline on this node. It may be written down after the node's start, where its arguments need that, such as
+    /// addresses of actors; only one with closures has to be written down before, so that its workers have them.
+    ///
+    /// The pipeline's workers end when it has: they finish what they have put on their streams, and tensors that came out of
+    /// it stay valid. The node goes on.
     ///
     /// # Errors
     /// [`PipelineError`], if it does not start.

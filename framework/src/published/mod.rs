@@ -30,7 +30,7 @@
 //! }
 //!
 //! # fn main() -> anyhow::Result<()> {
-//! let node = Node::builder().actor::<Topic<Weights>>().start()?;
+//! let node = Node::builder().start()?;
 //! let topic = node.spawn::<Topic<Weights>>(()).name("weights").start()?;
 //!
 //! // Who trains, usually in another process; a publisher can be in an actor's arguments, too.

@@ -83,7 +83,7 @@ pub enum TaskPoolError {
     },
 }
 
-/// Workers that do tasks of one kind. The node's builder has to know them: `.actor::<Worker<J>>()`.
+/// Workers that do tasks of one kind.
 ///
 /// ```standalone_crate
 /// use tensorpost::prelude::*;
@@ -109,7 +109,7 @@ pub enum TaskPoolError {
 /// }
 ///
 /// fn main() -> anyhow::Result<()> {
-///     let node = Node::builder().actor::<Worker<Sum>>().start()?;
+///     let node = Node::builder().start()?;
 ///     let mut pool = TaskPool::<Sum>::start(&node, (), TaskPoolSettings::workers(2))?;
 ///     let stream = node.host_stream()?;
 ///     let tasks = (0..100_u64).filter_map(|n| stream.from_slice(&[2], &[n, 2 * n]).ok()).map(|n| Numbers(n.freeze()));

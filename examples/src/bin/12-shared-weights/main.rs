@@ -143,7 +143,7 @@ impl Handler<Evaluate> for Evaluator {
 
 fn main() -> anyhow::Result<()> {
     let Options { place: Place { device, sharing }, steps } = Options::parse();
-    let node = Node::builder().actor::<Topic<Weights>>().actor::<Trainer>().actor::<Evaluator>();
+    let node = Node::builder();
     let node = node.sharing(sharing).start()?;
     let (learn, test) = iris::flowers()?;
     println!("{} irises to learn from, {} to test with", learn.len(), test.len());

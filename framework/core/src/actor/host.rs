@@ -1,6 +1,6 @@
 //! Actors in a worker: the table of the types that a program knows; starting and stopping actors of these types.
 
-use std::any::type_name;
+use std::any::{TypeId, type_name};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::future::poll_fn;
@@ -38,8 +38,15 @@ pub(crate) type OnActorEnd = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
 /// The actor types of a program; the same in the node and in every worker.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
-    types: HashMap<&'static str, ActorType>,
+    /// Those that were added by hand. They go first.
+    types: Types,
+    /// Those that it has a `spawn` for.
+    linked: Types,
 }
+
+/// Actor types, by the names by which workers are told them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Types(HashMap<&'static str, ActorType>);
 
 /// Starts an actor of one type, on this thread; done when it takes messages.
 type StartFn = fn(Starting) -> LocalBoxFuture<'static, Result<(), String>>;
@@ -58,6 +65,28 @@ struct Starting {
 struct ActorType {
     start: StartFn,
     keys: Vec<(&'static str, u64)>,
+    id: TypeId,
+    /// Whether another type has the same name: which of the two is meant cannot be told.
+    ambiguous: bool,
+}
+
+impl ActorType {
+    fn of<A: RemoteActor>() -> Self {
+        ActorType {
+            start: |starting| start::<A>(starting).boxed_local(),
+            keys: Handles::<A>::of().keys(),
+            id: TypeId::of::<A>(),
+            ambiguous: false,
+        }
+    }
+}
+
+impl Types {
+    /// Adds a linked type, which may be there already.
+    pub(super) fn link<A: RemoteActor>(&mut self) {
+        let here = self.0.entry(type_name::<A>()).or_insert_with(ActorType::of::<A>);
+        here.ambiguous |= here.id != TypeId::of::<A>();
+    }
 }
 
 /// How an actor is run.
@@ -81,23 +110,32 @@ impl Hosted {
 }
 
 impl Program {
+    /// The types that this program spawns somewhere.
+    pub(crate) fn of_this_program() -> Self {
+        let mut program = Program::default();
+        super::linked::add_all(&mut program.linked);
+        program
+    }
+
     /// Adds an actor type.
     pub(crate) fn register<A: RemoteActor>(&mut self) {
-        let start = ActorType {
-            start: |starting| start::<A>(starting).boxed_local(),
-            keys: Handles::<A>::of().keys(),
-        };
-        self.types.insert(type_name::<A>(), start);
+        self.types.0.insert(type_name::<A>(), ActorType::of::<A>());
     }
 
-    /// Whether the type is known.
-    pub(crate) fn knows(&self, type_name: &str) -> bool {
-        self.types.contains_key(type_name)
+    /// Whether a worker finds this type by its name.
+    pub(crate) fn knows<A: RemoteActor>(&self) -> bool {
+        self.find(type_name::<A>()).is_some_and(|known| known.id == TypeId::of::<A>())
     }
 
-    /// Differs between programs with other actor or message types.
+    fn find(&self, name: &str) -> Option<&ActorType> {
+        let linked = || self.linked.0.get(name).filter(|known| !known.ambiguous);
+        self.types.0.get(name).or_else(linked)
+    }
+
+    /// Differs between programs to which other actor or message types were added. (What is linked into a program is not in it:
+    /// a worker may run another program.)
     pub(crate) fn fingerprint(&self) -> u64 {
-        let mut types: Vec<_> = self.types.iter().map(|(name, kind)| (*name, &kind.keys)).collect();
+        let mut types: Vec<_> = self.types.0.iter().map(|(name, kind)| (*name, &kind.keys)).collect();
         types.sort_unstable();
         // SipHash with fixed keys: the same in every process of one build.
         let mut hasher = DefaultHasher::new();
@@ -256,7 +294,7 @@ impl ProcessActors {
         let StartActor { actor, location, made_of, life, restarts } = start;
         let name = made_of.shown_as().to_owned();
         let NewActor { type_name, args, device, receive_on, own_thread, .. } = made_of;
-        let Some(kind) = self.program.types.get(type_name.as_str()) else {
+        let Some(kind) = self.program.find(&type_name) else {
             return Err(format!(
                 "this program does not know the actor type {type_name}; add it with `Node::builder().actor::<…>()`"
             ));

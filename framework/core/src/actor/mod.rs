@@ -69,7 +69,7 @@
 //! }
 //!
 //! fn main() -> anyhow::Result<()> {
-//!     let node = Node::builder().actor::<Brighten>().start()?; // a worker process never returns from here
+//!     let node = Node::builder().start()?; // a worker process never returns from here
 //!     let (sink, mut frames) = node.channel::<Frame>()?;
 //!     let brighten = node.spawn::<Brighten>(sink).start()?.address::<Frame>();
 //!
@@ -90,6 +90,7 @@ mod fetch;
 mod handles;
 mod host;
 mod inbox;
+mod linked;
 mod receive;
 mod registry;
 mod sending;
@@ -111,6 +112,7 @@ pub use handles::Handles;
 pub use host::{NewActor, Program, StartActor};
 pub(crate) use host::{OnActorEnd, ProcessActors, short, takes};
 pub use inbox::{Channel, ChannelError};
+pub(crate) use linked::link;
 pub use registry::Registry;
 pub use sending::Send;
 pub use watching::Watch;
@@ -165,7 +167,7 @@ use crate::transport::{Transport, TransportStats};
 /// }
 ///
 /// # fn main() -> anyhow::Result<()> {
-/// let node = Node::builder().actor::<Adder>().start()?;
+/// let node = Node::builder().start()?;
 /// let adder = node.spawn::<Adder>(0.5).start()?.address::<Sum>();
 /// let values = node.host_stream()?.from_slice(&[2], &[1.0_f32, 2.0])?.freeze();
 /// assert_eq!(node.block_on(adder.ask(Sum(values)))?, 3.5);

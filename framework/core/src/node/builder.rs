@@ -36,7 +36,7 @@ pub struct NodeBuilder {
 impl NodeBuilder {
     pub(crate) fn new() -> Self {
         NodeBuilder {
-            types: actor::Program::default(),
+            types: actor::Program::of_this_program(),
             program: None,
             start_deadline: START_DEADLINE,
             worker_log: None,
@@ -51,7 +51,8 @@ impl NodeBuilder {
 
     /// Makes the workers run the program at `path`, without arguments, instead of this one again: for a node in a
     /// program that cannot be a worker, such as an interpreter. It must be built from the same sources and call
-    /// [`run_if_worker`](Self::run_if_worker) or [`start`](Self::start) with the same types, or it is refused.
+    /// [`run_if_worker`](Self::run_if_worker) or [`start`](Self::start) with the same types [added](Self::actor), or it is
+    /// refused.
     pub fn worker_program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
         self

@@ -40,7 +40,7 @@
 //! }
 //!
 //! fn main() -> anyhow::Result<()> {
-//!     let node = Node::builder().actor::<Clerk>().start()?; // a worker never returns from here
+//!     let node = Node::builder().start()?; // a worker never returns from here
 //!     let clerk = node.spawn::<Clerk>(()).name("clerk").restart(Restart::on_failure(3)).start()?;
 //!     assert_ne!(node.block_on(clerk.address().ask(WhoAreYou))?, std::process::id());
 //!     assert!(node.shutdown(Duration::from_secs(10))?.is_clean());

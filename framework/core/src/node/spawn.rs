@@ -13,8 +13,8 @@ use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 use crate::actor::{
-    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, lookup, register,
-    short, takes,
+    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, link, lookup,
+    register, short, takes,
 };
 use crate::device::Device;
 use crate::ids::{ActorId, DeviceId};
@@ -27,7 +27,8 @@ use crate::transport::{Transport, TransportStats};
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ActorError {
-    /// The node was not given its type.
+    /// Workers would not know its type: this program's architecture is none of those whose types are found, or
+    /// another type has the same path.
     #[error(
         "the node does not know the actor type {0}; add it with `Node::builder().actor::<…>()` before `start()`"
     )]
@@ -55,13 +56,14 @@ pub enum ActorError {
 }
 
 impl Node {
-    /// Makes the settings of a node; add the program's actor types, then start it.
+    /// Makes the settings of a node, which then is started.
     pub fn builder() -> NodeBuilder {
         NodeBuilder::new()
     }
 
     /// Prepares the start of an actor, in a worker process of its own unless said otherwise.
     pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A> {
+        link::<A>();
         Spawn {
             node: self,
             args,
@@ -113,7 +115,7 @@ impl Node {
     /// #     fn handles(_: &mut Handles<Self>) {}
     /// # }
     /// # fn main() -> anyhow::Result<()> {
-    /// let node = Node::builder().actor::<Shard>().start()?;
+    /// let node = Node::builder().start()?;
     /// // Shards of one model make no sense without each other: when one fails, all begin again.
     /// let shards = node.group("shards", Strategy::OneForAll);
     /// for number in 0..4 {
@@ -209,8 +211,10 @@ impl Node {
 }
 
 impl NodeBuilder {
-    /// Adds an actor type. Every type that is spawned has to be added, before [`start`](Self::start), in the same order
-    /// of the program's run, so that workers know it too.
+    /// Adds an actor type. On x86-64 and AArch64 a program knows the types that it spawns anywhere, without this. It is for
+    /// other architectures, for workers that run [another program](Self::worker_program), and for a type whose path is that
+    /// of another one: two in blocks of one function. Then it is called before [`start`](Self::start), in node and workers
+    /// alike.
     pub fn actor<A: RemoteActor>(mut self) -> Self {
         self.types.register::<A>();
         self
@@ -229,7 +233,7 @@ impl NodeBuilder {
 /// #     fn handles(_: &mut Handles<Self>) {}
 /// # }
 /// # fn main() -> anyhow::Result<()> {
-/// let node = Node::builder().actor::<Blur>().start()?;
+/// let node = Node::builder().start()?;
 /// let alone = node.spawn::<Blur>(3).name("blur").device(Device::best()).mailbox(16).start()?;
 /// // Two in one worker; each has a thread there.
 /// let worker = node.worker("blurs")?;
@@ -323,7 +327,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare` returned.
     pub fn start(self) -> Result<Spawned<A>, ActorError> {
         let type_name = std::any::type_name::<A>();
-        if !self.node.types.knows(type_name) {
+        if !self.node.types.knows::<A>() {
             return Err(ActorError::UnknownType(type_name));
         }
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
