@@ -71,8 +71,9 @@ pub mod tensor {
 
 /// For tests of your own programs (feature `testing`).
 ///
-/// [`test`] is `#[test]` for what starts a node. [`fault`] has one of the program's processes be killed, be stopped, panic or be
-/// late at a named point. [`leaks`] is a snapshot of what a process uses, and [`Usage::growth`] says what was left behind.
+/// [`test`](macro@testing::test) is `#[test]` for what starts a node. [`fault`](mod@testing::fault) has one of the program's processes
+/// be killed, be stopped, panic or be late at a named point. [`leaks`](fn@testing::leaks) is a snapshot of what a process uses, and
+/// [`Usage::growth`](testing::Usage::growth) says what was left behind.
 /// `docs/TESTING.md` in the repository is the guide, with a complete test.
 ///
 /// ```
