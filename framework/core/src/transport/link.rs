@@ -25,6 +25,8 @@
 mod connection;
 mod credits;
 mod granted;
+#[cfg(test)]
+mod granted_tests;
 mod leases;
 mod receiver;
 mod sender;

@@ -57,6 +57,3 @@ impl Link {
         self.credits.0.lock().set(index, if away { AWAY } else { CLOSED });
     }
 }
-
-#[cfg(test)]
-mod tests;

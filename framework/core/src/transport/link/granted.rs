@@ -27,20 +27,20 @@ pub(crate) struct Credit {
 /// Messages of the peer that this process's actors are done with, by index.
 #[derive(Debug)]
 pub(super) struct Granted {
-    actors: Vec<Handled>,
-    credits: NativeWords,
-    mailbox_states: NativeWords,
+    pub(super) actors: Vec<Handled>,
+    pub(super) credits: NativeWords,
+    pub(super) mailbox_states: NativeWords,
 }
 
 /// The credits of one of this process's actors.
 #[derive(Clone, Copy, Debug)]
-struct Handled {
+pub(super) struct Handled {
     /// Messages that it is done with; [`CLOSED`] or [`AWAY`] where there will be no more.
-    count: u64,
+    pub(super) count: u64,
     /// Those of them that the peer was told of, at least; and when.
-    told: u64,
+    pub(super) told: u64,
     /// Nanoseconds on the monotonic clock.
-    told_at: u64,
+    pub(super) told_at: u64,
 }
 
 impl Granted {

@@ -1,4 +1,10 @@
-use super::*;
+use std::sync::atomic::Ordering;
+
+use super::granted::{AWAY, CLOSED, Credit, Granted};
+use crate::limits::MAX_ACTORS;
+use crate::os::monotonic_ns;
+use crate::transport::ring::NativeWords;
+use crate::transport::wake_reasons;
 
 /// The last of the actors.
 const INDEX: u16 = MAX_ACTORS as u16 - 1;
