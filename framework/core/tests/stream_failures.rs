@@ -67,34 +67,66 @@ fn one(stream: &DeviceStream) -> Tensor {
 
 #[test]
 fn a_writer_on_another_stream_waits_for_readers() {
-    let cluster = Cluster::new(1);
-    let first = cluster.stream(0);
-    let [second, third] = [(); 2].map(|()| first.with_new_stream().expect("a stream"));
-    let (open, gate) = gate();
-    let tensor = one(first);
-    read(&second, &tensor, &gate);
-    fail(first);
-    let tensor = tensor.into_mut(&third).expect("nobody else has it");
-    comes_after(&tensor, open);
-    is_reported(first);
+    // On the stream that the memory is of, and on the writer's.
+    for failed in 0..2 {
+        let cluster = Cluster::new(1);
+        let first = cluster.stream(0);
+        let [second, third] = [(); 2].map(|()| first.with_new_stream().expect("a stream"));
+        let (open, gate) = gate();
+        let tensor = one(first);
+        read(&second, &tensor, &gate);
+        let failed = [first, &third][failed];
+        fail(failed);
+        let tensor = tensor.into_mut(&third).expect("nobody else has it");
+        comes_after(&tensor, open);
+        is_reported(failed);
+    }
 }
 
 #[test]
 fn the_next_holder_waits_for_readers_here() {
-    let cluster = Cluster::new(2);
-    let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
-    cluster.connect();
-    let first = cluster.stream(0);
-    let second = first.with_new_stream().expect("a stream");
-    let (open, gate) = gate();
-    let tensor = one(first);
-    read(&second, &tensor, &gate);
-    fail(first);
-    cluster.send(0, &to, tensor);
-    cluster.run_until_idle();
-    let tensor = inbox.take_one().message.into_mut(cluster.stream(1)).expect("it was moved all the way");
-    comes_after(&tensor, open);
-    is_reported(first);
+    // On the sender's stream, and on the one that the tensor is delivered to.
+    for failed in 0..2 {
+        let cluster = Cluster::new(2);
+        let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
+        cluster.connect();
+        let first = cluster.stream(0);
+        let second = first.with_new_stream().expect("a stream");
+        let (open, gate) = gate();
+        let tensor = one(first);
+        read(&second, &tensor, &gate);
+        fail(cluster.stream(failed));
+        cluster.send(0, &to, tensor);
+        cluster.run_until_idle();
+        let tensor = inbox.take_one().message.into_mut(cluster.stream(1)).expect("it was moved all the way");
+        comes_after(&tensor, open);
+        is_reported(cluster.stream(failed));
+    }
+}
+
+#[test]
+fn the_next_use_of_released_memory_waits_for_readers_there() {
+    // On the stream of the holder that gives it back, and on the one that the owner uses it on next.
+    for failed in 0..2 {
+        let cluster = Cluster::new(2);
+        let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
+        cluster.connect();
+        let (open, gate) = gate();
+        let tensor = one(cluster.stream(0));
+        cluster.send(0, &to, tensor.clone());
+        cluster.run_until_idle();
+        let there = inbox.take_one();
+        let reader = cluster.stream(1).with_new_stream().expect("a stream");
+        // The first stream of the holder joins what the others did.
+        cluster.stream(1).run((there.message.of::<u64>(),), |(_,)| {}).expect("a host stream");
+        read(&reader, &there.message, &gate);
+        fail(cluster.stream(1 - failed));
+        drop(there);
+        cluster.run_until_idle();
+        let tensor = tensor.into_mut(cluster.stream(0)).expect("the other has let go");
+        comes_after(&tensor, open);
+        is_reported(cluster.stream(1 - failed));
+    }
 }
 
 #[test]

@@ -31,8 +31,9 @@ fn look(frame: &Frame<'_>) {
     LEASES.with_borrow_mut(|leases| {
         let (_, leases) = leases.get_or_insert_with(|| {
             let cluster = Cluster::new(1);
-            let lease =
-                |bytes| cluster.stream(0).zeros(DType::U8, &[bytes]).expect("memory").freeze().lease().clone();
+            let lease = |bytes| {
+                cluster.stream(0).zeros(DType::U8, &[bytes]).expect("memory").freeze().lease().clone()
+            };
             let leases = [0, 4, 4096].map(lease).to_vec();
             (cluster, leases)
         });

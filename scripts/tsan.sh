@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The tests of core in which threads meet, under ThreadSanitizer: two accesses that nothing orders are an error.
+#
+#   scripts/tsan.sh [test …]     names of test binaries of tensorpost-core; without any, those below
+#
+# Wants nightly Rust with the component rust-src: the standard library is instrumented too. What it covers, and when it last
+# ran: framework/core/tests/README.md.
+#
+# It knows no fences (`fence(SeqCst)` and `Acquire` behind a relaxed load are none to it), so scripts/tsan.supp names the few
+# places that rest on one, each with the model that explores it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly TARGET=x86_64-unknown-linux-gnu
+export RUSTFLAGS="-Zsanitizer=thread"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target/tsan}" CARGO_INCREMENTAL=0
+export CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_PROFILE_DEV_OPT_LEVEL=1
+export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp halt_on_error=0 exitcode=66 history_size=4"
+
+if [ $# -eq 0 ]; then
+    set -- transport_leases transport_asks transport_exclusive transport_races transport_parts transport_reader \
+        transport_holds transport_growth frames_forged frames_notices stream_failures
+fi
+tests=()
+for name in "$@"; do
+    tests+=(--test "$name")
+done
+exec cargo +nightly test -Zbuild-std --target "$TARGET" -p tensorpost-core --features testing --lib "${tests[@]}" -- \
+    --test-threads=2
