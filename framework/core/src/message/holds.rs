@@ -4,7 +4,7 @@
 //! to serialise it. Most messages to oneself are ticks and numbers; for them the search is known to find nothing.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Types whose values hold no tensor.
 pub trait HoldsNoTensors {}
@@ -17,8 +17,8 @@ macro_rules! hold_none {
 }
 
 hold_none!(
-    (), bool, char, u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64, String, Duration,
-    SystemTime; Option<T>, Vec<T>, Box<T>, Result<T, E>, BTreeMap<K, V>, HashMap<K, V>
+    (), bool, char, u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64, String, Duration;
+    Option<T>, Vec<T>, Box<T>, Result<T, E>, BTreeMap<K, V>, HashMap<K, V>
 );
 
 impl<T: HoldsNoTensors, const N: usize> HoldsNoTensors for [T; N] {}

@@ -103,7 +103,7 @@ fn make(severity: Severity, names: &[String]) -> &'static Site {
 pub(super) fn event(
     severity: Severity,
     own: [Option<&dyn Value>; OWN.len()],
-    others: &[(&str, &str)],
+    others: &[(&str, &dyn Value)],
 ) -> bool {
     let names: Vec<_> = others.iter().map(|(name, _)| *name).collect();
     let Some(site) = site(severity, &names) else { return false };
@@ -118,7 +118,7 @@ pub(super) fn event(
             let field = fields.get(index).unwrap_or(first);
             let value = match own.get(index) {
                 Some(own) => *own,
-                None => others.get(index - OWN.len()).map(|(_, value)| value as &dyn Value),
+                None => others.get(index - OWN.len()).map(|(_, value)| *value),
             };
             (field, value)
         };

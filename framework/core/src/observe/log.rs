@@ -263,7 +263,8 @@ pub fn emit(worker: &str, record: &LogRecord) {
     let LogRecord { target: origin, message, .. } = record;
     let (named, others): (Vec<_>, Vec<_>) =
         record.fields.iter().take(MAX_FIELDS).partition(|(name, _)| callsites::is_a_name(name));
-    let named: Vec<_> = named.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let named: Vec<_> = named.iter().map(|(name, value)| (name.as_str(), typed(value))).collect();
+    let named: Vec<_> = named.iter().map(|(name, value)| (*name, &**value)).collect();
     let spans = record.spans.join(":");
     let spans = (!spans.is_empty()).then_some(spans.as_str());
     let at = record.location.as_ref().map(|(file, line)| format!("{file}:{line}"));
@@ -299,6 +300,16 @@ pub fn emit(worker: &str, record: &LogRecord) {
         Severity::Debug => event!(DEBUG),
         Severity::Trace => event!(TRACE),
     }
+}
+
+/// A field's value, which travels as text: numbers and truth values are what they look like, so that a count stays one.
+fn typed(text: &str) -> Box<dyn Value + '_> {
+    fn is<'a, T: Value + std::str::FromStr + ToString + 'static>(text: &str) -> Option<Box<dyn Value + 'a>> {
+        let value = text.parse::<T>().ok().filter(|value| value.to_string() == text)?;
+        Some(Box::new(value))
+    }
+    let numbers = || is::<i64>(text).or_else(|| is::<u64>(text)).or_else(|| is::<f64>(text));
+    numbers().or_else(|| is::<bool>(text)).unwrap_or_else(|| Box::new(text))
 }
 
 /// A text as it is.
