@@ -105,7 +105,7 @@ mod testing;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::device::DeviceKind;
-    pub use crate::message::{CheckTensors, GpuMessage, TensorCheckError, TensorSpec};
+    pub use crate::message::{CheckTensors, GpuMessage, SentBack, TensorCheckError, TensorSpec};
     pub use crate::tensor::DType;
     pub use {actix, serde};
 }

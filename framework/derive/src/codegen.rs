@@ -18,8 +18,11 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
     let where_clause = bounds::where_clause(message, &private);
     let schema = schema::hash(message);
     let checks = checks(message, &private);
+    let reply_check = reply_check(message, &private);
 
     quote! {
+        #reply_check
+
         #[automatically_derived]
         impl #impl_generics #private::actix::Message for #ident #ty_generics #where_clause {
             type Result = #reply;
@@ -37,6 +40,21 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
                 ::core::result::Result::Ok(())
             }
         }
+    }
+}
+
+/// Has the compiler say of a reply that cannot be sent back what it lacks. Where there are type parameters, the where clause
+/// says it.
+fn reply_check(message: &Message, private: &TokenStream) -> TokenStream {
+    let reply = &message.reply;
+    if message.generics.params.iter().next().is_some() {
+        return TokenStream::new();
+    }
+    quote_spanned! { reply.span() =>
+        const _: () = {
+            const fn __tensorpost_reply<R: #private::SentBack>() {}
+            __tensorpost_reply::<#reply>()
+        };
     }
 }
 
