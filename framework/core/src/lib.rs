@@ -107,7 +107,7 @@ mod testing;
 pub mod __private {
     pub use crate::device::DeviceKind;
     pub use crate::message::holds::{Otherwise, Probe};
-    pub use crate::message::{CheckTensors, GpuMessage, TensorCheckError, TensorSpec};
+    pub use crate::message::{CheckTensors, GpuMessage, SentBack, TensorCheckError, TensorSpec};
     pub use crate::tensor::DType;
     #[cfg(feature = "testing")]
     pub use crate::testing::under_libtest::begin as begin_test;

@@ -19,8 +19,11 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
     let schema = schema::hash(message);
     let checks = checks(message, &private);
     let may_hold = may_hold(message, &private);
+    let reply_check = reply_check(message, &private);
 
     quote! {
+        #reply_check
+
         #[automatically_derived]
         impl #impl_generics #private::actix::Message for #ident #ty_generics #where_clause {
             type Result = #reply;
@@ -60,6 +63,21 @@ fn may_hold(message: &Message, private: &TokenStream) -> TokenStream {
             #[allow(unused_imports)]
             use #private::Otherwise as _;
             #private::Probe::<#reply>::MAY_HOLD_TENSORS
+        };
+    }
+}
+
+/// Has the compiler say of a reply that cannot be sent back what it lacks. Where there are type parameters, the where clause
+/// says it.
+fn reply_check(message: &Message, private: &TokenStream) -> TokenStream {
+    let reply = &message.reply;
+    if message.generics.params.iter().next().is_some() {
+        return TokenStream::new();
+    }
+    quote_spanned! { reply.span() =>
+        const _: () = {
+            const fn __tensorpost_reply<R: #private::SentBack>() {}
+            __tensorpost_reply::<#reply>()
         };
     }
 }

@@ -88,6 +88,20 @@ pub trait GpuMessage:
     fn check(&self) -> Result<(), TensorCheckError>;
 }
 
+/// What can be a reply. The derive asks it of each, so that the compiler says what a type lacks that cannot.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be a reply",
+    label = "a reply is sent back to the process that asked",
+    note = "add `#[derive(Serialize, Deserialize)]` to `{Self}`; a reply needs no `GpuMessage`",
+    note = "its handler returns it as `MessageResult(reply)`, with `type Result = MessageResult<TheMessage>`, or from a \
+            future, with `type Result = ResponseFuture<{Self}>`"
+)]
+pub trait SentBack {}
+
+#[diagnostic::do_not_recommend]
+impl<R: Serialize + DeserializeOwned + Send + 'static> SentBack for R {}
+
 /// Bytes that a message keeps in use until it was handled: those of its tensors and those of its body. It is encoded for
 /// that, and not sent.
 ///

@@ -9,12 +9,23 @@ fn impls(input: DeriveInput) -> [ItemImpl; 2] {
     let impls: Vec<_> = file
         .items
         .into_iter()
-        .map(|item| match item {
-            Item::Impl(item) => item,
+        .filter_map(|item| match item {
+            Item::Impl(item) => Some(item),
+            // The check of the reply.
+            Item::Const(_) => None,
             other => panic!("not an impl: {}", other.to_token_stream()),
         })
         .collect();
     impls.try_into().ok().unwrap()
+}
+
+#[test]
+fn a_reply_is_checked_where_it_has_no_type_parameters() {
+    let expanded = |input: DeriveInput| crate::expand(&input).to_string();
+    let checked = expanded(parse_quote! { #[gpu_message(reply = Stats)] struct Frame(Tensor); });
+    assert!(checked.contains("__tensorpost_reply :: < Stats > ()"), "{checked}");
+    let generic = expanded(parse_quote! { #[gpu_message(reply = Vec<T>)] struct Frame<T>(T); });
+    assert!(!generic.contains("__tensorpost_reply"), "{generic}");
 }
 
 /// The body of `check`, without the closing `Ok(())`.
