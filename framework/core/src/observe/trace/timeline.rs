@@ -61,12 +61,15 @@ struct Arrow {
     left: Parts,
 }
 
+/// A handler that began: its message's key, and its frame.
+type Began = (u64, Option<FrameId>);
+
 /// The rows of one process.
 #[derive(Default)]
 struct Rows {
     slices: BTreeMap<Track, Vec<Slice>>,
     /// Handlers that began and have not ended, by row and by when. A process may say that all of its handlers did.
-    open: BTreeMap<Track, BTreeMap<u64, Vec<(u64, Option<FrameId>)>>>,
+    open: BTreeMap<Track, BTreeMap<u64, Vec<Began>>>,
     instants: Vec<(Track, u64, &'static str, String, Args)>,
     leases: Vec<(Track, u64, LeaseName, What)>,
 }
