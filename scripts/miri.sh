@@ -17,7 +17,7 @@ export PROPTEST_CASES=2
 readonly FILTERS=(
     ids
     lease::lease lease::writers
-    table
+    lease::table
     message::nesting message::wire message::check
     node::control node::limits node::questions node::reclaim node::registry node::restart node::roster node::taint node::watches
     observe::metrics observe::text observe::trace::chrome observe::trace::record observe::trace::timeline
