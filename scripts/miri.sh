@@ -15,10 +15,9 @@ export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-d
 export PROPTEST_CASES=2
 
 readonly FILTERS=(
-    clock::taint
     ids
     lease::lease lease::writers
-    table
+    lease::table
     message::nesting message::wire message::check
     node::control node::limits node::questions node::reclaim node::registry node::restart node::roster node::taint node::watches
     observe::metrics observe::text observe::trace::chrome observe::trace::record observe::trace::timeline
@@ -30,4 +29,4 @@ if [ $# -eq 0 ]; then
     set -- "${FILTERS[@]}"
 fi
 exec cargo +nightly miri test -p tensorpost-core --features testing --lib -- \
-    --skip stress --skip random --skip handlers_that_never_ended --skip epoch_page "$@"
+    --skip stress --skip random --skip handlers_that_never_ended "$@"

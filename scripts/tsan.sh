@@ -6,8 +6,8 @@
 # Wants nightly Rust with the component rust-src: the standard library is instrumented too. What it covers, and when it last
 # ran: framework/core/tests/README.md.
 #
-# It knows no fences (`fence(SeqCst)` and `Acquire` behind a relaxed load are none to it), so scripts/tsan.supp names the few
-# places that rest on one, each with the model that explores it.
+# It knows no fences (`fence(SeqCst)` and `Acquire` behind a relaxed load are none to it), so scripts/tsan.supp is
+# for the places that rest on one, each with the model that explores it; there are none in it yet.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -40,7 +40,7 @@ mod limits {
     pub(crate) const MAX_STREAM_STEPS: usize = 1;
 }
 mod os {
-    /// One look.
+    /// One look. (With a field, as production's: a unit would be made in another way.)
     #[derive(Default)]
     pub(crate) struct AdaptiveSpin(());
 

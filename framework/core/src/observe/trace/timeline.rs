@@ -61,15 +61,15 @@ struct Arrow {
     left: Parts,
 }
 
-/// Handlers that began: when, and of each its message and the frame that brought it.
-type Began = BTreeMap<u64, Vec<(u64, Option<FrameId>)>>;
+/// A handler that began: its message's key, and its frame.
+type Began = (u64, Option<FrameId>);
 
 /// The rows of one process.
 #[derive(Default)]
 struct Rows {
     slices: BTreeMap<Track, Vec<Slice>>,
-    /// Those that have not ended, by row. A process may say that all of its handlers did.
-    open: BTreeMap<Track, Began>,
+    /// Handlers that began and have not ended, by row and by when. A process may say that all of its handlers did.
+    open: BTreeMap<Track, BTreeMap<u64, Vec<Began>>>,
     instants: Vec<(Track, u64, &'static str, String, Args)>,
     leases: Vec<(Track, u64, LeaseName, What)>,
 }
