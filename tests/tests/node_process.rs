@@ -201,7 +201,7 @@ fn logs_arrive_under_their_workers_name_and_what_was_dropped_is_counted() {
             "fake.rs:",
         ],
     );
-    has(line("panicked: boom"), &["ERROR", "worker=\"talker\"", "thread=aside", "fake.rs:"]);
+    has(line("panicked: boom"), &["ERROR", "worker=\"talker\"", "thread=\"aside\"", "fake.rs:"]);
     assert!(!text.contains("nobody asked for this"));
     let number = |with: &str| line(with).rsplit(' ').next().unwrap().parse::<usize>().unwrap();
     let in_node: usize = text
