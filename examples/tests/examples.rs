@@ -42,9 +42,9 @@ macro_rules! examples {
                 .map(|entry| entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned())
                 .collect();
             programs.sort();
-            let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights"];
+            let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights", "20-service"];
             tested.sort_unstable();
-            assert_eq!(programs, tested, "09, 10 and 12 have tests of their own");
+            assert_eq!(programs, tested, "09, 10, 12 and 20 have tests of their own");
             let titles: Vec<&str> = README.lines().filter_map(|line| line.strip_prefix("## ")).collect();
             assert_eq!(titles, programs);
         }

@@ -1,0 +1,100 @@
+//! The actor at the end of the pipeline: it knows what moves where, and answers whoever asks.
+
+use tensorpost::observe::Histogram;
+use tensorpost::prelude::*;
+
+use crate::messages::{Found, LastFrame, Latency, Look, Region, Scene, Track};
+
+/// A track that was not seen for so many frames is gone.
+const FORGOTTEN_AFTER: u64 = 25;
+
+/// How far something moves between two frames at most, as a share of the frame.
+const REACH: f32 = 0.3;
+
+#[derive(Default)]
+pub(crate) struct Tracker {
+    scene: Scene,
+    next_track: u64,
+    last: Option<Tensor>,
+    latency: Histogram,
+}
+
+impl Actor for Tracker {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Tracker {
+    type Args = ();
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Tracker::default())
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Found>();
+        on.message::<Look>();
+        on.message::<LastFrame>();
+        on.message::<Latency>();
+    }
+}
+
+impl Handler<Found> for Tracker {
+    type Result = ();
+
+    fn handle(&mut self, found: Found, _: &mut Context<Self>) {
+        self.latency.note(found.stamp.age());
+        metrics::histogram!("latency_seconds").record(found.stamp.age());
+        self.scene.frame = found.stamp.frame;
+        self.scene.frames += 1;
+        let (name, life) = found.by;
+        let detector = self.scene.detectors.entry(format!("{name}, life {life}")).or_default();
+        (detector.frames, detector.weights) = (detector.frames + 1, found.weights);
+        for region in found.regions {
+            self.follow(region, found.stamp.frame);
+        }
+        self.scene.tracks.retain(|track| track.last_seen + FORGOTTEN_AFTER > found.stamp.frame);
+        self.last = Some(found.pixels);
+    }
+}
+
+impl Tracker {
+    /// The nearest track that was not seen in this frame yet has moved there, or something new has come.
+    fn follow(&mut self, region: Region, frame: u64) {
+        let distance = |track: &Track| {
+            let ((x, y), (to_x, to_y)) = (track.region.centre(), region.centre());
+            (x - to_x).hypot(y - to_y)
+        };
+        let waiting = self.scene.tracks.iter_mut().filter(|track| track.last_seen < frame);
+        let nearest = waiting.min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        if let Some(track) = nearest.filter(|track| distance(track) < REACH) {
+            (track.seen, track.last_seen, track.region) = (track.seen + 1, frame, region);
+        } else {
+            self.scene.tracks.push(Track { id: self.next_track, seen: 1, last_seen: frame, region });
+            self.next_track += 1;
+        }
+    }
+}
+
+impl Handler<Look> for Tracker {
+    type Result = MessageResult<Look>;
+
+    fn handle(&mut self, _: Look, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.scene.clone())
+    }
+}
+
+impl Handler<LastFrame> for Tracker {
+    type Result = MessageResult<LastFrame>;
+
+    fn handle(&mut self, _: LastFrame, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.last.clone())
+    }
+}
+
+impl Handler<Latency> for Tracker {
+    type Result = MessageResult<Latency>;
+
+    fn handle(&mut self, _: Latency, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.latency.clone())
+    }
+}
