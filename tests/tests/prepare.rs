@@ -50,7 +50,7 @@ impl Actor for Detect {
     type Context = Context<Self>;
 
     fn started(&mut self, _: &mut Context<Self>) {
-        assert!(self.weights.subscriber().is_some(), "it has started, and is not ready");
+        assert!(self.weights.latest().is_some(), "it has started, and is not ready");
     }
 }
 
@@ -81,7 +81,7 @@ impl Handler<Frame> for Detect {
 
     fn handle(&mut self, _: Frame, _: &mut Context<Self>) -> Self::Result {
         self.frames += 1;
-        MessageResult((self.frames - 1, self.weights.subscriber().map(|version| version.value.0)))
+        MessageResult((self.frames - 1, self.weights.latest().map(|version| version.value.0)))
     }
 }
 
@@ -230,7 +230,7 @@ fn what_is_put_is_published_and_the_newest_wins(builder: Builder) {
         publisher.put(Weights(step));
     }
     let mut weights = Subscriber::<Weights>::follow(&node, "weights");
-    let newest = |weights: &mut Subscriber<Weights>| weights.subscriber().map(|version| version.value.0);
+    let newest = |weights: &mut Subscriber<Weights>| weights.latest().map(|version| version.value.0);
     until("the last one is there", || newest(&mut weights) == Some(99));
     // What is published is newer than what was put before.
     (100..200).for_each(|step| publisher.put(Weights(step)));
@@ -238,7 +238,7 @@ fn what_is_put_is_published_and_the_newest_wins(builder: Builder) {
     until("it is there", || newest(&mut weights) == Some(200));
     publisher.put(Weights(201));
     until("it is there", || newest(&mut weights) == Some(201));
-    assert_eq!(weights.subscriber().unwrap().number, published + 1);
+    assert_eq!(weights.latest().unwrap().number, published + 1);
 }
 
 /// Keeps the events of a thread, as text.
@@ -296,7 +296,7 @@ impl Stage for Infer {
     }
 
     fn process(&mut self, picture: Picture, out: &mut Out<Picture>) -> anyhow::Result<()> {
-        let weights = self.0.subscriber().ok_or_else(|| anyhow::anyhow!("no weights"))?;
+        let weights = self.0.latest().ok_or_else(|| anyhow::anyhow!("no weights"))?;
         out.emit(Picture(picture.0 + weights.value.0));
         Ok(())
     }

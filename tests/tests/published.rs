@@ -89,7 +89,7 @@ impl Handler<Read> for Reader {
         Box::pin(async move {
             let mut seen = Seen { versions: Vec::new(), whole: true };
             loop {
-                if let Some(version) = weights.subscriber() {
+                if let Some(version) = weights.latest() {
                     seen.versions.push((version.number, version.value.step));
                     seen.whole &= is_whole(&version.value);
                     if version.value.step >= read.until {
@@ -106,7 +106,7 @@ impl Handler<Have> for Reader {
     type Result = MessageResult<Have>;
 
     fn handle(&mut self, _: Have, _: &mut Context<Self>) -> Self::Result {
-        let version = self.weights.subscriber().filter(|version| is_whole(&version.value));
+        let version = self.weights.latest().filter(|version| is_whole(&version.value));
         MessageResult(version.map(|version| (version.number, version.value.step)))
     }
 }
@@ -239,12 +239,12 @@ fn a_late_reader_gets_the_newest_at_once_and_nothing_else(builder: Builder) {
 
     // One in the program itself, which looks for a name that nobody has yet.
     let mut early = Subscriber::<Weights>::follow(&scene.node, "others");
-    assert!(early.subscriber().is_none());
+    assert!(early.latest().is_none());
     let others = scene.node.spawn::<Topic<Weights>>(()).name("others").start().unwrap();
     let publisher = scene.node.block_on(Publisher::named(&scene.node, "others")).unwrap();
     assert_eq!(scene.node.block_on(publisher.publish(weights(&scene.stream, 7))).unwrap(), 1);
     scene.node.block_on(early.changed()).unwrap();
-    let version = early.subscriber().unwrap();
+    let version = early.latest().unwrap();
     assert!(version.number == 1 && is_whole(&version.value));
     let quiet = scene
         .node
@@ -347,7 +347,7 @@ fn a_node_with_readers_shuts_down_at_once(builder: Builder) {
     scene.node.block_on(own.changed()).unwrap();
     let report = scene.node.shutdown(Duration::from_secs(10)).unwrap();
     assert!(report.is_clean(), "{report:?}");
-    assert!(own.subscriber().is_some(), "it keeps what it has");
+    assert!(own.latest().is_some(), "it keeps what it has");
     assert!(scene.node.block_on(own.changed()).is_err());
 }
 

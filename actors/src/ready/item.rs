@@ -31,7 +31,7 @@ use tensorpost::prelude::*;
 /// }
 /// ```
 pub trait Carrier: Item {
-    /// All but the tensor.
+    /// All but the tensor. `Display` makes the names of files and what errors call the item.
     type Label: Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + 'static;
 
     /// The label and the tensor. Nothing else may keep a handle on the tensor's memory, or no stage can write into it.

@@ -236,7 +236,8 @@ impl<T: Item, At> Flow<T, At> {
     /// Ends the flow in an actor outside of the pipeline, or in a [channel](tensorpost_core::api::node::Node::channel) of the
     /// program: each item is a message to it. The pipeline waits for room in its mailbox, and an item is done with when the
     /// actor is. While the actor is restarted, items wait; what it had, its death takes, and the report names it. An actor
-    /// that does not come back is an error on the next item, which [`on_error`](Self::on_error) decides about.
+    /// that does not come back is an error on the next item, which [`on_error`](Self::on_error) decides about. Reports call the
+    /// stage `to an actor` unless [`named`](Self::named) says otherwise.
     ///
     /// ```no_run
     /// # use tensorpost::prelude::*;
@@ -497,7 +498,8 @@ impl<T, I: Item> Flow<T, After<I>> {
 
     /// Drops what has waited longest where more than [`mailbox`](Self::mailbox) items wait for the stage: for live sources,
     /// whose newest items are wanted, and which nothing may hold up. Every sender of the stage keeps so many items; none
-    /// of them waits for the stage. `mailbox(1)` keeps the newest.
+    /// of them waits for the stage. `mailbox(1)` keeps the newest. How old an item is in the end also depends on the stages
+    /// behind this one, each of which has a mailbox of its own.
     ///
     /// What is dropped is no loss. It is counted apart, in the report ([`StageReport::dropped`](super::StageReport::dropped))
     /// and the progress, and gives its tensors back at once.

@@ -156,7 +156,7 @@ impl<M: Publishable> Subscriber<M> {
     ///
     /// Versions come when the thread of the process's transport is free, in a worker that of its actors: one that is
     /// busy sees what had come before.
-    pub fn subscriber(&mut self) -> Option<Arc<Version<M>>> {
+    pub fn latest(&mut self) -> Option<Arc<Version<M>>> {
         self.newest.borrow_and_update().clone()
     }
 

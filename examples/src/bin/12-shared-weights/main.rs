@@ -125,7 +125,7 @@ impl Handler<Evaluate> for Evaluator {
             while steps.last().is_none_or(|last| *last < until) {
                 weights.changed().await?;
                 // The newest, whatever was skipped; it stays as it is for as long as this handle lives.
-                let Some(version) = weights.subscriber() else { continue };
+                let Some(version) = weights.latest() else { continue };
                 right.push(Network::of(&version.value, &stream)?.right(&test)?);
                 steps.push(version.value.step);
             }

@@ -118,7 +118,7 @@ impl Stage for Detect {
     }
 
     fn process(&mut self, Frame { stamp, pixels }: Frame, out: &mut Out<Found>) -> anyhow::Result<()> {
-        let weights = self.weights.subscriber().expect("`prepare` has waited for them");
+        let weights = self.weights.latest().expect("`prepare` has waited for them");
         let colours = weights.value.colours.to_vec::<f32>()?;
         let regions = regions(&pixels, &colours, weights.value.threshold)?;
         metrics::counter!("regions_found").increment(regions.len() as u64);

@@ -192,6 +192,7 @@ impl Node {
     }
 
     /// Runs a future on this thread, in a tokio runtime with time: for sends and asks from a program that is not async.
+    /// Make timers inside the future, as in `async { timeout(limit, asked).await }`: outside of it there is no runtime for them.
     ///
     /// # Panics
     /// Inside another async runtime.
