@@ -132,7 +132,8 @@ impl<M: GpuMessage> Address<M> {
         sending::try_send(self, message)
     }
 
-    /// Sends, waits for room, and resolves to the handler's reply. The first attempt is made now, by this call.
+    /// Sends, waits for room, and resolves to the handler's reply. The first attempt is made now, by this call. Any runtime may
+    /// await it, a web server's too; with a `timeout` it has to be tokio's, with time.
     ///
     /// # Errors
     /// [`AskError`](super::AskError) says whether the message was sent.
