@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs the programs of two builds in turn and prints one table: before, after, after over before.
 
-    alternate.py BEFORE AFTER [--rounds 6] [--seconds 240] [--only message_cost,message,tensor,fanout]
+    alternate.py BEFORE AFTER [--rounds 6] [--seconds 240] [--only message_cost,message,tensor,fanout,pipeline_bench]
 
-BEFORE and AFTER are folders with `message_cost` and the benches `message`, `tensor` and `fanout`, as before-after.sh
-gathers them; what is not in both is left out. Who goes first changes from round to round, so that a machine that gets
+BEFORE and AFTER are folders with `message_cost`, `pipeline_bench` and the benches `message`, `tensor` and `fanout`, as
+before-after.sh gathers them; what is not in both is left out. Who goes first changes from round to round, so that a machine that gets
 slower or faster meanwhile does so for both. No round begins that would not end before SECONDS.
 """
 
@@ -24,7 +24,9 @@ BOUND = 1.02
 DEADLINE = 60
 # Of criterion's benches, those that go through the framework, and nothing that it is compared with.
 BENCHES = {"message": "tensorpost", "tensor": "hand-over", "fanout": "fanout-stream/(1|8)$"}
-PROGRAMS = ["message_cost", *BENCHES]
+PROGRAMS = ["message_cost", *BENCHES, "pipeline_bench"]
+# Of its rows, those of pipelines: what an item costs, from items a second or from microseconds an item.
+PIPELINES = re.compile(r"^\| *(?P<what>line with[^|]*|four stages[^|]*|broadcast[^|]*|stage of[^|]*)\| *(?P<number>[\d.]+)", re.MULTILINE)
 
 
 def one_thread_per_core():
@@ -54,6 +56,14 @@ def measure(folder, program, seconds):
             lines = run([str(folder / program)], home)
             found = re.findall(r"^(\S+) +best +([\d.]+) ns, median +([\d.]+) ns", lines, re.MULTILINE)
             return {f"{program}: {what}, thread time": (float(median), float(best)) for what, best, median in found}
+        if program == "pipeline_bench":
+            lines = run([str(folder / program), "--quick", "--runs", "1"], home)
+            found = {}
+            for row in PIPELINES.finditer(lines):
+                number = float(row["number"])
+                nanos = 1e9 / number if "items/s" in row["what"] else number * 1e3
+                found[f"{program}: {row['what'].split(', over')[0].strip()}"] = (nanos, nanos)
+            return found
         options = ["--noplot", "--warm-up-time", "0.3", "--measurement-time", str(seconds), "--sample-size", "100"]
         run([str(folder / program), "--bench", *options, BENCHES[program]], home)
         found = {}

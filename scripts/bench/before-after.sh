@@ -22,6 +22,8 @@ gather() {
         cargo bench --no-run -p tensorpost-benches --bench message --bench tensor --bench fanout 2>&1 | tee /dev/stderr |
             sed -n 's|^ *Executable benches/\(.*\)\.rs (\(.*\))$|\2 \1|p' |
             while read -r path name; do cp "$path" "$2/$name"; done
+        cargo build --release -p tensorpost-benches --bin pipeline_bench
+        cp target/release/pipeline_bench "$2/"
         # An old revision may not have it.
         if [[ -f tests/src/bin/message_cost.rs ]]; then
             cargo build --release -p tensorpost-tests --bin message_cost

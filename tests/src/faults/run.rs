@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tensorpost::device::{Device, DeviceKind};
+use tensorpost::device::Device;
 use tensorpost::node::{WorkerId, WorkerState, WorkerStatus};
 use tensorpost::prelude::{Address, Channel, Node, Restart};
 use tensorpost::testing::{Usage, leaks};
@@ -37,10 +37,6 @@ const MOST_THREADS: usize = 10;
 const OF_THE_DRIVER: &str = "/dev/zero (deleted)";
 /// So many of them are nobody's leak.
 const MOST_OF_THE_DRIVER: usize = 24;
-
-/// A page of clocks. A process that uses a GPU keeps that of every life of a peer that its streams have waited for: what the
-/// driver can reach cannot be taken back from it while a stream may wait (`device/cuda/pages.rs`).
-const CLOCKS: &str = "memfd:tensorpost-clocks";
 
 /// How long an armed fault is waited for.
 const STRIKES_IN: Duration = Duration::from_millis(400);
@@ -79,8 +75,23 @@ pub struct Report {
     pub emitted: u64,
     /// How often everything was counted.
     pub counted: u64,
-    /// The longest that the graph took to serve again.
-    pub slowest_recovery: Duration,
+    /// How long the graph took to serve again after each event that ended a process.
+    pub recoveries: Recoveries,
+}
+
+/// How long the graph took to serve again: until 24 items that were made afterwards had come.
+#[derive(Clone, Default)]
+pub struct Recoveries(Vec<Duration>);
+
+impl fmt::Debug for Recoveries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let (Some(median), Some(longest)) = (sorted.get(sorted.len() / 2), sorted.last()) else {
+            return f.write_str("none");
+        };
+        write!(f, "{} with median {median:.1?} and longest {longest:.1?}", sorted.len())
+    }
 }
 
 /// Something that must not be.
@@ -119,8 +130,6 @@ struct Part {
 struct Graph {
     node: Node,
     parts: Vec<Part>,
-    /// Whether its tensors are on a GPU.
-    on_gpu: bool,
     emit: Address<Emit>,
     arrivals: Arc<Arrivals>,
     emitted: AtomicU64,
@@ -196,7 +205,6 @@ impl Graph {
         Ok(Graph {
             node,
             parts,
-            on_gpu: device.kind() == DeviceKind::Cuda,
             emit,
             arrivals,
             emitted: AtomicU64::new(0),
@@ -232,8 +240,8 @@ impl Graph {
             after: after.to_owned(),
             report: report.clone(),
         };
-        self.recover(&mut report).map_err(|what| fail(what, &after, &report))?;
-        let before = self.count(None, &report).map_err(|what| fail(what, &after, &report))?;
+        self.recover().map_err(|what| fail(what, &after, &report))?;
+        let before = self.count(None).map_err(|what| fail(what, &after, &report))?;
         while report.faults < options.faults && options.time.is_none_or(|time| begin.elapsed() < time) {
             thread::sleep(plan.pause());
             let event = plan.event();
@@ -242,18 +250,22 @@ impl Graph {
                 eprintln!("event {}: {after} (at {:?})", report.faults + 1, begin.elapsed());
             }
             report.faults += 1;
-            report.deaths += self.happen(&event);
-            let recovered = self.recover(&mut report);
+            let deaths = self.happen(&event);
+            report.deaths += deaths;
+            let recovered = self.recover();
+            if let (Ok(took), 1..) = (&recovered, deaths) {
+                report.recoveries.0.push(*took);
+            }
             report.right = self.arrivals.right.load(Ordering::SeqCst);
             report.lost = self.arrivals.lost.load(Ordering::SeqCst);
             report.emitted = self.emitted.load(Ordering::SeqCst);
             recovered.map_err(|what| fail(what, &after, &report))?;
             if report.faults.is_multiple_of(options.count_every) {
-                self.count(Some(&before), &report).map_err(|what| fail(what, &after, &report))?;
+                self.count(Some(&before)).map_err(|what| fail(what, &after, &report))?;
                 report.counted += 1;
             }
         }
-        self.count(Some(&before), &report).map_err(|what| fail(what, &after, &report))?;
+        self.count(Some(&before)).map_err(|what| fail(what, &after, &report))?;
         report.counted += 1;
         Ok(report)
     }
@@ -321,7 +333,7 @@ impl Graph {
     }
 
     /// Waits until the graph serves again: items that were made after now arrive.
-    fn recover(&self, report: &mut Report) -> Result<(), String> {
+    fn recover(&self) -> Result<Duration, String> {
         let begin = Instant::now();
         let before = self.arrivals.right.load(Ordering::SeqCst);
         while self.arrivals.right.load(Ordering::SeqCst) < before + 24 {
@@ -332,8 +344,8 @@ impl Graph {
             self.continue_all();
             thread::sleep(Duration::from_micros(500));
         }
-        report.slowest_recovery = report.slowest_recovery.max(begin.elapsed());
-        self.wrong()
+        let took = begin.elapsed();
+        self.wrong().map(|()| took)
     }
 
     fn describe(&self) -> String {
@@ -346,8 +358,7 @@ impl Graph {
     }
 
     /// Counts what everybody uses when nothing is under way, and compares it with what was used `before`.
-    fn count(&self, before: Option<&Counted>, report: &Report) -> Result<Counted, String> {
-        let ended = if self.on_gpu { report.deaths as usize } else { 0 };
+    fn count(&self, before: Option<&Counted>) -> Result<Counted, String> {
         self.paused.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + SETTLING;
         let mut last: Option<Counted> = None;
@@ -357,9 +368,9 @@ impl Graph {
             match self.measure() {
                 Ok(now) => {
                     let open = match before {
-                        Some(before) => before.growth(&now, ended),
+                        Some(before) => before.growth(&now),
                         // Nothing moves any more.
-                        None => last.as_ref().map_or(vec!["one look".into()], |last| last.growth(&now, 0)),
+                        None => last.as_ref().map_or(vec!["one look".into()], |last| last.growth(&now)),
                     };
                     let held = now.held();
                     if open.is_empty() && held.is_empty() {
@@ -403,8 +414,8 @@ impl Graph {
 struct Counted(BTreeMap<&'static str, Usage>);
 
 impl Counted {
-    /// What is more than it was, though so many lives have ended.
-    fn growth(&self, later: &Counted, ended: usize) -> Vec<String> {
+    /// What is more than it was.
+    fn growth(&self, later: &Counted) -> Vec<String> {
         let mut grown = Vec::new();
         for (name, now) in &later.0 {
             let Some(before) = self.0.get(name) else { continue };
@@ -413,7 +424,6 @@ impl Counted {
             if let Some(count) = before.mappings.get_mut(OF_THE_DRIVER) {
                 *count = (*count).max(MOST_OF_THE_DRIVER);
             }
-            *before.mappings.entry(CLOCKS.to_owned()).or_default() += ended;
             // A pool keeps what it once needed.
             let now = Usage {
                 chunk_bytes: before.chunk_bytes.clone(),

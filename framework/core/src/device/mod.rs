@@ -276,8 +276,8 @@ pub enum DeviceError {
     },
     /// The process has as many streams on the device as can wait without stalling each other.
     #[error(
-        "this process has {limit} streams on {device}, as many as can wait without stalling each other; share a `Gpu` by \
-         cloning it, drop one, or set CUDA_DEVICE_MAX_CONNECTIONS (streams + 2, at most 32) before the node starts"
+        "this process has {limit} streams on {device}, as many as can wait without stalling each other; share a `DeviceStream` \
+         by cloning it, drop one, or set CUDA_DEVICE_MAX_CONNECTIONS (streams + 2, at most 32) before the node starts"
     )]
     NoStream {
         /// The device.

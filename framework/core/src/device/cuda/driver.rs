@@ -96,6 +96,7 @@ table! {
     cuMemSetAccess(u64, usize, *const AccessDesc, usize);
     cuMemHostAlloc(*mut Opaque, usize, c_uint);
     cuMemHostRegister_v2(Opaque, usize, c_uint);
+    cuMemHostUnregister(Opaque);
     cuMemHostGetDevicePointer_v2(*mut u64, Opaque, c_uint);
     cuMemcpyAsync(u64, u64, usize, Opaque);
     cuMemsetD8Async(u64, u8, usize, Opaque);
@@ -414,7 +415,7 @@ impl Driver {
         Ok(at.cast())
     }
 
-    /// Lets all devices reach a range of host memory, for the life of the process.
+    /// Lets all devices reach a range of host memory, until it is unregistered.
     ///
     /// # Safety
     /// The range stays mapped with this access as long.
@@ -432,6 +433,16 @@ impl Driver {
         self.check("cuMemHostRegister_v2", unsafe {
             (self.table.cuMemHostRegister_v2)(at.cast(), bytes, flags)
         })
+    }
+
+    /// Takes back what [`register`](Self::register) gave. Waits for everything that the process has on its devices, and
+    /// holds up all its other calls meanwhile (see `pages`).
+    ///
+    /// # Safety
+    /// No work that is submitted uses the range, and none is submitted later.
+    pub(super) unsafe fn unregister(&self, at: *mut u8) -> Result<(), DeviceError> {
+        // SAFETY: the caller's contract; what was not registered is an error.
+        self.check("cuMemHostUnregister", unsafe { (self.table.cuMemHostUnregister)(at.cast()) })
     }
 
     /// Where the current context's device sees page-locked host memory.

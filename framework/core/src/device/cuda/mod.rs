@@ -10,8 +10,9 @@
 //! No call here waits for a GPU but [`StreamBackend::download`] and [`StreamBackend::synchronize`], the zeroing of a new
 //! chunk (about 30 us for 64 MiB), copies and fills on a stream that has hundreds of operations ahead of it, and uploads
 //! of more than 256 MiB. Driver calls that synchronise the device (`cuMemHostUnregister` does; `cuMemFree`,
-//! `cuCtxSynchronize` and unloading a module may) are made nowhere: while a stream waits for a clock, such a call blocks
-//! and holds up every other call of the process, which can be a deadlock. User code should make none either.
+//! `cuCtxSynchronize` and unloading a module may) are made nowhere but in `pages`, while no stream has work: while one waits
+//! for a clock, such a call blocks and holds up every other call of the process, which can be a deadlock. User code should
+//! make none.
 //!
 //! A process that uses a GPU should start with the variables in [`ENVIRONMENT`]; workers do. A process has few streams on
 //! a GPU ([`cuda_streams`]), because streams that wait for clocks stall whatever shares their hardware queue.

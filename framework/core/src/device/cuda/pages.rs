@@ -1,45 +1,69 @@
 //! Clock pages that GPUs can write and wait on.
 //!
-//! A page is registered with the driver once per process, by address, when a stream first needs it, and stays so for
-//! the life of the process: unregistering waits for everything on the device, and while it does, every other call of
-//! the process waits as well. With one stream waiting for a clock, that is a deadlock (seen on an H200, driver 580).
-//! What stays is one page of 4 KiB for each life of each peer; no descriptor.
+//! A page is registered with the driver once per process, by address, when a stream first needs it. Unregistering waits for
+//! everything that this process has on the device, and while it does, every other call of the process waits as well. With one
+//! stream waiting for a clock, that is a deadlock (seen on an H200, driver 580). So a page of a process that has died is let
+//! go only while every stream here is idle, and with all of them locked, so that none is given a wait meanwhile. A kernel
+//! that the user launches in that moment is waited for; it ends by itself, as no wait can be in front of it.
+//!
+//! A thread looks for such a moment, from when a page is registered while others have become nobody's; the driver has no
+//! event for it.
 
 #![expect(unsafe_code, reason = "registers host memory")]
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::super::DeviceError;
-use super::Shared;
+use super::stream::Core;
+use super::{BACKENDS, Shared};
 use crate::clock::ClockPage;
 use crate::os::Mapping;
 
 /// A page that devices can reach.
 struct Registered {
-    /// Never unmapped, because never unregistered.
-    _mapping: Arc<Mapping>,
+    /// Mapped for as long as it is registered.
+    mapping: Arc<Mapping>,
     /// Where each device sees it, by the device's handle.
     addresses: SmallVec<[(i32, u64); 2]>,
 }
 
 static PAGES: Mutex<Option<HashMap<usize, Registered>>> = Mutex::new(None);
 
-/// Where the device sees a page, which is registered if it is not yet. Valid for the life of the process.
+impl Registered {
+    /// Whether nobody else has the page, so that no stream can be told to wait for it any more. Who has an
+    /// [`Arc`] of it can make others; here nobody has, and the table is locked.
+    fn is_nobodys(&self) -> bool {
+        Arc::strong_count(&self.mapping) == 1
+    }
+}
+
+/// First and longest time between two looks for a moment without work.
+const NAPS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+
+/// Where the device sees a page, which is registered if it is not yet. Valid for as long as the caller has the page, and then
+/// until no stream has work.
 pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceError> {
     let mapping = page.mapping();
-    let mut pages = PAGES.lock();
-    let page = match pages.get_or_insert_default().entry(mapping.addr() as usize) {
+    let mut table = PAGES.lock();
+    let pages = table.get_or_insert_default();
+    if !pages.contains_key(&(mapping.addr() as usize)) && pages.values().any(Registered::is_nobodys) {
+        tidy();
+    }
+    let page = match pages.entry(mapping.addr() as usize) {
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(place) => {
             shared.bind()?;
-            // SAFETY: kept below for the life of the process, where nothing can fail before.
+            // SAFETY: kept below until it is unregistered, and nothing can fail before.
             unsafe { shared.driver.register(mapping.addr(), mapping.len(), mapping.access())? };
-            place.insert(Registered { _mapping: Arc::clone(mapping), addresses: SmallVec::new() })
+            place.insert(Registered { mapping: Arc::clone(mapping), addresses: SmallVec::new() })
         }
     };
     if let Some((_, address)) = page.addresses.iter().find(|(device, _)| *device == shared.device) {
@@ -49,4 +73,80 @@ pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceEr
     let address = shared.driver.device_address(mapping.addr())?;
     page.addresses.push((shared.device, address));
     Ok(address)
+}
+
+/// Has a thread let go of what is nobody's, unless one is at it.
+fn tidy() {
+    static TIDYING: AtomicBool = AtomicBool::new(false);
+    if TIDYING.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let started = thread::Builder::new().name("tp-pages".into()).spawn(|| {
+        let mut nap = NAPS[0];
+        loop {
+            thread::sleep(nap);
+            match let_go() {
+                Ok(true) => break,
+                Ok(false) => nap = (2 * nap).min(NAPS[1]),
+                Err(error) => {
+                    // The device is lost to this process, which ends.
+                    tracing::debug!(%error, "clock pages of processes that have ended are kept");
+                    break;
+                }
+            }
+        }
+        TIDYING.store(false, Ordering::Release);
+    });
+    if let Err(error) = started {
+        // The next page that is registered tries again.
+        tracing::debug!(%error, "clock pages of processes that have ended are kept for now");
+        TIDYING.store(false, Ordering::Release);
+    }
+}
+
+/// Unregisters the pages that are nobody's, if no stream has work. Returns whether none is left. Waits for no stream and for
+/// nobody who has one locked.
+pub(super) fn let_go() -> Result<bool, DeviceError> {
+    let mut table = PAGES.lock();
+    let Some(pages) = table.as_mut() else { return Ok(true) };
+    if !pages.values().any(Registered::is_nobodys) {
+        return Ok(true);
+    }
+    let Some(shared) = BACKENDS
+        .try_lock()
+        .map(|backends| backends.values().map(|backend| Arc::clone(&backend.shared)).collect::<Vec<_>>())
+    else {
+        return Ok(false);
+    };
+    let Some(first) = shared.first() else { return Ok(false) };
+    // Those that are made from here on wait for these locks, or for the table's.
+    let streams: Vec<_> = shared.iter().map(|shared| shared.streams.cores()).collect();
+    let cores: Vec<Arc<Core>> =
+        streams.iter().flat_map(|cores| cores.iter().filter_map(Weak::upgrade)).collect();
+    let mut held = Vec::with_capacity(cores.len());
+    for core in &cores {
+        match core.hold_if_idle()? {
+            Some(order) => held.push(order),
+            None => return Ok(false),
+        }
+    }
+    first.bind()?;
+    let nobodys: Vec<usize> = pages.iter().filter(|(_, page)| page.is_nobodys()).map(|(at, _)| *at).collect();
+    for at in nobodys {
+        let Some(page) = pages.remove(&at) else { continue };
+        // SAFETY: it was registered at this address. No stream has work, none gets any while all are locked, and no clock of a
+        // stream of this process is on it: its own page is never nobody's while there are streams.
+        if let Err(error) = unsafe { first.driver.unregister(page.mapping.addr()) } {
+            // It may be reachable still: never unmapped.
+            std::mem::forget(page.mapping);
+            return Err(error);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether a page that is mapped here is registered.
+#[cfg(test)]
+pub(super) fn is_registered(at: usize) -> bool {
+    PAGES.lock().as_ref().is_some_and(|pages| pages.contains_key(&at))
 }

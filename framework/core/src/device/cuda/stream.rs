@@ -32,7 +32,7 @@ use super::pages;
 use super::pending::Pending;
 use super::pinned::{self, PIECE, Pinned, Word};
 use super::streams::Lent;
-use crate::clock::{ClockDomain, ClockError, OwnClock, Ticket, UnknownClock, passed};
+use crate::clock::{ClockDomain, ClockError, ClockPage, OwnClock, Ticket, UnknownClock, passed};
 use crate::os::Punctual;
 
 /// Operations that may be ahead of a copy, a fill or a wait before its submitter waits (MBX-2). Kernels of the user's are not
@@ -97,7 +97,12 @@ struct Entered<'a> {
 /// An operation whose clock was looked up.
 enum Step {
     Advance(u64),
-    Wait { at: u64, value: u64 },
+    /// With the page, so that it stays registered until the wait is enqueued; see `pages`.
+    Wait {
+        at: u64,
+        value: u64,
+        _page: Arc<ClockPage>,
+    },
 }
 
 impl CudaStreamBackend {
@@ -136,6 +141,13 @@ impl Core {
         let mut order = self.order.lock();
         let done = order.pending.reach(self.word.load());
         Entered { order, _done: done }
+    }
+
+    /// The stream's order, locked, if the stream has no work and nobody is at it.
+    pub(super) fn hold_if_idle(&self) -> Result<Option<MutexGuard<'_, impl Sized>>, DeviceError> {
+        let Some(order) = self.order.try_lock() else { return Ok(None) };
+        self.shared.bind()?;
+        Ok(self.shared.driver.is_idle(&self.stream)?.then_some(order))
     }
 
     /// As [`enter`](Self::enter), with the context current, and waits while too much is ahead (MBX-2).
@@ -209,7 +221,7 @@ impl Core {
             }
             let offset = page.clock_offset(ticket.slot).ok_or_else(|| unknown(ticket))?;
             let at = pages::address(&self.shared, &page)? + offset as u64;
-            steps.push(Step::Wait { at, value: ticket.value });
+            steps.push(Step::Wait { at, value: ticket.value, _page: page });
         }
         Ok(steps)
     }
@@ -224,9 +236,9 @@ impl Core {
         let order = &mut *entered.order;
         let mut batch: SmallVec<[MemOp; 8]> = SmallVec::new();
         let mut advanced = order.advanced;
-        for step in steps {
-            match step {
-                Step::Wait { at, value } => batch.push(MemOp::wait(at, value)),
+        for step in &steps {
+            match *step {
+                Step::Wait { at, value, .. } => batch.push(MemOp::wait(at, value)),
                 Step::Advance(value) => {
                     self.clock.promise(value);
                     // Clocks never go back.
@@ -242,8 +254,9 @@ impl Core {
             if advanced == order.advanced { order.pending.due_mark() } else { order.pending.cheap_mark() };
         batch.extend(mark.map(|mark| MemOp::write(self.word.device_address(), mark)));
         for part in batch.chunks_mut(MAX_BATCH) {
-            // SAFETY: registered pages stay for the life of the process; the clock and the word are this core's, which
-            // stays until the stream is done, and both are written by this stream alone (ONE-WRITER).
+            // SAFETY: the steps have the pages that are waited for, and once the waits are enqueued, pages stay registered
+            // until no stream has work. The clock and the word are this core's, which stays until the stream is done, and
+            // both are written by this stream alone (ONE-WRITER).
             unsafe { self.shared.driver.batch(&self.stream, part)? };
         }
         order.advanced = advanced;

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::CudaStream;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::super::DeviceError;
 use super::Shared;
@@ -25,6 +25,8 @@ use super::stream::Core;
 pub(super) struct Streams {
     limit: usize,
     state: Mutex<State>,
+    /// All that have been on one of them and may have work.
+    cores: Mutex<Vec<Weak<Core>>>,
 }
 
 #[derive(Default)]
@@ -36,12 +38,17 @@ struct State {
 
 impl Streams {
     pub(super) fn new(limit: usize) -> Self {
-        Streams { limit, state: Mutex::default() }
+        Streams { limit, state: Mutex::default(), cores: Mutex::default() }
     }
 
     #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub(super) fn limit(&self) -> usize {
         self.limit
+    }
+
+    /// All that may have work on a stream of this GPU. None is added while this is held.
+    pub(super) fn cores(&self) -> MutexGuard<'_, Vec<Weak<Core>>> {
+        self.cores.lock()
     }
 }
 
@@ -58,7 +65,7 @@ impl Lent {
     /// # Errors
     /// [`DeviceError::NoStream`], or what the driver says.
     pub(super) fn take(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
-        let Streams { limit, state } = &shared.streams;
+        let Streams { limit, state, .. } = &shared.streams;
         let mut state = state.lock();
         let through = state.idle.iter().position(|(_, core)| core.strong_count() == 0);
         let idle = match through {
@@ -83,9 +90,12 @@ impl Lent {
         &self.stream
     }
 
-    /// Says what runs on it.
+    /// Says what runs on it, before anything does.
     pub(super) fn used_by(&mut self, core: &Arc<Core>) {
         self.core = Arc::downgrade(core);
+        let mut cores = self.shared.streams.cores();
+        cores.retain(|core| core.strong_count() > 0);
+        cores.push(Arc::downgrade(core));
     }
 }
 
