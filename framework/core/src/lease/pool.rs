@@ -368,6 +368,9 @@ impl Pool {
 
     /// A lease of this process stands for parts from here on, or for the whole again.
     pub(super) fn set_in_parts(&self, id: LeaseId, in_parts: bool) {
+        if !in_parts {
+            self.take_in_holds(id);
+        }
         // The lease is a value of this process, so its entry is open.
         if let Err(error) = self.state.lock().table.set_in_parts(id.entry, id.generation, in_parts) {
             tracing::error!(%error, "an own lease is not in the lease table");
@@ -516,7 +519,17 @@ impl Pool {
 
     /// Whether this process has just one lease on the entry, of which its sender said that it is the only one.
     pub(crate) fn came_back_sole(&self, id: LeaseId) -> bool {
+        self.take_in_holds(id);
         self.claim_if(id, |table| table.local(id.entry, id.generation) == 1)
+    }
+
+    /// For a claim to memory that came back: takes in the holds of those who had it meanwhile and passed it on. They posted them
+    /// before it came here, on rings that may not have been looked at since; behind the claim they would be lies.
+    fn take_in_holds(&self, id: LeaseId) {
+        let shared = self.state.lock().table.was_shared(id.entry, id.generation);
+        if shared {
+            self.reclaim();
+        }
     }
 
     fn claim_if(&self, id: LeaseId, is_sole: impl FnOnce(&LeaseTable<Block>) -> bool) -> bool {

@@ -134,6 +134,37 @@ fn who_is_sole_is_known_only_from_a_line_that_stood_still() {
     }
 }
 
+/// F passed the memory on to G, and G sent it back here as the only one who had it. G's frame is believed for a lease of an
+/// earlier round, so nobody has looked at the rings for the holds of this one.
+#[test]
+fn what_was_held_before_memory_came_back_is_no_lie() {
+    for in_parts in [false, true] {
+        let (pool, script) = pool();
+        let (f, g) = (process(1), process(2));
+        let lease = pool.allocate(64).expect("room").lease;
+        let id = lease.id();
+        if in_parts {
+            lease.set_in_parts();
+        }
+        pool.grant(id, f).expect("open");
+        pool.grant(id, g).expect("open");
+        drop(lease);
+        let back = pool.adopt(id, g, !in_parts, in_parts).expect("G has a lease");
+        let theirs = Arc::clone(&pool);
+        let refused = Arc::new(Mutex::new(None));
+        let noted = Arc::clone(&refused);
+        script.then(move || *noted.lock() = theirs.hold(id, g).err());
+        if in_parts {
+            back.set_whole();
+        }
+        assert!(back.is_sole(), "its sender said so");
+        pool.drain();
+        assert_eq!(*refused.lock(), None, "G had it before it sent it");
+        // From here on it would be one.
+        assert!(matches!(pool.hold(id, g), Err(LeaseTableError::NotShared { .. })));
+    }
+}
+
 /// Counts its wakes.
 #[derive(Default)]
 struct Woken(AtomicUsize);
