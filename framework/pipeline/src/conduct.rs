@@ -309,7 +309,7 @@ impl Conductor {
 
     fn look_for_stillness(&mut self) {
         let now = Instant::now();
-        if self.stillness.still_for(&self.unfinished(), now) >= REMIND {
+        if self.stillness.still_for(&self.plan, &self.unfinished(), now) >= REMIND {
             self.remind();
         }
         let Some(waiting) = self.stillness.report(&self.plan, &self.unfinished(), now) else { return };

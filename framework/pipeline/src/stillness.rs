@@ -56,17 +56,34 @@ impl Stillness {
     }
 
     /// What each of `members`, which have not ended, waits for, if it is time to say so: nothing has moved for the limit,
-    /// and none of them is in a call.
+    /// and none of them goes on by itself.
     pub(super) fn report(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<Vec<Waiting>> {
-        let in_a_call = || members.iter().any(|member| self.is_silent(*member, now));
-        let due = self.due.is_some_and(|due| now >= due) && !members.is_empty() && !in_a_call();
-        due.then(|| self.waiting(plan, members, &[], now))
+        let due = self.due.is_some_and(|due| now >= due) && !members.is_empty();
+        (due && !self.any_goes_on(plan, members, now)).then(|| self.waiting(plan, members, &[], now))
     }
 
-    /// For how long nothing has moved, where none of `members`, which have not ended, is in a call.
-    pub(super) fn still_for(&self, members: &[(u16, u16)], now: Instant) -> Duration {
-        let in_a_call = members.iter().any(|member| self.is_silent(*member, now));
-        if in_a_call { Duration::ZERO } else { now.saturating_duration_since(self.moved) }
+    /// For how long nothing has moved, where none of `members`, which have not ended, goes on by itself.
+    pub(super) fn still_for(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Duration {
+        if self.any_goes_on(plan, members, now) {
+            return Duration::ZERO;
+        }
+        now.saturating_duration_since(self.moved)
+    }
+
+    /// Whether any is in a call, or waits for a time: that of a source's next item, or of a batch that is sent when it is old
+    /// enough.
+    fn any_goes_on(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> bool {
+        let waits_for_a_time = |member: &(u16, u16)| {
+            let times_out = plan.stages.get(usize::from(member.0)).is_some_and(|stage| stage.times_out);
+            self.told.get(member).is_some_and(|told| {
+                told.waits.iter().any(|wait| match wait {
+                    Wait::Time => true,
+                    Wait::Retained(_) => times_out,
+                    _ => false,
+                })
+            })
+        };
+        members.iter().any(|member| self.is_silent(*member, now) || waits_for_a_time(member))
     }
 
     /// Notes that the log has said so. It says so again only after twice the time.
@@ -150,6 +167,7 @@ fn in_words(plan: &Plan, wait: &Wait) -> String {
         }
         Wait::Actor { actor } => format!("the actor {actor} to take a message"),
         Wait::Actors(count) => format!("answers of actors for {count}"),
+        Wait::Time => "the time of its next item".to_owned(),
         Wait::Retained(count) => format!("more items or partners for {count} that it keeps"),
     }
 }
@@ -219,6 +237,32 @@ mod tests {
         assert_eq!(stillness.report(&plan, &[(1, 0)], late), None);
         let waiting = stillness.waiting(&plan, &[(1, 0), (0, 0)], &[], late);
         assert!(waiting.iter().all(|waiting| waiting.what.contains("a call of its own")), "{waiting:?}");
+    }
+
+    #[test]
+    fn what_waits_for_a_time_is_not_still() {
+        let mut plan = plan();
+        let mut stillness = Stillness::new(Duration::from_secs(10), EVERY);
+        stillness.told(&counts(0, 0, 5), vec![Wait::Time]);
+        stillness.told(&counts(1, 0, 5), vec![Wait::Retained(2)]);
+        let late = Instant::now() + Duration::from_secs(60);
+        for told in stillness.told.values_mut() {
+            told.at = late;
+        }
+        let still = |stillness: &Stillness, plan: &Plan, member| {
+            (
+                stillness.still_for(plan, &[member], late) > Duration::ZERO,
+                stillness.report(plan, &[member], late).is_some(),
+            )
+        };
+        assert_eq!(still(&stillness, &plan, (0, 0)), (false, false), "a source with a pace");
+        assert_eq!(still(&stillness, &plan, (1, 0)), (true, true), "a batch that waits for more");
+        plan.stages[1].times_out = true;
+        assert_eq!(
+            still(&stillness, &plan, (1, 0)),
+            (false, false),
+            "a batch that is sent when it is old enough"
+        );
     }
 
     #[test]

@@ -70,6 +70,8 @@ pub(crate) struct Zip<A: Item, B: Item> {
     let_go: Recent,
     /// Left and right: whether nothing more comes.
     ended: [bool; 2],
+    /// How often the whole pipeline has stood still since the last pair.
+    standstills: u32,
 }
 
 /// Items of late. What is older than the newest [`MAX_WAITING`] is forgotten (MBX-2): a standstill over it is noticed when
@@ -169,6 +171,13 @@ impl<A, B> Waiting<(A, Held), (B, Held)> {
         let right = self.right.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
         left.chain(right).collect()
     }
+}
+
+/// How many of the halves that wait go at a standstill: one in eight, so that what can go on by itself keeps its partners.
+/// Twice as many at the next one, where there was no pair in between: a standstill is noticed late, and flows whose halves
+/// seldom match would take that long for each.
+fn share(waiting: usize, standstills: u32) -> usize {
+    waiting.div_ceil(8 >> standstills.min(3))
 }
 
 fn take_first<K: Hash + Eq, T>(waiting: &mut HashMap<K, VecDeque<T>>, key: K) -> Option<T> {
@@ -273,6 +282,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             settled: Default::default(),
             let_go: Recent::default(),
             ended: [false; 2],
+            standstills: 0,
         })
     }
 
@@ -291,6 +301,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             Either::Right(item) => self.waiting.right(bond, (item, held)),
         };
         if let Some(((left, left_held), (right, right_held))) = pair {
+            self.standstills = 0;
             // Of one id the pair has it once.
             if left_held.id() == right_held.id() {
                 out.emit_for(Pair { left, right }, [left_held.with(right_held)]);
@@ -330,9 +341,10 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
                 }
                 self.end_standstill(out);
             }
-            // At most once nobody waits for a half. One in eight, so that what can go on by itself keeps its partners.
+            // At most once nobody waits for a half.
             Partners::Standstill if self.pairing.is_some() => {
-                self.let_go_oldest(self.waiting.count.div_ceil(8), out);
+                self.let_go_oldest(share(self.waiting.count, self.standstills), out);
+                self.standstills = self.standstills.saturating_add(1);
             }
             Partners::Standstill => {}
             Partners::Alone { left, ids, again } => {
@@ -367,6 +379,15 @@ mod tests {
         );
         recent.retain(|id| id.number % 2 == 0);
         assert_eq!((recent.ids.len(), recent.in_order.len()), (MAX_WAITING / 2, MAX_WAITING / 2));
+    }
+
+    #[test]
+    fn more_go_at_each_standstill_without_a_pair() {
+        assert_eq!(
+            [0, 1, 2, 3, 4, u32::MAX].map(|standstills| share(20, standstills)),
+            [3, 5, 10, 20, 20, 20]
+        );
+        assert_eq!([0, 1, 2].map(|standstills| share(1, standstills)), [1, 1, 1]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use super::branch::Modes;
 use super::core::Part;
 use super::meter::Counts;
 use super::outlet::Outlet;
+use super::waits::Wait;
 use crate::item::{ItemId, Tag};
 use crate::out::Emitted;
 use crate::traits::Source;
@@ -32,6 +33,8 @@ struct Core<S: Source> {
     source: RefCell<S>,
     results: Outlet<S::Out>,
     stopped: Cell<bool>,
+    /// Waits for the time of its next item.
+    paused: Cell<bool>,
     /// Told when it is stopped.
     changed: Notify,
 }
@@ -54,6 +57,7 @@ impl<S: Source> RemoteActor for SourceActor<S> {
             part,
             source: RefCell::new(source),
             stopped: Cell::new(false),
+            paused: Cell::new(false),
             changed: Notify::new(),
         };
         let core = Rc::new(core);
@@ -62,8 +66,7 @@ impl<S: Source> RemoteActor for SourceActor<S> {
         core.part.toward_as(move || {
             sent.upgrade().map_or_else(Vec::new, |core: Rc<Core<S>>| core.results.toward().collect())
         });
-        core.part
-            .waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.results.waits().collect()));
+        core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits().collect()));
         Ok(SourceActor { core, running: false })
     }
 
@@ -147,14 +150,20 @@ impl<S: Source> Core<S> {
         part.finish().await;
     }
 
+    fn waits(&self) -> impl Iterator<Item = Wait> {
+        self.results.waits().chain(self.paused.get().then_some(Wait::Time))
+    }
+
     /// Waits until then, or until it is stopped. Returns the time; what is late is not made up for.
     async fn until(&self, due: Instant) -> Instant {
+        self.paused.set(true);
         while !self.stopped.get() && Instant::now() < due {
             tokio::select! {
                 () = tokio::time::sleep_until(due.into()) => {}
                 () = self.changed.notified() => {}
             }
         }
+        self.paused.set(false);
         due.max(Instant::now())
     }
 

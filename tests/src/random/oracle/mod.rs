@@ -19,7 +19,7 @@ use tensorpost::pipeline::Report;
 
 use super::history::{Bag, Logs, Past, Place};
 use super::plan::Plan;
-use super::spec::{Fault, What};
+use super::spec::{Ending, Fault, What};
 use excuse::Excuses;
 pub(crate) use excuse::home;
 use flows::{Edge, Flows, Taking};
@@ -123,6 +123,8 @@ struct Case<'r> {
     deaths: bool,
     /// Whether a stage was told to fail on an item that it got, and this fails the pipeline.
     fatal: bool,
+    /// The same, leaving out sources that may have been stopped before they got to fail.
+    certainly_fatal: bool,
     at_least_once: bool,
 }
 
@@ -147,7 +149,8 @@ pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
         plan,
         seen,
         deaths: reported || seen.struck.iter().any(killing),
-        fatal: told_to_fail(plan, seen),
+        fatal: told_to_fail(plan, seen, true),
+        certainly_fatal: told_to_fail(plan, seen, !matches!(plan.spec.ending, Ending::Cancel(_))),
         at_least_once: plan.spec.at_least_once.is_some(),
     };
     let flows = Flows::new(plan, &seen.logs);
@@ -166,13 +169,14 @@ pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
     verdicts
 }
 
-/// Whether a stage that was told to fail, and fails the pipeline then, got an item to fail on.
-fn told_to_fail(plan: &Plan, seen: &Seen) -> bool {
+/// Whether a stage that was told to fail, and fails the pipeline then, got an item to fail on; or a source came so far.
+fn told_to_fail(plan: &Plan, seen: &Seen, sources: bool) -> bool {
     plan.all().into_iter().any(|op| {
         if !op.op.settings.on_error.fails() {
             return false;
         }
         match &op.op.what {
+            What::Source(_) if !sources => false,
             What::Source(source) => source.fails.iter().any(|number| {
                 // It fails before the item that it makes then, if it gets so far.
                 *number == 0
@@ -374,7 +378,7 @@ impl Case<'_> {
         });
         match &self.seen.end {
             End::Fine(report) => {
-                if self.fatal && !self.deaths {
+                if self.certainly_fatal && !self.deaths {
                     say(Kind::Result, "it is fine though a stage was to fail".into());
                 }
                 if let Some(death) = unreplaced {

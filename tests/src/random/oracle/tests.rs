@@ -6,7 +6,7 @@ use tensorpost::pipeline::{Death, ItemId, Lost, OnError, StageReport};
 use super::*;
 use crate::random::history::{Line, Step};
 use crate::random::plan::{dead_name, helper_name, stage_name, writes};
-use crate::random::spec::{Fails, Fork, Op, Settings, Source, Spec, Stage, Then};
+use crate::random::spec::{Ending, Fails, Fork, Op, Settings, Source, Spec, Stage, Then, When};
 
 fn op(takes: &[(usize, u8)], what: What) -> Op {
     Op { takes: takes.to_vec(), what, settings: Settings::default() }
@@ -337,4 +337,18 @@ fn what_goes_another_way_when_it_is_sent_again_is_not_missing_on_the_first() {
     lines(&mut seen, 1)[0].1 = batch;
     plan.spec.at_least_once = None;
     assert!(kinds(&plan, &seen).contains(&Kind::Missing));
+}
+
+/// A source that was to fail on the item behind its last one need not have got there, if it was stopped.
+#[test]
+fn a_source_that_was_stopped_before_it_failed_is_right() {
+    let failing = |ending| {
+        let fails = vec![20];
+        let source = op(&[], What::Source(Source { count: 20, fails, ..Source::default() }));
+        Plan::new(&Spec { ending, ..spec(vec![source, sink(0, 0)]) })
+    };
+    let plan = failing(Ending::Natural);
+    assert_eq!(kinds(&plan, &right(&plan)), [Kind::Result]);
+    let plan = failing(Ending::Cancel(When::Items(0, 20)));
+    assert_eq!(kinds(&plan, &right(&plan)), []);
 }
