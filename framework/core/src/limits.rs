@@ -44,6 +44,13 @@ pub const MAX_INLINE_BODY: usize = 64 << 10;
 /// Largest encoded message body in bytes.
 pub const MAX_BODY: usize = 64 << 20;
 
+/// Bytes that a decoded message may take for each byte of its body, beside [`DECODED_BASE`]. The least that a `String` or a `Vec`
+/// takes is 24 and has one byte in the body; what serde holds of an untagged enum takes 32.
+pub const DECODED_PER_BYTE: usize = 32;
+
+/// Bytes that any decoded message may take.
+pub const DECODED_BASE: usize = 1 << 20;
+
 /// Most tensors in one message.
 pub const MAX_TENSORS: usize = 512;
 

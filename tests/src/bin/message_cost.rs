@@ -6,6 +6,7 @@
 //! * `frame`: a message from one transport to another, encoded, written, read, decoded and done with.
 //! * `lease`: the same with a tensor: granted, adopted and returned.
 //! * `handler`: an actor's message to itself, through its mailbox and its handler.
+//! * `tensors`: the same with 64 tensors in it.
 //!
 //! Each line is the best and the median of many short samples, in nanoseconds a message; then the same where ten other
 //! processes have died, and the ratio. The samples of the two take turns.
@@ -22,6 +23,9 @@ const BATCH: usize = 32;
 const BATCHES: usize = 8;
 const TICKS: u32 = 2_000;
 const DEATHS: usize = 10;
+/// In a message to oneself, and how many of those are a sample.
+const TENSORS: usize = 64;
+const ROUNDS: u32 = 200;
 
 fn main() -> anyhow::Result<()> {
     // First of all: in a worker this does not return.
@@ -32,11 +36,14 @@ fn main() -> anyhow::Result<()> {
     report("lease", sample(&pairs, |pair| Ok(pair.frames(true)))?);
     let [before, after] = &nodes;
     let tickers = [(before, Ticks::of(before, 0)?), (after, Ticks::of(after, DEATHS)?)];
-    let run = |(node, ticker): &(&Node, Address<Ticks>)| -> anyhow::Result<f64> {
-        node.block_on(ticker.ask(Ticks { left: TICKS, began: None }))?;
-        Ok(node.block_on(ticker.ask(Ticks { left: 0, began: None }))? as f64 / f64::from(TICKS))
+    let run = |(node, ticker): &(&Node, Address<Ticks>), count, tensors: usize| -> anyhow::Result<f64> {
+        let tensor = node.host_stream()?.from_slice(&[16], &[0_u32; 16])?.freeze();
+        node.block_on(ticker.ask(Ticks { left: count, began: None, tensors: vec![tensor; tensors] }))?;
+        let took = node.block_on(ticker.ask(Ticks { left: 0, began: None, tensors: Vec::new() }))?;
+        Ok(took as f64 / f64::from(count))
     };
-    report("handler", sample(&tickers, run)?);
+    report("handler", sample(&tickers, |ticker| run(ticker, TICKS, 0))?);
+    report("tensors", sample(&tickers, |ticker| run(ticker, ROUNDS, TENSORS))?);
     nodes.into_iter().try_for_each(|node| node.shutdown(Duration::from_secs(10)).map(drop))?;
     Ok(())
 }
@@ -135,6 +142,8 @@ struct Ticker {
 struct Ticks {
     left: u32,
     began: Option<u64>,
+    /// Which go along.
+    tensors: Vec<Tensor>,
 }
 
 impl Ticks {
@@ -171,7 +180,8 @@ impl Handler<Ticks> for Ticker {
     fn handle(&mut self, ticks: Ticks, _: &mut Context<Self>) -> Self::Result {
         if ticks.left > 0 {
             let began = Some(ticks.began.unwrap_or_else(cpu_ns));
-            self.itself.try_send(Ticks { left: ticks.left - 1, began }).expect("one at a time has room");
+            let next = Ticks { left: ticks.left - 1, began, ..ticks };
+            self.itself.try_send(next).expect("one at a time has room");
         } else if let Some(began) = ticks.began {
             self.took = cpu_ns() - began;
         }

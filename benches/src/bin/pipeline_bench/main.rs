@@ -27,7 +27,7 @@ struct Options {
     /// Runs of each, alternating with those that they are compared with.
     #[arg(long)]
     runs: Option<usize>,
-    /// Only measurements whose name has this in it: overhead, stages, replicas, broadcast, cold.
+    /// Only measurements whose name has this in it: overhead, stages, replicas, broadcast, deaths, cold.
     #[arg(long)]
     only: Option<String>,
     /// Fail when a bound is missed, not only when a measurement failed.
@@ -53,6 +53,7 @@ fn main() -> anyhow::Result<ExitCode> {
     suite.one("stages", Suite::stages);
     suite.one("replicas", Suite::replicas);
     suite.one("broadcast", Suite::broadcast);
+    suite.one("deaths", Suite::deaths);
     suite.one("cold", Suite::cold);
     println!("{}", suite.table);
     let failed = suite.failed || (suite.options.strict && suite.table.missed());
@@ -67,6 +68,9 @@ fn rate(nanos: f64) -> f64 {
 fn micros(nanos: f64) -> f64 {
     nanos / 1e3
 }
+
+/// Workers that have died in [`Suite::deaths`].
+const DEATHS: usize = 10;
 
 struct Suite {
     options: Options,
@@ -155,6 +159,20 @@ impl Suite {
         self.table.row("to 1 receiver, us per item", &one, None, Bound::None, 3);
         let what = format!("broadcast to {RECEIVERS}, us per item and receiver, over to 1");
         self.table.row(&what, &all, Some(one.median()), Bound::RatioAtMost(1.2), RECEIVERS + 2);
+        Ok(())
+    }
+
+    /// A line beside the dead, and one on a node where nobody has died, in turn.
+    fn deaths(&mut self) -> anyhow::Result<()> {
+        let count = self.items(200_000);
+        let [mut before, mut after] = [(); 2].map(|()| Samples::default());
+        for _ in 0..self.runs() {
+            before.0.push(micros(runs::beside_deaths(count, 0)?));
+            after.0.push(micros(runs::beside_deaths(count, DEATHS)?));
+        }
+        self.table.row("line without work, us per item and hop", &before, None, Bound::None, 4);
+        let what = format!("after {DEATHS} deaths, us per item and hop, over before");
+        self.table.row(&what, &after, Some(before.median()), Bound::RatioAtMost(1.02), 4);
         Ok(())
     }
 

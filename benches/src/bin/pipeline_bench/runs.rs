@@ -87,6 +87,20 @@ pub(crate) fn replicated(count: u64, micros: u64, replicas: u32) -> anyhow::Resu
     bench.run(&pipeline, 1).map(|(nanos, _)| nanos)
 }
 
+/// A line without work on a node of which so many workers have died: nanoseconds for each item and hop.
+pub(crate) fn beside_deaths(count: u64, deaths: usize) -> anyhow::Result<f64> {
+    const HOPS: f64 = 2.0;
+    let bench = Bench::start(count)?;
+    for number in 0..deaths {
+        let worker = bench.node.worker(&format!("dies {number}"))?;
+        bench.node.supervisor().kill_worker(worker);
+        bench.node.supervisor().await_end(worker);
+    }
+    let flow = Pipeline::new("line").source::<Frames>(bench.make(0)).stage::<Busy>(0);
+    let pipeline = flow.sink::<Clock>(bench.measure(0)).pipeline();
+    bench.run(&pipeline, 1).map(|(nanos, _)| nanos / HOPS)
+}
+
 /// The same as [`built`], wired by hand.
 pub(crate) fn wired(count: u64, micros: u64, hop: Hop) -> anyhow::Result<f64> {
     let mut bench = Bench::start(count)?;

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::meter::{self, Meter, Spent};
 use super::nesting::{self, NestingError};
+use super::parts;
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
@@ -55,6 +57,15 @@ pub enum EncodeError {
     /// Nested too deep.
     #[error("its body is {0}")]
     Nesting(#[from] NestingError),
+    /// It has what could be read as a part of a split tensor, and is none of the parts in it.
+    #[error(
+        "it describes a part {index} of a split tensor by hand, under the key `$part`, which only a TensorPart may; rename the key, \
+         or put the part itself into the message"
+    )]
+    ForgedPart {
+        /// The index that it gives itself.
+        index: u32,
+    },
 }
 
 /// Why a frame's content is not a value of the type it claims to be. Its leases went back.
@@ -66,6 +77,22 @@ pub enum DecodeError {
     /// Serde refused.
     #[error("its body is not what the type needs: {0}")]
     Deserialise(#[from] rmp_serde::decode::Error),
+    /// The value would take more memory than a body of this length may become.
+    #[error(
+        "its body has {bytes} bytes, and decoded it would take more than the {may} that it may; put large fields of the type that \
+         may be absent into a Box, and data into a tensor"
+    )]
+    TooMuch {
+        /// Length of the body.
+        bytes: usize,
+        /// What it may take.
+        may: usize,
+    },
+    /// The type holds itself without a container between, and so has no end.
+    #[error(
+        "its type holds itself through options and newtypes alone; put a struct with a named field between"
+    )]
+    TooDeep,
     /// A `Deserialize` of the type panicked. The process goes on.
     #[error("reading it panicked: {0}")]
     Panicked(String),
@@ -115,7 +142,7 @@ pub(crate) fn give_back(body: Vec<u8>) {
 /// See [`EncodeError`]; `value` is untouched.
 pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, EncodeError> {
     body.clear();
-    let Outgoing { leases, tensors, parts } = scope::encoding(|| {
+    let outgoing = scope::encoding(|| {
         let mut serializer = rmp_serde::Serializer::new(&mut body).with_struct_map();
         value.serialize(&mut serializer)
     })?;
@@ -123,6 +150,8 @@ pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, Enc
         return Err(EncodeError::TooLarge { bytes: body.len() });
     }
     nesting::check(&body)?;
+    parts::check(&body, &outgoing)?;
+    let Outgoing { leases, tensors, parts } = outgoing;
     Ok(Encoded { body, leases, tensors, parts })
 }
 
@@ -169,15 +198,29 @@ pub fn decode<T: DeserializeOwned>(
     context: Option<Arc<dyn Any + Send + Sync>>,
 ) -> Result<T, DecodeError> {
     nesting::check(body)?;
+    let in_parts = tensors.iter().any(|tensor| tensor.lease().is_in_parts());
+    let forms = if in_parts { parts::forms(body).collect() } else { Vec::new() };
     // What the type does with the bytes is the user's. It runs on the reader's thread, which all actors need.
     let read = AssertUnwindSafe(|| {
         fault::point("wire.decode");
-        let decoded = scope::decoding(Incoming { tensors, context }, || Ok(rmp_serde::from_slice(body)?));
+        let decoded = scope::decoding(Incoming { tensors, context, forms }, || read(body));
         fault::point("wire.decoded");
         decoded
     });
     catch_unwind(read)
         .unwrap_or_else(|panic| Err(DecodeError::Panicked(vital::panic_text(panic.as_ref()).to_owned())))
+}
+
+/// Reads a value whose body has passed the look at its nesting.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
+    let may = meter::allowance(body.len());
+    let meter = Meter::new(may);
+    let mut from = rmp_serde::Deserializer::from_read_ref(body);
+    T::deserialize(meter.over(&mut from)).map_err(|error| match meter.spent() {
+        Some(Spent::Bytes) => DecodeError::TooMuch { bytes: body.len(), may },
+        Some(Spent::Calls) => DecodeError::TooDeep,
+        None => error.into(),
+    })
 }
 
 /// `Vec<u8>` as MessagePack bytes; serde by itself would write a list of numbers.

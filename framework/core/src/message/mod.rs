@@ -31,9 +31,11 @@
 pub mod check;
 pub mod codec;
 pub(crate) mod holds;
+mod meter;
 pub mod nesting;
 pub(crate) mod parts;
 pub mod scope;
+mod search;
 pub mod wire;
 
 use serde::Serialize;

@@ -7,6 +7,10 @@
 //! Whether a part is given away is decided after the message's value was dropped, as for a tensor that is handed over:
 //! had somebody kept it (in an `Arc`, say), the lease is not marked, and the receiver refuses the message. So there is one
 //! writer in either case (ONE-WRITER).
+//!
+//! Serde lets anybody write a map of `$part`, and anybody read a part from what is no message. So a body is searched for what
+//! could be read as a part: the sender refuses what is none of the parts in the message, and the receiver makes only what its
+//! message's body has (SAFE-1).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +18,8 @@ use std::sync::Arc;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::scope;
+use super::codec::EncodeError;
+use super::scope::{self, Outgoing};
 use crate::lease::Lease;
 use crate::lease::table::Uses;
 use crate::lease::writers::{Area, Piece};
@@ -27,10 +32,13 @@ const OUTSIDE: &str = "a TensorPart can only be serialised as part of a message 
 /// The key of a part in a body, beside that of a tensor.
 const KEY: &str = "$part";
 
+/// [`KEY`] in a body: a string of five bytes. Serde writes it in no other way.
+const KEY_BYTES: &[u8] = b"\xa5$part";
+
 /// The description of a part in a body.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Form {
+pub(super) struct Form {
     /// The whole, in the frame's table.
     tensor: u32,
     index: u32,
@@ -62,15 +70,53 @@ impl Serialize for TensorPart {
 impl<'de> Deserialize<'de> for TensorPart {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Keyed { form } = Keyed::deserialize(deserializer)?;
-        let Form { tensor, index, count, seal, token, area } = form;
-        let whole = scope::lent(tensor as usize).unwrap_or_else(|| Err(OUTSIDE.into()));
+        let whole = scope::lent(form.tensor as usize).unwrap_or_else(|| Err(OUTSIDE.into()));
         let whole = whole.map_err(de::Error::custom)?;
+        if whole.lease().is_in_parts() && !scope::has_form(&form) {
+            return Err(de::Error::custom("it describes a part of a tensor that is not in the message"));
+        }
+        let Form { index, count, seal, token, area, .. } = form;
         let wrong = |why: String| de::Error::custom(format!("part {index} of {whole:?} is refused: {why}"));
         let area = Area::new(area).ok_or_else(|| wrong("it has no elements".into()))?;
         let claim = Claim { piece: Piece { seal, index, area }, count, token };
         // Serde may visit a part twice, in an untagged enum for example: then the first was dropped before, or this one is
         // a second writer and is refused.
         TensorPart::arrived(&whole, claim).map_err(|error| wrong(error.to_string()))
+    }
+}
+
+/// Everything in `body` that can be read as a part.
+pub(super) fn forms(body: &[u8]) -> impl Iterator<Item = Form> {
+    let behind_keys = body.windows(KEY_BYTES.len()).zip(KEY_BYTES.len()..);
+    behind_keys.filter(|(window, _)| *window == KEY_BYTES).filter_map(|(_, at)| {
+        Form::deserialize(&mut rmp_serde::Deserializer::from_read_ref(&body[at..])).ok()
+    })
+}
+
+/// Whether all that can be read as a part in `body` is one of the parts that it was encoded with.
+///
+/// # Errors
+/// [`EncodeError::ForgedPart`] where something was written by hand.
+pub(super) fn check(body: &[u8], outgoing: &Outgoing) -> Result<(), EncodeError> {
+    if outgoing.parts.is_empty() {
+        // No lease is marked then, and without that there is no part.
+        return Ok(());
+    }
+    let known: Vec<(&Arc<Inner>, Claim)> = outgoing.parts.iter().map(|part| (part, part.claim())).collect();
+    let is_known = |form: &Form| {
+        let Some(outline) = outgoing.tensors.get(form.tensor as usize) else { return false };
+        let Some((lease, _)) = outgoing.leases.get(usize::from(outline.lease)) else { return false };
+        known.iter().any(|(part, Claim { piece, count, token })| {
+            (form.seal, form.index, form.count, form.token) == (piece.seal, piece.index, *count, *token)
+                && form.area == piece.area.ranges()
+                && part.lease().same_as(lease)
+                && *part.whole() == outline.layout
+                && part.dtype() == outline.dtype
+        })
+    };
+    match forms(body).find(|form| !is_known(form)) {
+        None => Ok(()),
+        Some(form) => Err(EncodeError::ForgedPart { index: form.index }),
     }
 }
 

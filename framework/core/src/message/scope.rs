@@ -11,6 +11,8 @@ use std::sync::Arc;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
+use super::parts::Form;
+use super::search::Search;
 use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
 use crate::lease::Lease;
@@ -47,10 +49,14 @@ pub struct Incoming {
     pub tensors: Vec<Tensor>,
     /// The process's transport, which addresses inside the message connect to.
     pub context: Option<Arc<dyn Any + Send + Sync>>,
+    /// What its body has of parts of split tensors.
+    pub(super) forms: Vec<Form>,
 }
 
 enum Scope {
     Encoding(Outgoing),
+    /// A search for lost data, and what it found first.
+    Searching(Option<Tainted>),
     Decoding(Incoming),
 }
 
@@ -108,15 +114,16 @@ pub fn encoding<E>(encode: impl FnOnce() -> Result<(), E>) -> Result<Outgoing, E
     }
 }
 
-/// Why the data of a tensor somewhere in `value` will never be there, if there is such a tensor. Serialises the value
-/// into nothing, so call it only where something is tainted at all.
+/// Why the data of a tensor somewhere in `value` will never be there, if there is such a tensor. Goes through the whole value, so
+/// call it only where something is tainted at all.
 pub(crate) fn taint_in<T: Serialize>(value: &T) -> Option<Tainted> {
-    let looked = encoding(|| {
-        let mut nowhere = rmp_serde::Serializer::new(std::io::sink()).with_struct_map();
-        value.serialize(&mut nowhere)
-    });
-    // What cannot be serialised cannot be told; it cannot have come from another process either.
-    looked.ok()?.taint()
+    let guard = Guard::open(Scope::Searching(None));
+    // What cannot be serialised to its end cannot be told of; it cannot have come from another process either.
+    let _ = value.serialize(Search);
+    match guard.close() {
+        Some(Scope::Searching(found)) => found,
+        _ => None,
+    }
 }
 
 /// Runs `decode` in a scope that lends the tensors of `incoming`.
@@ -140,6 +147,7 @@ impl Serialize for Tensor {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let index = SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
             Some(Scope::Encoding(outgoing)) => outgoing.add(self),
+            Some(Scope::Searching(found)) => note(found, self.lease().taint_at(self.ready())),
             _ => Err(OUTSIDE.into()),
         });
         let mut form = serializer.serialize_struct("Tensor", 1)?;
@@ -148,12 +156,18 @@ impl Serialize for Tensor {
     }
 }
 
-impl Outgoing {
-    fn taint(&self) -> Option<Tainted> {
-        let tensors = self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready));
-        tensors.or_else(|| self.parts.iter().find_map(|part| part.taint()))
+/// A search has met a tensor or a part. What it found ends it, with an error that nobody reads.
+fn note(found: &mut Option<Tainted>, of_this: Option<Tainted>) -> Result<u32, String> {
+    match of_this {
+        None => Ok(0),
+        Some(tainted) => {
+            found.get_or_insert(tainted);
+            Err(String::new())
+        }
     }
+}
 
+impl Outgoing {
     fn add(&mut self, tensor: &Tensor) -> Result<u32, String> {
         self.outline(tensor.lease(), tensor.ready(), tensor.dtype(), *tensor.layout())
     }
@@ -194,6 +208,7 @@ impl Outgoing {
 pub(super) fn add_part(part: &Arc<Inner>) -> Option<Result<u32, String>> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing)) => Some(outgoing.add_part(part)),
+        Some(Scope::Searching(found)) => Some(note(found, part.taint())),
         _ => None,
     })
 }
@@ -206,6 +221,13 @@ pub(super) fn lent(index: usize) -> Option<Result<Tensor, String>> {
         })),
         _ => None,
     })
+}
+
+/// Whether the body of the message that is being decoded describes this part.
+pub(super) fn has_form(form: &Form) -> bool {
+    SCOPES.with_borrow(
+        |scopes| matches!(scopes.last(), Some(Scope::Decoding(incoming)) if incoming.forms.contains(form)),
+    )
 }
 
 impl<'de> Deserialize<'de> for Tensor {

@@ -23,6 +23,12 @@ use serde::{Deserialize, Serialize};
 
 use super::futex::{self, Woken};
 
+/// How a word that a peer writes is loaded before a fence that acquires. Of all atomic loads, Rust guarantees only relaxed ones on
+/// read-only pages (it may make the others a compare-exchange). ThreadSanitizer knows no fences, so under it the load acquires;
+/// on what it runs on, that is a plain load too.
+pub(crate) const BEFORE_FENCE: Ordering =
+    if cfg!(tensorpost_tsan) { Ordering::Acquire } else { Ordering::Relaxed };
+
 /// The access that a mapping gives this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
@@ -212,7 +218,7 @@ impl Watched64<'_> {
     /// Its value; what the writer did before its release store is visible afterwards.
     #[inline]
     pub fn load(self) -> u64 {
-        let value = self.word.load(Ordering::Relaxed);
+        let value = self.word.load(BEFORE_FENCE);
         fence(Ordering::Acquire);
         value
     }
@@ -235,7 +241,7 @@ impl Watched32<'_> {
     #[inline]
     #[cfg(any(test, feature = "inside"))]
     pub fn load(self) -> u32 {
-        let value = self.word.load(Ordering::Relaxed);
+        let value = self.word.load(BEFORE_FENCE);
         fence(Ordering::Acquire);
         value
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::platform::{Bytes, Platform, Word};
+use crate::os::mapping::BEFORE_FENCE;
 
 /// Whatever keeps a mapping mapped. Words and bytes hold a clone for as long as they point into it.
 pub type KeepMapped = Arc<dyn Any + Send + Sync>;
@@ -74,12 +75,12 @@ impl Word for NativeWord {
 
 #[inline]
 fn load(word: &AtomicU64, order: Ordering) -> u64 {
-    // Of all atomic loads, Rust guarantees only relaxed ones of this size on read-only pages (it may make the others a
-    // compare-exchange). A fence after it orders at least as much as an acquire load.
-    let value = word.load(Ordering::Relaxed);
-    if order != Ordering::Relaxed {
-        fence(order);
+    if order == Ordering::Relaxed {
+        return word.load(order);
     }
+    // A fence after it orders at least as much as an acquire load.
+    let value = word.load(BEFORE_FENCE);
+    fence(order);
     value
 }
 

@@ -1,0 +1,366 @@
+//! What a decoded value takes, counted while serde makes it.
+//!
+//! A nil is one byte in a body and an `Option` of any size in a `Vec`: what a peer's bytes become is bounded by their number only
+//! if somebody counts. A [`Metered`] deserialiser knows the type of all that is read through it. It counts what goes to the
+//! heap, which is the elements of lists and maps and what is larger than its place (it stands in a `Box`), and refuses past
+//! [`allowance`]. It counts how deep it is called, too: options and newtypes take no byte of the body, so a type that holds
+//! itself through them would recurse for ever, which the look at the [nesting](super::nesting) cannot see.
+//!
+//! Not seen is what serde makes of a value that it holds already: of an untagged enum, or behind `flatten`.
+
+use std::cell::Cell;
+use std::fmt;
+
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
+};
+
+use crate::limits::{DECODED_BASE, DECODED_PER_BYTE, MAX_NESTING};
+
+/// Most calls inside each other. A container of the body, of which there are [`MAX_NESTING`], takes one, and so do an option
+/// and a newtype around it.
+const MAX_CALLS: u16 = 4 * MAX_NESTING as u16;
+
+/// Bytes that a value may take whose body has `bytes`.
+pub(super) fn allowance(bytes: usize) -> usize {
+    bytes.saturating_mul(DECODED_PER_BYTE).saturating_add(DECODED_BASE)
+}
+
+/// Why decoding ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spent {
+    /// The value would take more than it may.
+    Bytes,
+    /// More than [`MAX_CALLS`].
+    Calls,
+}
+
+/// The count of one decoding.
+#[derive(Debug)]
+pub(super) struct Meter {
+    left: Cell<usize>,
+    spent: Cell<Option<Spent>>,
+}
+
+impl Meter {
+    /// A meter that lets through `bytes`.
+    pub(super) fn new(bytes: usize) -> Self {
+        Meter { left: Cell::new(bytes), spent: Cell::new(None) }
+    }
+
+    /// Why it ended the decoding, if it did.
+    pub(super) fn spent(&self) -> Option<Spent> {
+        self.spent.get()
+    }
+
+    /// `from`, counted.
+    pub(super) fn over<D>(&self, from: D) -> Metered<'_, D> {
+        Metered { from, at: At { meter: self, place: 0, calls: 0 } }
+    }
+
+    #[cold]
+    fn refuse<E: Error>(&self, why: Spent) -> E {
+        self.spent.set(Some(why));
+        E::custom(match why {
+            Spent::Bytes => "it would take too much memory",
+            Spent::Calls => "its type holds itself too deep",
+        })
+    }
+}
+
+/// Where in the value a deserialiser is.
+#[derive(Clone, Copy)]
+struct At<'m> {
+    meter: &'m Meter,
+    /// Bytes of what the value stands in, which are counted.
+    place: usize,
+    calls: u16,
+}
+
+impl At<'_> {
+    /// A value of type `T` is made here.
+    #[inline]
+    fn enter<T, E: Error>(self) -> Result<Self, E> {
+        if self.calls == MAX_CALLS {
+            return Err(self.meter.refuse(Spent::Calls));
+        }
+        let bytes = size_of::<T>();
+        // A value larger than its place stands on the heap.
+        if bytes > self.place {
+            self.count(bytes - self.place)?;
+        }
+        Ok(At { place: self.place.max(bytes), calls: self.calls + 1, ..self })
+    }
+
+    /// An element of type `T` is made here.
+    #[inline]
+    fn element<T, E: Error>(self, elements: Elements) -> Result<Self, E> {
+        let bytes = size_of::<T>();
+        if elements == Elements::Heap {
+            self.count(bytes)?;
+        }
+        Ok(At { place: bytes, ..self })
+    }
+
+    #[inline]
+    fn count<E: Error>(self, bytes: usize) -> Result<(), E> {
+        match self.meter.left.get().checked_sub(bytes) {
+            Some(left) => self.meter.left.set(left),
+            None => return Err(self.meter.refuse(Spent::Bytes)),
+        }
+        Ok(())
+    }
+}
+
+/// Where the elements of a value stand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Elements {
+    /// In the value, as a struct's fields.
+    Inside,
+    /// In memory of its own.
+    Heap,
+}
+
+/// A deserialiser that counts.
+pub(super) struct Metered<'m, D> {
+    from: D,
+    at: At<'m>,
+}
+
+/// A visitor that counts what it is given.
+struct Visit<'m, V> {
+    visitor: V,
+    at: At<'m>,
+    elements: Elements,
+}
+
+/// Something with elements (a list, a map, an enum's variant), which it counts.
+struct Inner<'m, A> {
+    access: A,
+    at: At<'m>,
+    elements: Elements,
+}
+
+/// An element that is still to be made.
+struct Seed<'m, S> {
+    seed: S,
+    at: At<'m>,
+    elements: Elements,
+}
+
+/// Methods of a deserialiser whose value may have others in it.
+macro_rules! counted {
+    ($($method:ident($($argument:ident: $type:ty),*) $elements:ident;)*) => { $(
+        #[inline]
+        fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, D::Error> {
+            let at = self.at.enter::<V::Value, D::Error>()?;
+            self.from.$method($($argument,)* Visit { visitor, at, elements: Elements::$elements })
+        }
+    )* };
+}
+
+/// Methods of a deserialiser whose value has no others in it: what it takes is what it has in the body.
+macro_rules! plain {
+    ($($method:ident)*) => { $(
+        #[inline]
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+            self.from.$method(visitor)
+        }
+    )* };
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
+    type Error = D::Error;
+
+    plain! {
+        deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128 deserialize_u8
+        deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128 deserialize_f32 deserialize_f64 deserialize_char
+        deserialize_str deserialize_string deserialize_bytes deserialize_byte_buf deserialize_unit deserialize_identifier
+        deserialize_ignored_any
+    }
+
+    counted! {
+        deserialize_any() Heap;
+        deserialize_option() Inside;
+        deserialize_unit_struct(name: &'static str) Inside;
+        deserialize_newtype_struct(name: &'static str) Inside;
+        deserialize_seq() Heap;
+        deserialize_map() Heap;
+        deserialize_tuple(len: usize) Inside;
+        deserialize_tuple_struct(name: &'static str, len: usize) Inside;
+        deserialize_struct(name: &'static str, fields: &'static [&'static str]) Inside;
+        deserialize_enum(name: &'static str, variants: &'static [&'static str]) Inside;
+    }
+
+    #[inline]
+    fn is_human_readable(&self) -> bool {
+        self.from.is_human_readable()
+    }
+}
+
+/// Methods of a visitor that are given a value.
+macro_rules! values {
+    ($($method:ident($type:ty);)*) => { $(
+        #[inline]
+        fn $method<E: Error>(self, value: $type) -> Result<V::Value, E> {
+            self.visitor.$method(value)
+        }
+    )* };
+}
+
+impl<'m, V> Visit<'m, V> {
+    #[inline]
+    fn split<A>(self, access: A) -> (V, Inner<'m, A>) {
+        (self.visitor, Inner { access, at: self.at, elements: self.elements })
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Visit<'_, V> {
+    type Value = V::Value;
+
+    values! {
+        visit_bool(bool); visit_i8(i8); visit_i16(i16); visit_i32(i32); visit_i64(i64); visit_i128(i128); visit_u8(u8);
+        visit_u16(u16); visit_u32(u32); visit_u64(u64); visit_u128(u128); visit_f32(f32); visit_f64(f64); visit_char(char);
+        visit_str(&str); visit_borrowed_str(&'de str); visit_string(String); visit_bytes(&[u8]);
+        visit_borrowed_bytes(&'de [u8]); visit_byte_buf(Vec<u8>);
+    }
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.visitor.expecting(f)
+    }
+
+    #[inline]
+    fn visit_none<E: Error>(self) -> Result<V::Value, E> {
+        self.visitor.visit_none()
+    }
+
+    #[inline]
+    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
+        self.visitor.visit_unit()
+    }
+
+    #[inline]
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
+        self.visitor.visit_some(Metered { from, at: self.at })
+    }
+
+    #[inline]
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
+        self.visitor.visit_newtype_struct(Metered { from, at: self.at })
+    }
+
+    #[inline]
+    fn visit_seq<A: SeqAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        let (visitor, access) = self.split(access);
+        visitor.visit_seq(access)
+    }
+
+    #[inline]
+    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        let (visitor, access) = self.split(access);
+        visitor.visit_map(access)
+    }
+
+    #[inline]
+    fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<V::Value, A::Error> {
+        let (visitor, access) = self.split(access);
+        visitor.visit_enum(access)
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Seed<'_, S> {
+    type Value = S::Value;
+
+    #[inline]
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<S::Value, D::Error> {
+        let at = self.at.element::<S::Value, D::Error>(self.elements)?;
+        self.seed.deserialize(Metered { from, at })
+    }
+}
+
+impl<'m, A> Inner<'m, A> {
+    #[inline]
+    fn seed<S>(&self, seed: S) -> Seed<'m, S> {
+        Seed { seed, at: self.at, elements: self.elements }
+    }
+}
+
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Inner<'_, A> {
+    type Error = A::Error;
+
+    #[inline]
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+        let seed = self.seed(seed);
+        self.access.next_element_seed(seed)
+    }
+
+    #[inline]
+    fn size_hint(&self) -> Option<usize> {
+        self.access.size_hint()
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Inner<'_, A> {
+    type Error = A::Error;
+
+    #[inline]
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
+        let seed = self.seed(seed);
+        self.access.next_key_seed(seed)
+    }
+
+    #[inline]
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        let seed = self.seed(seed);
+        self.access.next_value_seed(seed)
+    }
+
+    #[inline]
+    fn size_hint(&self) -> Option<usize> {
+        self.access.size_hint()
+    }
+}
+
+impl<'de, 'm, A: EnumAccess<'de>> EnumAccess<'de> for Inner<'m, A> {
+    type Error = A::Error;
+    type Variant = Inner<'m, A::Variant>;
+
+    #[inline]
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self::Variant), A::Error> {
+        let seed = self.seed(seed);
+        let (variant, access) = self.access.variant_seed(seed)?;
+        Ok((variant, Inner { access, at: self.at, elements: Elements::Inside }))
+    }
+}
+
+impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Inner<'_, A> {
+    type Error = A::Error;
+
+    #[inline]
+    fn unit_variant(self) -> Result<(), A::Error> {
+        self.access.unit_variant()
+    }
+
+    #[inline]
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, A::Error> {
+        let seed = self.seed(seed);
+        self.access.newtype_variant_seed(seed)
+    }
+
+    #[inline]
+    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
+        self.access.tuple_variant(len, Visit { visitor, at: self.at, elements: Elements::Inside })
+    }
+
+    #[inline]
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
+        self.access.struct_variant(fields, Visit { visitor, at: self.at, elements: Elements::Inside })
+    }
+}
+
+#[cfg(test)]
+mod tests;

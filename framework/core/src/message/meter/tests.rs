@@ -1,0 +1,123 @@
+use std::collections::{BTreeMap, HashMap};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{DECODED_BASE, DECODED_PER_BYTE, MAX_NESTING};
+use crate::message::codec::{DecodeError, decode};
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
+    decode(body, Vec::new(), None)
+}
+
+/// A list of `count` times `element`.
+fn list(count: usize, element: &[u8]) -> Vec<u8> {
+    [&[0xdd], &(count as u32).to_be_bytes()[..], &element.repeat(count)].concat()
+}
+
+const NIL: &[u8] = &[0xc0];
+const COUNT: usize = 200_000;
+
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Large {
+    words: [u64; 31],
+}
+
+fn too_much<T: DeserializeOwned>(body: &[u8]) {
+    let may = DECODED_PER_BYTE * body.len() + DECODED_BASE;
+    match read::<T>(body) {
+        Err(DecodeError::TooMuch { bytes, may: said }) => assert_eq!((bytes, said), (body.len(), may)),
+        Err(other) => panic!("{} was refused as {other}", std::any::type_name::<T>()),
+        Ok(_) => panic!("{} was decoded", std::any::type_name::<T>()),
+    }
+}
+
+#[test]
+fn nils_become_no_more_than_a_factor_of_their_bytes() {
+    #[derive(Deserialize)]
+    struct Recursive {
+        #[expect(dead_code, reason = "only decoded")]
+        children: Vec<Option<Recursive>>,
+        #[expect(dead_code, reason = "only decoded")]
+        value: Large,
+    }
+    too_much::<Vec<Option<Large>>>(&list(COUNT, NIL));
+    too_much::<Vec<Option<Recursive>>>(&list(COUNT, NIL));
+    too_much::<(u8, Vec<(Option<Large>,)>)>(&[&[0x92, 1][..], &list(COUNT, &[0x91, 0xc0])].concat());
+    // A map of one byte stands for all the defaults, behind a pointer too.
+    too_much::<Vec<Large>>(&list(COUNT, &[0x80]));
+    too_much::<Vec<Box<Large>>>(&list(COUNT, &[0x80]));
+    too_much::<Vec<Option<Box<Large>>>>(&list(COUNT, &[0x80]));
+    let entries: Vec<u8> =
+        (0..40_000_u16).flat_map(|key| [&[0xcd], &key.to_be_bytes()[..], NIL].concat()).collect();
+    let map = [&[0xde], &40_000_u16.to_be_bytes()[..], &entries].concat();
+    too_much::<BTreeMap<u16, Option<Large>>>(&map);
+    too_much::<HashMap<u16, Option<Large>>>(&map);
+}
+
+#[test]
+fn an_enum_and_what_serde_holds_of_an_untagged_one_are_counted() {
+    #[derive(Deserialize)]
+    enum Tagged {
+        #[expect(dead_code, reason = "only decoded")]
+        Some(Vec<Option<Large>>),
+    }
+    let body = [&[0x81, 0xa4][..], b"Some", &list(COUNT, NIL)].concat();
+    too_much::<Tagged>(&body);
+
+    // 32 bytes for each of the body's: as much as may be.
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Untagged {
+        Numbers(#[expect(dead_code, reason = "only decoded")] Vec<u8>),
+        Nils(Vec<()>),
+    }
+    match read::<Untagged>(&list(COUNT, NIL)).expect("is not more than the factor") {
+        Untagged::Nils(nils) => assert_eq!(nils.len(), COUNT),
+        Untagged::Numbers(_) => panic!("nils are no numbers"),
+    }
+}
+
+#[test]
+fn what_people_send_is_let_through() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Id(u64);
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Row {
+        id: Id,
+        name: Option<String>,
+        next: Option<Box<Row>>,
+        large: Option<Box<Large>>,
+        shape: (u8, [f32; 3]),
+    }
+    fn both_ways<T: Serialize + DeserializeOwned + PartialEq>(value: &T) {
+        let body = rmp_serde::to_vec_named(value).expect("encodes");
+        assert!(read::<T>(&body).expect("is let through") == *value);
+    }
+    both_ways(&vec![0_u64; COUNT]);
+    both_ways(&(0..COUNT as u64).map(|_| None::<Id>).collect::<Vec<_>>());
+    both_ways(&vec![String::new(); COUNT]);
+    both_ways(&vec![Vec::<u64>::new(); COUNT]);
+    both_ways(&vec![Vec::<Vec<u64>>::from([Vec::new()]); COUNT]);
+    both_ways(&vec![(); COUNT]);
+    both_ways(&vec![0_u8; COUNT]);
+    both_ways(&(0..1000).map(|_| None::<Large>).collect::<Vec<_>>());
+    let row = |next| Row { id: Id(7), name: None, next, large: None, shape: (1, [0.5; 3]) };
+    both_ways(&(0..10_000).map(|_| row(Some(Box::new(row(None))))).collect::<Vec<_>>());
+    // As deep as a body may be.
+    both_ways(&(0..MAX_NESTING - 3).fold(row(None), |inner, _| row(Some(Box::new(inner)))));
+}
+
+#[test]
+fn a_type_that_holds_itself_without_a_container_ends_in_an_error() {
+    #[derive(Deserialize)]
+    struct Endless(#[expect(dead_code, reason = "only decoded")] Option<Box<Endless>>);
+    #[derive(Deserialize)]
+    struct Boxed(#[expect(dead_code, reason = "only decoded")] Box<Boxed>);
+
+    assert!(matches!(read::<Endless>(&[0x01]), Err(DecodeError::TooDeep)));
+    assert!(matches!(read::<Vec<Endless>>(&[0x91, 0x01]), Err(DecodeError::TooDeep)));
+    assert!(matches!(read::<Boxed>(&[0x01]), Err(DecodeError::TooDeep)));
+    assert!(read::<Endless>(NIL).is_ok());
+}

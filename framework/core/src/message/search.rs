@@ -1,0 +1,178 @@
+//! A serialiser that writes nothing: with it a value is gone through for its tensors, see [`scope`](super::scope).
+//!
+//! After a death each message that stays in its process is searched for lost data (DEATH-3), and its reply as well. All that
+//! is written would be thrown away, so nothing is, and the search ends where the first is found.
+
+use std::fmt;
+
+use serde::ser::{
+    Error, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant, SerializeTuple,
+    SerializeTupleStruct, SerializeTupleVariant, Serializer,
+};
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(super) struct Search;
+
+/// Serialising ended before the value did.
+#[derive(Debug)]
+pub(super) struct Ended;
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the value cannot be serialised, or a search in it is over")
+    }
+}
+
+impl std::error::Error for Ended {}
+
+impl Error for Ended {
+    fn custom<T: fmt::Display>(_: T) -> Self {
+        Ended
+    }
+}
+
+/// Values with no others in them.
+macro_rules! plain {
+    ($($method:ident($($type:ty),*);)*) => { $(
+        #[inline]
+        fn $method(self, $(_: $type),*) -> Result<(), Ended> {
+            Ok(())
+        }
+    )* };
+}
+
+impl Serializer for Search {
+    type Ok = ();
+    type Error = Ended;
+    type SerializeSeq = Search;
+    type SerializeTuple = Search;
+    type SerializeTupleStruct = Search;
+    type SerializeTupleVariant = Search;
+    type SerializeMap = Search;
+    type SerializeStruct = Search;
+    type SerializeStructVariant = Search;
+
+    plain! {
+        serialize_bool(bool); serialize_i8(i8); serialize_i16(i16); serialize_i32(i32); serialize_i64(i64);
+        serialize_i128(i128); serialize_u8(u8); serialize_u16(u16); serialize_u32(u32); serialize_u64(u64);
+        serialize_u128(u128); serialize_f32(f32); serialize_f64(f64); serialize_char(char); serialize_str(&str);
+        serialize_bytes(&[u8]); serialize_none(); serialize_unit(); serialize_unit_struct(&'static str);
+        serialize_unit_variant(&'static str, u32, &'static str);
+    }
+
+    #[inline]
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Ended> {
+        value.serialize(self)
+    }
+
+    #[inline]
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(
+        self,
+        _: &'static str,
+        value: &T,
+    ) -> Result<(), Ended> {
+        value.serialize(self)
+    }
+
+    #[inline]
+    fn serialize_newtype_variant<T: Serialize + ?Sized>(
+        self,
+        _: &'static str,
+        _: u32,
+        _: &'static str,
+        value: &T,
+    ) -> Result<(), Ended> {
+        value.serialize(self)
+    }
+
+    #[inline]
+    fn serialize_seq(self, _: Option<usize>) -> Result<Search, Ended> {
+        Ok(self)
+    }
+
+    #[inline]
+    fn serialize_tuple(self, _: usize) -> Result<Search, Ended> {
+        Ok(self)
+    }
+
+    #[inline]
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Search, Ended> {
+        Ok(self)
+    }
+
+    #[inline]
+    fn serialize_tuple_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        _: &'static str,
+        _: usize,
+    ) -> Result<Search, Ended> {
+        Ok(self)
+    }
+
+    #[inline]
+    fn serialize_map(self, _: Option<usize>) -> Result<Search, Ended> {
+        Ok(self)
+    }
+
+    #[inline]
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Search, Ended> {
+        Ok(self)
+    }
+
+    #[inline]
+    fn serialize_struct_variant(
+        self,
+        _: &'static str,
+        _: u32,
+        _: &'static str,
+        _: usize,
+    ) -> Result<Search, Ended> {
+        Ok(self)
+    }
+
+    #[inline]
+    fn collect_str<T: fmt::Display + ?Sized>(self, _: &T) -> Result<(), Ended> {
+        Ok(())
+    }
+
+    // As in a frame.
+    #[inline]
+    fn is_human_readable(&self) -> bool {
+        false
+    }
+}
+
+/// Values with others in them, which are gone through.
+macro_rules! compound {
+    ($($trait:ident { $($method:ident($($key:ty)?);)+ })*) => { $(
+        impl $trait for Search {
+            type Ok = ();
+            type Error = Ended;
+
+            $(
+                #[inline]
+                fn $method<T: Serialize + ?Sized>(&mut self, $(_: $key,)? value: &T) -> Result<(), Ended> {
+                    value.serialize(*self)
+                }
+            )+
+
+            #[inline]
+            fn end(self) -> Result<(), Ended> {
+                Ok(())
+            }
+        }
+    )* };
+}
+
+compound! {
+    SerializeSeq { serialize_element(); }
+    SerializeTuple { serialize_element(); }
+    SerializeTupleStruct { serialize_field(); }
+    SerializeTupleVariant { serialize_field(); }
+    SerializeMap { serialize_key(); serialize_value(); }
+    SerializeStruct { serialize_field(&'static str); }
+    SerializeStructVariant { serialize_field(&'static str); }
+}
