@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tensorpost::observe::Histogram;
 use tensorpost::prelude::*;
-use tensorpost_actors::ready::Carrier;
+use tensorpost_actors::ready::carrier;
 
 /// Which frame it is, and when the camera took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,17 +39,7 @@ pub(crate) struct Frame {
     pub(crate) pixels: Tensor,
 }
 
-impl Carrier for Frame {
-    type Label = Stamp;
-
-    fn apart(self) -> (Stamp, Tensor) {
-        (self.stamp, self.pixels)
-    }
-
-    fn whole(stamp: Stamp, pixels: Tensor) -> Self {
-        Frame { stamp, pixels }
-    }
-}
+carrier!(Frame { stamp: Stamp, pixels });
 
 /// Where something moves: the first and the last column and row, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -122,8 +122,9 @@ impl<A: RemoteActor> Handles<A> {
         self.by_key.get(at).map(|(_, entry)| entry)
     }
 
-    pub(super) fn takes(&self, key: u64) -> bool {
-        self.find(key).is_some()
+    /// The keys, in order.
+    pub(super) fn sorted(&self) -> impl Iterator<Item = u64> + '_ {
+        self.by_key.iter().map(|(key, _)| *key)
     }
 
     /// Names and keys, for the fingerprint of a program.

@@ -144,9 +144,9 @@ impl Program {
     }
 }
 
-/// Whether `A` lists the message with this key.
-pub(crate) fn takes<A: RemoteActor>(key: u64) -> bool {
-    Handles::<A>::of().takes(key)
+/// The keys of the messages that `A` lists, in order.
+pub(crate) fn takes<A: RemoteActor>() -> Arc<[u64]> {
+    Handles::<A>::of().sorted().collect()
 }
 
 /// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
