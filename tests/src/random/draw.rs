@@ -4,8 +4,8 @@ use tensorpost::pipeline::OnError;
 
 use super::plan::Plan;
 use super::spec::{
-    Ending, Fails, Fault, FlowId, Fork, Form, How, Op, Pick, Settings, Source, Spec, Stage, Tensors, Then,
-    What, When, Work,
+    Drops, Ending, Fails, Fault, FlowId, Fork, Form, How, Op, Pick, Settings, Source, Spec, Stage, Tensors,
+    Then, What, When, Work,
 };
 use crate::faults::plan::{Draw, mix};
 
@@ -165,7 +165,8 @@ impl<'d> Drawing<'d> {
             uniform: self.uniform,
         };
         let slow = if self.chance(40) { self.between(1, 300) } else { 0 };
-        let what = What::Source(Source { count, tensors, closure, fails, slow });
+        let every = if self.chance(15) { self.between(100, 3_000) } else { 0 };
+        let what = What::Source(Source { count, tensors, closure, fails, slow, every });
         let single = settings.replicas == 1;
         let at = self.push(Vec::new(), what, settings);
         self.open(at, false, single);
@@ -206,6 +207,11 @@ impl<'d> Drawing<'d> {
         if self.chance(20) {
             settings.mailbox = Some(self.between(1, 6) as u32);
         }
+        // At most once, in no loop, and not where only those who take an item say which branch it went.
+        let may_drop = self.spec.at_least_once.is_none() && !in_loop && !open.choice;
+        if may_drop && settings.pick != Pick::All && self.chance(20) {
+            settings.drops = Some(self.one_of(&[Drops::Oldest, Drops::Newest]));
+        }
         // Under at-least-once delivery, where a half waits for its partner, nobody can see a stage that waits for bytes.
         if self.chance(8) && (self.spec.at_least_once.is_none() || self.pairings == 0) {
             settings.max_bytes = Some(self.one_of(&[1, 100, 1_000, 100_000]));
@@ -213,9 +219,10 @@ impl<'d> Drawing<'d> {
         settings
     }
 
-    /// Of the stage behind a helper. What all replicas take cannot be told from what came several times.
+    /// Of the stage behind a helper. What all replicas take cannot be told from what came several times; and of what is dropped
+    /// there it is not known how many items were in it.
     fn pack_settings(&mut self, open: Open, in_loop: bool) -> Settings {
-        let settings = self.settings(open, in_loop);
+        let settings = Settings { drops: None, ..self.settings(open, in_loop) };
         if settings.pick == Pick::All { Settings { pick: Pick::Turns, ..settings } } else { settings }
     }
 
@@ -543,6 +550,7 @@ mod tests {
                     ("beside", settings.beside),
                     ("thread", settings.own_thread),
                     ("mailbox", settings.mailbox.is_some()),
+                    ("drops", settings.drops.is_some()),
                     ("bytes", settings.max_bytes.is_some()),
                     ("dead", settings.dead),
                     ("restart", settings.restart.is_some()),
@@ -557,6 +565,7 @@ mod tests {
                         note("form", variant(&stage.form));
                         note("work", variant(&stage.work));
                     }
+                    What::Source(source) if source.every > 0 => note("has", "every".into()),
                     What::Fork(fork, _) => note("fork", variant(fork)),
                     What::Batch { then, .. } => note("then", variant(then)),
                     _ => {}
@@ -572,7 +581,7 @@ mod tests {
         }
         let wanted = "op Source|op Stage|op Batch|op Window|op Fork|op Merge|op Zip|op Join|op Loop|op Sink|\
             pick Turns|pick Least|pick Key|pick All|error Fail|error Skip|error Retry|error RetryThenSkip|\
-            error DeadLetter|error RetryThenDeadLetter|has ordered|has beside|has thread|has mailbox|has bytes|has dead|\
+            error DeadLetter|error RetryThenDeadLetter|has ordered|has beside|has thread|has mailbox|has drops|has every|has bytes|has dead|\
             has restart|has nested|form Map|form Filter|form FlatMap|form Apply|form Typed|form Hold|work Pass|\
             work Check|work Add|work Copy|fork All|fork Turns|fork Least|fork Key|fork Split|then Unbatch|then Pack|\
             then Gather|fault Inside|fault Outside|how Abort|how Exit|how Panic|how Late|how InKernel|\
