@@ -52,6 +52,7 @@ pub mod observe {
     };
     pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
     pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};
+    pub use crate::os::monotonic_ns;
 }
 
 /// Tensors, and what computes on them.

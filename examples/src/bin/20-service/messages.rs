@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use tensorpost::observe::Histogram;
+use tensorpost::observe::{Histogram, monotonic_ns};
 use tensorpost::prelude::*;
 use tensorpost_actors::ready::carrier;
 
@@ -12,17 +12,18 @@ use tensorpost_actors::ready::carrier;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub(crate) frame: u64,
-    taken: SystemTime,
+    /// On the clock that all processes share.
+    taken: u64,
 }
 
 impl Stamp {
     pub(crate) fn now(frame: u64) -> Self {
-        Stamp { frame, taken: SystemTime::now() }
+        Stamp { frame, taken: monotonic_ns() }
     }
 
-    /// How old the frame is. Zero where the system's clock was set back meanwhile.
+    /// How old the frame is.
     pub(crate) fn age(self) -> Duration {
-        self.taken.elapsed().unwrap_or_default()
+        Duration::from_nanos(monotonic_ns().saturating_sub(self.taken))
     }
 }
 
