@@ -1,7 +1,10 @@
 //! Plain code that blocks on the runtime: refused where it would stand still for ever, and free where somebody else reads.
 
+use std::future::ready;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tensorpost::node::ActorError;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -84,6 +87,46 @@ impl Handler<Await> for Asks {
     }
 }
 
+/// Looks whether the answers are there at once, and goes on in its context if not.
+struct Polls(Address<Double>);
+
+impl Actor for Polls {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Polls {
+    type Args = Address<Double>;
+
+    fn create(doubles: Address<Double>, _: &Env) -> anyhow::Result<Self> {
+        Ok(Polls(doubles))
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Await>().polls();
+    }
+}
+
+impl Handler<Await> for Polls {
+    type Result = ResponseFuture<u64>;
+
+    fn handle(&mut self, _: Await, _: &mut Context<Self>) -> Self::Result {
+        // Which polls its parts with wakers of its own, as one who blocks would.
+        let asked: FuturesUnordered<_> =
+            [20, 1].map(|number| self.0.ask(Double(number))).into_iter().collect();
+        let mut sum =
+            asked.map(Result::unwrap_or_default).fold(0, |sum, reply| ready(sum + reply)).boxed_local();
+        assert_eq!((&mut sum).now_or_never(), None, "the answer comes from another process");
+        sum
+    }
+}
+
+fn a_handler_may_poll_what_it_hands_on(builder: Builder) {
+    let node = builder.start().unwrap();
+    let doubles = node.spawn::<Doubles>(()).start().unwrap();
+    let polls = node.spawn::<Polls>(doubles.address()).start().unwrap();
+    assert_eq!(node.block_on(polls.ask(Await).timeout(LONG)).unwrap(), 42);
+}
+
 fn blocking_in_a_handler_is_refused_and_the_error_names_the_way(builder: Builder) {
     let node = builder.start().unwrap();
     let doubles = node.spawn::<Doubles>(()).start().unwrap();
@@ -140,6 +183,7 @@ fn main() {
     let cases = cases![
         blocking_in_a_handler_is_refused_and_the_error_names_the_way,
         blocking_in_create_is_refused,
+        a_handler_may_poll_what_it_hands_on,
         an_actor_on_a_thread_of_its_own_may_block,
         an_ask_may_be_awaited_anywhere,
     ];

@@ -372,7 +372,7 @@ impl<A: RemoteActor> InboxTask<A> {
     /// Handles envelopes until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
         // Who blocks in a handler would keep the reader from what it blocks on. Outside of the loop: nothing here awaits.
-        let _call = Call::begin(self.inbox.how.own_thread);
+        let _call = (!self.inbox.handles.may_poll()).then(|| Call::begin(self.inbox.how.own_thread));
         let mut turn = Turn::begin_on(&self.inbox.stream);
         let (mut since, mut last): (Option<u64>, Option<u64>) = (None, None);
         for _ in 0..BATCH {

@@ -74,7 +74,7 @@ impl<S: Source> RemoteActor for SourceActor<S> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Run>().message::<Control>();
+        on.message::<Run>().message::<Control>().polls();
     }
 }
 
