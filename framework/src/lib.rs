@@ -118,7 +118,8 @@
 //! ```
 //!
 //! # Where to read on
-//! The [derive](derive@message::GpuMessage) says what a message may hold. [`tensor`] has tensors and what computes on
+//! The [derive](derive@message::GpuMessage) says what a message may hold; that of
+//! [actors](derive@actor::RemoteActor) spares a plain one its impls. [`tensor`] has tensors and what computes on
 //! them, [`actor`] addresses, [`node`] processes, [`pipeline`] and [`published`] what stands on them. Bounds are constants in
 //! the module that they are about. `SEMANTICS.md` in the repository says in
 //! plain sentences what is promised, `PIPELINES.md` what pipelines add, `ARCHITECTURE.md` how it is done.
@@ -147,6 +148,9 @@ pub use tensorpost_core::__private;
 mod doctests {
     #[doc = include_str!("../derive/GUIDE.md")]
     struct DeriveGuide;
+
+    #[doc = include_str!("../derive/ACTOR.md")]
+    struct ActorDerive;
 
     #[doc = include_str!("../../README.md")]
     struct Readme;

@@ -1,5 +1,10 @@
 //! Waiting for what comes about without an event that a test could see.
 
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{self, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use tensorpost::node::Node;
@@ -58,4 +63,22 @@ pub fn deliver<M: GpuMessage>(node: &Node, address: &Address<M>, message: M) {
 /// [`Node::block_on`] of an `ask` that has to succeed.
 pub fn ask<M: GpuMessage>(node: &Node, address: &Address<M>, message: M) -> <M as GpuMessage>::Reply {
     node.block_on(address.ask(message)).expect("it is answered")
+}
+
+/// What any crate's `block_on` does.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut task::Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
 }

@@ -1,11 +1,5 @@
 //! From a pipeline to actors: with backpressure, with the reply as a result, and with everything named that a death took.
 
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll, Wake, Waker};
-use std::thread::Thread;
-
 use tempfile::TempDir;
 use tensorpost::pipeline::PipelineError;
 use tensorpost::prelude::*;
@@ -15,6 +9,7 @@ use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::pipes::{
     Count, CountArgs, Numbered, WriteDown, WriteDownArgs, written, written_sorted,
 };
+use tensorpost_tests::wait::block_on;
 
 fn program(builder: Builder) -> Builder {
     let builder = builder.actor::<Tally>().source::<Count>();
@@ -122,24 +117,6 @@ impl Sink for Block {
     fn consume(&mut self, item: Numbered) -> anyhow::Result<()> {
         block_on(self.0.ask(Double(item.number)))?;
         Ok(())
-    }
-}
-
-/// What any crate's `block_on` does.
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
     }
 }
 

@@ -232,6 +232,14 @@ fn the_diagrams_name_every_stage(_: Builder) {
     }
     assert_eq!(about.mermaid().matches("-->").count(), about.dot().matches("->").count());
     assert!(about.to_string().contains("stage Obey (2 replicas)"), "{about}");
+
+    let live = Pipeline::new("live").source::<Count>(CountArgs::to(3)).every(Duration::from_millis(40));
+    let live =
+        live.sink::<WriteDown>(WriteDownArgs::to("out")).mailbox(3).drop_oldest().pipeline().describe();
+    for text in [live.to_string(), live.mermaid(), live.dot()] {
+        assert!(text.contains("one every 40ms"), "{text}");
+        assert!(text.contains("keeps 3 per sender, drops the oldest"), "{text}");
+    }
 }
 
 fn main() {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tensorpost::pipeline::{PipelineError, Progress, Report, Snapshot};
@@ -170,6 +170,10 @@ fn a_stage_that_is_slow_gets_the_newest_or_the_oldest(builder: Builder) {
         let running = node.run_pipeline(&pipeline).unwrap();
         let held = gate.arrival();
         until("all others are dropped", || last.lock().stages.iter().any(|stage| stage.dropped == 97));
+        let metrics = node.metrics().unwrap();
+        let mut counts = metrics.actors().filter(|(process, _)| *process == "Count");
+        let (_, source) = counts.next().expect("the source");
+        assert_eq!((source.emitted, source.dropped), (100, 97), "{metrics:?}");
         held.open();
         let report = running.wait().unwrap();
         assert_eq!(written(&file), expected);
@@ -220,6 +224,24 @@ fn a_source_keeps_its_rate(builder: Builder) {
     until("the first has come", || last.lock().stages.get(1).is_some_and(|sink| sink.items == 1));
     let report = running.finish(SOON).unwrap();
     assert_eq!(report.stage("Count").unwrap().items_out, 1, "{report}");
+}
+
+/// The sink stands, so the source cannot keep its rate: it says how many of its times it has missed.
+fn a_source_counts_the_times_that_it_missed(builder: Builder) {
+    let (node, gate) = (builder.start().unwrap(), Gate::new());
+    let flow = Pipeline::new("late").source::<Count>(CountArgs::to(20)).every(Duration::from_millis(1));
+    let sink = WriteDownArgs { door: Some((0, gate.door())), ..nowhere() };
+    let (pipeline, last) = told(flow.sink::<WriteDown>(sink).mailbox(2).pipeline());
+    let running = node.run_pipeline(&pipeline).unwrap();
+    let (held, began) = (gate.arrival(), Instant::now());
+    // It has made fewer than ten items by then, and should have made a hundred.
+    until("it is late", || began.elapsed() > Duration::from_millis(100));
+    held.open();
+    let report = running.wait().unwrap();
+    let missed = report.stage("Count").unwrap().missed;
+    assert!(missed > 0 && report.stage("Count").unwrap().items_out == 20, "{report}");
+    assert!(report.to_string().contains(&format!("late: Count missed {missed} of its times")), "{report}");
+    assert_eq!(last.lock().stages[0].missed, missed);
 }
 
 /// Where the source says how many items it makes, the progress says how far it is and how long it will take.
@@ -337,6 +359,7 @@ fn main() {
             replicas_restore_the_order_of_what_is_left,
             at_least_once_drops_nothing,
             a_source_keeps_its_rate,
+            a_source_counts_the_times_that_it_missed,
             the_progress_knows_the_length,
             a_restart_looks_like_no_loss,
             the_log_has_the_workers_fields_and_one_line_on_a_restart,

@@ -67,7 +67,9 @@ impl Kept {
 }
 
 impl Recorder for Kept {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        *self.0.lock().entry(format!("{} ({unit:?}): {text}", name.as_str())).or_default() += 1.0;
+    }
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
@@ -117,6 +119,7 @@ impl RemoteActor for Counting {
     type Args = ();
 
     fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        metrics::describe_counter!("made_in_create", Unit::Count, "named before there was a message");
         Ok(Counting { made: counter!("made_in_create") })
     }
 
@@ -166,6 +169,7 @@ fn metrics_of_a_handler_arrive_with_their_actor_and_their_worker(builder: Builde
     ask(&node, &second.address(), Count(10));
     node.metrics().unwrap(); // whoever has asked finds all in the recorder
     for (series, expected) in [
+        ("made_in_create (Some(Count)): named before there was a message", 1.0),
         ("counted actor=first worker=counts kind=big", 6.0),
         ("level actor=first worker=counts", 1.0),
         ("took actor=first worker=counts", 0.75),

@@ -10,7 +10,7 @@ use tensorpost::prelude::*;
 ///
 /// ```
 /// use tensorpost::prelude::*;
-/// use tensorpost_actors::ready::Carrier;
+/// use tensorpost_actors::ready::{Carrier, carrier};
 ///
 /// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 /// struct Frame {
@@ -18,17 +18,10 @@ use tensorpost::prelude::*;
 ///     pixels: Tensor,
 /// }
 ///
-/// impl Carrier for Frame {
-///     type Label = String;
+/// // `impl Carrier for Frame`, whose label is the camera:
+/// carrier!(Frame { camera: String, pixels });
 ///
-///     fn apart(self) -> (String, Tensor) {
-///         (self.camera, self.pixels)
-///     }
-///
-///     fn whole(camera: String, pixels: Tensor) -> Self {
-///         Frame { camera, pixels }
-///     }
-/// }
+/// # fn camera_of(frame: Frame) -> String { frame.apart().0 }
 /// ```
 pub trait Carrier: Item {
     /// All but the tensor. `Display` makes the names of files and what errors call the item.
@@ -48,6 +41,39 @@ pub trait Carrier: Item {
         let (label, tensor) = self.apart();
         Ok(Self::whole(label, with(tensor)?))
     }
+}
+
+/// Writes the [`Carrier`](crate::ready::Carrier) of a struct with two named fields: the label with its type, then the tensor.
+/// What has more fields puts those that are not the tensor into a struct of their own, whose `Display` is the name of the item.
+///
+/// ```
+/// use tensorpost::prelude::*;
+/// use tensorpost_actors::ready::{Carrier, carrier};
+///
+/// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+/// struct Frame {
+///     number: u64,
+///     pixels: Tensor,
+/// }
+///
+/// carrier!(Frame { number: u64, pixels });
+/// # fn number_of(frame: Frame) -> u64 { frame.apart().0 }
+/// ```
+#[macro_export]
+macro_rules! carrier {
+    ($item:ident { $label:ident: $type:ty, $tensor:ident $(,)? }) => {
+        impl $crate::ready::Carrier for $item {
+            type Label = $type;
+
+            fn apart(self) -> ($type, ::tensorpost::tensor::Tensor) {
+                (self.$label, self.$tensor)
+            }
+
+            fn whole($label: $type, $tensor: ::tensorpost::tensor::Tensor) -> Self {
+                $item { $label, $tensor }
+            }
+        }
+    };
 }
 
 /// Number and name of an item. In text `00042-chelsea`: what its file is called.
@@ -81,17 +107,7 @@ impl Named {
     }
 }
 
-impl Carrier for Named {
-    type Label = Label;
-
-    fn apart(self) -> (Label, Tensor) {
-        (self.label, self.tensor)
-    }
-
-    fn whole(label: Label, tensor: Tensor) -> Self {
-        Named { label, tensor }
-    }
-}
+carrier!(Named { label: Label, tensor });
 
 impl Gather for Named {
     type Gathered = Stack<Label>;

@@ -1,7 +1,7 @@
 //! Ready-made sources, stages and sinks for pipelines.
 //!
 //! They work on any item around one tensor: [`Named`], or a type of yours for which you say how to take it apart
-//! ([`Carrier`]). Each works on the device that its stage is put on (`.on(device)`), and stages that only follow one another
+//! ([`Carrier`], which [`carrier!`] writes). Each works on the device that its stage is put on (`.on(device)`), and stages that only follow one another
 //! write into the memory that they are handed.
 //!
 //! | | | |
@@ -56,6 +56,7 @@ mod tee;
 mod throttle;
 mod unbatch;
 
+pub use crate::carrier;
 pub use batch::{Batcher, BatcherArgs};
 pub use convolve::Convolve;
 pub use edges::Edges;

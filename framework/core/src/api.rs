@@ -2,6 +2,8 @@
 
 /// Actors: what they are, their addresses, and what can go wrong with a message.
 pub mod actor {
+    pub use tensorpost_derive::RemoteActor;
+
     pub use crate::actor::{
         Address, Ask, AskError, Channel, ChannelError, DeadLetter, DeadReason, EndReason, Env, ExitedProcess,
         Handles, Lifecycle, LookupError, RegisterError, Registry, RemoteActor, Send, SendError, SendFailure,
@@ -50,6 +52,7 @@ pub mod observe {
     };
     pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
     pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};
+    pub use crate::os::monotonic_ns;
 }
 
 /// Tensors, and what computes on them.

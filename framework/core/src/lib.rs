@@ -105,11 +105,12 @@ mod testing;
 /// What the derive's code refers to. Not for anyone else.
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::actor::{Env, Handles, RemoteActor};
     pub use crate::device::DeviceKind;
     pub use crate::message::holds::{Otherwise, Probe};
     pub use crate::message::{CheckTensors, GpuMessage, SentBack, TensorCheckError, TensorSpec};
     pub use crate::tensor::DType;
     #[cfg(feature = "testing")]
     pub use crate::testing::under_libtest::begin as begin_test;
-    pub use {actix, serde};
+    pub use {actix, anyhow, serde};
 }

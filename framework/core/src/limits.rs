@@ -111,7 +111,8 @@ pub const WATCH_EVENTS: usize = 256;
 /// Bytes a host pool may take, unless the node says otherwise.
 pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 
-/// Most series of metrics (a name with its labels, of one actor) that the user code of one worker may have.
+/// Most series of metrics (a name with its labels, of one actor) that the user code of one worker may have, and most metrics
+/// that it may describe.
 pub const MAX_METRIC_SERIES: usize = 1 << 10;
 
 /// Most such series of all workers together, over all their lives: the recorder keeps each for ever.

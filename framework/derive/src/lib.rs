@@ -1,7 +1,7 @@
-//! The macros of `tensorpost`: the derive of its messages, and the attribute of its tests. Use them through that crate, which
-//! re-exports them.
+//! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attribute of its tests. Use them
+//! through that crate, which re-exports them.
 //!
-//! The derive is three steps, one module each: `parse` turns the item into the plain data of `ir` and refuses
+//! The derive of messages is three steps, one module each: `parse` turns the item into the plain data of `ir` and refuses
 //! what cannot be a message, `codegen` turns that into the two impls. Beside them, `refuse` knows the field
 //! types that can never be sent, `bounds` the where clause of a generic message, and `schema` the hash by
 //! which two processes see that they mean the same definition.
@@ -11,6 +11,7 @@ mod codegen;
 mod ir;
 mod parse;
 mod refuse;
+mod remote_actor;
 mod schema;
 mod test_attribute;
 
@@ -22,6 +23,13 @@ use syn::{DeriveInput, ItemFn, parse_macro_input};
 #[proc_macro_derive(GpuMessage, attributes(gpu_message, tensor))]
 pub fn derive_gpu_message(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     expand(&parse_macro_input!(input as DeriveInput)).into()
+}
+
+// As above.
+#[cfg_attr(not(doctest), doc = include_str!("../ACTOR.md"))]
+#[proc_macro_derive(RemoteActor, attributes(remote_actor))]
+pub fn derive_remote_actor(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    remote_actor::expand(&parse_macro_input!(input as DeriveInput)).into()
 }
 
 // As above.

@@ -4,6 +4,8 @@
 mod container;
 mod tensor;
 
+pub(crate) use container::key;
+
 use quote::ToTokens;
 use syn::{
     Attribute, Data, DeriveInput, Generics, Ident, Index, Member, Meta, Token, ext::IdentExt,

@@ -4,8 +4,10 @@ use std::fmt;
 use std::fmt::Write as _;
 
 use super::flow::Pipeline;
+use super::limits::DEFAULT_MAILBOX;
 use super::plan::{DEAD, Edge, Kind, Plan, StagePlan};
 use super::worker::args::Select;
+use super::worker::branch::overflow::Drops;
 
 /// A pipeline to look at: [`Display`](fmt::Display) is text, and there are diagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +125,17 @@ fn about(plan: &Plan, stage: &StagePlan) -> String {
     }
     if let Some(beside) = stage.beside {
         about.push(format!("beside {}", plan.stages[beside].name));
+    }
+    if let Some(drops) = stage.drops {
+        let what = match drops {
+            Drops::Oldest => "oldest",
+            Drops::Newest => "newest",
+        };
+        about
+            .push(format!("keeps {} per sender, drops the {what}", stage.mailbox.unwrap_or(DEFAULT_MAILBOX)));
+    }
+    if let Some(pace) = stage.pace {
+        about.push(format!("one every {pace:?}"));
     }
     if let Some(bytes) = stage.max_bytes {
         about.push(format!("at most {bytes} bytes on the way"));

@@ -75,6 +75,11 @@
 //!
 //! **In a worker** the program runs up to the start of the node, so it writes the same pipelines down; the worker has their
 //! closures by then. A pipeline whose closures are made later, on a node that runs, cannot work, and its start says so.
+//! A pipeline that needs what is only there after the start, such as an actor's address, is written down later all the same,
+//! and where it would have closures (`map`, `for_each`, `items`, `by_key`, ..) it has types instead: a [`Stage`], [`Source`] or
+//! [`Sink`], whose arguments carry the address. [`sink_to`](Flow::sink_to), [`Out::send`] and [`Out::ask`] are no closures that a
+//! worker has to find. Or the pipeline with closures is written down before `start()`, and looks the actor up by its name
+//! ([`Env::lookup`](tensorpost_core::api::actor::Env::lookup) in `prepare`).
 
 mod circles;
 mod closures;

@@ -58,6 +58,8 @@ pub struct StageSnapshot {
     pub lost: u64,
     /// Items dropped in front of it so far, because it had no room.
     pub dropped: u64,
+    /// Of a source with a rate: times that passed without an item so far.
+    pub missed: u64,
     /// Items left over in it so far.
     pub left_over: u64,
     /// Share of the time since the last snapshot that its replicas were in calls, from 0 to 1.
@@ -156,6 +158,7 @@ fn snapshot(plan: &Plan, now: (Duration, &[Counts]), before: (Duration, &[Counts
             bytes_in_flight: sum(now.1, |counts| counts.bytes_in_flight as f64) as u64,
             errors: sum(now.1, |counts| counts.errors as f64) as u64,
             lost: sum(now.1, |counts| counts.lost as f64) as u64,
+            missed: sum(now.1, |counts| counts.missed as f64) as u64,
             left_over: sum(now.1, |counts| counts.left_over as f64) as u64,
             busy: share(|counts| counts.busy.as_secs_f64()),
             waiting: share(|counts| counts.waiting.as_secs_f64()),
@@ -200,6 +203,7 @@ fn note(stage: &StageSnapshot) -> String {
         (stage.errors, "errors"),
         (stage.lost, "lost"),
         (stage.dropped, "dropped"),
+        (stage.missed, "missed"),
         (stage.left_over, "left over"),
     ];
     for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {

@@ -92,6 +92,10 @@ pub struct StageReport {
     /// `drop_newest`. They are no loss, and not among those that came.
     #[serde(default)]
     pub dropped: u64,
+    /// Of a source with a rate ([`every`](super::Flow::every)): whole times that passed without an item, because the source, or
+    /// who takes from it, was late.
+    #[serde(default)]
+    pub missed: u64,
     /// Items that were sent again after a death.
     pub resent: u64,
     /// Items a second, from the first to the last.
@@ -269,6 +273,7 @@ impl StageReport {
     fn add(&mut self, counts: &Counts) {
         self.items_in += counts.items_in;
         self.items_out += counts.items_out;
+        self.missed += counts.missed;
         self.errors += counts.errors;
         self.retries += counts.retries;
         self.skipped += counts.skipped;
@@ -319,6 +324,9 @@ impl fmt::Display for Report {
         }
         for stage in self.stages.iter().filter(|stage| stage.dropped > 0) {
             writeln!(f, "dropped: {} in front of {}", stage.dropped, stage.stage)?;
+        }
+        for stage in self.stages.iter().filter(|stage| stage.missed > 0) {
+            writeln!(f, "late: {} missed {} of its times", stage.stage, stage.missed)?;
         }
         for death in &self.deaths {
             let then = if death.restarted { "died and was restarted" } else { "died" };

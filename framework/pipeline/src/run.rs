@@ -151,7 +151,7 @@ mod sealed {
 
 /// What a [`NodeBuilder`] takes of pipelines. A program knows the types of all its pipelines without this, as it does those
 /// of its [actors](NodeBuilder::actor): also of one that is written down when the node runs, because its stages need
-/// addresses of actors there.
+/// addresses of actors there. Only closures have to be written down before the start; see [In a worker](crate).
 pub trait AddPipeline: sealed::Sealed {
     /// Adds all types of a pipeline.
     fn pipeline(self, pipeline: &Pipeline) -> Self;

@@ -10,7 +10,7 @@ use tensorpost::prelude::*;
 use super::history::{Past, Place, Step};
 use super::parts::{Hand, Holder, Maker, Obedient, OrderedFault, Orders, Taker};
 use super::plan::{Plan, dead_name, helper_name, stage_name};
-use super::spec::{Fault, FlowId, Fork, Form, Op, Pick, Settings, Stage as StageSpec, Then, What};
+use super::spec::{Drops, Fault, FlowId, Fork, Form, Op, Pick, Settings, Stage as StageSpec, Then, What};
 use super::thing::{Thing, Things};
 
 /// The flows that nobody has taken yet.
@@ -171,6 +171,7 @@ impl Builder<'_> {
         let settings = &op.settings;
         let flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
         let flow = if settings.own_thread { flow.own_thread() } else { flow };
+        let flow = if source.every > 0 { flow.every(Duration::from_micros(source.every)) } else { flow };
         plain(match settings.restart {
             Some(times) => flow.restart(policy(times)),
             None => flow,
@@ -377,6 +378,11 @@ impl Builder<'_> {
         }
         if let Some(items) = settings.mailbox {
             flow = flow.mailbox(items);
+        }
+        match settings.drops {
+            Some(Drops::Oldest) => flow = flow.drop_oldest(),
+            Some(Drops::Newest) => flow = flow.drop_newest(),
+            None => {}
         }
         if let Some(bytes) = settings.max_bytes {
             flow = flow.max_bytes_in_flight(bytes);

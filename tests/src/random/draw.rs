@@ -4,8 +4,8 @@ use tensorpost::pipeline::OnError;
 
 use super::plan::Plan;
 use super::spec::{
-    Ending, Fails, Fault, FlowId, Fork, Form, How, Op, Pick, Settings, Source, Spec, Stage, Tensors, Then,
-    What, When, Work,
+    Drops, Ending, Fails, Fault, FlowId, Fork, Form, How, Op, Pick, Settings, Source, Spec, Stage, Tensors,
+    Then, What, When, Work,
 };
 use crate::faults::plan::{Draw, mix};
 
@@ -165,10 +165,10 @@ impl<'d> Drawing<'d> {
             uniform: self.uniform,
         };
         let slow = if self.chance(40) { self.between(1, 300) } else { 0 };
-        let what = What::Source(Source { count, tensors, closure, fails, slow });
-        let single = settings.replicas == 1;
+        let every = if self.chance(15) { self.between(100, 3_000) } else { 0 };
+        let what = What::Source(Source { count, tensors, closure, fails, slow, every });
         let at = self.push(Vec::new(), what, settings);
-        self.open(at, false, single);
+        self.open(at, false, settings.replicas == 1);
     }
 
     fn restart(&mut self, of_100: usize) -> Option<u32> {
@@ -206,6 +206,11 @@ impl<'d> Drawing<'d> {
         if self.chance(20) {
             settings.mailbox = Some(self.between(1, 6) as u32);
         }
+        // At most once, in no loop, and not where only those who take an item say which branch it went.
+        let drops =
+            self.spec.at_least_once.is_none() && !in_loop && !open.choice && settings.pick != Pick::All;
+        let which = self.one_of(&[Drops::Oldest, Drops::Newest]);
+        settings.drops = (drops && self.chance(20)).then_some(which);
         // Under at-least-once delivery, where a half waits for its partner, nobody can see a stage that waits for bytes.
         if self.chance(8) && (self.spec.at_least_once.is_none() || self.pairings == 0) {
             settings.max_bytes = Some(self.one_of(&[1, 100, 1_000, 100_000]));
@@ -213,9 +218,9 @@ impl<'d> Drawing<'d> {
         settings
     }
 
-    /// Of the stage behind a helper. What all replicas take cannot be told from what came several times.
+    /// Of the stage behind a helper. What all replicas take, or it drops, cannot be told from what came several times, or not.
     fn pack_settings(&mut self, open: Open, in_loop: bool) -> Settings {
-        let settings = self.settings(open, in_loop);
+        let settings = Settings { drops: None, ..self.settings(open, in_loop) };
         if settings.pick == Pick::All { Settings { pick: Pick::Turns, ..settings } } else { settings }
     }
 
@@ -274,9 +279,8 @@ impl<'d> Drawing<'d> {
         let mut stage = self.work(&forms);
         let mut settings = self.settings(open, false);
         self.fails(&mut stage, &mut settings, false);
-        let single = settings.replicas == 1;
         let at = self.push(vec![open.flow], What::Stage(stage), settings);
-        self.open(at, false, single);
+        self.open(at, false, settings.replicas == 1);
     }
 
     /// A time for a batch of so many. Without one, batches may wait for ever where fewer items can be under way.
@@ -310,9 +314,8 @@ impl<'d> Drawing<'d> {
         let packing = Open { single: open.single, ..open };
         let settings = self.pack_settings(packing, false);
         let settings = if then == Then::Unbatch { Settings::default() } else { settings };
-        let single = settings.replicas == 1;
         let at = self.push(vec![open.flow], What::Batch { of, within, then, restart }, settings);
-        self.open(at, false, single);
+        self.open(at, false, settings.replicas == 1);
     }
 
     fn window(&mut self) {
@@ -329,9 +332,8 @@ impl<'d> Drawing<'d> {
         }
         let (of, restart) = (self.between(1, 5) as u32, self.restart(70));
         let settings = self.pack_settings(open, false);
-        let single = settings.replicas == 1;
         let at = self.push(vec![open.flow], What::Window { of, restart }, settings);
-        self.open(at, false, single);
+        self.open(at, false, settings.replicas == 1);
     }
 
     fn fork(&mut self) {
@@ -390,9 +392,8 @@ impl<'d> Drawing<'d> {
             What::Join { modulus: self.one_of(&[0, 0, 1, 3, 7, 20]), restart }
         };
         let settings = self.pack_settings(Open { single: true, ..left }, false);
-        let single = settings.replicas == 1;
         let at = self.push(vec![left.flow, right.flow], what, settings);
-        self.open(at, false, single);
+        self.open(at, false, settings.replicas == 1);
     }
 
     fn body(&mut self, depth: u32) -> Vec<Op> {
@@ -543,6 +544,7 @@ mod tests {
                     ("beside", settings.beside),
                     ("thread", settings.own_thread),
                     ("mailbox", settings.mailbox.is_some()),
+                    ("drops", settings.drops.is_some()),
                     ("bytes", settings.max_bytes.is_some()),
                     ("dead", settings.dead),
                     ("restart", settings.restart.is_some()),
@@ -557,6 +559,7 @@ mod tests {
                         note("form", variant(&stage.form));
                         note("work", variant(&stage.work));
                     }
+                    What::Source(source) if source.every > 0 => note("has", "every".into()),
                     What::Fork(fork, _) => note("fork", variant(fork)),
                     What::Batch { then, .. } => note("then", variant(then)),
                     _ => {}
@@ -572,7 +575,7 @@ mod tests {
         }
         let wanted = "op Source|op Stage|op Batch|op Window|op Fork|op Merge|op Zip|op Join|op Loop|op Sink|\
             pick Turns|pick Least|pick Key|pick All|error Fail|error Skip|error Retry|error RetryThenSkip|\
-            error DeadLetter|error RetryThenDeadLetter|has ordered|has beside|has thread|has mailbox|has bytes|has dead|\
+            error DeadLetter|error RetryThenDeadLetter|has ordered|has beside|has thread|has mailbox|has drops|has every|has bytes|has dead|\
             has restart|has nested|form Map|form Filter|form FlatMap|form Apply|form Typed|form Hold|work Pass|\
             work Check|work Add|work Copy|fork All|fork Turns|fork Least|fork Key|fork Split|then Unbatch|then Pack|\
             then Gather|fault Inside|fault Outside|how Abort|how Exit|how Panic|how Late|how InKernel|\

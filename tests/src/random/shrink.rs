@@ -118,6 +118,7 @@ const TUNING: &[fn(&mut Settings)] = &[
     |settings| settings.beside = false,
     |settings| settings.own_thread = false,
     |settings| settings.mailbox = None,
+    |settings| settings.drops = None,
     |settings| settings.max_bytes = None,
     |settings| settings.restart = None,
     |settings| {
@@ -144,6 +145,11 @@ const PARTS: &[fn(&mut What)] = &[
     |what| {
         if let What::Source(source) = what {
             source.count /= 2;
+        }
+    },
+    |what| {
+        if let What::Source(source) = what {
+            source.every = 0;
         }
     },
     |what| {

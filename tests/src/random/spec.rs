@@ -135,6 +135,9 @@ pub struct Source {
     /// Microseconds for each item.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slow: u64,
+    /// `every(..)` so many microseconds; 0: as fast as it can.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub every: u64,
 }
 
 /// Which tensors are in an item. Their content follows from this and the item's number; see [`recipe`](super::recipe).
@@ -276,6 +279,9 @@ pub struct Settings {
     /// `mailbox(..)`.
     #[serde(skip_serializing_if = "is_default")]
     pub mailbox: Option<u32>,
+    /// `drop_oldest()` or `drop_newest()`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub drops: Option<Drops>,
     /// `max_bytes_in_flight(..)`.
     #[serde(skip_serializing_if = "is_default")]
     pub max_bytes: Option<u64>,
@@ -299,12 +305,22 @@ impl Default for Settings {
             beside: false,
             own_thread: false,
             mailbox: None,
+            drops: None,
             max_bytes: None,
             on_error: tensorpost::pipeline::OnError::Fail,
             dead: false,
             restart: None,
         }
     }
+}
+
+/// What a stage does without that it has no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Drops {
+    /// `drop_oldest()`.
+    Oldest,
+    /// `drop_newest()`.
+    Newest,
 }
 
 /// Which replica takes an item.

@@ -15,13 +15,13 @@ use tensorpost::prelude::*;
 use tensorpost_actors::ready::encode_png;
 
 use crate::messages::{LastFrame, Look, Weights};
+use crate::tracker::Tracker;
 
 /// What the answers are made from.
 pub(crate) struct Service {
     pub(crate) node: Node,
     pub(crate) stream: DeviceStream,
-    pub(crate) look: Address<Look>,
-    pub(crate) last_frame: Address<LastFrame>,
+    pub(crate) tracker: Spawned<Tracker>,
     pub(crate) weights: Publisher<Weights>,
     pub(crate) recorder: PrometheusHandle,
 }
@@ -71,7 +71,7 @@ struct Worker {
 
 /// All workers. It is well where all of them run, and the tracker answers.
 async fn health(State(service): Shared) -> Result<impl IntoResponse, Failed> {
-    service.look.ask(Look).await?;
+    service.tracker.ask(Look).await?;
     let workers = service.node.workers().into_iter().map(|worker| Worker {
         name: worker.name,
         process: worker.pid,
@@ -85,12 +85,12 @@ async fn health(State(service): Shared) -> Result<impl IntoResponse, Failed> {
 }
 
 async fn tracks(State(service): Shared) -> Result<impl IntoResponse, Failed> {
-    Ok(Json(service.look.ask(Look).await?))
+    Ok(Json(service.tracker.ask(Look).await?))
 }
 
 /// The last frame as the detectors saw it. Its tensor comes from the tracker as a lease, and is read here.
 async fn frame(State(service): Shared) -> Result<Response, Failed> {
-    let Some(pixels) = service.last_frame.ask(LastFrame).await? else {
+    let Some(pixels) = service.tracker.ask(LastFrame).await? else {
         return Ok((StatusCode::NOT_FOUND, "there is no frame yet\n").into_response());
     };
     let encode = move || encode_png(&service.stream, &pixels, 255.0);

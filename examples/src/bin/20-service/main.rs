@@ -66,21 +66,18 @@ fn main() -> anyhow::Result<()> {
     let tracker = node.spawn::<Tracker>(()).name("tracker").start()?;
     let service = Arc::new(Service {
         stream: node.host_stream()?,
-        look: tracker.address(),
-        last_frame: tracker.address(),
+        tracker,
         weights: Publisher::new(topic.address()),
         recorder,
         node,
     });
     service.weights.put(service.new_weights(0.1)?);
 
-    let pipeline = pipeline(args.rate, &tracker.address())?;
+    let pipeline = pipeline(args.rate, &service.tracker.address())?;
     let running = service.node.run_pipeline(&pipeline)?;
 
     match args.command {
-        Some(Command::Load { seconds }) => {
-            load(&service, running, &tracker.address(), Duration::from_secs(seconds))
-        }
+        Some(Command::Load { seconds }) => load(&service, running, Duration::from_secs(seconds)),
         None => serve(service, running, args.port),
     }
 }
@@ -136,17 +133,12 @@ fn serve(service: Arc<Service>, running: Running, port: u16) -> anyhow::Result<(
 }
 
 /// Runs for a time and says how fast that was.
-fn load(
-    service: &Service,
-    running: Running,
-    latency: &Address<Latency>,
-    time: Duration,
-) -> anyhow::Result<()> {
+fn load(service: &Service, running: Running, time: Duration) -> anyhow::Result<()> {
     let ended = running.ended();
     // It goes on for that long, unless it fails before.
     let _ = service.node.block_on(async { tokio::time::timeout(time, ended).await });
     let report = running.finish(DEADLINE)?;
-    let latency = service.node.block_on(latency.ask(Latency))?;
+    let latency = service.node.block_on(service.tracker.ask(Latency))?;
     let dropped = report.stage("resize").map_or(0, |stage| stage.dropped);
     let (median, p99) =
         (latency.quantile(0.5).unwrap_or_default(), latency.quantile(0.99).unwrap_or_default());

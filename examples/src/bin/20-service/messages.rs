@@ -2,27 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use tensorpost::observe::Histogram;
+use tensorpost::observe::{Histogram, monotonic_ns};
 use tensorpost::prelude::*;
-use tensorpost_actors::ready::Carrier;
+use tensorpost_actors::ready::carrier;
 
 /// Which frame it is, and when the camera took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub(crate) frame: u64,
-    taken: SystemTime,
+    /// On the clock that all processes share.
+    taken: u64,
 }
 
 impl Stamp {
     pub(crate) fn now(frame: u64) -> Self {
-        Stamp { frame, taken: SystemTime::now() }
+        Stamp { frame, taken: monotonic_ns() }
     }
 
-    /// How old the frame is. Zero where the system's clock was set back meanwhile.
+    /// How old the frame is.
     pub(crate) fn age(self) -> Duration {
-        self.taken.elapsed().unwrap_or_default()
+        Duration::from_nanos(monotonic_ns().saturating_sub(self.taken))
     }
 }
 
@@ -39,17 +40,7 @@ pub(crate) struct Frame {
     pub(crate) pixels: Tensor,
 }
 
-impl Carrier for Frame {
-    type Label = Stamp;
-
-    fn apart(self) -> (Stamp, Tensor) {
-        (self.stamp, self.pixels)
-    }
-
-    fn whole(stamp: Stamp, pixels: Tensor) -> Self {
-        Frame { stamp, pixels }
-    }
-}
+carrier!(Frame { stamp: Stamp, pixels });
 
 /// Where something moves: the first and the last column and row, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,31 +11,13 @@ const FORGOTTEN_AFTER: u64 = 25;
 /// How far something moves between two frames at most, as a share of the frame.
 const REACH: f32 = 0.3;
 
-#[derive(Default)]
+#[derive(Default, RemoteActor)]
+#[remote_actor(handles(Found, Look, LastFrame, Latency))]
 pub(crate) struct Tracker {
     scene: Scene,
     next_track: u64,
     last: Option<Tensor>,
     latency: Histogram,
-}
-
-impl Actor for Tracker {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Tracker {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Tracker::default())
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Found>();
-        on.message::<Look>();
-        on.message::<LastFrame>();
-        on.message::<Latency>();
-    }
 }
 
 impl Handler<Found> for Tracker {

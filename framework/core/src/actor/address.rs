@@ -65,7 +65,8 @@ pub enum LookupError {
     Unknown(String),
     /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)).
     #[error(
-        "a stage's call cannot wait for the answer; look `{0}` up before the pipeline starts, and give the address along"
+        "this call cannot wait for the answer; look `{0}` up before the actor or the pipeline starts, and give the address along, \
+         or await the lookup in `prepare`"
     )]
     Blocking(String),
     /// The node is gone.

@@ -44,10 +44,11 @@ pub enum SendFailure {
     #[error("there is no way to the actor's process: {0}")]
     NoLink(String),
     /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)),
-    /// such as that of a pipeline's stage: the thread that would make room is the one that waits.
+    /// such as a handler or the call of a pipeline's stage: the thread that would make room is the one that waits.
     #[error(
-        "there is no room now, and a stage's call cannot wait for it: its thread is the one that makes room; give it to the \
-         pipeline with `out.send(&address, message)` or `.sink_to(&address)`, which wait outside of the call, or use `try_send`"
+        "there is no room now, and this call cannot wait for it: its thread is the one that makes room; in a stage, give it to \
+         the pipeline with `out.send(&address, message)` or `.sink_to(&address)`; in an actor, await it in the future that the \
+         handler returns (`ResponseFuture`) or in `prepare`; or use `try_send`"
     )]
     Blocking,
     /// The actor does not take this type.

@@ -30,6 +30,7 @@ use crate::transport::{AskFailure, Transport};
 pub struct Handles<A: RemoteActor> {
     /// In the order of the keys.
     by_key: Vec<(u64, Entry<A>)>,
+    polls: bool,
 }
 
 /// An envelope, boxed because a mailbox holds envelopes of all types that its actor takes.
@@ -76,7 +77,7 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
 impl<A: RemoteActor> Handles<A> {
     /// The messages that the actor lists.
     pub(super) fn of() -> Self {
-        let mut handles = Handles { by_key: Vec::new() };
+        let mut handles = Handles { by_key: Vec::new(), polls: false };
         A::handles(&mut handles);
         handles
     }
@@ -103,6 +104,18 @@ impl<A: RemoteActor> Handles<A> {
         self.enter::<M>(decode_acknowledged::<A, M>)
     }
 
+    /// The actor's handlers poll futures themselves, to see whether they are done at once, and hand them to their context if
+    /// they are not. Without this, a send or an ask that is pending then
+    /// [is refused](crate::actor::SendFailure::Blocking), because it looks as if the handler blocked on it.
+    pub fn polls(&mut self) -> &mut Self {
+        self.polls = true;
+        self
+    }
+
+    pub(super) fn may_poll(&self) -> bool {
+        self.polls
+    }
+
     fn enter<M>(&mut self, decode: Decode<A>) -> &mut Self
     where
         M: GpuMessage,
@@ -122,8 +135,9 @@ impl<A: RemoteActor> Handles<A> {
         self.by_key.get(at).map(|(_, entry)| entry)
     }
 
-    pub(super) fn takes(&self, key: u64) -> bool {
-        self.find(key).is_some()
+    /// The keys, in order.
+    pub(super) fn sorted(&self) -> impl Iterator<Item = u64> + '_ {
+        self.by_key.iter().map(|(key, _)| *key)
     }
 
     /// Names and keys, for the fingerprint of a program.

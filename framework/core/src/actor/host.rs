@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use super::handles::Handles;
 use super::inbox::{ActorInbox, Close, InboxTask, Running};
 use super::receive::Receive;
+use super::standing::Call;
 use super::{Env, RemoteActor};
 use crate::fault;
 use crate::ids::{ActorId, DeviceId};
@@ -91,9 +92,10 @@ impl Types {
 
 /// How an actor is run.
 #[derive(Clone, Copy, Debug)]
-struct How {
-    own_thread: bool,
-    restarts: RestartWhen,
+pub(super) struct How {
+    /// Whether the process's reader is on another thread than the actor.
+    pub(super) own_thread: bool,
+    pub(super) restarts: RestartWhen,
 }
 
 /// The actors of a process, to be stopped while they run or get ready. Of one that has ended it keeps nothing, its stream's
@@ -144,9 +146,9 @@ impl Program {
     }
 }
 
-/// Whether `A` lists the message with this key.
-pub(crate) fn takes<A: RemoteActor>(key: u64) -> bool {
-    Handles::<A>::of().takes(key)
+/// The keys of the messages that `A` lists, in order.
+pub(crate) fn takes<A: RemoteActor>() -> Arc<[u64]> {
+    Handles::<A>::of().sorted().collect()
 }
 
 /// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its own.
@@ -155,7 +157,7 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     let context: Arc<dyn std::any::Any + Send + Sync> = env.transport.clone();
     let args = codec::decode::<A::Args>(&args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
-    let inbox = ActorInbox::<A>::new(&env, receive, how.restarts);
+    let inbox = ActorInbox::<A>::new(&env, receive, how);
     // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
     env.transport.serve_at(env.location.index, inbox.clone()).map_err(|error| error.to_string())?;
     hosted.add(Arc::clone(&inbox) as _);
@@ -167,6 +169,7 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     }
     let created = {
         let (_turn, _owner) = (Turn::begin(), owner.enter());
+        let _call = Call::begin(how.own_thread);
         fault::point("worker.create");
         catch_unwind(AssertUnwindSafe(|| <A as RemoteActor>::create(args, &env)))
     };
@@ -304,7 +307,15 @@ impl ProcessActors {
             .map_err(|error| error.to_string())?;
         let receive =
             Receive::new(&stream, receive_on, &self.transport).map_err(|error| error.to_string())?;
-        let env = Env { transport: Arc::clone(&self.transport), stream, name, actor, location, life };
+        let env = Env {
+            transport: Arc::clone(&self.transport),
+            stream,
+            name,
+            actor,
+            location,
+            life,
+            tally: Arc::default(),
+        };
         let make = kind.start;
         let how = How { own_thread, restarts };
         let starting = Starting { env, receive, args, how, ended, hosted: self.hosted.clone() };

@@ -28,12 +28,13 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::handles::{AnyEnvelope, Handles};
-use super::host::OnActorEnd;
+use super::host::{How, OnActorEnd};
 use super::receive::Receive;
+use super::standing::Call;
 use super::{Env, RemoteActor};
 use crate::ids::ActorId;
 use crate::observe::hang_probe::{ActorProbe, count_note};
-use crate::observe::metrics::{ActorMetrics, Meter};
+use crate::observe::metrics::{ActorMetrics, Meter, Tally};
 use crate::observe::trace::{Of, Tracer};
 use crate::os::{monotonic_ns, vital};
 use crate::stream::Stream;
@@ -41,7 +42,7 @@ use crate::stream::turn::{self, Turn};
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Undelivered};
-use crate::transport::lifecycle::{EndReason, RestartWhen};
+use crate::transport::lifecycle::EndReason;
 
 mod channel;
 pub use channel::{Channel, ChannelError};
@@ -57,6 +58,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     name: String,
     location: Location,
     meter: Meter,
+    tally: Arc<Tally>,
     /// Only there where the node detects hangs; written by the actor's thread alone.
     activity: Option<MailboxActivity>,
     handles: Handles<A>,
@@ -64,8 +66,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     stream: Stream,
     receive: Receive,
     local: Arc<LocalCredits>,
-    /// When its supervisor starts it anew.
-    restarts: RestartWhen,
+    how: How,
     queue: Mutex<MailboxQueue<A>>,
 }
 
@@ -107,8 +108,8 @@ pub(super) trait Close: std::marker::Send + Sync {
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
-    pub(super) fn new(env: &Env, receive: Receive, restarts: RestartWhen) -> Arc<Self> {
-        let Env { transport, stream, name, actor, location, .. } = env;
+    pub(super) fn new(env: &Env, receive: Receive, how: How) -> Arc<Self> {
+        let Env { transport, stream, name, actor, location, tally, .. } = env;
         let (actor, location, stream) = (*actor, *location, stream.clocked().clone());
         let handles = Handles::of();
         let tracer = stream.domain().tracer();
@@ -116,11 +117,12 @@ impl<A: RemoteActor> ActorInbox<A> {
         tracer.name(Of::Stream, u64::from(stream.backend().clock_slot()), name);
         handles.keys().into_iter().for_each(|(name, key)| tracer.name(Of::Message, key, name));
         Arc::new(ActorInbox {
-            restarts,
+            how,
             actor,
             name: name.clone(),
             location,
             meter: Meter::default(),
+            tally: Arc::clone(tally),
             activity: stream.domain().detects_hangs().then(MailboxActivity::default),
             handles,
             transport: Arc::downgrade(transport),
@@ -313,10 +315,14 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         let handler = self.meter.histogram();
         let (busy, longest) = self.meter.total_and_longest();
         let (waits, waited) = self.stream.waits();
+        let [emitted, dropped, missed] = self.tally.counts();
         Some(ActorMetrics {
             actor: self.actor,
             name: self.name.clone(),
             handled: handler.count(),
+            emitted,
+            dropped,
+            missed,
             queued: self.queue.lock().envelopes.len(),
             busy,
             longest,
@@ -345,7 +351,7 @@ impl<A: RemoteActor> InboxTask<A> {
     fn comes_back(&self, failed: bool) -> bool {
         // A stop that the node asked for is the end of its last life.
         let closing = self.inbox.queue.lock().closing.is_some();
-        !closing && self.inbox.restarts.after(failed)
+        !closing && self.inbox.how.restarts.after(failed)
     }
 
     /// Goes on with what handlers have left.
@@ -365,6 +371,8 @@ impl<A: RemoteActor> InboxTask<A> {
 
     /// Handles envelopes until the batch or the mailbox is empty; true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
+        // Who blocks in a handler would keep the reader from what it blocks on. Outside of the loop: nothing here awaits.
+        let _call = (!self.inbox.handles.may_poll()).then(|| Call::begin(self.inbox.how.own_thread));
         let mut turn = Turn::begin_on(&self.inbox.stream);
         let (mut since, mut last): (Option<u64>, Option<u64>) = (None, None);
         for _ in 0..BATCH {

@@ -119,6 +119,7 @@ pub use watching::Watch;
 
 use crate::ids::{ActorId, ProcessId};
 use crate::message::{GpuMessage, scope};
+use crate::observe::metrics::Tally;
 pub use crate::os::step_aside;
 use crate::tensor::DeviceStream;
 use crate::transport::control_channel::Location;
@@ -271,6 +272,7 @@ pub struct Env {
     pub(crate) actor: ActorId,
     pub(crate) location: Location,
     pub(crate) life: u32,
+    pub(crate) tally: Arc<Tally>,
 }
 
 impl Env {
@@ -358,6 +360,27 @@ impl Env {
     /// Finds actors by name from any task or thread of this process.
     pub fn registry(&self) -> Registry {
         Registry::new(Arc::clone(&self.transport))
+    }
+
+    /// Counts what the actor has made and passed on, beside the messages that it handles: it is in
+    /// [`ActorMetrics::emitted`](crate::observe::metrics::ActorMetrics::emitted) and the recorder's
+    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was accepted.
+    pub fn note_emitted(&self, count: u64) {
+        self.tally.emitted(count);
+    }
+
+    /// Counts what the actor has dropped because who was to take it had no room, as
+    /// [`ActorMetrics::dropped`](crate::observe::metrics::ActorMetrics::dropped) and `tensorpost_items_dropped_total`. In a
+    /// pipeline those count that send to a stage with `drop_oldest` or `drop_newest`.
+    pub fn note_dropped(&self, count: u64) {
+        self.tally.dropped(count);
+    }
+
+    /// Counts times at which the actor was to make something and did not, because it was late, as
+    /// [`ActorMetrics::missed`](crate::observe::metrics::ActorMetrics::missed) and `tensorpost_items_missed_total`. A source
+    /// with a rate does.
+    pub fn note_missed(&self, count: u64) {
+        self.tally.missed(count);
     }
 
     /// Counts of what the actor's process has sent and received, for all its actors together.

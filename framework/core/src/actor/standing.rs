@@ -2,7 +2,12 @@
 //!
 //! A worker's reader runs on the thread of its actors. Plain code there that blocks until a message is accepted, or an
 //! ask answered, keeps the reader from making that happen, and stands still for ever. So whoever runs such code says so
-//! ([`Env::without_waiting`]), and what would have to wait in it fails instead.
+//! ([`Env::without_waiting`], [`Call::begin`]), and what would have to wait in it fails instead. The framework says so of
+//! `create` and of handlers, unless the actor has a thread of its own. There the reader goes on, so it may block; what its turn
+//! has put off until its end is published first, or nobody would hear of what it waits for.
+//!
+//! Not seen is what blocks in an `async` block, `prepare` among them (a poll of it that blocks looks like one that awaits),
+//! in actix's `started` and `stopped`, in timers, and on a thread that the actor waits for.
 //!
 //! Only a poll that is pending looks here, so nothing that succeeds at once pays for it. A poll with a waker that wakes
 //! nobody is no wait: its caller only looks.
@@ -13,15 +18,32 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use super::Env;
+use crate::stream::turn::flush_now;
 
 thread_local! {
-    /// Whether this thread is in such a call.
-    static IN_CALL: Cell<bool> = const { Cell::new(false) };
+    /// The call that this thread is in.
+    static IN_CALL: Cell<Kind> = const { Cell::new(Kind::None) };
 }
 
-/// Ends the call, also by a panic.
-struct Call {
-    outer: bool,
+#[derive(Clone, Copy)]
+enum Kind {
+    None,
+    /// Nothing can be awaited in it.
+    Plain,
+    /// Blocking holds up nobody but the actor itself.
+    Alone,
+}
+
+/// A call of user code that is no future. Its drop ends it, also by a panic.
+pub(super) struct Call {
+    outer: Kind,
+}
+
+impl Call {
+    /// Of an actor; `own_thread`: whether the process's reader is on another.
+    pub(super) fn begin(own_thread: bool) -> Self {
+        Call { outer: IN_CALL.replace(if own_thread { Kind::Alone } else { Kind::Plain }) }
+    }
 }
 
 impl Drop for Call {
@@ -33,9 +55,9 @@ impl Drop for Call {
 impl Env {
     /// Runs plain code on this thread. A send, an ask or a lookup that would have to be waited for in it fails, where
     /// [blocking](super::SendFailure::Blocking) on it would stand still for ever. A pipeline runs the code of its stages
-    /// so.
+    /// so, and the framework an actor's `create` and handlers, where the actor has no thread of its own.
     pub fn without_waiting<R>(&self, call: impl FnOnce() -> R) -> R {
-        let _call = Call { outer: IN_CALL.replace(true) };
+        let _call = Call::begin(false);
         call()
     }
 }
@@ -46,7 +68,16 @@ pub(super) fn stands_still(cx: &Context<'_>) -> bool {
     let waker = cx.waker();
     let only_looks =
         || waker.will_wake(Waker::noop()) || waker.will_wake(futures_util::task::noop_waker_ref());
-    IN_CALL.get() && !only_looks()
+    match IN_CALL.get() {
+        Kind::None => false,
+        Kind::Plain => !only_looks(),
+        Kind::Alone => {
+            if !only_looks() {
+                flush_now();
+            }
+            false
+        }
+    }
 }
 
 /// The future's output; `None` where it would be waited for in a call in which nothing can be.

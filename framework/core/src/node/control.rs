@@ -121,9 +121,9 @@ impl Up {
                 Up::HangProbe { round, hang_probe }
             }
             Up::Log(record) => Up::Log(record.bounded()),
-            // Each is checked where it is given to the recorder.
+            // Each is checked where it is given to the recorder. As many series as may be, and descriptions of as many.
             Up::UserMetrics { mut updates, dropped } => {
-                updates.truncate(MAX_METRIC_SERIES);
+                updates.truncate(2 * MAX_METRIC_SERIES);
                 Up::UserMetrics { updates, dropped }
             }
             // Names in the registry are compared, not shown; the broker bounds them.

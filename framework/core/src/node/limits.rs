@@ -93,7 +93,7 @@ const _: () = assert!(MAX_ACTORS <= u16::MAX as usize && MAX_PROCESSES <= u16::M
 // All metrics of a worker's user code fit a message: a series with its texts and its place, and a value of a histogram with
 // its count, in 9 bytes each.
 const _: () = assert!(
-    MAX_METRIC_SERIES * (2 * MAX_METRIC_TEXT + 512) + MAX_WORKER_METRIC_VALUES * 18 < MAX_CONTROL_MESSAGE
+    2 * MAX_METRIC_SERIES * (2 * MAX_METRIC_TEXT + 512) + MAX_WORKER_METRIC_VALUES * 18 < MAX_CONTROL_MESSAGE
 );
 
 // What one worker says of its end is told to all others with room to spare.

@@ -2,8 +2,11 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: the same number in every process at the same moment. No system call where the
-/// kernel offers the clock in user space.
+/// Nanoseconds of `CLOCK_MONOTONIC`: the same number in every process of the machine at the same moment, so the age of what
+/// another process has made is a difference, whoever sets the clock of the day. [`Metrics::at`] is of this clock. No system
+/// call where the kernel offers the clock in user space.
+///
+/// [`Metrics::at`]: crate::observe::metrics::Metrics::at
 #[inline]
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

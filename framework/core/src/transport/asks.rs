@@ -30,10 +30,11 @@ pub enum AskFailure {
     #[error("{0}")]
     ProcessExited(ExitedProcess),
     /// The reply would have to be waited for in a call in which nothing can be
-    /// ([`Env::without_waiting`](crate::actor::Env::without_waiting)), such as that of a pipeline's stage.
+    /// ([`Env::without_waiting`](crate::actor::Env::without_waiting)), such as a handler or that of a pipeline's stage.
     #[error(
-        "it was sent, and a stage's call cannot wait for the reply: its thread is the one that reads it; ask with \
-         `out.ask(&address, message, ..)`, which waits outside of the call"
+        "it was sent, and this call cannot wait for the reply: its thread is the one that reads it; in a stage, ask with \
+         `out.ask(&address, message, ..)`; in an actor, await it in the future that the handler returns (`ResponseFuture`) or \
+         in `prepare`"
     )]
     Blocking,
     /// The reply was malformed.

@@ -34,7 +34,7 @@ pub(super) fn parse(ident: &Ident, attrs: &[Attribute]) -> syn::Result<Container
 }
 
 /// The key of a `key = value` pair as written.
-pub(super) fn key(meta: &ParseNestedMeta<'_>) -> String {
+pub(crate) fn key(meta: &ParseNestedMeta<'_>) -> String {
     let segments: Vec<_> = meta.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
     segments.join("::")
 }

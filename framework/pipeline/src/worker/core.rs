@@ -61,6 +61,12 @@ impl Part {
         self.meter.failed(failure, fatal);
     }
 
+    /// The next stages have accepted an item.
+    pub(super) fn emitted(&self) {
+        self.meter.note(|counts| counts.items_out += 1);
+        self.env.note_emitted(1);
+    }
+
     /// Whether an error has failed the pipeline here.
     pub(super) fn has_failed(&self) -> bool {
         self.meter.fatal()

@@ -75,6 +75,8 @@ pub(crate) struct Counts {
     pub(crate) life: u32,
     pub(crate) items_in: u64,
     pub(crate) items_out: u64,
+    /// Of a source with a rate: times that passed without an item.
+    pub(crate) missed: u64,
     pub(crate) errors: u64,
     pub(crate) retries: u64,
     pub(crate) skipped: u64,

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use actix::fut::wrap_future;
 use actix::{ActorContext, AsyncContext};
@@ -77,7 +77,7 @@ impl<S: Source> RemoteActor for SourceActor<S> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Run>().message::<Control>();
+        on.message::<Run>().message::<Control>().polls();
     }
 }
 
@@ -120,7 +120,9 @@ impl<S: Source> Core<S> {
         let mut due = Instant::now();
         while !self.stopped.get() && !part.has_failed() {
             if let Some(pace) = part.config.pace {
-                due = self.until(due).await + pace;
+                let now = self.until(due).await;
+                self.missed(now - due, pace);
+                due = now + pace;
                 if self.stopped.get() {
                     break;
                 }
@@ -167,6 +169,15 @@ impl<S: Source> Core<S> {
         due.max(Instant::now())
     }
 
+    /// Counts the times that have passed since one was due.
+    fn missed(&self, late: Duration, pace: Duration) {
+        let missed = late.as_nanos().checked_div(pace.as_nanos()).unwrap_or_default() as u64;
+        if missed > 0 {
+            self.part.meter.note(|counts| counts.missed += missed);
+            self.part.env.note_missed(missed);
+        }
+    }
+
     /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind it: that is what
     /// ends the waiting of halves for their partners.
     fn stop(&self) {
@@ -189,7 +200,7 @@ impl<S: Source> Core<S> {
             }
         };
         match sent {
-            Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
+            Ok(()) => self.part.emitted(),
             Err(unsent) => {
                 let fatal = self.part.config.on_error.fails();
                 self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);

@@ -120,7 +120,8 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>();
+        // The calls of user code are without waiting; around them, what is pending goes on in the context.
+        on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>().polls();
     }
 
     /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.
@@ -442,7 +443,7 @@ impl<S: Stage> Core<S> {
         while let Some(next) = emitted.next() {
             let last = next.tag.order.filter(|order| order.last);
             let Err(not_yet) = self.results.send_now(next) else {
-                self.part.meter.note(|counts| counts.items_out += 1);
+                self.part.emitted();
                 continue;
             };
             let core = Rc::clone(self);
@@ -481,7 +482,7 @@ impl<S: Stage> Core<S> {
     /// A result was accepted, or cannot be; `last` is its place in an order where nothing more has that.
     async fn sent(&self, sent: Result<(), Unsendable>, last: Option<Order>) {
         match sent {
-            Ok(()) => self.part.meter.note(|counts| counts.items_out += 1),
+            Ok(()) => self.part.emitted(),
             Err(unsent) => {
                 let fatal = self.part.config.on_error.fails();
                 self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);

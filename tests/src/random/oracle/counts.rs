@@ -54,8 +54,22 @@ fn stage(case: &Case<'_>, report: &Report, op: Numbered<'_>, say: &mut dyn FnMut
     };
     let fatal_here = case.fatal && op.op.settings.on_error.fails();
     let all = sum(&|_| 1);
+    if op.op.settings.drops.is_none() {
+        compare("dropped", line.dropped, 0);
+    }
     match &op.op.what {
-        What::Source(_) => compare("items out", line.items_out, all),
+        What::Source(source) => {
+            compare("items out", line.items_out, all);
+            // Each after the one before it, so one interval fewer than items.
+            let intervals = (all / u64::from(line.replicas.max(1))).saturating_sub(1);
+            let least = (intervals * source.every) as f64 / 1e6;
+            if line.missed > 0 && source.every == 0 {
+                say(Kind::Counts, format!("{name}: it has no rate, and has missed {}", line.missed));
+            }
+            if report.seconds < least {
+                say(Kind::Counts, format!("{name}: {all} items in {} s, not in {least} s", report.seconds));
+            }
+        }
         What::Stage(spec) => {
             if !fatal_here {
                 compare("items in", line.items_in, all);

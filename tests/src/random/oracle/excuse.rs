@@ -72,6 +72,17 @@ impl<'r> Excuses<'r> {
         self.died.get(&place.op).copied().unwrap_or(0)
     }
 
+    /// Whether a process ended that sent to a place, or another stage in its worker did.
+    pub(super) fn sender_died(&self, to: Place) -> bool {
+        let plan = self.case.plan;
+        let Some(at) = plan.numbers.iter().position(|number| *number == to.op) else { return false };
+        makers(plan, at).into_iter().any(|maker| {
+            let first = plan.numbers[maker];
+            let mut all = first..first + crate::random::build::width(&plan.spec.ops[maker]);
+            all.any(|op| self.died.contains_key(&op) || self.died.contains_key(&self.home(op)))
+        })
+    }
+
     /// Whether an item that did not come to a place may be missing there.
     pub(super) fn excuse(&self, past: &Past, to: Place) -> bool {
         let case = self.case;

@@ -2,6 +2,8 @@
 //!
 //! - Without deaths everything that was made comes, exactly once (a clone for each branch of a broadcast), on the right
 //!   branch, in the promised order, or is named as left over or failed; the report's counts are those of the logs.
+//! - What a stage drops for want of room is not named. Without deaths as many are missing there as the report says, and the
+//!   others keep their order; with deaths no more.
 //! - At most once, with deaths: nothing comes twice; what does not come is named. Excepted is what `PIPELINES.md` excepts
 //!   (`excuse`).
 //! - At least once, with deaths: everything comes at least once, or is named.
@@ -18,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost::pipeline::Report;
 
 use super::history::{Bag, Logs, Past, Place};
-use super::plan::Plan;
+use super::plan::{Plan, stage_name};
 use super::spec::{Ending, Fault, What};
 use excuse::Excuses;
 pub(crate) use excuse::home;
@@ -208,6 +210,11 @@ impl Case<'_> {
         let to = edge.to;
         self.no_more_than_made(to, &edge.want, &edge.got, say);
         match &edge.taking {
+            Taking::Each
+                if !to.dead && self.plan.op(to.op).is_some_and(|op| op.op.settings.drops.is_some()) =>
+            {
+                self.only_dropped(to, self.missing(&edge.want, &edge.got), excuses, say);
+            }
             Taking::Each => {
                 self.nothing_missing(to, self.missing(&edge.want, &edge.got), excuses, say);
             }
@@ -253,6 +260,33 @@ impl Case<'_> {
             let what =
                 format!("{} did not come to {to} and are not named: {}", missing.len(), shown.join(", "));
             say(Kind::Missing, what);
+        }
+    }
+
+    /// What does not come to a stage that drops is counted, and not named.
+    fn only_dropped(
+        &self,
+        to: Place,
+        mut missing: Vec<(&Past, u32)>,
+        excuses: &Excuses<'_>,
+        say: &mut dyn FnMut(Kind, String),
+    ) {
+        // Without a report nobody says how many.
+        let Some(report) = self.seen.end.report() else { return };
+        let name = self.plan.op(to.op).map_or_else(String::new, |op| stage_name(op.number, &op.op.what));
+        let dropped = report.stage(&name).map_or(0, |stage| stage.dropped);
+        if self.deaths || self.is_over_early() {
+            // A sender that died has taken with it how many it had dropped.
+            missing.retain(|(past, _)| !excuses.excuse(past, to) && !excuses.sender_died(to));
+        }
+        let all: u64 = missing.iter().map(|(_, count)| u64::from(*count)).sum();
+        if all > dropped {
+            let shown: Vec<_> = missing.iter().take(6).map(|(past, _)| past.to_string()).collect();
+            let what =
+                format!("{all} did not come to {to}, which has dropped {dropped}: {}", shown.join(", "));
+            say(Kind::Missing, what);
+        } else if all < dropped && !self.deaths && !self.is_over_early() {
+            say(Kind::Counts, format!("{name}: the report says {dropped} dropped, and it was {all}"));
         }
     }
 

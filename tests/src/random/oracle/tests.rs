@@ -48,6 +48,13 @@ fn batched() -> Plan {
     Plan::new(&spec(vec![source(10), op(&[(0, 0)], batch), turns, sink(2, 0), sink(2, 1)]))
 }
 
+/// A sink that drops what it has no room for.
+fn dropping() -> Plan {
+    let mut sink = sink(0, 0);
+    sink.settings.drops = Some(crate::random::spec::Drops::Oldest);
+    Plan::new(&spec(vec![source(10), sink]))
+}
+
 /// The logs and the report of a run in which everything went right.
 fn right(plan: &Plan) -> Seen {
     let mut logs = Logs::default();
@@ -175,6 +182,35 @@ fn a_run_that_was_right_is_right() {
         assert_eq!(judge(&plan, &seen), [], "{:?}", plan.spec);
         assert!(seen.logs.count() > 10);
     }
+}
+
+#[test]
+fn what_is_dropped_is_counted_and_no_more_is_missing() {
+    let plan = dropping();
+    let mut seen = right(&plan);
+    lines(&mut seen, 1).drain(2..5);
+    let stages = &mut said(&mut seen).stages;
+    let sink = stages.iter_mut().find(|stage| stage.stage == "sink-1").unwrap();
+    (sink.items_in, sink.dropped) = (7, 3);
+    assert_eq!(judge(&plan, &seen), []);
+    let sink = |seen: &mut Seen, dropped| {
+        let stages = &mut said(seen).stages;
+        stages.iter_mut().find(|stage| stage.stage == "sink-1").unwrap().dropped = dropped;
+    };
+    sink(&mut seen, 4);
+    assert_eq!(kinds(&plan, &seen), [Kind::Counts]);
+    sink(&mut seen, 2);
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
+    // A death of the sink drops nothing that is not named; one of its sender takes with it what it had dropped.
+    said(&mut seen).deaths.push(death("sink-1"));
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
+    said(&mut seen).deaths[0] = death("source-0");
+    assert_eq!(kinds(&plan, &seen), []);
+    // Elsewhere nothing is dropped.
+    let plan = forked();
+    let mut seen = right(&plan);
+    said(&mut seen).stages[0].dropped = 1;
+    assert_eq!(kinds(&plan, &seen), [Kind::Counts]);
 }
 
 #[test]

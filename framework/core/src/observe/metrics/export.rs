@@ -25,6 +25,16 @@ pub(crate) fn export(metrics: &Metrics) {
 fn export_actor(process: &str, actor: &ActorMetrics) {
     let labels = [("process", process.to_owned()), ("actor", actor.name.clone())];
     counter!("tensorpost_messages_handled_total", &labels).absolute(actor.handled);
+    // Only of those that count themselves: most actors have no such series.
+    for (name, count) in [
+        ("tensorpost_items_emitted_total", actor.emitted),
+        ("tensorpost_items_dropped_total", actor.dropped),
+        ("tensorpost_items_missed_total", actor.missed),
+    ] {
+        if count > 0 {
+            counter!(name, &labels).absolute(count);
+        }
+    }
     counter!("tensorpost_stream_waits_total", &labels).absolute(actor.waits);
     gauge!("tensorpost_mailbox_messages", &labels).set(actor.queued as f64);
     gauge!("tensorpost_handler_busy_seconds", &labels).set(actor.busy.as_secs_f64());
@@ -50,7 +60,7 @@ pub(super) mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    /// A recorder that keeps the last value of each series, and of counters the sum.
+    /// A recorder that keeps the last value of each series, and of counters the sum; of a gauge, how often it was described.
     #[derive(Clone, Default)]
     pub(crate) struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
 
@@ -86,7 +96,10 @@ pub(super) mod tests {
 
     impl Recorder for Kept {
         fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+            let unit = unit.map_or_else(String::new, |unit| format!(" in {unit:?}"));
+            *self.0.lock().entry(format!("{}{unit}: {text}", name.as_str())).or_default() += 1.0;
+        }
         fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
         fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
             Counter::from_arc(self.cell(key))
@@ -105,6 +118,9 @@ pub(super) mod tests {
         metrics::with_local_recorder(&kept, || export(&super::super::tests::metrics(5, 10)));
         let seen = kept.seen();
         assert_eq!(seen["tensorpost_messages_handled_total w/blur"], 10.0);
+        assert_eq!(seen["tensorpost_items_emitted_total w/blur"], 20.0);
+        assert_eq!(seen["tensorpost_items_missed_total w/blur"], 4.0);
+        assert!(!seen.contains_key("tensorpost_items_dropped_total w/blur"), "it has dropped nothing");
         assert_eq!(seen["tensorpost_bytes_in_flight w"], 4096.0);
         assert_eq!(seen["tensorpost_mailbox_messages w/blur"], 3.0);
         assert!((seen["tensorpost_handler_p99_seconds w/blur"] - 1e-4).abs() < 2e-5);

@@ -14,6 +14,7 @@
 
 mod export;
 mod histogram;
+mod tally;
 pub(crate) mod user;
 
 use std::time::Duration;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use export::export;
 pub use histogram::Histogram;
 pub(crate) use histogram::Meter;
+pub(crate) use tally::Tally;
 
 use crate::ids::{ActorId, ProcessId};
 
@@ -38,6 +40,13 @@ pub struct ActorMetrics {
     pub name: String,
     /// Handler calls that have returned.
     pub handled: u64,
+    /// What it has made and passed on, as it counts itself ([`Env::note_emitted`](crate::actor::Env::note_emitted)); sources
+    /// and stages of pipelines do.
+    pub emitted: u64,
+    /// What it has dropped because who was to take it had no room ([`Env::note_dropped`](crate::actor::Env::note_dropped)).
+    pub dropped: u64,
+    /// Times at which it was to make something and did not, because it was late ([`Env::note_missed`](crate::actor::Env::note_missed)).
+    pub missed: u64,
     /// Messages in its mailbox that no handler was called for yet.
     pub queued: usize,
     /// Time in handlers, all together.
@@ -108,6 +117,10 @@ pub struct Row {
     pub name: String,
     /// Handler calls, all of them.
     pub handled: u64,
+    /// What it made and passed on, all of it.
+    pub emitted: u64,
+    /// What it dropped, all of it.
+    pub dropped: u64,
     /// Handler calls per second since the earlier look.
     pub rate: f64,
     /// Messages in its mailbox.
@@ -154,6 +167,8 @@ impl Metrics {
                 process: process.to_owned(),
                 name: now.name.clone(),
                 handled: now.handled,
+                emitted: now.emitted,
+                dropped: now.dropped,
                 rate: per_second(handled as f64),
                 queued: now.queued,
                 p50: handler.quantile(0.5),
@@ -177,6 +192,9 @@ pub(crate) mod tests {
             actor: ActorId(1),
             name: "blur".into(),
             handled,
+            emitted: 2 * handled,
+            dropped: 0,
+            missed: 4,
             queued: 3,
             busy: Duration::from_micros(100 * handled),
             longest: Duration::from_micros(100),

@@ -96,6 +96,7 @@ impl<T: Item> Branch<T> {
             }
         };
         if let Some(dropped) = kept.and_then(|item| overflow.keep(item)) {
+            self.env.note_dropped(1);
             self.did_without(dropped);
         }
         if !overflow.pumping.replace(true) {

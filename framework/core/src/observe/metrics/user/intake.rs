@@ -13,13 +13,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use metrics::{Key, counter, gauge, histogram};
+use metrics::{Key, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use parking_lot::Mutex;
 
-use super::{Change, DROPPED, Update};
+use super::{Change, DROPPED, Kind, Update};
 use crate::limits::{
-    MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_NODE_METRIC_SERIES, MAX_WORKER_METRIC_VALUES,
+    MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_NODE_METRIC_SERIES, MAX_WORKER_METRIC_VALUES,
 };
+use crate::observe::text::shown;
 
 /// Updates that may wait for a slow recorder.
 const MAX_WAITING: usize = 2 * MAX_NODE_METRIC_SERIES;
@@ -57,6 +58,8 @@ struct Told {
 struct Known {
     of: HashMap<Arc<str>, OfWorker>,
     count: usize,
+    /// Those that were described.
+    described: HashSet<(Kind, String)>,
 }
 
 #[derive(Default)]
@@ -144,6 +147,7 @@ impl Known {
         let mut values = 0;
         for update in updates {
             let taken = match update.key(&worker) {
+                Ok(_) if matches!(update.change, Change::Description { .. }) => self.describe(update),
                 Ok(key) if self.may_have(&worker, &key) => record(&key, update.change, &mut values),
                 Ok(_) => Err("there are as many series of metrics of workers as may be"),
                 Err(why) => Err(why),
@@ -156,6 +160,32 @@ impl Known {
         if dropped > 0 {
             counter!(DROPPED, "worker" => worker.to_string()).increment(dropped);
         }
+    }
+
+    /// Gives the recorder a description, unless it has one of that metric.
+    fn describe(&mut self, update: Update) -> Result<(), &'static str> {
+        let Update { name, change: Change::Description { kind, unit, text }, .. } = update else {
+            return Ok(());
+        };
+        if text.len() > MAX_METRIC_TEXT {
+            return Err("a description has more than 1024 bytes");
+        }
+        if self.described.len() >= MAX_NODE_METRIC_SERIES {
+            return Err("there are as many descriptions of metrics as may be");
+        }
+        if !self.described.insert((kind, name.clone())) {
+            return Ok(());
+        }
+        let text = shown(text, MAX_METRIC_TEXT);
+        match (kind, unit.and_then(|unit| Unit::from_string(&unit))) {
+            (Kind::Counter, Some(unit)) => describe_counter!(name, unit, text),
+            (Kind::Counter, None) => describe_counter!(name, text),
+            (Kind::Gauge, Some(unit)) => describe_gauge!(name, unit, text),
+            (Kind::Gauge, None) => describe_gauge!(name, text),
+            (Kind::Histogram, Some(unit)) => describe_histogram!(name, unit, text),
+            (Kind::Histogram, None) => describe_histogram!(name, text),
+        }
+        Ok(())
     }
 
     /// Whether there is room for a series, over all lives of a worker.
@@ -199,6 +229,7 @@ fn record(key: &Key, change: Change, values: &mut usize) -> Result<(), &'static 
             counter.increment(added);
         }
         Change::Gauge(value) => gauge!(name, labels).set(value),
+        Change::Description { .. } => {}
         Change::Histogram(samples) => {
             *values += samples.len();
             // A sum that wraps is none of ours either.
@@ -255,6 +286,27 @@ mod tests {
         assert_eq!(seen.len(), MAX_METRIC_SERIES + 3);
         assert_eq!(seen[&format!("{DROPPED} evil")], 2.0 * MAX_METRIC_SERIES as f64 + 1.0);
         assert_eq!((seen[&format!("{DROPPED} other")], seen["frames detect.0/other"]), (1.0, 1.0));
+    }
+
+    // MBX-2, WIRE-1.
+    #[test]
+    fn the_recorder_gets_the_first_description_of_a_metric() {
+        let (kept, mut known) = (Kept::default(), Known::default());
+        let described = |name: &str, text: &str| {
+            let (unit, text) = (Some("seconds".to_owned()), text.to_owned());
+            Update { change: Change::Description { kind: Kind::Gauge, unit, text }, ..update(name, &[]) }
+        };
+        metrics::with_local_recorder(&kept, || {
+            known.apply(told("one", vec![described("age", "of a frame")]));
+            known.apply(told("two", vec![described("age", "of nothing")]));
+            known.apply(told("evil", vec![described("long", &"x".repeat(MAX_METRIC_TEXT + 1))]));
+            let many = (0..2 * MAX_NODE_METRIC_SERIES).map(|number| described(&format!("g{number}"), ""));
+            known.apply(told("endless", many.collect()));
+        });
+        let seen = kept.seen();
+        assert_eq!(seen["age in Seconds: of a frame"], 1.0);
+        assert_eq!(seen[&format!("{DROPPED} evil")], 1.0);
+        assert_eq!(seen[&format!("{DROPPED} endless")], MAX_NODE_METRIC_SERIES as f64 + 1.0);
     }
 
     // MBX-2.

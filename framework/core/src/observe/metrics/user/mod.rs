@@ -9,6 +9,9 @@
 //! **Bounded (MBX-2).** Series, names, labels and values have limits (`limits.rs`), which the node checks again (WIRE-1).
 //! What is past them is dropped and counted, in [`DROPPED`], and the log says so once for each worker.
 //!
+//! A description (`describe_counter!`) is told once for each metric and worker, and the recorder gets the first of all
+//! workers.
+//!
 //! **On a crash** the worker takes with it what it had not told. A counter goes on from what the recorder has, because
 //! additions travel and no sums.
 
@@ -56,6 +59,21 @@ pub(crate) enum Change {
     Gauge(f64),
     /// Values, each with how often it came.
     Histogram(Vec<(f64, u64)>),
+    /// What user code says of a metric, whoever has it: it is no series.
+    Description {
+        kind: Kind,
+        /// As `metrics::Unit` names it.
+        unit: Option<String>,
+        text: String,
+    },
+}
+
+/// The three kinds of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
 }
 
 impl Update {

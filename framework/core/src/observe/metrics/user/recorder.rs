@@ -3,8 +3,8 @@
 //! **Locks.** `series` for the call of a macro; a histogram's own for a value. Neither is held while anything else is
 //! called but `HashMap`s. **On the path of a message** there is nothing of this.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -15,8 +15,10 @@ use metrics::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use super::{Change, Update, check, owner};
-use crate::limits::{MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_VALUES, MAX_WORKER_METRIC_VALUES};
+use super::{Change, Kind, Update, check, owner};
+use crate::limits::{
+    MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_METRIC_VALUES, MAX_WORKER_METRIC_VALUES,
+};
 
 /// The bits of a value that are cut off past the exact ones: what is left is right to 1 in 256, and never too large.
 const CUT_BITS: u64 = (1 << 44) - 1;
@@ -28,6 +30,7 @@ pub(crate) struct WorkerRecorder(Arc<Shared>);
 struct Shared {
     series: RwLock<HashMap<Arc<str>, OfActor>>,
     count: AtomicUsize,
+    descriptions: Mutex<Descriptions>,
     /// Values of histograms that have not been told.
     values: AtomicUsize,
     dropped: AtomicU64,
@@ -45,6 +48,15 @@ struct OfActor {
     counters: HashMap<Key, Arc<CounterCell>>,
     gauges: HashMap<Key, Arc<GaugeCell>>,
     histograms: HashMap<Key, Arc<HistogramCell>>,
+}
+
+/// What was said of metrics.
+#[derive(Default)]
+struct Descriptions {
+    /// Of these it is known.
+    of: HashSet<(Kind, String)>,
+    /// And not told yet.
+    untold: Vec<Update>,
 }
 
 struct CounterCell {
@@ -82,6 +94,7 @@ impl WorkerRecorder {
         WorkerRecorder(Arc::new(Shared {
             series: RwLock::default(),
             count: AtomicUsize::new(0),
+            descriptions: Mutex::default(),
             values: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
             told: AtomicBool::new(false),
@@ -99,7 +112,8 @@ impl WorkerRecorder {
     pub(crate) fn take(&self) -> (Vec<Update>, u64) {
         // Before the look: a change after it wakes anew.
         self.0.dirty.swap(false, AcqRel);
-        let mut updates = Vec::new();
+        // Descriptions first: a recorder that makes a series of the first value knows what it is.
+        let mut updates = std::mem::take(&mut self.0.descriptions.lock().untold);
         for (actor, of) in &*self.0.series.read() {
             let mut told = |key: &Key, change: Option<Change>| {
                 updates.extend(change.map(|change| Update {
@@ -114,6 +128,34 @@ impl WorkerRecorder {
             of.histograms.iter().for_each(|(key, cell)| told(key, cell.take()));
         }
         (updates, self.0.dropped.swap(0, Relaxed))
+    }
+
+    /// Notes what is said of a metric; the first word counts.
+    fn describe(&self, kind: Kind, name: &KeyName, unit: Option<Unit>, text: &str) {
+        if let Err(why) = check(name.as_str(), std::iter::empty()) {
+            self.0.refuse(name.as_str(), why);
+            return;
+        }
+        let mut descriptions = self.0.descriptions.lock();
+        if descriptions.of.len() >= MAX_METRIC_SERIES {
+            drop(descriptions);
+            self.0.refuse(name.as_str(), "this worker has described 1024 metrics, which is the limit");
+            return;
+        }
+        if descriptions.of.insert((kind, name.as_str().to_owned())) {
+            descriptions.untold.push(Update {
+                actor: None,
+                name: name.as_str().to_owned(),
+                labels: Vec::new(),
+                change: Change::Description {
+                    kind,
+                    unit: unit.map(|unit| unit.as_str().to_owned()),
+                    text: text[..text.floor_char_boundary(MAX_METRIC_TEXT)].to_owned(),
+                },
+            });
+            drop(descriptions);
+            self.0.touch();
+        }
     }
 
     /// The cell of a series of the actor whose code runs; `None` where it may not have one.
@@ -305,13 +347,18 @@ impl HistogramFn for Refused {
     }
 }
 
-/// Descriptions stay here: the node's program describes to its recorder what it wants described.
 impl Recorder for WorkerRecorder {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.describe(Kind::Counter, &name, unit, &text);
+    }
 
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.describe(Kind::Gauge, &name, unit, &text);
+    }
 
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.describe(Kind::Histogram, &name, unit, &text);
+    }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         let make = |shared: Arc<Shared>| CounterCell {
@@ -348,7 +395,9 @@ mod tests {
     use super::super::Owner;
     use super::*;
     use crate::ids::ActorId;
-    use metrics::{counter, gauge, histogram, with_local_recorder};
+    use metrics::{
+        counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram, with_local_recorder,
+    };
 
     fn recorder() -> (WorkerRecorder, Arc<AtomicUsize>) {
         let woken = Arc::new(AtomicUsize::new(0));
@@ -380,6 +429,30 @@ mod tests {
             assert_eq!(changes(&recorder), [("took".into(), Change::Histogram(vec![(0.25, 2)]))]);
         });
         assert_eq!(woken.load(Relaxed), 4, "once for each time that it was told");
+    }
+
+    // MBX-2.
+    #[test]
+    fn a_description_is_told_once_and_before_its_series() {
+        let (recorder, _) = recorder();
+        with_local_recorder(&recorder, || {
+            counter!("frames").increment(1);
+            for _ in 0..2 {
+                describe_counter!("frames", Unit::Count, "what the camera took");
+            }
+            describe_histogram!("frames", "é".repeat(MAX_METRIC_TEXT));
+            describe_gauge!("no name", "?");
+            let told = changes(&recorder);
+            let [(_, first), (_, second), (_, Change::Counter { added: 1, .. })] = &told[..] else {
+                panic!("{told:?}")
+            };
+            let (unit, text) = (Some("count".to_owned()), "what the camera took".to_owned());
+            assert_eq!(*first, Change::Description { kind: Kind::Counter, unit, text });
+            assert!(matches!(second, Change::Description { kind: Kind::Histogram, unit: None, text }
+                if text.len() == MAX_METRIC_TEXT));
+            (0..2 * MAX_METRIC_SERIES).for_each(|number| describe_gauge!(format!("g{number}"), ""));
+            assert_eq!(changes(&recorder).len(), MAX_METRIC_SERIES - 2);
+        });
     }
 
     // MBX-2.
