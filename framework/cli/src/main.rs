@@ -1,0 +1,17 @@
+//! The command `tensorpost`: looks into running nodes, and finds out why one cannot run.
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "tensorpost", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {}
+}
