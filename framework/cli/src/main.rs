@@ -2,6 +2,8 @@
 
 use clap::{Parser, Subcommand};
 
+mod doctor;
+
 #[derive(Parser)]
 #[command(name = "tensorpost", version, about)]
 struct Arguments {
@@ -10,8 +12,12 @@ struct Arguments {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Doctor(doctor::Doctor),
+}
 
 fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {}
+    match Arguments::parse().command {
+        Command::Doctor(doctor) => doctor.run(),
+    }
 }
