@@ -192,7 +192,7 @@ fn without_proc_it_says_what_to_mount() {
     // Truly without, where a namespace may be made: the program then finds itself by its own name.
     let without = |program: &str, arguments: &str| {
         let mut command = Command::new("unshare");
-        let script = format!("umount -l /proc && exec {program} {arguments}");
+        let script = format!("mount -t tmpfs none /proc && exec {program} {arguments}");
         command.args(["--mount", "--map-root-user", "sh", "-c", &script]);
         named(command)
     };

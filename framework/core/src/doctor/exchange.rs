@@ -196,7 +196,7 @@ fn judge_host(exchanged: Result<(Read, Owned), String>) -> Check {
              report it with `tensorpost doctor --for-issue`",
         ),
         Err(why) => needs(Check::broken(id, why)).fix(format!(
-            "see the checks of the kernel above; if they are well, {MEMORY}, or report it with `tensorpost doctor --for-issue`"
+            "see the other checks; if they are well, {MEMORY}, or report it with `tensorpost doctor --for-issue`"
         )),
     }
 }

@@ -147,9 +147,11 @@ pub fn examine(options: &Options) -> Report {
     #[cfg(feature = "cuda")]
     let gpus = gpu::Begun::begin(options);
     let mut checks = kernel::checks(&options.again, root.is_gvisor());
+    checks.push(system::proc(&root));
+    // What an exchange stands on; where that fails, an exchange says nothing new.
     let can_exchange = checks.iter().all(|check| check.status != Status::Broken);
     let cgroup = cgroup::look(&root);
-    checks.extend(system::checks(options, &root));
+    checks.extend(system::checks(options));
     checks.extend(cgroup::judge(&cgroup, options.processes, options.host_budget));
     let bytes = exchange::bytes_for(cgroup.memory_left());
     if can_exchange {

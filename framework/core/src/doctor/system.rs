@@ -60,8 +60,8 @@ impl Root {
 }
 
 /// The checks of this file that say yes or no.
-pub(super) fn checks(options: &Options, root: &Root) -> Vec<Check> {
-    let mut checks = vec![proc(root), files(getrlimit(Resource::Nofile).maximum), tasks(), program(options)];
+pub(super) fn checks(options: &Options) -> Vec<Check> {
+    let mut checks = vec![files(getrlimit(Resource::Nofile).maximum), tasks(), program(options)];
     let named = std::env::var_os(crate::observe::trace::VARIABLE).filter(|path| !path.is_empty());
     if let Some(path) = options.trace.clone().or_else(|| named.map(PathBuf::from)) {
         checks.push(trace(&path));
