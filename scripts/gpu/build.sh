@@ -19,6 +19,8 @@ mkdir -p "$folder/examples" "$folder/tests"
 cargo build --release -p tensorpost-benches --bin gpu_bench
 cargo build --release -p tensorpost-examples --bins --features candle
 cp "$release/gpu_bench" "$folder/"
+cargo build --release -p tensorpost-cli
+cp "$release/tensorpost" "$folder/"
 for source in examples/src/bin/*; do
     name="$(basename "$source" .rs)"
     # A service runs until it is stopped, and computes on the host.

@@ -2,7 +2,7 @@
 # Tests and measures what build.sh gathered, on a machine with a GPU: a driver, the CUDA runtime libraries, python3 with
 # PyTorch; no cargo, no network. Below 8 minutes. Prints one table of steps and one of figures; logs go to LOGS.
 #
-#   REQUIRE_GPU=1 ./run.sh [conformance|sanitizer|suite|examples|torch|bench]…       default: all
+#   REQUIRE_GPU=1 ./run.sh [doctor|conformance|sanitizer|suite|examples|torch|bench]…       default: all
 #
 # REQUIRE_GPU=1 makes a failure of every step that is left out, and of a run in which no test used a GPU. Without a GPU
 # and without that variable, what can run on the host does. Nothing here waits for ever: every step has a deadline, and
@@ -116,6 +116,24 @@ count_tests() {
     passed="$(sed -n "$1" "$2" | awk '{ sum += $1 } END { print sum + 0 }')"
     if [[ -n "$gpu" ]]; then gpu_tests=$((gpu_tests + passed)); fi
 }
+
+# The doctor may find that something is slower or smaller than it could be (1), but not that it will not work (2). On each
+# GPU two processes have to have exchanged a tensor.
+readonly DOCTOR='
+import json, subprocess, sys
+ran = subprocess.run(["./tensorpost", "doctor", "--json"], stdout=subprocess.PIPE)
+print(ran.stdout.decode())
+report = json.loads(ran.stdout)
+subprocess.run(["./tensorpost", "doctor", "--for-issue"])
+wanted = ["exchange.host"] + (["exchange.cuda:0"] if sys.argv[1] != "host" else [])
+ok = {check["id"] for check in report["checks"] if check["status"] == "ok"}
+missing = [name for name in wanted if name not in ok]
+if missing or ran.returncode not in (0, 1):
+    sys.exit(f"exit status {ran.returncode}, not ok: {missing}")'
+
+if is_wanted doctor; then
+    step doctor 60 python3 -c "$DOCTOR" "$device"
+fi
 
 if is_wanted conformance; then
     if [[ -n "$gpu" ]]; then

@@ -452,6 +452,10 @@ fn no_process() {
         Err(error) => error.to_string(),
     };
     has(&error, &["/dev/null", "may it be executed"]);
+    let Err(error) = program(Node::builder()).worker_program("/is/not/there").start() else {
+        panic!("there is no such program")
+    };
+    has(&error.to_string(), &["/is/not/there", "the doctor finds program", "ls -l /is/not/there"]);
     until("all descriptors are closed", || descriptors(std::process::id()) <= before);
 }
 

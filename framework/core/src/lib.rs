@@ -1,7 +1,7 @@
 //! What `tensorpost` is made of: memory, clocks, leases, messages, actors and nodes. A program
 //! depends on `tensorpost`, which re-exports what is meant for it: [`api`].
 //!
-//! All other modules are private. The features `inside` and `testing` make them public for this framework's own tests and
+//! [`doctor`] is for the command `tensorpost`. All other modules are private. The features `inside` and `testing` make them public for this framework's own tests and
 //! benches, and SAFE-1 does not hold then: what they show trusts whoever calls it.
 
 // A module's `pub` says what its neighbours and the tests may use. What leaves the crate is listed in `api`.
@@ -22,6 +22,7 @@ macro_rules! inside {
 }
 
 pub mod api;
+pub mod doctor;
 
 // Each module twice, and not by a macro: rustfmt and rustdoc find a module only where it is written out.
 #[cfg(feature = "inside")]

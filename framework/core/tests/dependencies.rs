@@ -13,6 +13,7 @@ const ORDER: &[&str] = &[
     "ids",
     "clock",
     "device",
+    "doctor",
     "stream",
     "lease",
     "tensor",

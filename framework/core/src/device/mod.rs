@@ -47,6 +47,7 @@ pub mod cuda;
 pub(crate) mod fake;
 mod handle;
 pub mod host;
+pub(crate) mod mps;
 pub mod pool;
 
 pub use crate::os::Access;

@@ -27,6 +27,7 @@ use crate::node::registry::{NameError, Registry, check_name};
 use crate::node::roster::Roster;
 use crate::node::watches::Watches;
 use crate::os::foreign;
+use crate::os::remedy::OPEN_FILES;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
@@ -63,7 +64,7 @@ pub(crate) enum Complaint {
     Name(#[source] NameError),
     #[error("it registered {0}, which does not exist")]
     UnknownActor(ActorId),
-    #[error("a descriptor for {0:?} could not be made ({1}); raise the limit of open files (ulimit -n)")]
+    #[error("a descriptor for {0:?} could not be made ({1}); {OPEN_FILES}")]
     NoDescriptor(ChunkId, #[source] std::io::Error),
     #[error("it asks for more than {MAX_PARKED} chunks at a time that their owners have not published")]
     TooManyQuestions,
@@ -73,9 +74,7 @@ pub(crate) enum Complaint {
     ForgedTaint(TaintRange),
     #[error("it reported more tainted ranges than its streams can have; the rest is not believed")]
     TooMuchTaint,
-    #[error(
-        "a descriptor of its clock page could not be made ({0}); raise the limit of open files (ulimit -n)"
-    )]
+    #[error("a descriptor of its clock page could not be made ({0}); {OPEN_FILES}")]
     NoClocks(#[source] std::io::Error),
 }
 

@@ -152,6 +152,16 @@ impl NodeBuilder {
         fingerprint: u64,
         open: &Open<'_, R>,
     ) -> Result<(Arc<R>, Processes), NodeError> {
+        let (program, host_budget) = (self.program.clone(), self.host_budget);
+        let started = self.try_start_as(fingerprint, open);
+        started.map_err(|error| error.examined(program.as_deref(), host_budget))
+    }
+
+    fn try_start_as<R: ProcessRuntime>(
+        self,
+        fingerprint: u64,
+        open: &Open<'_, R>,
+    ) -> Result<(Arc<R>, Processes), NodeError> {
         mps::run_if_keeper();
         worker::run_if_worker(fingerprint, open);
         files::raise_limit();
@@ -161,8 +171,9 @@ impl NodeBuilder {
         let program = program.map_err(|source| NodeError::Program {
             program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
             source,
+            found: String::new(),
         })?;
-        let shared = Shared::new().map_err(NodeError::System)?;
+        let shared = Shared::new().map_err(NodeError::system)?;
         let variable =
             || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let trace =
@@ -175,11 +186,11 @@ impl NodeBuilder {
             trace: trace.as_ref().map(|trace| trace.records()),
             detects_hangs: self.hang_limit.is_some(),
         };
-        let pages = ProcessPages::of_the_node().map_err(NodeError::System)?;
+        let pages = ProcessPages::of_the_node().map_err(NodeError::system)?;
         let epoch_page = Arc::clone(&pages.epoch_page);
         let process_runtime = open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
         if let Some(trace) = &trace {
-            process_runtime.trace(TraceRing(trace.own().map_err(NodeError::System)?));
+            process_runtime.trace(TraceRing(trace.own().map_err(NodeError::system)?));
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::node::control::PROTOCOL;
 use crate::node::limits::MAX_NAME;
 use crate::observe::text::shown;
+pub(crate) use crate::os::process::THIS_PROGRAM;
 
 /// What must agree between the node and its workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,9 +68,6 @@ impl Executable {
         })
     }
 }
-
-/// The link to the program that this process runs.
-pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
 
 impl Build {
     /// The build of this process, whose registered types have `fingerprint`.

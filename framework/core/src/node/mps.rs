@@ -5,15 +5,15 @@
 //! the keeper stops the daemon and removes the folder. So no daemon and no file outlive a node that was killed.
 
 use std::ffi::OsStr;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::arguments::arguments;
+use crate::device::mps::{Daemon, Folder, PIPES};
+use crate::os::remedy::MPS_PROGRAM;
 
 /// How the workers of a node share a GPU. Measured on an H200 (see `benches/README.md` for this build's own figures).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,19 +36,15 @@ pub enum MpsError {
     Keeper(#[from] io::Error),
     /// The daemon did not start.
     #[error(
-        "the MPS daemon did not start: {0}; is nvidia-cuda-mps-control installed? `Sharing::Isolated` needs no daemon"
+        "the MPS daemon did not start: {0}; where it is missing, {MPS_PROGRAM}; `Sharing::Isolated` needs no daemon"
     )]
     Daemon(String),
 }
 
 /// Set in the keeper: the process id of its node.
 const VARIABLE: &str = "TENSORPOST_MPS_KEEPER";
-const CONTROL: &str = "nvidia-cuda-mps-control";
-const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
-const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
-/// For the daemon to answer, and to quit.
+/// For the daemon to answer.
 const PATIENCE: Duration = Duration::from_secs(15);
-const LOOK: Duration = Duration::from_millis(10);
 
 /// The node's hold on its keeper. Dropping it stops the daemon, and waits for that.
 #[derive(Debug)]
@@ -121,32 +117,6 @@ pub(crate) fn run_if_keeper() {
     std::process::exit(i32::from(kept.is_err()))
 }
 
-/// The pipes of the daemon: whoever can open them can use the GPU as its client. Removed when this drops, and only where this
-/// made it.
-#[derive(Debug)]
-struct Folder(PathBuf);
-
-impl Folder {
-    /// A new folder that nobody but this user can look into, and whose name nobody could take before.
-    fn create(parent: &Path) -> Result<Self, String> {
-        // A hasher's keys come from the system's source of randomness. `mkdir` takes no name that is there, a link included.
-        let random = RandomState::new().build_hasher().finish();
-        let folder = parent.join(format!("tensorpost-mps-{}-{random:016x}", std::process::id()));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
-        made.map(|()| Folder(folder.clone())).map_err(|error| format!("{}: {error}", folder.display()))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            eprintln!("{} could not be removed: {error}", self.0.display());
-        }
-    }
-}
-
 fn say(text: &str) {
     let mut out = io::stdout().lock();
     // If nobody reads, the node has ended, and standard input says so next.
@@ -154,85 +124,9 @@ fn say(text: &str) {
 }
 
 fn keep(folder: &Path) -> Result<(), String> {
-    let mut daemon = Command::new(CONTROL)
-        .arg("-f")
-        .env(PIPES, folder)
-        .env(LOGS, folder)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|error| format!("{CONTROL}: {error}"))?;
-    let kept = wait_until_ready(&mut daemon, folder).map(|()| {
-        say(&format!("ready {}", folder.display()));
-        // Until the node closes it, or ends.
-        let _ = io::stdin().lock().read_to_end(&mut Vec::new());
-    });
-    let quit = tell(folder, "quit");
-    let asked = Instant::now();
-    while matches!(daemon.try_wait(), Ok(None)) {
-        if quit.is_err() || asked.elapsed() > PATIENCE {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        } else {
-            std::thread::sleep(LOOK); // another program's end, of which there is no event with a deadline in std
-        }
-    }
-    kept
-}
-
-fn wait_until_ready(daemon: &mut Child, folder: &Path) -> Result<(), String> {
-    let started = Instant::now();
-    loop {
-        if let Some(status) = daemon.try_wait().map_err(|error| error.to_string())? {
-            return Err(format!("{CONTROL} ended at once, with {status}"));
-        }
-        match tell(folder, "get_server_list") {
-            Ok(()) => return Ok(()),
-            Err(error) if started.elapsed() > PATIENCE => return Err(format!("it does not answer: {error}")),
-            Err(_) => std::thread::sleep(LOOK), // another program gets ready, and tells nobody
-        }
-    }
-}
-
-/// Sends one command to the daemon.
-fn tell(folder: &Path, command: &str) -> Result<(), String> {
-    let mut control = Command::new(CONTROL)
-        .env(PIPES, folder)
-        .env(LOGS, folder)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|error| format!("{CONTROL}: {error}"))?;
-    if let Some(mut input) = control.stdin.take() {
-        input.write_all(format!("{command}\n").as_bytes()).map_err(|error| error.to_string())?;
-    }
-    let status = control.wait().map_err(|error| error.to_string())?;
-    if status.success() { Ok(()) } else { Err(format!("`{command}` was answered with {status}")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    #[test]
-    fn the_folder_is_this_users_alone_and_has_a_name_that_nobody_knows_before() {
-        let parent = std::env::temp_dir().join(format!("tensorpost-test-mps-{}", std::process::id()));
-        std::fs::create_dir(&parent).unwrap();
-        let (one, other) = (Folder::create(&parent).unwrap(), Folder::create(&parent).unwrap());
-        assert_ne!(one.0, other.0);
-        let mode = std::fs::metadata(&one.0).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700);
-        let path = one.0.clone();
-        std::fs::write(path.join("log"), "x").unwrap();
-        drop((one, other));
-        assert!(!path.exists());
-        // What this has not made, it leaves: there is no guard of it.
-        let refused = Folder::create(&parent.join("is/not/there")).unwrap_err();
-        assert!(refused.contains("is/not/there"), "{refused}");
-        std::fs::remove_dir(&parent).unwrap();
-    }
+    let _daemon = Daemon::start(folder, PATIENCE)?;
+    say(&format!("ready {}", folder.display()));
+    // Until the node closes it, or ends.
+    let _ = io::stdin().lock().read_to_end(&mut Vec::new());
+    Ok(())
 }

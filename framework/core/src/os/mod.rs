@@ -17,7 +17,7 @@ pub mod mapping;
 pub mod memfd;
 pub mod process;
 mod punctual;
-mod remedy;
+pub mod remedy;
 pub mod seqpacket;
 mod spin;
 pub mod time;

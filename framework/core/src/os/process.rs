@@ -10,6 +10,9 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
 };
 
+/// The link to the program that this process runs.
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
+
 /// Asks the kernel to kill this process when its parent, whose number is `parent`, ends.
 ///
 /// The signal comes when the parent's *thread* that spawned this process ends, so spawn from a thread that lives

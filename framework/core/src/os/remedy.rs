@@ -1,34 +1,83 @@
 //! What to do about an error of the system that says that it has too little of something.
 //!
 //! The system's words name what is missing and not which limit to raise. Errors of this crate that carry one of the system's
-//! add it.
+//! add it. The doctor finds the same lacks before anything fails; each remedy is one text, and both give it.
 
 use std::io;
 
 use rustix::io::Errno;
 
+/// Too few descriptors in a process.
+pub const OPEN_FILES: &str = "raise the limit of open files (ulimit -n 65536; for a container --ulimit nofile=65536; for a \
+                              systemd unit LimitNOFILE=65536)";
+
+/// Too few descriptors in the system.
+pub const SYSTEM_FILES: &str = "raise the system's limit of open files (sysctl -w fs.file-max=1000000)";
+
+/// Too little memory.
+pub const MEMORY: &str = "raise the limit of memory (ulimit -v, memory.max of the cgroup, --memory of a container) or use \
+                          less (`host_budget`)";
+
+/// No room on a disk.
+pub const DISK: &str = "make room on the disk, or name a folder on another one";
+
+/// A file may not grow.
+pub const FILE_SIZE: &str = "raise the limit of file size (ulimit -f unlimited)";
+
+/// Too few processes and threads.
+pub const PROCESSES: &str = "raise the limit of processes and threads (ulimit -u, pids.max of the cgroup, --pids-limit of a \
+                             container, kernel.threads-max)";
+
+/// A file that does not run.
+pub const EXECUTABLE: &str = "is it a program, and may it be executed?";
+
+/// A file that is not there.
+pub const PATH: &str = "is the path right?";
+
+/// `/proc` cannot be used.
+pub const PROC: &str = "mount /proc (mount -t proc proc /proc); in a container, do not mask it";
+
+/// The program of MPS is not there.
+pub const MPS_PROGRAM: &str = "install nvidia-cuda-mps-control, which is in NVIDIA's driver package (nvidia-compute-utils; in a \
+                               container NVIDIA_DRIVER_CAPABILITIES=compute,utility), and have PATH name its folder";
+
+/// A folder in which nothing can be made.
+pub const FOLDER: &str = "name a folder that this user may write to";
+
 /// What to raise, to be put behind the text of `error`; empty where nothing is known to help.
-pub fn remedy(error: &io::Error) -> &'static str {
-    match Errno::from_io_error(error) {
-        Some(Errno::MFILE) => "; raise the limit of open files (ulimit -n)",
-        Some(Errno::NFILE) => "; raise the system's limit of open files (fs.file-max)",
-        Some(Errno::NOMEM) => "; raise the limit of memory (ulimit -v, memory.max of the cgroup) or use less",
-        Some(Errno::NOSPC | Errno::DQUOT) => "; make room on the disk",
-        Some(Errno::FBIG) => "; raise the limit of file size (ulimit -f)",
-        _ => "",
-    }
+pub fn remedy(error: &io::Error) -> String {
+    text(known(error))
 }
 
 /// As [`remedy`], for an error of starting a process or a thread.
-pub fn remedy_of_start(error: &io::Error) -> &'static str {
-    match Errno::from_io_error(error) {
-        Some(Errno::AGAIN) => {
-            "; raise the limit of processes and threads (ulimit -u, pids.max of the cgroup, kernel.threads-max)"
-        }
-        Some(Errno::ACCESS | Errno::NOEXEC) => "; is it a program, and may it be executed?",
-        Some(Errno::NOENT) => "; is the path right?",
-        _ => remedy(error),
+pub fn remedy_of_start(error: &io::Error) -> String {
+    text(known_of_start(error))
+}
+
+/// What helps against `error`, if that is known.
+pub(crate) fn known(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => Some(OPEN_FILES),
+        Errno::NFILE => Some(SYSTEM_FILES),
+        Errno::NOMEM => Some(MEMORY),
+        Errno::NOSPC | Errno::DQUOT => Some(DISK),
+        Errno::FBIG => Some(FILE_SIZE),
+        _ => None,
     }
+}
+
+/// As [`known`], for an error of starting a process or a thread.
+pub(crate) fn known_of_start(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::AGAIN => Some(PROCESSES),
+        Errno::ACCESS | Errno::NOEXEC => Some(EXECUTABLE),
+        Errno::NOENT => Some(PATH),
+        _ => known(error),
+    }
+}
+
+fn text(remedy: Option<&'static str>) -> String {
+    remedy.map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ pub(super) const fn loses_context(code: i32) -> bool {
 pub(super) const fn advice(code: i32) -> &'static str {
     match code {
         800 | 801 => {
-            "; the system or the container this runs in may lack the rights for it: it needs the GPU's device files, \
-             shared descriptors and locked memory (see `ulimit -l`)"
+            "; the system or the container this runs in may lack the rights for it: it needs the GPU's device files and \
+             shared descriptors (`tensorpost doctor` tries them)"
         }
         3 | 34 | 46 | 802 | 803 | 804 | 999 => {
             "; the driver's parts do not fit or are not all there: compare `nvidia-smi` on the machine and in the container"
@@ -27,6 +27,14 @@ pub(super) const fn advice(code: i32) -> &'static str {
         _ => "",
     }
 }
+
+pub(super) const PCI_BUS: c_int = 33;
+pub(super) const PCI_DEVICE: c_int = 34;
+pub(super) const PCI_DOMAIN: c_int = 50;
+pub(super) const COMPUTE_MODE: c_int = 20;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED`.
+pub(super) const FABRIC_SUPPORTED: c_int = 128;
+pub(super) const HANDLE_FABRIC: c_uint = 8;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`: device memory that stays where it is.
 pub(super) const PINNED: c_uint = 1;
@@ -122,4 +130,9 @@ pub(super) fn chunk_prop(device: c_int) -> AllocationProp {
         win32_metadata: std::ptr::null_mut(),
         flags: [0; 8],
     }
+}
+
+/// Memory of one device that other machines can map.
+pub(super) fn fabric_prop(device: c_int) -> AllocationProp {
+    AllocationProp { handle_types: HANDLE_FABRIC, ..chunk_prop(device) }
 }

@@ -70,6 +70,7 @@ macro_rules! table {
 
 table! {
     cuInit(c_uint);
+    cuDriverGetVersion(*mut c_int);
     cuGetErrorName(i32, *mut *const c_char);
     cuGetErrorString(i32, *mut *const c_char);
     cuDeviceGetCount(*mut c_int);
@@ -120,17 +121,29 @@ pub(super) struct Driver {
 /// # Errors
 /// [`DeviceError::NoDriver`] where there is none or it is too old, [`DeviceError::Driver`] where it does not start.
 pub(super) fn get() -> Result<&'static Driver, DeviceError> {
-    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
-    let driver = match DRIVER.get_or_init(load) {
-        Ok(driver) => driver,
-        Err(reason) => return Err(DeviceError::NoDriver { reason: reason.clone() }),
-    };
+    let driver = loaded()?;
     if driver.ready.get().is_none() {
         // SAFETY: takes no pointers; may be called at any time, from any thread, more than once.
         driver.check("cuInit", unsafe { (driver.table.cuInit)(0) })?;
         let _ = driver.ready.set(());
     }
     Ok(driver)
+}
+
+/// The version of CUDA that the driver is made for, as 1000 times the major and 10 times the minor one. Asks no GPU and needs
+/// none.
+///
+/// # Errors
+/// [`DeviceError::NoDriver`].
+pub(super) fn version() -> Result<c_int, DeviceError> {
+    let driver = loaded()?;
+    // SAFETY: writes one int; may be called before `cuInit`.
+    driver.get_value("cuDriverGetVersion", |out| unsafe { (driver.table.cuDriverGetVersion)(out) })
+}
+
+fn loaded() -> Result<&'static Driver, DeviceError> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    DRIVER.get_or_init(load).as_ref().map_err(|reason| DeviceError::NoDriver { reason: reason.clone() })
 }
 
 /// Whether an error says that there is a driver but no GPU.
@@ -305,12 +318,11 @@ impl Driver {
         Ok(bytes as u64)
     }
 
-    /// Memory of `device` that can be exported. The handle is [released](Self::release) by the caller.
-    pub(super) fn create(&self, device: c_int, bytes: u64) -> Result<u64, DeviceError> {
-        let prop = chunk_prop(device);
+    /// Memory that can be exported. The handle is [released](Self::release) by the caller.
+    pub(super) fn create(&self, prop: &AllocationProp, bytes: u64) -> Result<u64, DeviceError> {
         self.get_value("cuMemCreate", |out| {
             // SAFETY: reads the properties, writes one handle.
-            unsafe { (self.table.cuMemCreate)(out, bytes as usize, &prop, 0) }
+            unsafe { (self.table.cuMemCreate)(out, bytes as usize, prop, 0) }
         })
     }
 

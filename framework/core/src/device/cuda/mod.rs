@@ -23,12 +23,15 @@
 //! | `driver` | the driver's functions, checked; the only file that names them |
 //! | `devices` | which GPUs there are |
 //! | `memory` | chunks |
+//! | `nvml` | NVIDIA's management library, for the doctor |
 //! | `pages` | clock pages, registered with the driver |
 //! | `lost` | what happens when a kernel's fault has lost the device to this process |
 //! | `pinned` | page-locked memory for uploads, downloads and progress |
 //! | `pending` | what a stream's unfinished work holds on to |
+//! | `probe` | what driver and GPUs say of themselves, for the doctor |
 //! | `stream` | streams |
 //! | `streams` | which of the driver's streams are in use, at most as many as can wait at once |
+//! | `toolkit` | NVRTC and cuBLAS, for the doctor |
 
 #![expect(unsafe_code, reason = "zeroes new chunks")]
 
@@ -52,11 +55,14 @@ mod devices;
 mod driver;
 mod lost;
 mod memory;
+pub(crate) mod nvml;
 mod pages;
 mod pending;
 mod pinned;
+pub(crate) mod probe;
 mod stream;
 mod streams;
+pub(crate) mod toolkit;
 
 pub use devices::{CudaDeviceInfo, devices};
 pub use stream::CudaStreamBackend;
@@ -138,6 +144,18 @@ impl CudaBackend {
     /// The context that everything on this GPU shares: modules that the user loads belong to it.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.shared.context
+    }
+
+    /// Makes memory that other machines could map, and lets it go; `None` where the GPU does not say that it can.
+    pub(crate) fn try_fabric(&self) -> Option<Result<(), DeviceError>> {
+        let shared = &self.shared;
+        let can = shared.driver.device_attribute(shared.device, abi::FABRIC_SUPPORTED);
+        if !matches!(can, Ok(can) if can != 0) {
+            return None;
+        }
+        let prop = abi::fabric_prop(shared.device);
+        let made = shared.bind().and_then(|()| shared.driver.create(&prop, shared.granularity));
+        Some(made.map(|handle| drop(Handle::new(shared.driver, handle))))
     }
 
     /// Its number in this process.
@@ -291,7 +309,8 @@ impl Backend for CudaBackend {
         let shared = &self.shared;
         let bytes = shared.chunk_length(bytes)?;
         shared.bind()?;
-        let handle = shared.driver.create(shared.device, bytes).map_err(shared.no_room(bytes))?;
+        let handle =
+            shared.driver.create(&abi::chunk_prop(shared.device), bytes).map_err(shared.no_room(bytes))?;
         let handle = Handle::new(shared.driver, handle);
         let mapping =
             memory::map(shared, &handle, bytes, Access::ReadWrite).map_err(shared.no_room(bytes))?;

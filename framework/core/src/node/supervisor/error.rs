@@ -2,11 +2,13 @@
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
+use crate::doctor;
 use crate::limits::MAX_PROCESSES;
 use crate::node::handshake::BuildMismatch;
 use crate::node::limits::MAX_CONTROL_MESSAGE;
@@ -32,26 +34,56 @@ pub enum Closed {
 pub enum NodeError {
     /// The program that workers run cannot be looked at.
     #[error(
-        "the workers' program {program} cannot be looked at: {source}; is the path right, and /proc mounted?"
+        "the workers' program {program} cannot be looked at: {source}; is the path right, and /proc mounted?{found}"
     )]
     Program {
         /// Its path.
         program: String,
         /// What the system says.
         source: io::Error,
+        /// What the doctor finds.
+        found: String,
     },
     /// The node's own process could not be opened.
     #[error("the node's own process could not be opened: {0}")]
     Open(String),
     /// The system has no thread or descriptor left.
     #[error(
-        "the node needs two threads and a few descriptors, and the system refused one: {0}{remedy}",
-        remedy = remedy_of_start(.0)
+        "the node needs two threads and a few descriptors, and the system refused one: {source}{remedy}{found}",
+        remedy = remedy_of_start(.source)
     )]
-    System(#[source] io::Error),
+    System {
+        /// What the system says.
+        source: io::Error,
+        /// What the doctor finds.
+        found: String,
+    },
     /// There is no MPS.
     #[error(transparent)]
     Mps(#[from] crate::node::MpsError),
+}
+
+impl NodeError {
+    pub(crate) fn system(source: io::Error) -> Self {
+        NodeError::System { source, found: String::new() }
+    }
+
+    /// With what the doctor finds about a start with this program and this budget.
+    pub(crate) fn examined(self, program: Option<&Path>, host_budget: u64) -> Self {
+        let at_start = |said: &str| doctor::at_start(program, host_budget, said);
+        match self {
+            NodeError::Program { program, source, .. } => {
+                NodeError::Program { program, source, found: at_start("") }
+            }
+            NodeError::Open(why) => NodeError::Open(format!("{why}{}", at_start(&why))),
+            NodeError::System { source, .. } => {
+                let found = at_start(&remedy_of_start(&source));
+                NodeError::System { source, found }
+            }
+            // It says itself what to do about the daemon.
+            NodeError::Mps(error) => NodeError::Mps(error),
+        }
+    }
 }
 
 /// Why a worker did not start.
@@ -64,7 +96,7 @@ pub enum SpawnError {
     #[error("the node has {MAX_PROCESSES} processes already; put several actors into one worker")]
     TooMany,
     /// The system refused to start it.
-    #[error("worker `{name}` could not be started from {program}: {source}{}", remedy_of_start(.source))]
+    #[error("worker `{name}` could not be started from {program}: {source}{}{found}", remedy_of_start(.source))]
     Start {
         /// Its name.
         name: String,
@@ -72,6 +104,8 @@ pub enum SpawnError {
         program: String,
         /// What the system says.
         source: io::Error,
+        /// What the doctor finds.
+        found: String,
     },
     /// It runs another build.
     #[error("worker `{name}` was refused: {source}")]
@@ -84,7 +118,7 @@ pub enum SpawnError {
     /// It took too long; it was killed.
     #[error(
         "worker `{name}` was not ready after {deadline:?} ({doing}) and was killed; look for what its program does \
-         before it starts the node, or allow more time with `start_deadline`"
+         before it starts the node, or allow more time with `start_deadline`{found}"
     )]
     Deadline {
         /// Its name.
@@ -93,9 +127,11 @@ pub enum SpawnError {
         deadline: Duration,
         /// The stage that it had reached.
         doing: &'static str,
+        /// What the doctor finds.
+        found: String,
     },
     /// It ended before it was ready.
-    #[error("worker `{name}` ended before it was ready ({}){}", exit_text(.exit), because(.why))]
+    #[error("worker `{name}` ended before it was ready ({}){}{found}", exit_text(.exit), because(.why))]
     Exited {
         /// Its name.
         name: String,
@@ -103,6 +139,8 @@ pub enum SpawnError {
         exit: Option<ExitStatus>,
         /// What it said, if it said why.
         why: Option<String>,
+        /// What the doctor finds.
+        found: String,
     },
     /// The node does not start workers any more.
     #[error(transparent)]

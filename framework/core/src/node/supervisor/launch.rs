@@ -54,6 +54,11 @@ impl Program {
         }
     }
 
+    /// Its path, where it is not this program again.
+    pub(crate) fn other(&self) -> Option<&Path> {
+        (self.path != Path::new(THIS_PROGRAM)).then_some(&self.path)
+    }
+
     pub(crate) fn path(&self) -> String {
         self.path.display().to_string()
     }

@@ -192,16 +192,16 @@ impl Supervisor {
         shared: Arc<Shared>,
         process_runtime: Arc<dyn ProcessRuntime>,
     ) -> Result<Self, NodeError> {
-        let journal = Journal::start().map_err(NodeError::System)?;
-        let launcher = Launcher::start().map_err(NodeError::System)?;
-        let user_metrics = Intake::start().map_err(NodeError::System)?;
+        let journal = Journal::start().map_err(NodeError::system)?;
+        let launcher = Launcher::start().map_err(NodeError::system)?;
+        let user_metrics = Intake::start().map_err(NodeError::system)?;
         let waiting = user_metrics.waiting();
         let state =
             run::State::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
         let thread = std::thread::Builder::new()
             .name("tensorpost-node".to_owned())
             .spawn(move || state.run())
-            .map_err(NodeError::System)?;
+            .map_err(NodeError::system)?;
         Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
     }
 

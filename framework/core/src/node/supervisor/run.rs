@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::doctor;
 use crate::ids::ProcessId;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
@@ -18,7 +19,8 @@ use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
-use crate::os::{Launcher, foreign};
+use crate::os::remedy::OPEN_FILES;
+use crate::os::{Launcher, foreign, remedy_of_start};
 use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text, hint};
@@ -184,10 +186,17 @@ impl State {
         match self.launch(slot, id, name, phase) {
             Ok(()) => self.workers.next_id_is_used(),
             Err(source) => {
+                let found = self.examine(&remedy_of_start(&source));
                 let program = self.settings.program.path();
-                let _ = reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source }));
+                let _ =
+                    reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
             }
         }
+    }
+
+    /// What the doctor finds about a worker that did not start; `said` is what the error says itself.
+    fn examine(&self, said: &str) -> String {
+        doctor::at_start(self.settings.program.other(), self.settings.host_budget, said)
     }
 
     /// Starts the process of a worker in a free slot.
@@ -318,7 +327,8 @@ impl State {
             let phase = std::mem::replace(&mut worker.phase, WorkerPhase::Ending);
             if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = phase {
                 let name = worker.name.to_string();
-                asker.answer(Err(SpawnError::Deadline { name, deadline: time, doing }));
+                let found = doctor::at_start(self.settings.program.other(), self.settings.host_budget, "");
+                asker.answer(Err(SpawnError::Deadline { name, deadline: time, doing, found }));
             }
             worker.give_up(format!("it was not ready in time: {doing}"));
             self.dirty = true;
@@ -429,11 +439,9 @@ impl State {
                     // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of
                     // them. Before it comes to this the node starts no more workers (`launch`).
                     worker.open = false;
-                    worker.give_up(
-                        "the node may open no more files and has lost what this worker sent; raise the limit of open \
-                         files (ulimit -n)"
-                            .to_owned(),
-                    );
+                    worker.give_up(format!(
+                        "the node may open no more files and has lost what this worker sent; {OPEN_FILES}"
+                    ));
                 }
                 Ok(Incoming::Closed) => {
                     (worker.open, worker.read_to_the_end) = (false, true);
@@ -514,7 +522,8 @@ impl State {
             }));
         }
         if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase {
-            asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why }));
+            let found = self.examine("");
+            asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why, found }));
         }
         if !worker.read_to_the_end {
             // Unread messages in the socket may carry descriptors, which close with the socket.

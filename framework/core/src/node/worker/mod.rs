@@ -35,13 +35,16 @@ use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::trace::{Ring, TraceRing};
+use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, vital};
 use crate::transport::control_channel::ControlChannel;
 
 pub(crate) use self::inherited::VARIABLE;
 
 /// Why a worker ends that may open no more files.
-const STARVED: &str = "this process may open no more files, and the node has sent it some; raise the limit of open files (ulimit -n)";
+fn starved() -> String {
+    format!("this process may open no more files, and the node has sent it some; {OPEN_FILES}")
+}
 
 /// The status with which a worker exits that the node refused, or that could not be opened.
 const EXIT_REFUSED: i32 = 78;
@@ -187,7 +190,7 @@ fn handshake(
                 let mut fds = [PollFd::new(&**socket, PollFlags::IN)];
                 wait::poll(&mut fds, None).map_err(|error| error.to_string())?;
             }
-            Incoming::Starved => return Err(STARVED.to_owned()),
+            Incoming::Starved => return Err(starved()),
             Incoming::Closed => end_at_once(),
         }
     }
@@ -279,7 +282,7 @@ impl Control {
                 Incoming::Message(bytes, descriptors) => self.handle(decode(&bytes)?, descriptors)?,
                 Incoming::Empty => return Ok(()),
                 // It cannot go on without what the node sent it.
-                Incoming::Starved => return Err(LineError::Io(std::io::Error::other(STARVED)).into()),
+                Incoming::Starved => return Err(LineError::Io(std::io::Error::other(starved())).into()),
                 Incoming::Closed => return Err(LineError::Closed.into()),
             }
         }

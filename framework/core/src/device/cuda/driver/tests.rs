@@ -25,7 +25,7 @@ fn a_driver_that_lacks_a_call_is_named_too_old() {
 #[test]
 fn a_refusal_says_which_call_and_what_to_look_at() {
     let driver = driver::<800>();
-    let error = driver.create(0, 1 << 20).unwrap_err();
+    let error = driver.create(&chunk_prop(0), 1 << 20).unwrap_err();
     assert!(matches!(error, DeviceError::Driver { call: "cuMemCreate", code: 800, .. }), "{error}");
     assert!(error.to_string().contains("container"), "{error}");
     assert!(driver.export(1).unwrap_err().to_string().contains("cuMemExportToShareableHandle"));
@@ -42,6 +42,6 @@ fn an_unknown_code_survives() {
 #[test]
 fn codes_are_told_apart() {
     assert!(is_no_device(&driver::<100>().device_count().unwrap_err()));
-    assert!(is_out_of_memory(&driver::<2>().create(0, 1).unwrap_err()));
+    assert!(is_out_of_memory(&driver::<2>().create(&chunk_prop(0), 1).unwrap_err()));
     assert!(loses_context(700) && loses_context(719) && !loses_context(2) && !loses_context(NOT_READY));
 }

@@ -1,0 +1,516 @@
+//! Two processes that share memory of a device, as workers do: one makes a chunk and writes it, the other maps it read-only,
+//! its stream waits for two clocks of the first process, copies, and the copy is compared.
+//!
+//! One of the two clocks is advanced by a stream, the other by a thread, when the copy already waits for it: a store of one
+//! process wakes a stream of another. Both sides are made ready first, and go on when the doctor says so, which lets one
+//! exchange go at a time; what they measure is theirs alone.
+//!
+//! The reader at last tries to write into the chunk that it maps read-only. On a GPU that is a fault, which costs the process
+//! its context, so it is the last thing that the process does, and it is left out where an MPS daemon could be its server: the
+//! fault would take the other clients along.
+
+#![expect(unsafe_code, reason = "streams copy between raw addresses")]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Check;
+use super::again::{Again, End, LONG, Running, Task, say};
+use crate::clock::{ClockDomain, ClockPage, OwnClock, Ticket, Waited};
+use crate::device::{Access, Backend, ChunkMapping, Device, Keep, StreamBackend, StreamOp};
+use crate::ids::{DeviceId, ProcessId};
+use crate::limits::CHUNK_BYTES;
+use crate::os::remedy::MEMORY;
+use crate::os::{Seqpacket, remedy};
+
+/// How long one step of a side may take.
+const STEP: Duration = Duration::from_secs(20);
+/// Bytes of the pattern that a chunk is filled with, again and again: a prime, so that no two pages are the same.
+const PATTERN: usize = 4_099;
+/// Patterns in one upload or download.
+const PIECE: usize = 512;
+/// What a side says that has failed because the other has.
+const OTHER_ENDED: &str = "the other process ended";
+/// Bytes that the reader tries to overwrite.
+const FORBIDDEN: u64 = 4096;
+
+/// What one of the two processes is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Side {
+    /// Makes the chunk.
+    Owner { device: DeviceId, bytes: u64 },
+    /// Maps it, and copies it to a device with a stream of that.
+    Reader { of: DeviceId, device: DeviceId, faults: bool },
+}
+
+/// What a side says to the doctor.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    Ready,
+    Read(Read),
+    Owned(Owned),
+    Failed(String),
+}
+
+/// What the reader saw.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Read {
+    /// Whether the copy waited for the clock of the other process's thread.
+    pub(super) waited: bool,
+    /// Whether all bytes were right.
+    pub(super) right: bool,
+    /// Whether streams of the reader's device reach the memory of the owner's.
+    pub(super) reaches: bool,
+    /// Gigabytes a second of the copies.
+    pub(super) gigabytes: f64,
+    pub(super) bytes: u64,
+}
+
+/// What the owner saw.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Owned {
+    /// Whether its memory is as it was after the other had tried to write there.
+    pub(super) intact: bool,
+    /// Whether the other had tried.
+    pub(super) tried: bool,
+    /// What came of making memory that other machines can map; `None` where that was not tried.
+    pub(super) fabric: Option<Result<(), String>>,
+}
+
+/// What the two sides say to each other, with the descriptor that goes with it.
+#[derive(Debug, Serialize, Deserialize)]
+enum Word {
+    /// A clock page.
+    Clocks,
+    /// A chunk, and the two clock values that the reader waits for.
+    Chunk { len: u64, bytes: u64, written: Ticket, gate: Ticket },
+    /// The doctor lets the exchange go on.
+    Go,
+    /// The reader has tried to write, or would have.
+    Done { tried: bool },
+}
+
+/// An exchange that was begun.
+pub(super) struct Begun {
+    owner: Running,
+    reader: Running,
+    /// Another descriptor of the reader's end, by which the doctor tells the owner to go on.
+    door: Seqpacket,
+}
+
+/// Bytes of an exchange on a machine with so much memory left.
+pub(super) fn bytes_for(memory_left: Option<u64>) -> u64 {
+    // It is there twice, and the processes need some too.
+    if memory_left.is_some_and(|left| left < 8 * CHUNK_BYTES) { CHUNK_BYTES / 64 } else { CHUNK_BYTES }
+}
+
+/// Starts both sides.
+pub(super) fn begin(
+    again: &Again,
+    owner: DeviceId,
+    reader: DeviceId,
+    bytes: u64,
+    faults: bool,
+) -> Result<Begun, End> {
+    let (ours, theirs) = Seqpacket::pair().map_err(End::NotStarted)?;
+    let door = theirs.try_clone().map_err(End::NotStarted)?;
+    let mut environment = Vec::new();
+    if owner != DeviceId::HOST {
+        // As workers have them.
+        for (variable, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")] {
+            if std::env::var_os(variable).is_none() {
+                environment.push((variable, value.into()));
+            }
+        }
+    }
+    let start = |side, socket: Seqpacket| {
+        let input = Stdio::from(OwnedFd::from(socket));
+        again.start_with(Task::Exchange(side), LONG, input, &environment)
+    };
+    Ok(Begun {
+        owner: start(Side::Owner { device: owner, bytes }, ours)?,
+        reader: start(Side::Reader { of: owner, device: reader, faults }, theirs)?,
+        door,
+    })
+}
+
+impl Begun {
+    /// Lets it go on when both sides are ready, and waits for what they say.
+    pub(super) fn finish(mut self) -> Result<(Read, Owned), String> {
+        let why = match self.run() {
+            Ok(exchanged) => return Ok(exchanged),
+            Err(why) => why,
+        };
+        // Whoever failed first has closed the socket, which is all that the other can say of it.
+        drop(self.door);
+        match hear(&mut self.owner) {
+            Err(owner) if why == OTHER_ENDED => Err(owner),
+            _ => Err(why),
+        }
+    }
+
+    fn run(&mut self) -> Result<(Read, Owned), String> {
+        for side in [&mut self.reader, &mut self.owner] {
+            let Said::Ready = hear(side)? else { return Err("a side answered out of turn".to_owned()) };
+        }
+        speak(&self.door, &Word::Go, None)?;
+        let Said::Read(read) = hear(&mut self.reader)? else {
+            return Err("the reader did not read".to_owned());
+        };
+        let Said::Owned(owned) = hear(&mut self.owner)? else {
+            return Err("the owner did not look".to_owned());
+        };
+        Ok((read, owned))
+    }
+}
+
+fn hear(side: &mut Running) -> Result<Said, String> {
+    match side.next::<Said>() {
+        Ok(Said::Failed(why)) => Err(why),
+        Ok(said) => Ok(said),
+        Err(end) => Err(end.text()),
+    }
+}
+
+/// The exchange on the host's device.
+pub(super) fn on_host(again: &Again, bytes: u64) -> Check {
+    let host = DeviceId::HOST;
+    let begun = begin(again, host, host, bytes, true).map_err(|end| end.text());
+    judge_host(begun.and_then(Begun::finish))
+}
+
+fn judge_host(exchanged: Result<(Read, Owned), String>) -> Check {
+    let id = "exchange.host";
+    let needs = |check: Check| {
+        check.needs("two processes that share host memory", "workers send each other tensors in it")
+    };
+    match exchanged {
+        Ok((read, owned)) if read.right && read.waited && owned.intact => Check::ok(id, read.text()),
+        Ok((read, owned)) => needs(Check::broken(id, wrong(&read, &owned))).fix(
+            "the kernel does not keep to what its calls promise: look for gVisor or a patched kernel (uname -a), and \
+             report it with `tensorpost doctor --for-issue`",
+        ),
+        Err(why) => needs(Check::broken(id, why)).fix(format!(
+            "see the other checks; if they are well, {MEMORY}, or report it with `tensorpost doctor --for-issue`"
+        )),
+    }
+}
+
+impl Read {
+    /// In words, where all is well.
+    pub(super) fn text(&self) -> String {
+        let Read { gigabytes, bytes, .. } = self;
+        format!("{} MiB from process to process, all right, {gigabytes:.1} GB/s", bytes >> 20)
+    }
+}
+
+/// What of it went wrong.
+pub(super) fn wrong(read: &Read, owned: &Owned) -> String {
+    let mut faults = Vec::new();
+    if !read.right {
+        faults.push("the copy has other bytes than the memory that it is of");
+    }
+    if !read.waited {
+        faults.push("a stream did not wait for a clock of another process");
+    }
+    if !owned.intact {
+        faults.push("memory that is mapped read-only was written");
+    }
+    faults.join("; ")
+}
+
+/// Does what a side does, in a process of its own.
+pub(super) fn run(side: Side) {
+    let done = socket().map_err(|error| error.to_string()).and_then(|socket| match side {
+        Side::Owner { device, bytes } => own(&socket, device, bytes),
+        Side::Reader { of, device, faults } => read(&socket, of, device, faults),
+    });
+    if let Err(why) = done {
+        say(&Said::Failed(why));
+    }
+    // A context that a fault has cost the process is not taken down in order.
+    std::process::exit(0);
+}
+
+fn socket() -> io::Result<Seqpacket> {
+    Seqpacket::from_fd(rustix::stdio::stdin().try_clone_to_owned()?)
+}
+
+fn speak(socket: &Seqpacket, word: &Word, fd: Option<&OwnedFd>) -> Result<(), String> {
+    let bytes = serde_json::to_vec(word).map_err(|error| error.to_string())?;
+    let fds: Vec<_> = fd.into_iter().map(AsFd::as_fd).collect();
+    socket
+        .send(&bytes, &fds)
+        .map_err(|error| format!("the other process cannot be told: {error}{}", remedy(&error)))
+}
+
+fn listen(socket: &Seqpacket) -> Result<(Word, Option<OwnedFd>), String> {
+    let mut bytes = Vec::new();
+    let mut packet =
+        socket.recv(&mut bytes).map_err(|error| format!("the other process cannot be heard: {error}"))?;
+    if packet.is_closed() {
+        return Err(OTHER_ENDED.to_owned());
+    }
+    let word = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    Ok((word, packet.fds.pop()))
+}
+
+/// One process of an exchange: its device and all clocks.
+struct Process {
+    domain: Arc<ClockDomain>,
+}
+
+impl Process {
+    /// Tells the other its clocks, and hears those of the other.
+    fn meet(socket: &Seqpacket, slot: u16, other: u16) -> Result<Self, String> {
+        let page = ClockPage::create().map_err(|error| format!("clocks: {error}{}", remedy(&error)))?;
+        let fd = page.export_fd().map_err(|error| format!("clocks: {error}; is /proc mounted?"))?;
+        speak(socket, &Word::Clocks, Some(&fd))?;
+        let (Word::Clocks, Some(fd)) = listen(socket)? else { return Err("no clocks came".to_owned()) };
+        let theirs = ClockPage::open(fd).map_err(|error| error.to_string())?;
+        let domain = ClockDomain::with_epoch_page(process(slot)?, page, None);
+        domain.add_peer(process(other)?, theirs);
+        Ok(Process { domain })
+    }
+
+    fn clock(&self) -> Result<OwnClock, String> {
+        self.domain.allocate_slot().map_err(|error| error.to_string())
+    }
+
+    fn stream(&self, device: &Arc<dyn Backend>) -> Result<Arc<dyn StreamBackend>, String> {
+        device.create_stream(self.clock()?, Arc::clone(&self.domain)).map_err(|error| error.to_string())
+    }
+
+    fn ticket(&self, slot: u16, value: u64) -> Ticket {
+        Ticket { process: self.domain.own(), slot, value }
+    }
+
+    fn await_clock(&self, ticket: &Ticket) -> Result<(), String> {
+        match self.domain.wait(ticket, Some(Instant::now() + STEP)) {
+            Ok(Waited::Passed) => Ok(()),
+            Ok(Waited::TimedOut) if ticket.process == self.domain.own() => {
+                Err("a stream that waits for a clock of another process was not woken".to_owned())
+            }
+            Ok(Waited::TimedOut) => Err("a stream of the other process did not advance its clock".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Waits until the stream has advanced its clock to `value`.
+    fn await_stream(&self, stream: &Arc<dyn StreamBackend>, value: u64) -> Result<(), String> {
+        self.await_clock(&self.ticket(stream.clock_slot(), value))
+    }
+}
+
+fn process(slot: u16) -> Result<ProcessId, String> {
+    ProcessId::new(slot, 1).ok_or_else(|| "no such process".to_owned())
+}
+
+fn open(device: DeviceId) -> Result<Arc<dyn Backend>, String> {
+    let opened = Device::by_id(device).and_then(|device| device.backend());
+    opened.map_err(|error| format!("{device} cannot be opened: {error}"))
+}
+
+fn keep(chunks: &[&Arc<ChunkMapping>]) -> Keep {
+    chunks.iter().map(|chunk| Arc::clone(chunk)).collect()
+}
+
+/// Bytes that look like no others, and are the same in both processes.
+fn pattern() -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut byte = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    let once: Vec<u8> = std::iter::repeat_with(&mut byte).take(PATTERN).collect();
+    once.repeat(PIECE)
+}
+
+/// The owner's side.
+fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
+    let text = |error: crate::device::DeviceError| error.to_string();
+    let backend = open(device)?;
+    let this = Process::meet(socket, 1, 2)?;
+    let stream = this.stream(&backend)?;
+    let gate = this.clock()?;
+    let chunk = backend.create_chunk(bytes).map_err(text)?;
+    let pattern = pattern();
+    let mut at = 0;
+    while at < bytes {
+        let piece = (bytes - at).min(pattern.len() as u64);
+        let to = chunk.mapping.addr() + at;
+        // SAFETY: the range is inside the chunk, which is writable and kept; nobody else writes there, and the reader reads
+        // what comes behind the clock that this stream advances at last.
+        unsafe { stream.upload(to, &pattern[..piece as usize], keep(&[&chunk.mapping])) }.map_err(text)?;
+        at += piece;
+    }
+    stream.submit(&[StreamOp::Advance(1)]).map_err(text)?;
+    let (written, gate_at) = (this.ticket(stream.clock_slot(), 1), this.ticket(gate.slot(), 1));
+    let word = Word::Chunk { len: chunk.mapping.len(), bytes, written, gate: gate_at };
+    speak(socket, &word, Some(&chunk.read_only))?;
+    say(&Said::Ready);
+    let (Word::Go, _) = listen(socket)? else { return Err("the reader spoke out of turn".to_owned()) };
+    this.domain.advance(&gate, 1).map_err(|error| error.to_string())?;
+    let (Word::Done { tried }, _) = listen(socket)? else { return Err("the reader is not done".to_owned()) };
+    let mut seen = vec![0; FORBIDDEN as usize];
+    // SAFETY: the first bytes of the chunk, which outlives the call; whoever tried to write there has ended its attempt.
+    unsafe { stream.download(&mut seen, chunk.mapping.addr()) }.map_err(text)?;
+    let intact = seen == pattern[..FORBIDDEN as usize];
+    say(&Said::Owned(Owned { intact, tried, fabric: fabric(&backend) }));
+    Ok(())
+}
+
+/// Makes memory that other machines could map, where the device says that it can.
+fn fabric(backend: &Arc<dyn Backend>) -> Option<Result<(), String>> {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = backend.as_any().downcast_ref::<crate::device::cuda::CudaBackend>() {
+        return gpu.try_fabric().map(|made| made.map_err(|error| error.to_string()));
+    }
+    let _ = backend;
+    None
+}
+
+/// The reader's side.
+fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Result<(), String> {
+    let text = |error: crate::device::DeviceError| error.to_string();
+    let theirs = open(of)?;
+    let own = open(device)?;
+    let this = Process::meet(socket, 2, 1)?;
+    let stream = this.stream(&own)?;
+    let (Word::Chunk { len, bytes, written, gate }, Some(fd)) = listen(socket)? else {
+        return Err("no chunk came".to_owned());
+    };
+    let source = theirs.import_chunk(fd.as_fd(), len, Access::ReadOnly).map_err(text)?;
+    let reaches = own.can_reach(of);
+    if !reaches {
+        say(&Said::Ready);
+        this.await_clock(&gate)?;
+        speak(socket, &Word::Done { tried: false }, None)?;
+        say(&Said::Read(Read { waited: true, right: true, reaches, gigabytes: 0.0, bytes }));
+        return Ok(());
+    }
+    let copy = own.create_chunk(bytes).map_err(text)?.mapping;
+    let (Some(from), Some(to)) = (source.range(0, bytes), copy.range(0, bytes)) else {
+        return Err("the chunk is smaller than what is in it".to_owned());
+    };
+    let submit_copy = || {
+        // SAFETY: both ranges are inside of chunks that are kept, of different memory; this stream has waited for the owner's
+        // writes, and nobody else writes to the copy.
+        unsafe { stream.copy(to, from, bytes, keep(&[&source, &copy])) }.map_err(text)
+    };
+    stream.submit(&[StreamOp::Wait(written), StreamOp::Wait(gate)]).map_err(text)?;
+    submit_copy()?;
+    stream.submit(&[StreamOp::Advance(1)]).map_err(text)?;
+    // The owner's stream gets there by itself; the gate stays shut until the doctor has it opened.
+    this.await_clock(&written)?;
+    let waited = this.domain.value_of(this.domain.own(), stream.clock_slot()) == Some(0);
+    say(&Said::Ready);
+    this.await_stream(&stream, 1)?;
+    let repeats: u32 = if device == DeviceId::HOST { 2 } else { 16 };
+    let began = Instant::now();
+    for _ in 0..repeats {
+        submit_copy()?;
+    }
+    stream.submit(&[StreamOp::Advance(2)]).map_err(text)?;
+    this.await_stream(&stream, 2)?;
+    let gigabytes = f64::from(repeats) * bytes as f64 / began.elapsed().as_secs_f64() / 1e9;
+    let right = is_right(&stream, &copy, bytes).map_err(text)?;
+    let tried = faults && try_to_write(&theirs, &this, &source, fd, len)?;
+    speak(socket, &Word::Done { tried }, None)?;
+    say(&Said::Read(Read { waited, right, reaches, gigabytes, bytes }));
+    Ok(())
+}
+
+fn is_right(
+    stream: &Arc<dyn StreamBackend>,
+    copy: &Arc<ChunkMapping>,
+    bytes: u64,
+) -> Result<bool, crate::device::DeviceError> {
+    let pattern = pattern();
+    let mut seen = vec![0; pattern.len()];
+    let mut at = 0;
+    while at < bytes {
+        let piece = (bytes - at).min(pattern.len() as u64);
+        let seen = &mut seen[..piece as usize];
+        // SAFETY: the range is inside the copy, which outlives the call, and only this stream writes there.
+        unsafe { stream.download(seen, copy.addr() + at) }?;
+        if seen != &pattern[..piece as usize] {
+            return Ok(false);
+        }
+        at += piece;
+    }
+    Ok(true)
+}
+
+/// Tries to write into the other's memory, which is mapped read-only here. What comes of it the owner sees.
+fn try_to_write(
+    device: &Arc<dyn Backend>,
+    this: &Process,
+    source: &Arc<ChunkMapping>,
+    fd: OwnedFd,
+    len: u64,
+) -> Result<bool, String> {
+    if device.id() == DeviceId::HOST {
+        // A store would end the process, so the kernel is asked for a mapping that it would be possible through.
+        if let Ok(writable) = device.import_chunk(fd.as_fd(), len, Access::ReadWrite) {
+            let stream = this.stream(device)?;
+            // SAFETY: inside a mapping that is writable, and kept; the copies from there are done.
+            let written = unsafe { stream.fill(writable.addr(), FORBIDDEN, 0, keep(&[&writable])) };
+            let _ = written.and_then(|()| stream.synchronize());
+        }
+        return Ok(true);
+    }
+    let stream = this.stream(device)?;
+    // SAFETY: this is what the contract forbids, and the device has to refuse: the range is mapped read-only, stays mapped, and
+    // is device memory, so no memory of a process is at stake. It is in the exchange's own chunk, all copies from there are
+    // done, and the owner only compares it. This process makes no other use of the device.
+    let written = unsafe { stream.fill(source.addr(), FORBIDDEN, 0, keep(&[source])) };
+    let _ = written.and_then(|()| stream.synchronize());
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Status;
+
+    fn read() -> Read {
+        Read { waited: true, right: true, reaches: true, gigabytes: 9.5, bytes: CHUNK_BYTES }
+    }
+
+    fn owned() -> Owned {
+        Owned { intact: true, tried: true, fabric: None }
+    }
+
+    #[test]
+    fn what_went_wrong_is_named() {
+        let check = judge_host(Ok((read(), owned())));
+        assert_eq!(check.status, Status::Ok);
+        assert!(check.found.contains("64 MiB") && check.found.contains("9.5 GB/s"), "{check:?}");
+        for (exchanged, what) in [
+            ((Read { right: false, ..read() }, owned()), "other bytes"),
+            ((Read { waited: false, ..read() }, owned()), "did not wait"),
+            ((read(), Owned { intact: false, ..owned() }), "read-only"),
+        ] {
+            let check = judge_host(Ok(exchanged));
+            assert!(check.status == Status::Broken && check.found.contains(what), "{check:?}");
+            assert!(check.fix.contains("uname -a"), "{check:?}");
+        }
+        let check = judge_host(Err("no room".to_owned()));
+        assert!(check.found == "no room" && check.fix.contains("ulimit -v"), "{check:?}");
+    }
+
+    #[test]
+    fn little_memory_is_not_used_up() {
+        assert_eq!(bytes_for(None), CHUNK_BYTES);
+        assert_eq!(bytes_for(Some(64 * CHUNK_BYTES)), CHUNK_BYTES);
+        assert_eq!(bytes_for(Some(2 * CHUNK_BYTES)), CHUNK_BYTES / 64);
+    }
+}

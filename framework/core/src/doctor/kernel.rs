@@ -1,0 +1,327 @@
+//! What a node asks of Linux, done once each in a process of its own: a seccomp filter may answer with an error or with a
+//! signal.
+//!
+//! The process says which step it begins, so the step that ends it is known; the next process goes on behind that one.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::Check;
+use super::again::{Again, End, SHORT, Task, say};
+use crate::os::process::die_with_parent;
+use crate::os::remedy::{known, known_of_start};
+use crate::os::{Access, Ears, Mapping, Memfd, PidFd, Seqpacket, Woken, memfd};
+
+/// The signal of a seccomp filter that does not answer.
+const SIGSYS: i32 = 31;
+/// How long a thread may take to be woken.
+const WOKEN: Duration = Duration::from_secs(10);
+
+/// One thing that is asked of Linux.
+struct Step {
+    id: &'static str,
+    /// The calls that a filter has to let through.
+    calls: &'static str,
+    /// What it is for.
+    why: &'static str,
+    /// The first Linux that has it.
+    since: &'static str,
+    /// The step that it stands on: where that fails, this one says nothing new.
+    on: Option<&'static str>,
+    run: fn(u32) -> io::Result<()>,
+}
+
+const STEPS: [Step; 8] = [
+    Step {
+        id: "kernel.memfd",
+        calls: "memfd_create, ftruncate, mmap",
+        why: "all shared memory is memfds",
+        since: "3.17",
+        on: None,
+        run: |_| shared_memory(),
+    },
+    Step {
+        id: "kernel.seals",
+        calls: "fcntl(F_ADD_SEALS)",
+        why: "shared memory has one writer, and seals hold everybody to that",
+        since: "5.1",
+        on: Some("kernel.memfd"),
+        run: |_| seals(),
+    },
+    Step {
+        id: "kernel.seqpacket",
+        calls: "socketpair, sendmsg, recvmsg",
+        why: "a node speaks with its workers over SEQPACKET sockets",
+        since: "2.6",
+        on: None,
+        run: |_| packets(),
+    },
+    Step {
+        id: "kernel.descriptors",
+        calls: "sendmsg and recvmsg with SCM_RIGHTS",
+        why: "memory travels between processes as a descriptor",
+        since: "2.6",
+        on: Some("kernel.seqpacket"),
+        run: |_| descriptors(),
+    },
+    Step {
+        id: "kernel.pidfd",
+        calls: "pidfd_open, pidfd_send_signal",
+        why: "a node watches its workers by pidfd",
+        since: "5.3",
+        on: None,
+        run: |_| pidfds(),
+    },
+    Step {
+        id: "kernel.futex",
+        calls: "futex",
+        why: "a process sleeps on a clock that another one advances",
+        since: "2.6",
+        on: Some("kernel.memfd"),
+        run: |_| futexes(),
+    },
+    Step {
+        id: "kernel.events",
+        calls: "epoll_create1, epoll_ctl, epoll_wait, eventfd2, shutdown",
+        why: "a message wakes the process that it is for",
+        since: "4.5",
+        on: None,
+        run: |_| doorbells(),
+    },
+    Step {
+        id: "kernel.parent_death",
+        calls: "prctl(PR_SET_PDEATHSIG)",
+        why: "no worker outlives its node",
+        since: "2.4",
+        on: None,
+        run: die_with_parent,
+    },
+];
+
+/// What the process of the steps says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    Begins,
+    Works,
+    Fails { errno: Option<i32>, text: String },
+}
+
+/// How a step failed.
+#[derive(Debug)]
+enum Failure {
+    Error { errno: Option<i32>, text: String },
+    Ended(End),
+}
+
+/// Runs the steps from `first` on, in a process of the doctor whose parent is `parent`.
+pub(super) fn run(first: usize, parent: u32) {
+    for step in STEPS.iter().skip(first) {
+        say(&Said::Begins);
+        match (step.run)(parent) {
+            Ok(()) => say(&Said::Works),
+            Err(error) => say(&Said::Fails { errno: error.raw_os_error(), text: error.to_string() }),
+        }
+    }
+}
+
+/// Tries every step.
+pub(super) fn checks(again: &Again, is_gvisor: bool) -> Vec<Check> {
+    let failures = try_all(again);
+    let has_failed =
+        |id| STEPS.iter().zip(&failures).any(|(step, failure)| step.id == id && failure.is_some());
+    let mut checks = Vec::new();
+    for (step, failure) in STEPS.iter().zip(&failures) {
+        match failure {
+            None => checks.push(Check::ok(step.id, step.calls)),
+            Some(_) if step.on.is_some_and(has_failed) => {}
+            Some(failure) => checks.push(judge(step, failure, is_gvisor)),
+        }
+    }
+    checks
+}
+
+/// How each step has failed, if it has.
+fn try_all(again: &Again) -> Vec<Option<Failure>> {
+    let mut failures = Vec::new();
+    while failures.len() < STEPS.len() {
+        let end = match again.start(Task::Kernel { from: failures.len() }, SHORT) {
+            Ok(mut running) => loop {
+                match running.next::<Said>() {
+                    Ok(Said::Begins) => {}
+                    Ok(Said::Works) => failures.push(None),
+                    Ok(Said::Fails { errno, text }) => failures.push(Some(Failure::Error { errno, text })),
+                    Err(end) => break end,
+                }
+                if failures.len() == STEPS.len() {
+                    return failures;
+                }
+            },
+            Err(end) => end,
+        };
+        // The step that was begun, or the first one of a process that could not begin.
+        failures.push(Some(Failure::Ended(end)));
+    }
+    failures
+}
+
+/// What the failure of a step means.
+fn judge(step: &Step, failure: &Failure, is_gvisor: bool) -> Check {
+    let errno = match failure {
+        Failure::Error { errno, .. } => errno.map(Errno::from_raw_os_error),
+        Failure::Ended(End::NotStarted(error)) => Errno::from_io_error(error),
+        Failure::Ended(_) => None,
+    };
+    let signal = if let Failure::Ended(end) = failure { end.signal() } else { None };
+    let found = match failure {
+        Failure::Error { text, .. } => text.clone(),
+        Failure::Ended(_) if signal == Some(SIGSYS) => {
+            "a seccomp filter ends the process (SIGSYS)".to_owned()
+        }
+        Failure::Ended(end) => end.text(),
+    };
+    let calls = step.calls;
+    let is_filtered = signal == Some(SIGSYS) || matches!(errno, Some(Errno::PERM | Errno::ACCESS));
+    let lack = match failure {
+        Failure::Ended(End::NotStarted(error)) => known_of_start(error),
+        _ => errno.and_then(|errno| known(&io::Error::from(errno))),
+    };
+    let fix = match (lack, errno) {
+        (Some(lack), _) => lack.to_owned(),
+        _ if is_gvisor => {
+            format!(
+                "gVisor (runsc) does not do this as Linux does: run the container with --runtime=runc, for {calls}"
+            )
+        }
+        _ if is_filtered => {
+            format!(
+                "let {calls} through the seccomp profile (docker run --security-opt seccomp=unconfined to try)"
+            )
+        }
+        (_, Some(Errno::NOSYS | Errno::INVAL)) => {
+            format!("use Linux {} or newer (uname -r), which has {calls}", step.since)
+        }
+        _ => format!(
+            "find out what refuses {calls}: strace -f tensorpost doctor; try docker run --security-opt seccomp=unconfined"
+        ),
+    };
+    Check::broken(step.id, found).needs(calls, step.why).fix(fix)
+}
+
+fn shared_memory() -> io::Result<()> {
+    let memory = Memfd::create("tensorpost-doctor", 4096)?;
+    let mapping = Mapping::map(memory.as_fd(), 4096, Access::ReadWrite)?;
+    mapping.copy_in(0, b"written")?;
+    let mut seen = [0; 7];
+    Mapping::map(memory.as_fd(), 4096, Access::ReadOnly)?.copy_out(0, &mut seen)?;
+    agrees(&seen == b"written", "what was written to shared memory is not in it")
+}
+
+fn seals() -> io::Result<()> {
+    let memory = Memfd::create("tensorpost-doctor", 4096)?;
+    memory.seal_future_write()?;
+    memfd::check_one_writer(memory.as_fd(), 4096).map_err(io::Error::other)?;
+    let writes = Mapping::map(memory.as_fd(), 4096, Access::ReadWrite).is_ok();
+    agrees(!writes, "a seal against writing holds nobody back")
+}
+
+fn packets() -> io::Result<()> {
+    let (one, other) = Seqpacket::pair()?;
+    one.send(b"packet", &[])?;
+    let mut packet = Vec::new();
+    other.recv(&mut packet)?;
+    agrees(packet == b"packet", "a packet arrived as another one")
+}
+
+fn descriptors() -> io::Result<()> {
+    let (one, other) = Seqpacket::pair()?;
+    // Memory has a step of its own; here any file will do.
+    let file = std::io::pipe()?.0;
+    one.send(b"file", &[file.as_fd()])?;
+    let packet = other.recv(&mut Vec::new())?;
+    agrees(packet.fds.len() == 1, "a descriptor that was sent did not arrive")
+}
+
+fn pidfds() -> io::Result<()> {
+    let this = PidFd::open(std::process::id())?;
+    let running = poll(&mut [PollFd::new(&this, PollFlags::IN)], Some(&Timespec::default()))? == 0;
+    agrees(running, "a pidfd says that a process that runs has ended")
+}
+
+fn futexes() -> io::Result<()> {
+    let memory = Memfd::create("tensorpost-doctor", 4096)?;
+    // Two mappings, as two processes have them.
+    let (sleeper, waker) = (
+        Mapping::map(memory.as_fd(), 4096, Access::ReadOnly)?,
+        Mapping::map(memory.as_fd(), 4096, Access::ReadWrite)?,
+    );
+    let (Some(seen), Some(word)) = (sleeper.watch32(0), waker.watch32(0)) else {
+        return agrees(false, "a mapping has no room for a word");
+    };
+    std::thread::scope(|scope| {
+        let sleeps = scope.spawn(|| seen.wait(0, Some(WOKEN)));
+        let began = Instant::now();
+        // Until it sleeps, there is nobody to wake.
+        while !sleeps.is_finished() && word.wake_all()? == 0 && began.elapsed() < WOKEN {
+            std::thread::yield_now();
+        }
+        let woken = sleeps.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
+        agrees(woken == Woken::Woken, "nobody wakes who sleeps on shared memory")
+    })
+}
+
+fn doorbells() -> io::Result<()> {
+    let ears = Ears::create()?;
+    let (_ear, bell) = ears.doorbell()?;
+    bell.ring()?;
+    ears.wake()?;
+    let timeout = Timespec::try_from(WOKEN).ok();
+    let rung = poll(&mut [PollFd::new(&ears, PollFlags::IN)], timeout.as_ref())? == 1;
+    agrees(rung, "a doorbell was rung and wakes nobody")
+}
+
+fn agrees(holds: bool, otherwise: &'static str) -> io::Result<()> {
+    if holds { Ok(()) } else { Err(io::Error::other(otherwise)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+    use crate::doctor::Status;
+
+    fn error(errno: Errno) -> Failure {
+        let error = io::Error::from(errno);
+        Failure::Error { errno: error.raw_os_error(), text: error.to_string() }
+    }
+
+    #[test]
+    fn every_step_works_here() {
+        for step in &STEPS[..7] {
+            (step.run)(0).unwrap_or_else(|error| panic!("{}: {error}", step.id));
+        }
+    }
+
+    #[test]
+    fn a_failure_names_the_call_and_what_refuses_it() {
+        let [memfd, .., pidfd] = &STEPS[..5] else { panic!("there are more") };
+        let check = judge(memfd, &error(Errno::PERM), false);
+        assert_eq!((check.id.as_str(), check.status), ("kernel.memfd", Status::Broken));
+        assert!(check.fix.contains("memfd_create") && check.fix.contains("seccomp="), "{check:?}");
+        let status = Some(ExitStatus::from_raw(SIGSYS));
+        let killed = Failure::Ended(End::Exited { status, last_words: String::new() });
+        let check = judge(pidfd, &killed, false);
+        assert!(check.found.contains("SIGSYS") && check.fix.contains("pidfd_open"), "{check:?}");
+        assert!(judge(pidfd, &error(Errno::NOSYS), false).fix.contains("Linux 5.3"));
+        assert!(judge(memfd, &error(Errno::MFILE), false).fix.contains("ulimit -n"));
+        assert!(judge(pidfd, &error(Errno::NOSYS), true).fix.contains("--runtime=runc"));
+        let check = judge(memfd, &Failure::Ended(End::Late), false);
+        assert!(check.found.contains("in time") && check.fix.contains("memfd_create"), "{check:?}");
+    }
+}

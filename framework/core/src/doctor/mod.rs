@@ -1,0 +1,166 @@
+//! The doctor: finds out why a node cannot run on this machine, or why it is slower or smaller than it could be.
+//!
+//! The command `tensorpost doctor` prints what [`examine`] says. A node whose start fails adds the checks of [`at_start`] that
+//! fail to its error.
+//!
+//! A check tries what it is about, and reads a flag only where nothing can be tried. What a seccomp filter or a driver could
+//! end or hang is tried in a process of its own: the doctor starts its program again, with a task as the last argument
+//! ([`Again`]), and each such process has a deadline. What a check makes of what was found is a function of that alone, so
+//! that tests can give it what other machines say.
+//!
+//! DOC-1: every failure that the doctor finds names its remedy, and a test causes it.
+//!
+//! **On a crash** of the doctor, its processes end with it, but for the keeper of an MPS daemon, which stops the daemon first.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `again` | the doctor's own processes |
+//! | `kernel` | what is asked of Linux |
+//! | `system` | /proc, limits, folders, programs, notes |
+//! | `cgroup` | limits of memory, processors and processes of a container |
+//! | `exchange` | two processes that share a device, as workers do |
+//! | `gpu/` | driver, devices, MPS, toolkit |
+//! | `start` | the checks of a start that failed |
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::DEFAULT_HOST_BUDGET;
+
+mod again;
+mod cgroup;
+mod exchange;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod kernel;
+mod start;
+mod system;
+
+pub use again::{Again, run_task};
+pub(crate) use start::at_start;
+
+/// What came of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Works, slower or smaller than it could.
+    Limited,
+    /// Will not work.
+    Broken,
+}
+
+/// One line of a [`Report`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// Its name, which stays the same from version to version.
+    pub id: String,
+    /// What came of it.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// What is needed; empty where all is well.
+    pub needed: String,
+    /// What for; empty where all is well.
+    pub why: String,
+    /// What to do, as a line to type where there is one; empty where all is well.
+    pub fix: String,
+}
+
+impl Check {
+    pub(crate) fn ok(id: impl Into<String>, found: impl Into<String>) -> Self {
+        let [needed, why, fix] = Default::default();
+        Check { id: id.into(), status: Status::Ok, found: found.into(), needed, why, fix }
+    }
+
+    pub(crate) fn limited(id: impl Into<String>, found: impl Into<String>) -> Self {
+        Check { status: Status::Limited, ..Self::ok(id, found) }
+    }
+
+    pub(crate) fn broken(id: impl Into<String>, found: impl Into<String>) -> Self {
+        Check { status: Status::Broken, ..Self::ok(id, found) }
+    }
+
+    pub(crate) fn needs(self, needed: impl Into<String>, why: impl Into<String>) -> Self {
+        Check { needed: needed.into(), why: why.into(), ..self }
+    }
+
+    pub(crate) fn fix(self, fix: impl Into<String>) -> Self {
+        Check { fix: fix.into(), ..self }
+    }
+}
+
+/// What the doctor has found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// In the order in which they are best read.
+    pub checks: Vec<Check>,
+    /// Of what runs here, by name.
+    pub versions: BTreeMap<String, String>,
+}
+
+impl Report {
+    /// The worst that was found.
+    pub fn status(&self) -> Status {
+        self.checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
+    }
+}
+
+/// What the doctor is to look at.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How this program is started again, for a check in a process of its own.
+    pub again: Again,
+    /// The program of `NodeBuilder::worker_program`, if it is not the node's own.
+    pub worker_program: Option<PathBuf>,
+    /// Processes of the node that is meant to run, itself included.
+    pub processes: u64,
+    /// The bytes of `NodeBuilder::host_budget`.
+    pub host_budget: u64,
+    /// The file of `NodeBuilder::trace`.
+    pub trace: Option<PathBuf>,
+    /// Where `proc`, `sys` and `dev` are looked for. `/`, but for tests.
+    pub root: PathBuf,
+}
+
+impl Options {
+    /// The usual ones: a node with three workers.
+    pub fn new(again: Again) -> Self {
+        Options {
+            again,
+            worker_program: None,
+            processes: 4,
+            host_budget: DEFAULT_HOST_BUDGET,
+            trace: None,
+            root: "/".into(),
+        }
+    }
+}
+
+/// Runs all checks. Takes two seconds at most where all is well, five with two GPUs.
+pub fn examine(options: &Options) -> Report {
+    let root = system::Root::new(&options.root);
+    // The driver takes longest, so its processes begin first.
+    #[cfg(feature = "cuda")]
+    let gpus = gpu::Begun::begin(options);
+    let mut checks = kernel::checks(&options.again, root.is_gvisor());
+    checks.push(system::proc(&root));
+    // What an exchange stands on; where that fails, an exchange says nothing new.
+    let can_exchange = checks.iter().all(|check| check.status != Status::Broken);
+    let cgroup = cgroup::look(&root);
+    checks.extend(system::checks(options));
+    checks.extend(cgroup::judge(&cgroup, options.processes, options.host_budget));
+    let bytes = exchange::bytes_for(cgroup.memory_left());
+    if can_exchange {
+        checks.push(exchange::on_host(&options.again, bytes));
+    }
+    #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "the driver's are added"))]
+    let mut versions = system::versions(&root);
+    #[cfg(feature = "cuda")]
+    checks.extend(gpus.checks(options, &root, can_exchange, bytes, &mut versions));
+    checks.extend(system::notes(&root));
+    Report { checks, versions }
+}
