@@ -31,7 +31,7 @@ use super::handles::{AnyEnvelope, Handles};
 use super::host::OnActorEnd;
 use super::receive::Receive;
 use super::{Env, RemoteActor};
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId};
 use crate::observe::hang_probe::{ActorProbe, count_note};
 use crate::observe::metrics::{ActorMetrics, Meter};
 use crate::observe::trace::{Of, Tracer};
@@ -55,6 +55,7 @@ const TURN: u64 = 20_000;
 pub(super) struct ActorInbox<A: RemoteActor> {
     actor: ActorId,
     name: String,
+    device: DeviceId,
     location: Location,
     meter: Meter,
     /// Only there where the node detects hangs; written by the actor's thread alone.
@@ -109,6 +110,7 @@ pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 impl<A: RemoteActor> ActorInbox<A> {
     pub(super) fn new(env: &Env, receive: Receive, restarts: RestartWhen) -> Arc<Self> {
         let Env { transport, stream, name, actor, location, .. } = env;
+        let device = stream.pool().device_id();
         let (actor, location, stream) = (*actor, *location, stream.clocked().clone());
         let handles = Handles::of();
         let tracer = stream.domain().tracer();
@@ -119,6 +121,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             restarts,
             actor,
             name: name.clone(),
+            device,
             location,
             meter: Meter::default(),
             activity: stream.domain().detects_hangs().then(MailboxActivity::default),
@@ -316,6 +319,8 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         Some(ActorMetrics {
             actor: self.actor,
             name: self.name.clone(),
+            device: self.device,
+            capacity: self.location.capacity,
             handled: handler.count(),
             queued: self.queue.lock().envelopes.len(),
             busy,

@@ -23,7 +23,7 @@ use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text, hint};
 use super::hangs::Hangs;
-use super::metrics::Askings;
+use super::metrics::{Asked, Askings};
 use super::record::{Asker, Worker, WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
@@ -62,6 +62,7 @@ pub(super) struct State {
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
     pub(super) dirty: bool,
+    pub(super) began: Instant,
 }
 
 impl State {
@@ -90,6 +91,7 @@ impl State {
             hangs: Hangs::default(),
             stopping: None,
             dirty: false,
+            began: Instant::now(),
         }
     }
 
@@ -137,8 +139,13 @@ impl State {
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Metrics(reply) => {
-                    self.askings.ask(reply, &mut self.workers, &*self.process_runtime);
+                    self.ask_all(Asked::Metrics(Box::default(), reply));
                 }
+                Command::Look(reply) => {
+                    let draft = Box::new(self.draft_look());
+                    self.ask_all(Asked::Look(draft, reply));
+                }
+                Command::Say(text) => self.journal.node(Severity::Warn, None, text),
                 Command::Report(reply) => {
                     let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
                 }
@@ -463,7 +470,7 @@ impl State {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
         // Whoever waits for its answers waits no longer.
-        self.askings.take(worker.process, None, None);
+        self.askings.left(worker.process);
         self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);

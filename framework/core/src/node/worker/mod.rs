@@ -297,12 +297,14 @@ impl Control {
                     .send(&Up::Activity { round, activity: self.process_runtime.activity() }, Vec::new());
                 return Ok(());
             }
-            Down::Metrics { round } => {
-                // Before the answer: whoever asked finds them in the recorder.
-                self.user_metrics.tell(&self.uplink);
-                let _ = self
-                    .uplink
-                    .send(&Up::Metrics { round, metrics: self.process_runtime.metrics() }, Vec::new());
+            Down::Metrics { round, closely } => {
+                if !closely {
+                    // Before the answer: whoever asked finds them in the recorder.
+                    self.user_metrics.tell(&self.uplink);
+                }
+                let survey = closely.then(|| self.process_runtime.survey());
+                let metrics = self.process_runtime.metrics();
+                let _ = self.uplink.send(&Up::Metrics { round, metrics, survey }, Vec::new());
                 return Ok(());
             }
             Down::Look { round } => {
