@@ -75,7 +75,7 @@ fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
 }
 
 /// What has work and did none of it between two looks.
-fn standing(earlier: &Look, now: &Look) -> Vec<String> {
+pub(super) fn standing(earlier: &Look, now: &Look) -> Vec<String> {
     let interval = in_words(Duration::from_nanos(now.at.saturating_sub(earlier.at)));
     let mut lines = Vec::new();
     for process in &now.processes {

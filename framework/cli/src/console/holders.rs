@@ -2,9 +2,8 @@
 
 use clap::Args;
 
-use super::figures::{Figures, HOLDERS, MEMORY, MemoryFigures, holder_cells};
-use super::table::table;
-use super::{Target, choose, put};
+use super::figures::Figures;
+use super::{Target, choose, put, tables};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -22,12 +21,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         put(&(serde_json::to_string_pretty(&memory)? + "\n"))?;
         return Ok(());
     }
-    let pools: Vec<_> = memory.iter().map(MemoryFigures::cells).collect();
-    let mut text = table(&MEMORY, &pools) + "\n";
-    let holders = holder_cells(&memory);
-    text += &match holders.is_empty() {
+    let holders = tables::holders(&memory);
+    let mut text = tables::memory(&memory).plain() + "\n";
+    text += &match holders.rows.is_empty() {
         true => "nobody holds any of it\n".to_owned(),
-        false => table(&HOLDERS, &holders),
+        false => holders.plain(),
     };
     let more: u64 = memory.iter().map(|pool| pool.more_holders).sum();
     if more > 0 {

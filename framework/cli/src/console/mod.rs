@@ -6,8 +6,10 @@ mod hangs;
 mod holders;
 mod log;
 mod ps;
+mod screen;
 mod stop;
 mod table;
+mod tables;
 mod top;
 
 use std::io::{self, Write};

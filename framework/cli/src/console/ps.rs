@@ -4,7 +4,7 @@ use clap::Args;
 use serde::Serialize;
 use tensorpost_core::console::{ConsoleError, Found, Look, ProcessState, printable, time};
 
-use super::table::table;
+use super::table::{Cell, Table};
 use super::{choose, put};
 
 #[derive(Args)]
@@ -37,22 +37,20 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("no node of this user runs here");
         return Ok(());
     }
-    let dash = || "-".to_owned();
-    let rows: Vec<_> = nodes
-        .into_iter()
-        .map(|node| {
-            vec![
-                node.pid.to_string(),
-                node.uid.to_string(),
-                node.up.map_or_else(dash, |up| time(std::time::Duration::from_secs_f64(up))),
-                node.workers.map_or_else(dash, |count| count.to_string()),
-                node.actors.map_or_else(dash, |count| count.to_string()),
-                node.state,
-                node.program.or(node.error).unwrap_or_default(),
-            ]
-        })
-        .collect();
-    put(&table(&[">PID", ">USER", ">UP", ">WORKERS", ">ACTORS", "STATE", "PROGRAM"], &rows))?;
+    let row = |node: Node| {
+        let up = |up: f64| time(std::time::Duration::from_secs_f64(up));
+        vec![
+            Cell::count(Some(u64::from(node.pid))),
+            Cell::count(Some(u64::from(node.uid))),
+            Cell::figure(node.up, up),
+            Cell::count(node.workers.map(|count| count as u64)),
+            Cell::count(node.actors),
+            node.state.into(),
+            node.program.or(node.error).unwrap_or_default().into(),
+        ]
+    };
+    let titles = &[">PID", ">USER", ">UP", ">WORKERS", ">ACTORS", "STATE", "PROGRAM"];
+    put(&Table { titles, rows: nodes.into_iter().map(row).collect(), dispensable: &[] }.plain())?;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! `tensorpost top`.
 
+use std::io::{self, IsTerminal};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use clap::Args;
 use tensorpost_core::console::Console;
 
 use super::figures::Figures;
-use super::{Target, choose, put, time};
+use super::{Target, choose, put, screen, time};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -26,7 +27,10 @@ pub(crate) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut console = choose::connect(&arguments.target)?;
-    lines(&mut console, arguments)
+    if arguments.once || arguments.json || !(io::stdout().is_terminal() && io::stdin().is_terminal()) {
+        return lines(&mut console, arguments);
+    }
+    screen::run(console, arguments.every)
 }
 
 /// Plain text, or JSON, one interval after the other, until the node ends.
