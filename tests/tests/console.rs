@@ -389,6 +389,23 @@ fn the_log_has_what_the_node_says_of_its_workers(builder: Builder) {
     drop(scene.node.shutdown(Duration::from_secs(20)));
 }
 
+fn a_worker_goes_by_its_name_where_people_look(builder: Builder) {
+    let scene = Scene::new(builder);
+    let beside = scene.node.spawn::<Holder>(()).name("beside.12").worker(scene.holder.worker()).own_thread();
+    let beside = beside.start().unwrap();
+    let pid = ask(&scene.node, &beside.address(), Check).pid;
+    let shown = |path: String| std::fs::read_to_string(path).unwrap();
+    assert_eq!(shown(format!("/proc/{pid}/comm")), "tp:held\n");
+    let own = std::env::args().next().unwrap();
+    let title = shown(format!("/proc/{pid}/cmdline"));
+    assert_eq!(title.split('\0').next(), Some(format!("tp:held {own}").as_str()));
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names: Vec<_> =
+        threads.map(|task| shown(format!("{}/comm", task.unwrap().path().display()))).collect();
+    assert!(names.contains(&"tp:beside.12\n".to_owned()), "{names:?}");
+    end(scene.node);
+}
+
 fn a_stop_lets_everything_under_way_finish(builder: Builder) {
     let scene = Scene::new(builder);
     let gate = Gate::new();
@@ -442,6 +459,7 @@ fn main() {
             of_a_thousand_connections_four_are_answered,
             another_user_is_told_nothing,
             the_log_has_what_the_node_says_of_its_workers,
+            a_worker_goes_by_its_name_where_people_look,
             a_stop_lets_everything_under_way_finish,
             a_stop_ends_the_wait_for_a_signal,
         ],

@@ -215,7 +215,7 @@ impl State {
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
-        let launched = self.settings.program.launch(&self.launcher, &environment);
+        let launched = self.settings.program.launch(&self.launcher, name, &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {

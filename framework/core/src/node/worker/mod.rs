@@ -35,7 +35,7 @@ use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::trace::{Ring, TraceRing};
-use crate::os::{Seqpacket, vital};
+use crate::os::{Seqpacket, process, vital};
 use crate::transport::control_channel::ControlChannel;
 
 pub(crate) use self::inherited::VARIABLE;
@@ -83,6 +83,7 @@ impl Worker {
     ) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
         let (identity, log_filter, pages) = handshake(fingerprint, &socket, &mut receiving)?;
+        process::show_process_as(&identity.name);
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
