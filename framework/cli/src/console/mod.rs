@@ -2,6 +2,7 @@
 
 mod choose;
 mod figures;
+mod graph;
 mod hangs;
 mod holders;
 mod log;
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Holders(holders::Arguments),
     /// What stands still, now or earlier. Exits with 1 where something does
     Hangs(hangs::Arguments),
+    /// Who sends to whom: a diagram, or a picture
+    Graph(graph::Arguments),
     /// The latest records of its log
     Log(log::Arguments),
     /// Ends it: lets everything under way finish, then stops the actors
@@ -47,6 +50,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Top(arguments) => top::run(&arguments)?,
         Command::Holders(arguments) => holders::run(&arguments)?,
         Command::Hangs(arguments) => return hangs::run(&arguments),
+        Command::Graph(arguments) => graph::run(&arguments)?,
         Command::Log(arguments) => log::run(&arguments)?,
         Command::Stop(arguments) => stop::run(&arguments)?,
     }

@@ -6,7 +6,7 @@
 mod app;
 mod draw;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;

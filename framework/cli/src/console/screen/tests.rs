@@ -22,7 +22,7 @@ fn process(slot: u16) -> ProcessId {
 }
 
 /// A node with two workers; each actor has handled so many.
-fn look(at: u64, handled: [u64; 2]) -> Look {
+pub(crate) fn look(at: u64, handled: [u64; 2]) -> Look {
     let names = ["camera.0", "a-stage-with-a-name-that-is-longer-than-others"];
     let actor = |index: usize| {
         let mut handler = Histogram::default();
