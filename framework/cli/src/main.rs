@@ -1,8 +1,15 @@
 //! The command `tensorpost`: looks into running nodes, and finds out why one cannot run.
 
+mod console;
+mod doctor;
+
+use std::io;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
-mod doctor;
+/// The command itself failed; 1 is for what it has found.
+const FAILED: u8 = 2;
 
 #[derive(Parser)]
 #[command(name = "tensorpost", version, about)]
@@ -13,11 +20,27 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    #[command(flatten)]
+    Console(console::Command),
     Doctor(doctor::Doctor),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Console(command) => console::run(command),
         Command::Doctor(doctor) => doctor.run(),
+    };
+    match done {
+        Ok(status) => status,
+        // `tensorpost ps | head` has read what it wanted.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tensorpost: {error:#}");
+            ExitCode::from(FAILED)
+        }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -38,17 +38,17 @@ pub mod node {
     pub use crate::limits::{DEFAULT_HOST_BUDGET, MAX_PROCESSES};
     pub use crate::node::limits::{DROP_DEADLINE, START_DEADLINE};
     pub use crate::node::{
-        ActorError, BuildMismatch, Closed, Group, Hang, HangReport, LocationError, MpsError, NameError, Node,
-        NodeBuilder, NodeError, NodeReport, OnHang, Phase, Restart, RestartReport, RunError, Sharing,
-        ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor, WaitsIn, WorkerEnd,
-        WorkerId, WorkerState, WorkerStatus,
+        ActorError, BuildMismatch, Closed, Console, Group, Hang, HangReport, LocationError, MpsError,
+        NameError, Node, NodeBuilder, NodeError, NodeReport, OnHang, Phase, Restart, RestartReport, RunError,
+        Sharing, ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor, WaitsIn,
+        WorkerEnd, WorkerId, WorkerState, WorkerStatus,
     };
 }
 
 /// What a running node shows of itself.
 pub mod observe {
     pub use crate::observe::metrics::{
-        ActorMetrics, DEADLINE, Histogram, Metrics, NamedProcess, ProcessMetrics, Row,
+        ActorMetrics, DEADLINE, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
     };
     pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
     pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};

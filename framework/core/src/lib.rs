@@ -103,6 +103,21 @@ pub mod testing;
 #[cfg(all(test, not(feature = "testing")))]
 mod testing;
 
+/// What the command `tensorpost` asks of a running node, and how. The form of what is said is that of this version of the
+/// crate and of no other; the command says so where a node has another one.
+pub mod console {
+    pub use crate::node::console::VARIABLE;
+    pub use crate::node::console::client::{Console, ConsoleError, Found, nodes};
+    pub use crate::node::console::protocol::{
+        ActorFacts, Answer, HangFacts, Hello, LinkFacts, LogLine, Look, NodeFacts, PoolFacts, ProcessFacts,
+        Request, VERSION,
+    };
+    pub use crate::observe::log::Severity;
+    pub use crate::observe::metrics::ProcessState;
+    pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
+    pub use crate::observe::text::{bytes, number, printable, time};
+}
+
 /// What the derive's code refers to. Not for anyone else.
 #[doc(hidden)]
 pub mod __private {

@@ -25,7 +25,7 @@ use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::message::codec;
 use crate::observe::metrics::user::Owner;
-use crate::os::vital;
+use crate::os::{process, vital};
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
@@ -325,6 +325,7 @@ impl ProcessActors {
         let arbiter = Arbiter::new();
         let (result, started) = oneshot::channel();
         let spawned = arbiter.spawn_fn(move || {
+            process::show_thread_as(&starting.env.name);
             actix::spawn(async move {
                 // Whoever waits is this function; it can only be gone if the worker is ending.
                 let _ = result.send(make(starting).await);

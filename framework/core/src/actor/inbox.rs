@@ -32,7 +32,7 @@ use super::host::{How, OnActorEnd};
 use super::receive::Receive;
 use super::standing::Call;
 use super::{Env, RemoteActor};
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId};
 use crate::observe::hang_probe::{ActorProbe, count_note};
 use crate::observe::metrics::{ActorMetrics, Meter, Tally};
 use crate::observe::trace::{Of, Tracer};
@@ -56,6 +56,7 @@ const TURN: u64 = 20_000;
 pub(super) struct ActorInbox<A: RemoteActor> {
     actor: ActorId,
     name: String,
+    device: DeviceId,
     location: Location,
     meter: Meter,
     tally: Arc<Tally>,
@@ -110,6 +111,7 @@ pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 impl<A: RemoteActor> ActorInbox<A> {
     pub(super) fn new(env: &Env, receive: Receive, how: How) -> Arc<Self> {
         let Env { transport, stream, name, actor, location, tally, .. } = env;
+        let device = stream.pool().device_id();
         let (actor, location, stream) = (*actor, *location, stream.clocked().clone());
         let handles = Handles::of();
         let tracer = stream.domain().tracer();
@@ -120,6 +122,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             how,
             actor,
             name: name.clone(),
+            device,
             location,
             meter: Meter::default(),
             tally: Arc::clone(tally),
@@ -319,6 +322,8 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         Some(ActorMetrics {
             actor: self.actor,
             name: self.name.clone(),
+            device: self.device,
+            capacity: self.location.capacity,
             handled: handler.count(),
             emitted,
             dropped,

@@ -17,7 +17,7 @@
 //! that anyway. Leases that a peer took by holds are counted apart from those that it was granted (`MAX_FORWARDED`,
 //! `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -134,8 +134,8 @@ pub struct EntryReport<'a, T> {
     pub local: u32,
     /// Leases of others, by process.
     pub holders: &'a [(ProcessId, u32)],
-    /// For how long the allocation has existed.
-    pub age: Duration,
+    /// Since when the allocation has existed.
+    pub since: Instant,
 }
 
 impl<T> Default for LeaseTable<T> {
@@ -459,7 +459,7 @@ impl<T> LeaseTable<T> {
             block: &record.block,
             local: record.local,
             holders: &record.holders,
-            age: record.since.elapsed(),
+            since: record.since,
         })
     }
 }

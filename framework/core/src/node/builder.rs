@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::console::{self, Console, LogRing};
 use super::handshake::THIS_PROGRAM;
 use super::hang::OnHang;
 use super::host::{Identity, Open, ProcessRuntime};
@@ -31,6 +32,7 @@ pub struct NodeBuilder {
     hang_limit: Option<(Duration, OnHang)>,
     trace: Option<PathBuf>,
     trace_records: usize,
+    console: Console,
 }
 
 impl NodeBuilder {
@@ -46,6 +48,7 @@ impl NodeBuilder {
             hang_limit: None,
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
+            console: Console::default(),
         }
     }
 
@@ -113,6 +116,15 @@ impl NodeBuilder {
     /// unless said otherwise, at least 16. When they are used up, the oldest are written over.
     pub fn trace_records(mut self, records: usize) -> Self {
         self.trace_records = records;
+        self
+    }
+
+    /// Sets where the node can be looked into with the command `tensorpost`, while it runs: `true`, the default, by its process
+    /// id, for processes of the same user and of root; [`Console::At`] a path; `false` nowhere. The environment variable
+    /// `TENSORPOST_CONSOLE` may say `off`, which always holds, or a path where the program names none. A look makes no actor
+    /// wait, and costs nothing while nobody looks.
+    pub fn console(mut self, console: impl Into<Console>) -> Self {
+        self.console = console.into();
         self
     }
 
@@ -198,6 +210,8 @@ impl NodeBuilder {
             Sharing::Isolated => None,
             Sharing::Mps => Some(Mps::start()?),
         };
+        let listening = self.console.listen();
+        let log_ring = listening.is_some().then(Arc::<LogRing>::default);
         let settings = Settings {
             program,
             start_deadline: self.start_deadline,
@@ -208,15 +222,21 @@ impl NodeBuilder {
             trace: trace.clone(),
             hang_limit: self.hang_limit,
             gpus_are_shared: mps.is_some(),
+            log_ring: log_ring.clone(),
             environment: mps
                 .as_ref()
                 .map(|mps| mps.environment())
                 .map(|(name, value)| (name, value.to_owned())),
         };
-        let supervisor = Supervisor::start(settings, shared, process_runtime.clone())?;
+        let supervisor = Supervisor::start(settings, Arc::clone(&shared), process_runtime.clone())?;
+        let console = listening.zip(log_ring);
+        let console = console.and_then(|(listener, log)| console::Server::start(listener, shared, log));
         let own: Arc<dyn ProcessRuntime> = process_runtime.clone();
         let supervisor = Arc::new(supervisor);
-        Ok((process_runtime, Processes { supervisor, process_runtime: own, trace, _mps: mps }))
+        Ok((
+            process_runtime,
+            Processes { supervisor, process_runtime: own, trace, _console: console, _mps: mps },
+        ))
     }
 }
 

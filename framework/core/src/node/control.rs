@@ -15,12 +15,13 @@ use crate::observe::hang_probe::{HangProbe, WaitsIn};
 use crate::observe::log::LogRecord;
 use crate::observe::metrics::ProcessMetrics;
 use crate::observe::metrics::user::Update;
+use crate::observe::survey::Survey;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 6;
+pub(crate) const PROTOCOL: u32 = 7;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,7 +45,7 @@ pub(crate) enum Up {
     /// The memory that the worker notes its trace in. Descriptors: one, to map it read-only.
     Trace,
     /// The answer to [`Down::Metrics`].
-    Metrics { round: u64, metrics: ProcessMetrics },
+    Metrics { round: u64, metrics: ProcessMetrics, survey: Option<Survey> },
     /// The answer to [`Down::Look`].
     HangProbe { round: u64, hang_probe: HangProbe },
     /// The answer to [`Down::Ping`]: everything that was sent before the ping came is ahead of this.
@@ -74,8 +75,9 @@ pub(crate) enum Down {
     Stopping,
     /// Asks for the counts of messages.
     Probe { round: u64 },
-    /// Asks for metrics.
-    Metrics { round: u64 },
+    /// Asks for metrics. With `closely`, for the console: what is in memory and on the links too, and not for metrics of user
+    /// code.
+    Metrics { round: u64, closely: bool },
     /// Asks for the snapshot for hang detection.
     Look { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
@@ -104,10 +106,10 @@ impl Up {
             Up::ActorStopped { actor, why, away } => {
                 Up::ActorStopped { actor, why: why.map(|why| why.with_text(failure)), away }
             }
-            Up::Metrics { round, mut metrics } => {
+            Up::Metrics { round, mut metrics, survey } => {
                 metrics.actors.truncate(MAX_ACTORS + 1);
                 metrics.actors.iter_mut().for_each(|actor| name(&mut actor.name));
-                Up::Metrics { round, metrics }
+                Up::Metrics { round, metrics, survey: survey.map(Survey::bounded) }
             }
             Up::HangProbe { round, mut hang_probe } => {
                 hang_probe.actors.truncate(MAX_ACTORS);

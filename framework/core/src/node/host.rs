@@ -18,6 +18,7 @@ use crate::ids::{ActorId, ProcessId};
 use crate::node::worker::uplink::Uplink;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
+use crate::observe::survey::Survey;
 use crate::observe::trace::TraceRing;
 use crate::transport::control_channel::{ControlChannel, FromNode};
 use crate::transport::lifecycle::EndReason;
@@ -54,6 +55,11 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     /// Counts of what the process and its actors have done.
     fn metrics(&self) -> ProcessMetrics {
         ProcessMetrics::default()
+    }
+
+    /// Its memory and its links, for the console.
+    fn survey(&self) -> Survey {
+        Survey::default()
     }
 
     /// Snapshot of queues and waits for hang detection. Called on a thread that runs no actor.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
 
+use crate::node::console::LogRing;
 use crate::node::limits::{JOURNAL_BYTES, JOURNAL_EVENTS, JOURNAL_RESERVE};
 use crate::observe::log::{LogRecord, Severity, emit};
 
@@ -45,8 +46,9 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Starts the thread. It writes to the subscriber of the calling thread, if that has one of its own.
-    pub(crate) fn start() -> std::io::Result<Self> {
+    /// Starts the thread. It writes to the subscriber of the calling thread, if that has one of its own, and keeps the latest
+    /// records in `ring`.
+    pub(crate) fn start(ring: Option<Arc<LogRing>>) -> std::io::Result<Self> {
         let (entries, queue) = sync_channel(JOURNAL_EVENTS);
         let (done_sender, done) = sync_channel(0);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -57,9 +59,9 @@ impl Journal {
         std::thread::Builder::new().name("tensorpost-log".to_owned()).spawn(move || {
             let _done = done_sender;
             if dispatch.is::<NoSubscriber>() {
-                write(&queue, &in_queue, &counted);
+                write(&queue, &in_queue, &counted, ring);
             } else {
-                tracing::dispatcher::with_default(&dispatch, || write(&queue, &in_queue, &counted));
+                tracing::dispatcher::with_default(&dispatch, || write(&queue, &in_queue, &counted, ring));
             }
         })?;
         Ok(Journal { entries: Some(entries), queued, dropped, done })
@@ -111,26 +113,37 @@ impl Drop for Journal {
     }
 }
 
-fn write(queue: &Receiver<(Entry, usize)>, queued: &Queued, dropped: &AtomicU64) {
+fn write(queue: &Receiver<(Entry, usize)>, queued: &Queued, dropped: &AtomicU64, ring: Option<Arc<LogRing>>) {
+    let ring = ring.as_deref();
     for (entry, bytes) in queue {
         queued.written(bytes);
         match entry {
-            Entry::Worker(worker, record) => emit(&worker, &record),
-            Entry::Node(severity, worker, text) => note(severity, worker.as_deref(), &text),
+            Entry::Worker(worker, record) => {
+                // Before the subscriber, which may be stuck.
+                if let Some(ring) = ring {
+                    ring.worker(&worker, &record);
+                }
+                emit(&worker, &record);
+            }
+            Entry::Node(severity, worker, text) => note(severity, worker.as_deref(), &text, ring),
         }
-        report_dropped(dropped);
+        report_dropped(dropped, ring);
     }
-    report_dropped(dropped);
+    report_dropped(dropped, ring);
 }
 
-fn report_dropped(dropped: &AtomicU64) {
+fn report_dropped(dropped: &AtomicU64, ring: Option<&LogRing>) {
     let lost = dropped.swap(0, Relaxed);
     if lost > 0 {
-        note(Severity::Warn, None, &format!("{lost} events of the log were dropped: its reader is too slow"));
+        let text = format!("{lost} events of the log were dropped: its reader is too slow");
+        note(Severity::Warn, None, &text, ring);
     }
 }
 
-fn note(severity: Severity, worker: Option<&str>, text: &str) {
+fn note(severity: Severity, worker: Option<&str>, text: &str, ring: Option<&LogRing>) {
+    if let Some(ring) = ring {
+        ring.node(severity, worker, text);
+    }
     macro_rules! event {
         ($level:ident) => {
             tracing::event!(target: "tensorpost::node", tracing::Level::$level, worker, "{text}")
@@ -167,7 +180,7 @@ mod tests {
 
         let (go, wait) = sync_channel::<()>(0);
         let subscriber = tracing_subscriber::registry().with(Stuck(parking_lot::Mutex::new(wait)));
-        let journal = tracing::subscriber::with_default(subscriber, || Journal::start().unwrap());
+        let journal = tracing::subscriber::with_default(subscriber, || Journal::start(None).unwrap());
         let name: Arc<str> = "evil".into();
         let record = LogRecord {
             severity: Severity::Info,

@@ -62,6 +62,27 @@ pub const MAX_GIVEN_UP: usize = 1 << 10;
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
 
+/// Watchers of the console that are answered at a time (CON-3).
+pub const MAX_WATCHERS: usize = 4;
+
+/// Longest question of a watcher, in bytes.
+pub const MAX_QUESTION: usize = 4 << 10;
+
+/// Actors in one look of the console: each takes up to 6 KiB of it.
+pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
+
+/// Longest answer to a watcher, in bytes.
+pub const MAX_CONSOLE_ANSWER: usize = 32 << 20;
+
+/// Records of the log that the console keeps.
+pub const MAX_LOG_LINES: usize = 1 << 10;
+
+/// Bytes of them.
+pub const MAX_LOG_BYTES: usize = 1 << 20;
+
+/// Records in one answer.
+pub const MAX_LOG_ANSWER: usize = 256;
+
 /// Hangs that reports list, the last ones.
 pub const MAX_HANGS: usize = 64;
 

@@ -48,18 +48,21 @@
 //! }
 //! ```
 //!
-//! Nothing is in the file system and nothing listens: a worker inherits its socket to the node. On a worker's death the
-//! rest goes on; on the node's death all of it ends.
+//! Nothing is in the file system: a worker inherits its socket to the node. The node's process alone listens, for the command
+//! `tensorpost`, at an abstract name that only its user and root get answers from ([`NodeBuilder::console`]). On a worker's
+//! death the rest goes on; on the node's death all of it ends.
 //!
 //! Inside, read in this order: [`host`] (what a process runs), `control` and `line` (what travels on a control socket,
 //! and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and `questions` (what the node knows and passes
 //! on; no sockets),
-//! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`.
+//! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`; `console` (who looks in
+//! from outside).
 
 pub(crate) mod arguments;
 pub(crate) mod broker;
 mod builder;
 mod chunks;
+pub(crate) mod console;
 pub(crate) mod control;
 mod deaths;
 mod files;
@@ -104,6 +107,7 @@ use crate::observe::trace::{Collector, TraceError, TraceSummary};
 use crate::transport::Transport;
 
 pub use self::builder::NodeBuilder;
+pub use self::console::Console;
 pub use self::group::{Group, Strategy};
 pub use self::handshake::BuildMismatch;
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
@@ -151,6 +155,8 @@ pub struct Processes {
     /// This process's own.
     process_runtime: Arc<dyn host::ProcessRuntime>,
     trace: Option<Arc<Collector>>,
+    /// Looks into it from outside; ends after the workers have.
+    _console: Option<console::Server>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
 }
@@ -262,7 +268,8 @@ impl Node {
         self.supervisor().shutdown(deadline)
     }
 
-    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at once.
+    /// Waits for Ctrl-C or `SIGTERM` and then shuts down, with `deadline`; a second one kills what is left at once. A shutdown
+    /// that somebody else has begun, `tensorpost stop` for example, ends the wait too.
     /// While this runs, and after it, these signals no longer end the process by themselves.
     ///
     /// # Errors

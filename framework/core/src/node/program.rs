@@ -16,6 +16,7 @@ use crate::lease::PoolOptions;
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
+use crate::observe::survey::Survey;
 use crate::observe::trace::TraceRing;
 use crate::stream::finish_own_work;
 use crate::transport::Transport;
@@ -81,6 +82,10 @@ impl ProcessRuntime for ProcessActors {
 
     fn metrics(&self) -> ProcessMetrics {
         self.transport().metrics()
+    }
+
+    fn survey(&self) -> Survey {
+        self.transport().survey()
     }
 
     fn hang_probe(&self) -> HangProbe {

@@ -77,6 +77,11 @@ impl Roster {
         self.actors.get(&actor)
     }
 
+    /// All actors.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (ActorId, &ActorEntry)> {
+        self.actors.iter().map(|(actor, entry)| (*actor, entry))
+    }
+
     pub(crate) fn actors_of(&self, process: ProcessId) -> usize {
         self.actors.values().filter(|a| a.location.process == process).count()
     }

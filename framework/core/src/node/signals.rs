@@ -47,6 +47,7 @@ async fn wait_and_stop(
             tracing::info!(target: "tensorpost::node", "stopping; press Ctrl-C again to end at once");
         }
         () = ended => {}
+        () = supervisor.until_stopping() => {}
     }
     let stopper = supervisor.clone();
     let mut stopped = tokio::task::spawn_blocking(move || stopper.shutdown(deadline));

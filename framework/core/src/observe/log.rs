@@ -321,7 +321,7 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-struct Pairs<'a>(&'a [&'a (String, String)]);
+pub(crate) struct Pairs<'a>(pub(crate) &'a [&'a (String, String)]);
 
 impl fmt::Display for Pairs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

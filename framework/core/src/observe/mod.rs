@@ -15,7 +15,7 @@
 //!
 //! [`log`] forwards events of workers to the node's subscriber. [`trace`] writes what every process did into one file.
 //! [`metrics`] is a snapshot of rates, queues and times. [`progress`] shows metrics on a terminal. [`hang_probe`] is
-//! the snapshot for hang detection.
+//! the snapshot for hang detection, [`survey`] that of memory and links for the console.
 //!
 //! Nothing here makes an actor wait: logs and traces that find no room are dropped and counted, metrics are read when
 //! somebody asks. Everything but [`log`]s and control packets stays in the process that it is about until then. This
@@ -26,5 +26,6 @@ pub mod hang_probe;
 pub mod log;
 pub mod metrics;
 pub mod progress;
-pub(crate) mod text;
+pub mod survey;
+pub mod text;
 pub mod trace;

@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::metrics::{Metrics, Row};
+use super::text::{bytes, number, printable, time};
 
 /// How often the line on a terminal is written anew, unless said otherwise.
 const ON_TERMINAL: Duration = Duration::from_millis(200);
@@ -256,35 +257,6 @@ fn cut(parts: &[String], most: usize) -> Vec<Cow<'_, str>> {
     let hidden = parts.len().saturating_sub(most);
     let more = (hidden > 0).then(|| Cow::Owned(format!("and {hidden} more")));
     parts.iter().take(most).map(|part| Cow::Borrowed(part.as_str())).chain(more).collect()
-}
-
-/// A name cannot move the cursor.
-fn printable(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
-}
-
-fn number(value: f64) -> String {
-    match value {
-        value if value >= 10_000_000.0 => format!("{:.0}M", value / 1e6),
-        value if value >= 10_000.0 => format!("{:.0}k", value / 1e3),
-        value if value >= 10.0 => format!("{value:.0}"),
-        value => format!("{value:.1}"),
-    }
-}
-
-fn time(time: Duration) -> String {
-    match time.as_secs_f64() {
-        seconds if seconds >= 1.0 => format!("{seconds:.1} s"),
-        seconds if seconds >= 1e-3 => format!("{:.1} ms", seconds * 1e3),
-        seconds => format!("{:.0} us", seconds * 1e6),
-    }
-}
-
-fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = (bytes.max(1).ilog2() / 10).min(4);
-    let value = bytes as f64 / (1u64 << (10 * unit)) as f64;
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit as usize]) }
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
-//! Cuts and escapes texts of other processes before anybody is shown them.
+//! Texts for people: numbers, times and sizes in the one form that progress, reports and the console share; and texts of
+//! other processes, cut and escaped before anybody is shown them.
 //!
 //! A worker chose the text that says why it fails, and what its log has. The text could be of any length, begin a line
 //! that looks like the node's, or move the cursor of a terminal. So it is cut and made plain once, where it comes in,
 //! and whoever shows it later need not think of that.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 /// Begins each line of such a text but the first, so that none of them can pass for a line of anybody else's.
 pub(crate) const CONTINUED: &str = "\n    | ";
@@ -28,6 +30,38 @@ pub(crate) fn shown(mut text: String, limit: usize) -> String {
     }
     plain.truncate(plain.floor_char_boundary(limit));
     plain
+}
+
+/// A name cannot move the cursor.
+pub fn printable(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// A rate or a count, in three or four characters where it is large.
+pub fn number(value: f64) -> String {
+    match value {
+        value if value >= 10_000_000.0 => format!("{:.0}M", value / 1e6),
+        value if value >= 10_000.0 => format!("{:.0}k", value / 1e3),
+        value if value >= 10.0 => format!("{value:.0}"),
+        value => format!("{value:.1}"),
+    }
+}
+
+/// A time.
+pub fn time(time: Duration) -> String {
+    match time.as_secs_f64() {
+        seconds if seconds >= 1.0 => format!("{seconds:.1} s"),
+        seconds if seconds >= 1e-3 => format!("{:.1} ms", seconds * 1e3),
+        seconds => format!("{:.0} us", seconds * 1e6),
+    }
+}
+
+/// A size in bytes.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = (bytes.max(1).ilog2() / 10).min(4);
+    let value = bytes as f64 / (1u64 << (10 * unit)) as f64;
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit as usize]) }
 }
 
 /// Control characters, the separators of lines and paragraphs, and the marks of direction.

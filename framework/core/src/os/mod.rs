@@ -15,6 +15,7 @@ pub mod futex;
 pub mod launcher;
 pub mod mapping;
 pub mod memfd;
+pub mod named;
 pub mod process;
 mod punctual;
 pub mod remedy;

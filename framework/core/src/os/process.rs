@@ -1,5 +1,6 @@
 //! Dying with the parent; naming a process so that a later one with the same number is not mistaken for it.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 #[cfg(any(test, feature = "inside"))]
@@ -28,6 +29,35 @@ pub fn die_with_parent(parent: u32) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::NotFound, format!("the parent process {parent} has ended")))
+}
+
+/// What process lists and debuggers show is called so: 15 bytes. Of a longer name the end is kept that tells it from its
+/// likes: `tp:segmenta.12`.
+fn shown_as(name: &str) -> CString {
+    const MOST: usize = 15;
+    let plain: String = name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+    let mut shown = format!("tp:{plain}");
+    if shown.len() > MOST {
+        let end = plain.rfind('.').map_or("", |dot| &plain[dot..]);
+        let end = if end.len() <= 6 { end } else { "" };
+        shown.truncate(shown.floor_char_boundary(MOST - end.len()));
+        shown.push_str(end);
+    }
+    // There is no zero in it: that is a control character.
+    CString::new(shown).unwrap_or_default()
+}
+
+/// Shows the calling thread under a name of its own.
+pub fn show_thread_as(name: &str) {
+    // It is for people who look on, so nothing else hangs on it.
+    let _ = rustix::thread::set_name(&shown_as(name));
+}
+
+/// Shows the process, and the calling thread, under a name of its own.
+pub fn show_process_as(name: &str) {
+    show_thread_as(name);
+    // The process goes by its main thread, which this may not be. Where /proc is missing, the old name stays.
+    let _ = std::fs::write("/proc/self/comm", shown_as(name).as_bytes());
 }
 
 /// A process, by a descriptor that never comes to mean another one. Readable when the process has ended.
@@ -95,6 +125,26 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     const ROLE: &str = "TENSORPOST_TEST_ROLE";
+
+    #[test]
+    fn a_name_is_cut_where_it_tells_least() {
+        let shown = |name: &str| shown_as(name).into_string().unwrap();
+        assert_eq!(shown("resize.0"), "tp:resize.0");
+        assert_eq!(shown("a.b\0c\n"), "tp:a.b?c?");
+        assert_eq!(shown("segmentation.12"), "tp:segmentat.12");
+        assert_eq!(shown("preprocessing-images"), "tp:preprocessin");
+        assert_eq!(shown("ääääääää.7"), "tp:ääääää".to_owned()[..13].to_owned() + ".7");
+        assert_eq!(shown("x.a-rather-long-one"), "tp:x.a-rather-l");
+    }
+
+    #[test]
+    fn a_thread_is_shown_under_its_name() {
+        let named = std::thread::spawn(|| {
+            show_thread_as("resize.0");
+            std::fs::read_to_string("/proc/thread-self/comm").unwrap()
+        });
+        assert_eq!(named.join().unwrap(), "tp:resize.0\n");
+    }
 
     #[test]
     fn a_killed_process_shows_on_its_descriptor() {

@@ -88,6 +88,7 @@ mod returns;
 pub mod ring;
 mod route;
 pub mod spin;
+mod survey;
 mod traced;
 #[cfg(any(test, feature = "testing"))]
 mod usage;

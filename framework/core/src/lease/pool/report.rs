@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use std::time::Instant;
+
 use super::{Pool, State};
 use crate::ids::ProcessId;
+use crate::observe::survey::{HolderReport, MAX_HOLDERS, PoolReport};
 
 /// Sizes of a pool, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +28,44 @@ impl Pool {
     /// Sizes, in bytes.
     pub fn stats(&self) -> PoolStats {
         self.state.lock().stats()
+    }
+
+    /// How full it is, and who holds what, for whoever looks on. One pass over the lease table.
+    pub(crate) fn report(&self) -> PoolReport {
+        let (device, budget) = (self.device_id(), self.options.budget);
+        let state = self.state.lock();
+        let stats = state.stats();
+        let mut by_process: BTreeMap<ProcessId, (u64, u64, Instant)> = BTreeMap::new();
+        for entry in state.table.report() {
+            let local = (entry.local > 0).then_some(self.process);
+            for holder in entry.holders.iter().map(|(process, _)| *process).chain(local) {
+                let (bytes, tensors, since) = by_process.entry(holder).or_insert((0, 0, entry.since));
+                (*bytes, *tensors) = (*bytes + entry.block.bytes, *tensors + 1);
+                *since = entry.since.min(*since);
+            }
+        }
+        drop(state);
+        let holders = by_process.into_iter().map(|(process, (bytes, tensors, since))| HolderReport {
+            process,
+            bytes,
+            tensors,
+            oldest: since.elapsed(),
+        });
+        let mut holders: Vec<_> = holders.collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        let more_holders = holders.len().saturating_sub(MAX_HOLDERS) as u64;
+        holders.truncate(MAX_HOLDERS);
+        PoolReport {
+            device,
+            budget,
+            chunks: stats.chunk_bytes,
+            held: stats.held_bytes,
+            tensors: stats.allocations as u64,
+            in_flight: stats.lent_bytes,
+            quarantined: stats.quarantined_bytes,
+            holders,
+            more_holders,
+        }
     }
 
     /// The holders of this pool's memory, the largest first, in words.
@@ -54,7 +95,7 @@ impl State {
                 let sums = by_process.entry(holder).or_default();
                 sums.0 += entry.block.bytes;
                 sums.1 += 1;
-                sums.2 = sums.2.max(entry.age.as_secs_f64());
+                sums.2 = sums.2.max(entry.since.elapsed().as_secs_f64());
             }
         }
         let mut rows: Vec<_> = by_process.into_iter().collect();

@@ -4,7 +4,7 @@
 //! memory gets into it, which matters because neither the GPU driver nor a thread survives a fork. What it gets is its
 //! control socket, under the number that the environment variable names.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
@@ -63,10 +63,11 @@ impl Program {
         self.path.display().to_string()
     }
 
-    /// Starts it. The kernel kills the new process when the launcher is dropped.
+    /// Starts it, as the worker of this name. The kernel kills the new process when the launcher is dropped.
     pub(crate) fn launch(
         &self,
         launcher: &Launcher,
+        worker: &str,
         environment: &[(&'static str, OsString)],
     ) -> io::Result<Launched> {
         let (socket, theirs) = Seqpacket::pair()?;
@@ -75,8 +76,8 @@ impl Program {
             .map(|_| socket.as_fd().try_clone_to_owned())
             .collect::<Result<Vec<_>, _>>()?;
         let mut command = Command::new(&self.path);
-        if let Some(name) = &self.name {
-            command.arg0(name);
+        if let Some(program) = &self.name {
+            command.arg0(title(worker, program));
         }
         command.args(&self.arguments);
         // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware queues where
@@ -121,6 +122,15 @@ impl Program {
             }
         }
     }
+}
+
+/// What process lists show of a worker: its name, then the program as the node was started. Only of this program: an
+/// interpreter may look for its files where its first argument says.
+fn title(worker: &str, program: &OsStr) -> OsString {
+    let plain: String = worker.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+    let mut title = OsString::from(format!("tp:{plain} "));
+    title.push(program);
+    title
 }
 
 /// A process that was started, and the node's end of its control socket.

@@ -90,8 +90,8 @@ impl State {
                 self.activity(process, round, activity)
             }
             (Up::Trace, WorkerPhase::Opening { .. }) => self.trace_joined(index, descriptors),
-            (Up::Metrics { round, metrics: answer }, WorkerPhase::Running) => {
-                self.askings.take(process, Some(round), metrics::check(answer));
+            (Up::Metrics { round, metrics: answer, survey }, WorkerPhase::Running) => {
+                self.askings.take(process, Some(round), metrics::check(answer), survey);
             }
             (Up::HangProbe { round, hang_probe }, WorkerPhase::Running) => {
                 self.hangs.hang_probe(process, round, hang_probe)

@@ -1,26 +1,43 @@
 //! Asks all processes for their metrics. The control thread of each process answers, so a process whose actor stands in
 //! a handler answers too. A process that does not answer within the deadline is named as silent, and one that ends is
 //! left out.
+//!
+//! A look of the console asks the same and a little more, and has less patience: a worker that has an answer to an earlier
+//! look open is not asked again, because its socket would fill, and the look does not wait for it (CON-1).
 
-use std::time::Instant;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_ACTORS;
+use crate::node::console::Look;
 use crate::node::control::Down;
 use crate::node::host::ProcessRuntime;
-use crate::observe::metrics::{DEADLINE, Metrics, NamedProcess, ProcessMetrics};
+use crate::observe::metrics::{DEADLINE, Metrics, NamedProcess, ProcessMetrics, ProcessState};
+use crate::observe::survey::Survey;
 use crate::os::monotonic_ns;
 
 use super::Reply;
+use super::record::WorkerState;
+use super::restarts::Restarts;
+use super::run::State;
 use super::workers::Workers;
 
+/// How long a process has to answer for a look: a command that attaches shows something within 100 ms.
+const LOOK_PATIENCE: Duration = Duration::from_millis(90);
+
+/// What is asked for, as far as it is known, and who waits for it.
+pub(super) enum Asked {
+    Metrics(Box<Metrics>, Reply<Metrics>),
+    Look(Box<Look>, Reply<Look>),
+}
+
 /// One question to all. Each caller waits for its own, so there are as many as threads that wait (MBX-2).
-pub(super) struct Asking {
+struct Asking {
     round: u64,
     until: Instant,
-    waiting: Vec<(ProcessId, String)>,
-    metrics: Metrics,
-    reply: Reply<Metrics>,
+    waiting: Vec<NamedProcess>,
+    asked: Asked,
 }
 
 /// The questions that are open.
@@ -28,6 +45,16 @@ pub(super) struct Asking {
 pub(super) struct Askings {
     last: u64,
     open: Vec<Asking>,
+    /// Those who have not answered a look yet.
+    behind: HashSet<ProcessId>,
+}
+
+impl State {
+    /// Asks all workers that run; whoever waits is answered when all have, or the time is up.
+    pub(super) fn ask_all(&mut self, asked: Asked) {
+        let State { askings, workers, restarts, process_runtime, .. } = self;
+        askings.ask(asked, workers, restarts, &**process_runtime);
+    }
 }
 
 impl Askings {
@@ -35,55 +62,126 @@ impl Askings {
         self.open.iter().map(|asking| asking.until).min()
     }
 
-    /// Asks all workers that run; `reply` is answered when all have, or the time is up.
-    pub(super) fn ask(
+    fn ask(
         &mut self,
-        reply: Reply<Metrics>,
+        mut asked: Asked,
         workers: &mut Workers,
+        restarts: &Restarts,
         process_runtime: &dyn ProcessRuntime,
     ) {
         self.last += 1;
         let round = self.last;
+        let closely = matches!(asked, Asked::Look(..));
+        let mut waiting = Vec::new();
+        for worker in workers.iter_mut().filter(|worker| worker.is_running()) {
+            if closely && !self.behind.insert(worker.process) {
+                continue;
+            }
+            waiting.push(NamedProcess {
+                process: worker.process,
+                name: worker.name.to_string(),
+                state: worker.status(0).state.shown(),
+                restarts: restarts.of_worker(worker.id).0,
+                metrics: ProcessMetrics::default(),
+            });
+            worker.send(&Down::Metrics { round, closely }, Vec::new());
+        }
+        asked.begin(monotonic_ns());
         let own = NamedProcess {
             process: ProcessId::NODE,
             name: "node".to_owned(),
+            state: ProcessState::Running,
+            restarts: 0,
             metrics: process_runtime.metrics(),
         };
-        let metrics = Metrics { at: monotonic_ns(), processes: vec![own], silent: Vec::new() };
-        let mut waiting = Vec::new();
-        for worker in workers.iter_mut().filter(|worker| worker.is_running()) {
-            waiting.push((worker.process, worker.name.to_string()));
-            worker.send(&Down::Metrics { round }, Vec::new());
-        }
-        let until = Instant::now() + DEADLINE;
-        self.open.push(Asking { round, until, waiting, metrics, reply });
+        asked.add(own, closely.then(|| process_runtime.survey()));
+        let until = Instant::now() + if closely { LOOK_PATIENCE } else { DEADLINE };
+        self.open.push(Asking { round, until, waiting, asked });
         self.answer();
     }
 
-    /// A worker has answered; `None`: it has ended, or its answer is none (WIRE-1).
-    pub(super) fn take(&mut self, process: ProcessId, round: Option<u64>, answer: Option<ProcessMetrics>) {
+    /// A worker has answered; `None`: its answer is none (WIRE-1).
+    pub(super) fn take(
+        &mut self,
+        process: ProcessId,
+        round: Option<u64>,
+        answer: Option<ProcessMetrics>,
+        survey: Option<Survey>,
+    ) {
+        if survey.is_some() {
+            self.behind.remove(&process);
+        }
         for asking in &mut self.open {
             if round.is_some_and(|round| round != asking.round) {
                 continue;
             }
-            let Some(at) = asking.waiting.iter().position(|(of, _)| *of == process) else { continue };
-            let (process, name) = asking.waiting.swap_remove(at);
+            let Some(at) = asking.waiting.iter().position(|of| of.process == process) else { continue };
+            let named = asking.waiting.swap_remove(at);
             if let Some(metrics) = answer.clone() {
-                asking.metrics.processes.push(NamedProcess { process, name, metrics });
+                asking.asked.add(NamedProcess { metrics, ..named }, survey.clone());
             }
         }
         self.answer();
+    }
+
+    /// A worker has ended: whoever waits for its answers waits no longer.
+    pub(super) fn left(&mut self, process: ProcessId) {
+        self.behind.remove(&process);
+        self.take(process, None, None, None);
     }
 
     /// Answers the questions that have all their answers, or whose time is up.
     pub(super) fn answer(&mut self) {
         let now = Instant::now();
         let done = self.open.extract_if(.., |asking| asking.waiting.is_empty() || asking.until <= now);
-        for Asking { waiting, mut metrics, reply, .. } in done {
-            metrics.silent = waiting.into_iter().map(|(_, name)| name).collect();
-            metrics.silent.sort();
-            metrics.processes.sort_by_key(|named| named.process);
-            let _ = reply.try_send(metrics);
+        for Asking { waiting, asked, .. } in done {
+            asked.finish(waiting);
+        }
+    }
+}
+
+impl Asked {
+    fn begin(&mut self, at: u64) {
+        match self {
+            Asked::Metrics(metrics, _) => metrics.at = at,
+            Asked::Look(look, _) => look.at = at,
+        }
+    }
+
+    /// A process has answered.
+    fn add(&mut self, answered: NamedProcess, survey: Option<Survey>) {
+        match self {
+            Asked::Metrics(metrics, _) => metrics.processes.push(answered),
+            Asked::Look(look, _) => look.add(answered.process, answered.metrics, survey.unwrap_or_default()),
+        }
+    }
+
+    /// All have answered but these.
+    fn finish(self, silent: Vec<NamedProcess>) {
+        match self {
+            Asked::Metrics(mut metrics, reply) => {
+                metrics.silent = silent.into_iter().map(|of| of.name).collect();
+                metrics.silent.sort();
+                metrics.processes.sort_by_key(|named| named.process);
+                let _ = reply.try_send(*metrics);
+            }
+            Asked::Look(mut look, reply) => {
+                look.finish();
+                let _ = reply.try_send(*look);
+            }
+        }
+    }
+}
+
+impl WorkerState {
+    /// In one word.
+    pub(super) fn shown(&self) -> ProcessState {
+        match self {
+            WorkerState::Starting => ProcessState::Starting,
+            WorkerState::Running => ProcessState::Running,
+            WorkerState::Ending => ProcessState::Ending,
+            WorkerState::Restarting { .. } => ProcessState::Restarting,
+            WorkerState::Exited { .. } => ProcessState::Ended,
         }
     }
 }

@@ -24,6 +24,7 @@
 //! | `groups` | workers that end together |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
 //! | `hangs`, `metrics` | questions that all workers answer |
+//! | `looks` | what the node knows itself of what the console shows |
 
 mod actors;
 mod comebacks;
@@ -33,6 +34,7 @@ mod groups;
 mod hangs;
 mod launch;
 mod letting_go;
+mod looks;
 mod messages;
 mod metrics;
 mod record;
@@ -45,15 +47,17 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::actor::NewActor;
 use crate::clock::taint::EpochPage;
 use crate::ids::ActorId;
+use crate::node::console::{LogRing, Look};
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
 use crate::node::host::ProcessRuntime;
@@ -94,6 +98,8 @@ pub(crate) struct Settings {
     pub(crate) gpus_are_shared: bool,
     /// How long something may stand still, and what happens then.
     pub(crate) hang_limit: Option<(Duration, OnHang)>,
+    /// Where the latest records of the log are kept for the console, if there is one.
+    pub(crate) log_ring: Option<Arc<LogRing>>,
     /// One more variable for the workers.
     pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
 }
@@ -111,6 +117,9 @@ enum Command {
     ActorEnded(ActorId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Metrics(Reply<Metrics>),
+    Look(Reply<Look>),
+    /// A warning for the log.
+    Say(String),
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     KillWorker(WorkerId),
     Retire(WorkerId),
@@ -132,6 +141,8 @@ pub(crate) struct Shared {
     wake: EventFd,
     status: Mutex<Vec<WorkerStatus>>,
     report: Mutex<Option<ShutdownReport>>,
+    /// Whether a shutdown has begun.
+    stopping: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -147,6 +158,7 @@ impl Shared {
             wake: EventFd::create()?,
             status: Mutex::default(),
             report: Mutex::default(),
+            stopping: watch::Sender::new(false),
         }))
     }
 
@@ -162,12 +174,41 @@ impl Shared {
         Ok(())
     }
 
+    /// How everything stands, for the console. Waits no longer than `patience`, and nobody waits for the answer to be taken
+    /// (CON-1): `None` where the supervisor was not so quick.
+    pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+        let (reply, answer) = sync_channel(1);
+        self.push(Command::Look(reply))?;
+        match answer.recv_timeout(patience) {
+            Ok(look) => Ok(Some(look)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+        }
+    }
+
+    /// Begins a shutdown, and does not wait for it.
+    pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), Closed> {
+        let (reply, _nobody_waits) = sync_channel(1);
+        self.push(Command::Shutdown(deadline_after(within), reply))
+    }
+
+    /// Writes a warning to the node's log. After the node's end there is none.
+    pub(crate) fn say(&self, text: String) {
+        let _ = self.push(Command::Say(text));
+    }
+
     /// Asks and waits for the answer.
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Closed> {
         let (reply, answer): (_, Receiver<T>) = sync_channel(1);
         self.push(command(reply))?;
         answer.recv().map_err(|_| Closed::Ended)
     }
+}
+
+/// A deadline past the end of time is none; a year will do.
+fn deadline_after(time: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
 }
 
 /// The control channel of the node's own process.
@@ -192,7 +233,7 @@ impl Supervisor {
         shared: Arc<Shared>,
         process_runtime: Arc<dyn ProcessRuntime>,
     ) -> Result<Self, NodeError> {
-        let journal = Journal::start().map_err(NodeError::system)?;
+        let journal = Journal::start(settings.log_ring.clone()).map_err(NodeError::system)?;
         let launcher = Launcher::start().map_err(NodeError::system)?;
         let user_metrics = Intake::start().map_err(NodeError::system)?;
         let waiting = user_metrics.waiting();
@@ -353,12 +394,19 @@ impl Supervisor {
     /// # Errors
     /// [`Closed::Ended`] only if the supervisor's thread was lost.
     pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
-        let now = Instant::now();
-        // A deadline past the end of time is none; a year will do.
-        let until = now.checked_add(deadline).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
+        let until = deadline_after(deadline);
         let answer = self.shared.ask(|reply| Command::Shutdown(until, reply));
         self.join();
         answer.or_else(|closed| self.shared.report.lock().clone().ok_or(closed))
+    }
+
+    /// Resolves when a shutdown has begun, whoever has asked for it.
+    pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut stopping = self.shared.stopping.subscribe();
+        async move {
+            // An error is a supervisor that is gone, and its shutdown with it.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        }
     }
 
     /// Kills every worker at once; a shutdown in progress then ends.

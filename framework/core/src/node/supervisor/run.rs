@@ -25,7 +25,7 @@ use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text, hint};
 use super::hangs::Hangs;
-use super::metrics::Askings;
+use super::metrics::{Asked, Askings};
 use super::record::{Asker, Worker, WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
@@ -64,6 +64,7 @@ pub(super) struct State {
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
     pub(super) dirty: bool,
+    pub(super) began: Instant,
 }
 
 impl State {
@@ -92,6 +93,7 @@ impl State {
             hangs: Hangs::default(),
             stopping: None,
             dirty: false,
+            began: Instant::now(),
         }
     }
 
@@ -139,8 +141,13 @@ impl State {
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Metrics(reply) => {
-                    self.askings.ask(reply, &mut self.workers, &*self.process_runtime);
+                    self.ask_all(Asked::Metrics(Box::default(), reply));
                 }
+                Command::Look(reply) => {
+                    let draft = Box::new(self.draft_look());
+                    self.ask_all(Asked::Look(draft, reply));
+                }
+                Command::Say(text) => self.journal.node(Severity::Warn, None, text),
                 Command::Report(reply) => {
                     let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
                 }
@@ -217,7 +224,7 @@ impl State {
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
-        let launched = self.settings.program.launch(&self.launcher, &environment);
+        let launched = self.settings.program.launch(&self.launcher, name, &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {
@@ -471,7 +478,7 @@ impl State {
             trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
         }
         // Whoever waits for its answers waits no longer.
-        self.askings.take(worker.process, None, None);
+        self.askings.left(worker.process);
         self.hangs.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);

@@ -77,6 +77,7 @@ impl State {
             ends: Vec::new(),
             replies: vec![reply],
         });
+        self.shared.stopping.send_replace(true);
         // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the
         // first round of questions: one that goes on making messages would keep the first phase from ending.
         self.end_restarts();

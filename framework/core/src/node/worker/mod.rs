@@ -36,7 +36,7 @@ use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::trace::{Ring, TraceRing};
 use crate::os::remedy::OPEN_FILES;
-use crate::os::{Seqpacket, vital};
+use crate::os::{Seqpacket, process, vital};
 use crate::transport::control_channel::ControlChannel;
 
 pub(crate) use self::inherited::VARIABLE;
@@ -86,6 +86,7 @@ impl Worker {
     ) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
         let (identity, log_filter, pages) = handshake(fingerprint, &socket, &mut receiving)?;
+        process::show_process_as(&identity.name);
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
         install_logs(&uplink, &log_filter);
@@ -300,12 +301,14 @@ impl Control {
                     .send(&Up::Activity { round, activity: self.process_runtime.activity() }, Vec::new());
                 return Ok(());
             }
-            Down::Metrics { round } => {
-                // Before the answer: whoever asked finds them in the recorder.
-                self.user_metrics.tell(&self.uplink);
-                let _ = self
-                    .uplink
-                    .send(&Up::Metrics { round, metrics: self.process_runtime.metrics() }, Vec::new());
+            Down::Metrics { round, closely } => {
+                if !closely {
+                    // Before the answer: whoever asked finds them in the recorder.
+                    self.user_metrics.tell(&self.uplink);
+                }
+                let survey = closely.then(|| self.process_runtime.survey());
+                let metrics = self.process_runtime.metrics();
+                let _ = self.uplink.send(&Up::Metrics { round, metrics, survey }, Vec::new());
                 return Ok(());
             }
             Down::Look { round } => {

@@ -17,6 +17,7 @@ mod histogram;
 mod tally;
 pub(crate) mod user;
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,7 @@ pub use histogram::Histogram;
 pub(crate) use histogram::Meter;
 pub(crate) use tally::Tally;
 
-use crate::ids::{ActorId, ProcessId};
+use crate::ids::{ActorId, DeviceId, ProcessId};
 
 /// How long a process has to say its metrics.
 pub const DEADLINE: Duration = Duration::from_secs(1);
@@ -38,6 +39,10 @@ pub struct ActorMetrics {
     pub actor: ActorId,
     /// Its name.
     pub name: String,
+    /// The device that its stream is on.
+    pub device: DeviceId,
+    /// Messages that its mailbox has room for, from each sending process.
+    pub capacity: u32,
     /// Handler calls that have returned.
     pub handled: u64,
     /// What it has made and passed on, as it counts itself ([`Env::note_emitted`](crate::actor::Env::note_emitted)); sources
@@ -86,6 +91,38 @@ pub struct ProcessMetrics {
     pub actors: Vec<ActorMetrics>,
 }
 
+/// How far a process is, or an actor with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum ProcessState {
+    /// It was started and is not ready.
+    Starting,
+    /// It runs.
+    Running,
+    /// It runs, and has not answered in time.
+    Silent,
+    /// It was told to end, or is being killed.
+    Ending,
+    /// It has ended and is started again.
+    Restarting,
+    /// It has ended.
+    Ended,
+}
+
+impl fmt::Display for ProcessState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ProcessState::Starting => "starting",
+            ProcessState::Running => "running",
+            ProcessState::Silent => "silent",
+            ProcessState::Ending => "ending",
+            ProcessState::Restarting => "restarting",
+            ProcessState::Ended => "ended",
+        })
+    }
+}
+
 /// One process with its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NamedProcess {
@@ -93,6 +130,10 @@ pub struct NamedProcess {
     pub process: ProcessId,
     /// The worker's name; `"node"` for the node itself.
     pub name: String,
+    /// How far it is.
+    pub state: ProcessState,
+    /// How often it was restarted, or an actor in it.
+    pub restarts: u32,
     /// Its metrics.
     pub metrics: ProcessMetrics,
 }
@@ -115,6 +156,12 @@ pub struct Row {
     pub process: String,
     /// Its name.
     pub name: String,
+    /// The device that its stream is on.
+    pub device: DeviceId,
+    /// How far its process is.
+    pub state: ProcessState,
+    /// How often its process was restarted, or an actor in it.
+    pub restarts: u32,
     /// Handler calls, all of them.
     pub handled: u64,
     /// What it made and passed on, all of it.
@@ -125,6 +172,8 @@ pub struct Row {
     pub rate: f64,
     /// Messages in its mailbox.
     pub queued: usize,
+    /// Messages that its mailbox has room for, from each sending process.
+    pub capacity: u32,
     /// Half of its handler calls since the earlier look took no longer than this.
     pub p50: Option<Duration>,
     /// 99 of 100 did.
@@ -156,7 +205,7 @@ impl Metrics {
     pub fn rows(&self, earlier: &Metrics) -> Vec<Row> {
         let seconds = self.at.saturating_sub(earlier.at) as f64 / 1e9;
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
-        let row = |(process, now): (&str, &ActorMetrics)| {
+        let row = &|(process, now): (&NamedProcess, &ActorMetrics)| {
             let before = earlier.actor(now.actor).filter(|before| before.handled <= now.handled);
             let handler =
                 before.map_or_else(|| now.handler.clone(), |before| now.handler.since(&before.handler));
@@ -164,20 +213,25 @@ impl Metrics {
             let busy = now.busy.saturating_sub(before.map_or(Duration::ZERO, |before| before.busy));
             let waited = |of: &ActorMetrics| of.waited;
             Row {
-                process: process.to_owned(),
+                process: process.name.clone(),
                 name: now.name.clone(),
+                device: now.device,
+                state: process.state,
+                restarts: process.restarts,
                 handled: now.handled,
                 emitted: now.emitted,
                 dropped: now.dropped,
                 rate: per_second(handled as f64),
                 queued: now.queued,
+                capacity: now.capacity,
                 p50: handler.quantile(0.5),
                 p99: handler.quantile(0.99),
                 busy: per_second(busy.as_secs_f64()).min(1.0),
                 waited: now.waited.map(|now| now.saturating_sub(before.and_then(waited).unwrap_or_default())),
             }
         };
-        self.actors().map(row).collect()
+        let of = |process| move |actor| row((process, actor));
+        self.processes.iter().flat_map(|process| process.metrics.actors.iter().map(of(process))).collect()
     }
 }
 
@@ -191,6 +245,8 @@ pub(crate) mod tests {
         let actor = ActorMetrics {
             actor: ActorId(1),
             name: "blur".into(),
+            device: DeviceId::HOST,
+            capacity: 16,
             handled,
             emitted: 2 * handled,
             dropped: 0,
@@ -207,7 +263,13 @@ pub(crate) mod tests {
         let process = ProcessId::new(1, 0).unwrap();
         Metrics {
             at,
-            processes: vec![NamedProcess { process, name: "w".into(), metrics }],
+            processes: vec![NamedProcess {
+                process,
+                name: "w".into(),
+                state: ProcessState::Running,
+                restarts: 2,
+                metrics,
+            }],
             silent: Vec::new(),
         }
     }
@@ -217,6 +279,8 @@ pub(crate) mod tests {
         let (before, now) = (metrics(0, 100), metrics(2_000_000_000, 1100));
         let rows = now.rows(&before);
         assert_eq!((rows[0].handled, rows[0].rate, rows[0].queued), (1100, 500.0, 3));
+        assert_eq!((rows[0].capacity, rows[0].restarts), (16, 2));
+        assert_eq!(format!("{:>8}|{}", rows[0].state, rows[0].device), " running|host");
         assert!((rows[0].busy - 0.05).abs() < 1e-9, "{}", rows[0].busy);
         assert!(rows[0].p50.unwrap().as_micros().abs_diff(100) < 13);
         assert_eq!(rows[0].waited, Some(Duration::from_secs(1)));

@@ -26,6 +26,7 @@ use crate::limits::{MAX_ACTORS, MAX_GRANTED};
 use crate::message::codec::Encoded;
 use crate::message::scope::Outline;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
+use crate::observe::survey::SentReport;
 #[cfg(any(test, feature = "testing"))]
 use crate::testing::forge::Tamper;
 use crate::transport::outgoing::{Destination, NotNow, TransmitError};
@@ -419,6 +420,21 @@ impl Link {
         self.sender.out.lock().as_ref().is_some_and(|out| {
             !out.outbox.is_empty() || out.in_flight.iter().any(|frame| !frame.kept.is_empty())
         })
+    }
+}
+
+impl Link {
+    /// For whoever looks on: messages sent to each of the peer's actors, and replies that wait for room. `None` while a
+    /// sender has it locked, which is not waited for (CON-1).
+    pub(crate) fn sent_now(&self) -> Option<(Vec<SentReport>, u64)> {
+        let out = self.sender.out.try_lock()?;
+        let Some(out) = out.as_ref() else { return Some((Vec::new(), 0)) };
+        let sent = out.sent.iter().enumerate().filter(|(_, sent)| **sent > 0);
+        let report = |(index, sent): (usize, &u64)| {
+            let index = index as u16;
+            SentReport { index, sent: *sent, done: self.handled(index).min(*sent) }
+        };
+        Some((sent.map(report).collect(), out.outbox.len() as u64))
     }
 }
 

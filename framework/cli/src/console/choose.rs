@@ -1,0 +1,57 @@
+//! Which node a command is about.
+
+use anyhow::{Context, bail};
+use tensorpost_core::console::{Console, Found, nodes};
+
+use super::Target;
+
+/// Connects to the node that is named, or to the only one that there is.
+pub(super) fn connect(target: &Target) -> anyhow::Result<Console> {
+    match target.node.as_deref() {
+        Some(path) if path.contains('/') => {
+            Console::at(path).with_context(|| format!("cannot look into the node at {path}"))
+        }
+        Some(pid) => {
+            let number: u32 = pid
+                .parse()
+                .with_context(|| format!("`{pid}` is neither a process id nor the path of a console"))?;
+            let found = of_process(number)?;
+            found.connect().with_context(|| format!("cannot look into the node {number}"))
+        }
+        None => {
+            let found = the_only_one()?;
+            found.connect().with_context(|| format!("cannot look into the node {}", found.pid))
+        }
+    }
+}
+
+fn of_process(pid: u32) -> anyhow::Result<Found> {
+    let mut of_it: Vec<_> = all()?.into_iter().filter(|node| node.pid == pid).collect();
+    match of_it.len() {
+        1 => Ok(of_it.remove(0)),
+        0 => bail!(
+            "process {pid} is no node that this user can look into; `tensorpost ps` lists those that are"
+        ),
+        // A program with several: the one that began first has the shortest name.
+        _ => Ok(of_it.remove(0)),
+    }
+}
+
+fn the_only_one() -> anyhow::Result<Found> {
+    let mut nodes = all()?;
+    match nodes.len() {
+        1 => Ok(nodes.remove(0)),
+        0 => bail!(
+            "no node of this user runs here; a node that was started with `.console(Console::At(path))` is named by its \
+             path, and one in a container is seen from inside of it"
+        ),
+        count => {
+            let pids: Vec<_> = nodes.iter().map(|node| node.pid.to_string()).collect();
+            bail!("{count} nodes run here, so say which by its process id: {}", pids.join(", "))
+        }
+    }
+}
+
+pub(super) fn all() -> anyhow::Result<Vec<Found>> {
+    nodes().context("the system's table of sockets cannot be read; is /proc mounted?")
+}

@@ -1,0 +1,179 @@
+//! The graph as a picture: columns from senders to receivers, boxes in them, curves between. One file, readable on light and on
+//! dark ground.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use super::form::place;
+use super::{Edge, Graph};
+
+const BOX_HEIGHT: usize = 44;
+const ROW: usize = 76;
+/// Between columns: a label has to stand there.
+const GAP: usize = 150;
+const MARGIN: usize = 16;
+/// About the width of a letter of the larger size.
+const LETTER: usize = 8;
+/// Longest name that is written whole.
+const MAX_NAME: usize = 32;
+
+pub(super) fn svg(graph: &Graph) -> String {
+    let columns = columns(graph);
+    let last = columns.values().copied().max().unwrap_or(0);
+    let width =
+        graph.nodes.iter().map(|node| shortened(&node.name).chars().count().max(place(node).chars().count()));
+    let width = width.max().unwrap_or(0).clamp(8, MAX_NAME + 8) * LETTER + 16;
+    let mut rows = vec![0_usize; last + 1];
+    let mut places = HashMap::new();
+    for node in &graph.nodes {
+        let column = columns.get(node.id.as_str()).copied().unwrap_or(0);
+        places.insert(node.id.as_str(), (MARGIN + column * (width + GAP), MARGIN + rows[column] * ROW));
+        rows[column] += 1;
+    }
+    let most = rows.into_iter().max().unwrap_or(0).max(1);
+    // Edges that lead back go below all boxes.
+    let lead_back = |edge: &&Edge| columns.get(edge.from.as_str()) >= columns.get(edge.to.as_str());
+    let below = MARGIN + most * ROW;
+    let height = below + if graph.edges.iter().any(|edge| lead_back(&edge)) { ROW } else { 0 };
+    let all = 2 * MARGIN + last * (width + GAP) + width;
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{all}\" height=\"{height}\" viewBox=\"0 0 {all} {height}\" \
+         font-family=\"ui-sans-serif,system-ui,sans-serif\">\n<defs><marker id=\"arrow\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" \
+         markerWidth=\"8\" markerHeight=\"8\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\" fill=\"#57606a\"/></marker></defs>\n"
+    );
+    for edge in &graph.edges {
+        let (Some(from), Some(to)) = (places.get(edge.from.as_str()), places.get(edge.to.as_str())) else {
+            continue;
+        };
+        let (x1, y1) = (from.0 + width, from.1 + BOX_HEIGHT / 2);
+        let (x2, y2) = (to.0, to.1 + BOX_HEIGHT / 2);
+        let bottom = below + ROW / 2;
+        let (path, (x, y)) = match lead_back(&edge) {
+            true => (
+                format!(
+                    "M{x1} {y1}C{} {y1} {} {bottom} {x1} {bottom}L{x2} {bottom}C{} {bottom} {} {y2} {x2} {y2}",
+                    x1 + 40,
+                    x1 + 40,
+                    x2.saturating_sub(40),
+                    x2.saturating_sub(40)
+                ),
+                (x1.midpoint(x2), bottom - 4),
+            ),
+            false => (
+                format!("M{x1} {y1}C{} {y1} {} {y2} {x2} {y2}", x1 + GAP / 2, x2 - GAP / 2),
+                (x1.midpoint(x2), y1.midpoint(y2) - 6),
+            ),
+        };
+        // Formatting into a string does not fail.
+        let _ = writeln!(
+            text,
+            "<path d=\"{path}\" fill=\"none\" stroke=\"#57606a\" stroke-width=\"1.5\" marker-end=\"url(#arrow)\"/>"
+        );
+        if let Some(label) = edge.label() {
+            let _ = writeln!(
+                text,
+                "<text x=\"{x}\" y=\"{y}\" font-size=\"11\" text-anchor=\"middle\" fill=\"#57606a\">{}</text>",
+                escaped(&label)
+            );
+        }
+    }
+    for node in &graph.nodes {
+        let Some((x, y)) = places.get(node.id.as_str()) else { continue };
+        let middle = x + width / 2;
+        let fill = if node.device.is_some() { "#ddf4ff" } else { "#f6f8fa" };
+        let _ = writeln!(
+            text,
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{BOX_HEIGHT}\" rx=\"6\" fill=\"{fill}\" stroke=\"#57606a\"/>\n\
+             <text x=\"{middle}\" y=\"{}\" font-size=\"13\" text-anchor=\"middle\" fill=\"#24292f\">{}</text>\n\
+             <text x=\"{middle}\" y=\"{}\" font-size=\"11\" text-anchor=\"middle\" fill=\"#57606a\">{}</text>",
+            y + 19,
+            escaped(&shortened(&node.name)),
+            y + 35,
+            escaped(&shortened(&place(node))),
+        );
+    }
+    text + "</svg>\n"
+}
+
+/// The column of each node: behind all who send to it, as far as there is no circle.
+fn columns(graph: &Graph) -> HashMap<&str, usize> {
+    let mut columns: HashMap<&str, usize> = graph.nodes.iter().map(|node| (node.id.as_str(), 0)).collect();
+    // Each round moves who has to stand further back by one. More rounds than nodes move only circles.
+    for _ in 0..graph.nodes.len().min(64) {
+        let mut has_moved = false;
+        for edge in graph.edges.iter().filter(|edge| !leads_back(graph, edge)) {
+            let from = columns.get(edge.from.as_str()).copied().unwrap_or(0);
+            if let Some(to) = columns.get_mut(edge.to.as_str()).filter(|to| **to <= from) {
+                (*to, has_moved) = (from + 1, true);
+            }
+        }
+        if !has_moved {
+            break;
+        }
+    }
+    columns
+}
+
+/// Whether a receiver reaches its sender too: then the one that comes first in the list is in front.
+fn leads_back(graph: &Graph, edge: &Edge) -> bool {
+    let place = |id: &str| graph.nodes.iter().position(|node| node.id == id);
+    let mut reached = vec![edge.to.as_str()];
+    let mut at = 0;
+    while let Some(id) = reached.get(at).copied() {
+        at += 1;
+        if id == edge.from {
+            // A process that only sends stands before actors, and is behind them in the list.
+            return edge.from == edge.to || place(&edge.from) > place(&edge.to);
+        }
+        for next in graph.edges.iter().filter(|next| next.from == id) {
+            if !reached.contains(&next.to.as_str()) {
+                reached.push(next.to.as_str());
+            }
+        }
+    }
+    false
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= MAX_NAME {
+        return text.to_owned();
+    }
+    text.chars().take(MAX_NAME - 1).chain(['…']).collect()
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::console::graph::tests::graph;
+
+    fn edge(from: &str, to: &str) -> Edge {
+        Edge { from: from.to_owned(), to: to.to_owned(), ..graph().edges.remove(0) }
+    }
+
+    #[test]
+    fn receivers_stand_behind_their_senders_and_circles_end() {
+        let mut graph = graph();
+        assert_eq!((columns(&graph)["a1"], columns(&graph)["a2"]), (0, 1));
+        let third = super::super::Node { id: "a3".to_owned(), ..graph.nodes[0].clone() };
+        graph.nodes.push(third);
+        graph.edges.extend([edge("a1", "a3"), edge("a2", "a3"), edge("a3", "a1"), edge("a3", "a3")]);
+        let placed = columns(&graph);
+        assert_eq!((placed["a1"], placed["a2"], placed["a3"]), (0, 1, 2));
+        let drawn = svg(&graph);
+        assert_eq!((drawn.matches("<rect").count(), drawn.matches("marker-end").count()), (3, 5));
+    }
+
+    #[test]
+    fn a_picture_has_its_texts_escaped() {
+        let mut graph = graph();
+        graph.nodes[0].name = "<a> & \"b\"".to_owned();
+        let drawn = svg(&graph);
+        assert!(drawn.starts_with("<svg ") && drawn.ends_with("</svg>\n"));
+        assert!(drawn.contains("&lt;a&gt; &amp; &quot;b&quot;") && drawn.contains("100/s, 3/16"), "{drawn}");
+        assert!(svg(&Graph::default()).ends_with("</svg>\n"));
+    }
+}

@@ -1,0 +1,143 @@
+//! `tensorpost hangs`: what the node has reported, and what does not move between two looks. The second needs no limit for
+//! hangs that somebody has thought of before.
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use tensorpost_core::console::{ActorFacts, Look, ProcessState, bytes, printable, time as in_words};
+
+use super::{Target, choose, put, time};
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// Look for so long at what moves
+    #[arg(long = "for", value_name = "TIME", default_value = "1s", value_parser = time)]
+    long: Duration,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Standing {
+    /// What did not move while this command looked.
+    now: Vec<String>,
+    /// What the node has reported since it began, where it has a limit for hangs.
+    reported: Vec<String>,
+    /// The node's limit, in seconds.
+    hang_limit: Option<f64>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut console = choose::connect(&arguments.target)?;
+    let earlier = console.look()?;
+    sleep(arguments.long);
+    let now = console.look()?;
+    let standing = Standing {
+        now: standing(&earlier, &now),
+        reported: now.hangs.iter().map(|hang| hang.text.clone()).collect(),
+        hang_limit: now.node.hang_limit.map(|limit| limit.as_secs_f64()),
+    };
+    let text =
+        if arguments.json { serde_json::to_string_pretty(&standing)? + "\n" } else { plain(&standing, &now) };
+    put(&text)?;
+    Ok(if standing.now.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn plain(standing: &Standing, now: &Look) -> String {
+    let mut text = String::new();
+    for line in &standing.now {
+        text += &format!("{line}\n");
+    }
+    if standing.now.is_empty() {
+        text += "nothing stands still now\n";
+    }
+    if !standing.reported.is_empty() {
+        text += "\nreported earlier:\n";
+        standing.reported.iter().for_each(|line| text += &format!("{line}\n"));
+    }
+    if now.node.hang_limit.is_none() {
+        text += "\nthe node reports no hangs by itself: it was started without `.hang_limit(..)`, which also says who waits for whom\n";
+    }
+    text
+}
+
+/// Whether something waited for an actor then.
+fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
+    let same =
+        earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));
+    same.and_then(|known| earlier.waiting(known)).is_some_and(|waiting| waiting > 0)
+}
+
+/// What has work and did none of it between two looks.
+pub(super) fn standing(earlier: &Look, now: &Look) -> Vec<String> {
+    let interval = in_words(Duration::from_nanos(now.at.saturating_sub(earlier.at)));
+    let mut lines = Vec::new();
+    for process in &now.processes {
+        let name = printable(&process.name);
+        match process.state {
+            ProcessState::Silent => lines.push(format!(
+                "`{name}` (process {}) does not answer: it is stopped, or has no processor",
+                process.pid
+            )),
+            ProcessState::Restarting | ProcessState::Starting => {
+                lines.push(format!("`{name}` is {}", process.state));
+            }
+            _ => {}
+        }
+        // Handlers that stand, or whose results do not resolve, with nothing behind them.
+        let Some(metrics) = process.metrics.as_ref().filter(|metrics| metrics.open > 0) else { continue };
+        let handled = |look: &Look| {
+            let of_it = look.actors.iter().filter(|actor| actor.process == process.process);
+            of_it.filter_map(|actor| actor.metrics.as_ref()).map(|metrics| metrics.handled).sum::<u64>()
+        };
+        if handled(earlier) == handled(now) {
+            lines.push(format!(
+                "`{name}` (process {}) has {} messages that it is not done with, and finished no handler in {interval}",
+                process.pid, metrics.open
+            ));
+        }
+    }
+    for actor in &now.actors {
+        let before =
+            earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));
+        let Some((before, metrics)) =
+            before.and_then(|before| before.metrics.as_ref()).zip(actor.metrics.as_ref())
+        else {
+            continue;
+        };
+        let waiting = now.waiting(actor).unwrap_or(0);
+        if waiting > 0 && earlier_waiting(earlier, actor) && metrics.handled == before.handled {
+            lines.push(format!(
+                "`{}` in `{}` does not move: {} messages are open ({} are the most from one process), and none was handled in {interval}",
+                printable(&actor.name),
+                printable(now.process(actor.process)),
+                waiting,
+                actor.capacity
+            ));
+        }
+    }
+    for of in now.pools.iter().filter(|of| of.pool.held >= of.pool.budget / 10 * 9 && of.pool.held > 0) {
+        let (owner, device) = (printable(now.process(of.owner)), Look::device(of.pool.device));
+        let holder = of.pool.holders.first().map(|holder| {
+            let who = printable(now.process(holder.process));
+            format!(
+                "; `{who}` holds {} of it, the oldest for {}",
+                bytes(holder.bytes),
+                in_words(holder.oldest)
+            )
+        });
+        lines.push(format!(
+            "memory of `{owner}` on {device} is full: {} of {} are held{}",
+            bytes(of.pool.held),
+            bytes(of.pool.budget),
+            holder.unwrap_or_default()
+        ));
+    }
+    lines
+}

@@ -1,0 +1,36 @@
+//! `tensorpost holders`.
+
+use clap::Args;
+
+use super::figures::Figures;
+use super::{Target, choose, put, tables};
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// Print a JSON list of pools with their holders
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let look = choose::connect(&arguments.target)?.look()?;
+    let memory = Figures::between(&look, &look).memory;
+    if arguments.json {
+        put(&(serde_json::to_string_pretty(&memory)? + "\n"))?;
+        return Ok(());
+    }
+    let holders = tables::holders(&memory);
+    let mut text = tables::memory(&memory).plain() + "\n";
+    text += &match holders.rows.is_empty() {
+        true => "nobody holds any of it\n".to_owned(),
+        false => holders.plain(),
+    };
+    let more: u64 = memory.iter().map(|pool| pool.more_holders).sum();
+    if more > 0 {
+        text += &format!("and {more} who hold less\n");
+    }
+    put(&text)?;
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! `tensorpost log`.
+
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use tensorpost_core::console::{Answer, Console, ConsoleError, LogLine, Request, Severity, printable};
+
+use super::{Target, choose, put};
+
+/// How often it is looked for new records.
+const EVERY: Duration = Duration::from_millis(250);
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// Go on with what is new, until the node ends
+    #[arg(long, short)]
+    follow: bool,
+    /// Show so many of the records that there are
+    #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 50)]
+    lines: usize,
+    /// Print a line of JSON for each record
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut console = choose::connect(&arguments.target)?;
+    let mut lines = after(&mut console, 0)?;
+    let mut last = lines.last().map_or(0, |line| line.number);
+    lines.drain(..lines.len().saturating_sub(arguments.lines));
+    write(&lines, arguments.json)?;
+    if !arguments.follow {
+        return Ok(());
+    }
+    loop {
+        sleep(EVERY);
+        let lines = match after(&mut console, last) {
+            Err(ConsoleError::Ended) => return Ok(()),
+            lines => lines?,
+        };
+        if let Some(first) = lines.first().filter(|first| first.number > last + 1) {
+            eprintln!("{} records came too fast to be shown", first.number - last - 1);
+        }
+        last = lines.last().map_or(last, |line| line.number);
+        write(&lines, arguments.json)?;
+    }
+}
+
+/// All records that there are after one: an answer has only the first of them.
+fn after(console: &mut Console, mut last: u64) -> Result<Vec<LogLine>, ConsoleError> {
+    let mut all = Vec::new();
+    loop {
+        let Answer::Log(lines) = console.ask(&Request::Log { after: last })? else { return Ok(all) };
+        let Some(newest) = lines.last() else { return Ok(all) };
+        last = newest.number;
+        all.extend(lines);
+    }
+}
+
+fn write(lines: &[LogLine], json: bool) -> anyhow::Result<()> {
+    let mut text = String::new();
+    for line in lines {
+        text += &if json { serde_json::to_string(line)? } else { plain(line) };
+        text.push('\n');
+    }
+    put(&text)?;
+    Ok(())
+}
+
+/// As the usual subscriber writes it.
+pub(super) fn plain(line: &LogLine) -> String {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(line.unix_ms);
+    let severity = match line.severity {
+        Severity::Error => "ERROR",
+        Severity::Warn => "WARN",
+        Severity::Info => "INFO",
+        Severity::Debug => "DEBUG",
+        Severity::Trace => "TRACE",
+    };
+    let worker = line.worker.as_deref().map(|worker| format!(" [{}]", printable(worker)));
+    // The node has made its texts plain: a line break in them shows that the text goes on.
+    let (target, text) = (printable(&line.target), &line.text);
+    format!(
+        "{} {severity:>5} {target}{}: {text}",
+        humantime::format_rfc3339_millis(at),
+        worker.unwrap_or_default()
+    )
+}

@@ -1,0 +1,71 @@
+//! The commands that look into a running node: they ask its console, see `tensorpost_core::console`.
+
+mod choose;
+mod figures;
+mod graph;
+mod hangs;
+mod holders;
+mod log;
+mod ps;
+mod screen;
+mod stop;
+mod table;
+mod tables;
+mod top;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// The nodes of this user that run here; for root, those of all users
+    Ps(ps::Arguments),
+    /// What its actors do, what its memory holds and what stands still, again and again
+    Top(top::Arguments),
+    /// Who holds which memory, and for how long
+    Holders(holders::Arguments),
+    /// What stands still, now or earlier. Exits with 1 where something does
+    Hangs(hangs::Arguments),
+    /// Who sends to whom: a diagram, or a picture
+    Graph(graph::Arguments),
+    /// The latest records of its log
+    Log(log::Arguments),
+    /// Ends it: lets everything under way finish, then stops the actors
+    Stop(stop::Arguments),
+}
+
+/// The node that a command is about.
+#[derive(Args)]
+pub(crate) struct Target {
+    /// Process id of the node, or the path of its console; may be left out where one node runs
+    node: Option<String>,
+}
+
+pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Ps(arguments) => ps::run(&arguments)?,
+        Command::Top(arguments) => top::run(&arguments)?,
+        Command::Holders(arguments) => holders::run(&arguments)?,
+        Command::Hangs(arguments) => return hangs::run(&arguments),
+        Command::Graph(arguments) => graph::run(&arguments)?,
+        Command::Log(arguments) => log::run(&arguments)?,
+        Command::Stop(arguments) => stop::run(&arguments)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to stdout, whole.
+fn put(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// A time as people write it: `5s`, `500ms`, `2m`.
+fn time(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| format!("{error}; write 5s, 500ms or 2m"))?;
+    if time.is_zero() { Err("it has to be longer than nothing".to_owned()) } else { Ok(time) }
+}

@@ -1,0 +1,94 @@
+//! `tensorpost ps`.
+
+use clap::Args;
+use serde::Serialize;
+use tensorpost_core::console::{ConsoleError, Found, Look, ProcessState, printable, time};
+
+use super::table::{Cell, Table};
+use super::{choose, put};
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Print a JSON list
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Node {
+    pid: u32,
+    uid: u32,
+    console: String,
+    program: Option<String>,
+    up: Option<f64>,
+    workers: Option<usize>,
+    actors: Option<u64>,
+    state: String,
+    error: Option<String>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let nodes: Vec<_> = choose::all()?.iter().filter_map(node).collect();
+    if arguments.json {
+        put(&(serde_json::to_string_pretty(&nodes)? + "\n"))?;
+        return Ok(());
+    }
+    if nodes.is_empty() {
+        eprintln!("no node of this user runs here");
+        return Ok(());
+    }
+    let row = |node: Node| {
+        let up = |up: f64| time(std::time::Duration::from_secs_f64(up));
+        vec![
+            Cell::count(Some(u64::from(node.pid))),
+            Cell::count(Some(u64::from(node.uid))),
+            Cell::figure(node.up, up),
+            Cell::count(node.workers.map(|count| count as u64)),
+            Cell::count(node.actors),
+            node.state.into(),
+            node.program.or(node.error).unwrap_or_default().into(),
+        ]
+    };
+    let titles = &[">PID", ">USER", ">UP", ">WORKERS", ">ACTORS", "STATE", "PROGRAM"];
+    put(&Table { titles, rows: nodes.into_iter().map(row).collect(), dispensable: &[] }.plain())?;
+    Ok(())
+}
+
+/// `None`: it has ended meanwhile.
+fn node(found: &Found) -> Option<Node> {
+    let mut node = Node {
+        pid: found.pid,
+        uid: found.uid,
+        console: found.place(),
+        program: None,
+        up: None,
+        workers: None,
+        actors: None,
+        state: "running".to_owned(),
+        error: None,
+    };
+    match found.connect().and_then(|mut console| console.look()) {
+        Ok(look) => describe(&mut node, &look),
+        Err(ConsoleError::Gone { .. }) => return None,
+        Err(ConsoleError::Ended) => node.state = ProcessState::Ended.to_string(),
+        Err(error) => {
+            node.state = match error {
+                ConsoleError::Silent(_) => ProcessState::Silent.to_string(),
+                _ => "unknown".to_owned(),
+            };
+            node.error = Some(error.to_string());
+        }
+    }
+    Some(node)
+}
+
+fn describe(node: &mut Node, look: &Look) {
+    let runs = |state: ProcessState| state != ProcessState::Ended;
+    node.program = Some(printable(&look.node.program));
+    node.up = Some(look.node.up.as_secs_f64());
+    node.workers = Some(look.processes.iter().skip(1).filter(|process| runs(process.state)).count());
+    node.actors = Some(look.actors.len() as u64 + look.left_out);
+    if look.node.stopping {
+        node.state = "stopping".to_owned();
+    }
+}

@@ -1,0 +1,83 @@
+//! `tensorpost top` on a terminal.
+//!
+//! A thread asks the node, so that keys are answered while a look is on its way. What is shown and what keys do is in `app`,
+//! which knows no terminal; `draw` puts it on one.
+
+mod app;
+mod draw;
+#[cfg(test)]
+pub(super) mod tests;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use tensorpost_core::console::{Answer, Console, ConsoleError, LogLine, Look, Request};
+
+use self::app::App;
+
+/// How often it is looked for keys.
+const KEYS: Duration = Duration::from_millis(50);
+
+/// What the asking thread has found.
+enum News {
+    Look(Box<Look>, Vec<LogLine>),
+    End(ConsoleError),
+}
+
+/// Shows the node until the user has seen enough.
+pub(super) fn run(console: Console, every: Duration) -> anyhow::Result<()> {
+    let (to_screen, news) = sync_channel(1);
+    let (enough, until) = sync_channel::<()>(0);
+    let asking = std::thread::Builder::new().name("tp:asks".to_owned());
+    asking.spawn(move || ask(console, every, &to_screen, &until))?;
+    let mut app = App::new(std::env::var_os("NO_COLOR").is_none());
+    // With a hook that gives the terminal back where this panics.
+    let mut terminal = ratatui::try_init()?;
+    let shown = show(&mut terminal, &mut app, &news);
+    ratatui::try_restore()?;
+    drop(enough);
+    shown
+}
+
+fn show(terminal: &mut ratatui::DefaultTerminal, app: &mut App, news: &Receiver<News>) -> anyhow::Result<()> {
+    while !app.is_done() {
+        match news.try_recv() {
+            Ok(News::Look(look, lines)) => app.take(*look, lines),
+            Ok(News::End(error)) => app.ended(error.to_string()),
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
+        }
+        terminal.draw(|frame| draw::draw(app, frame))?;
+        if event::poll(KEYS)?
+            && let Event::Key(key) = event::read()?
+            && key.kind == KeyEventKind::Press
+        {
+            app.key(key);
+        }
+    }
+    Ok(())
+}
+
+/// Looks again and again, until `until` says that it is enough.
+fn ask(mut console: Console, every: Duration, to_screen: &SyncSender<News>, until: &Receiver<()>) {
+    let mut last = 0;
+    // The first two looks close together, so that rates are there soon.
+    let mut wait = every.min(Duration::from_millis(200));
+    loop {
+        let mut look = || -> Result<News, ConsoleError> {
+            let Answer::Log(lines) = console.ask(&Request::Log { after: last })? else {
+                return Err(ConsoleError::Ended);
+            };
+            last = lines.last().map_or(last, |line| line.number);
+            Ok(News::Look(Box::new(console.look()?), lines))
+        };
+        let (news, is_end) = look().map_or_else(|error| (News::End(error), true), |news| (news, false));
+        if to_screen.send(news).is_err() || is_end {
+            return;
+        }
+        if !matches!(until.recv_timeout(wait), Err(RecvTimeoutError::Timeout)) {
+            return;
+        }
+        wait = every;
+    }
+}

@@ -1,0 +1,191 @@
+//! The tables of what two looks say, in the units and words that progress and reports use.
+
+use std::time::Duration;
+
+use tensorpost_core::console::{bytes, number, time};
+
+use super::figures::{
+    ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
+};
+use super::table::{Cell, Table};
+
+pub(super) fn seconds(value: f64) -> String {
+    time(Duration::from_secs_f64(value.max(0.0)))
+}
+
+fn size(value: u64) -> Cell {
+    Cell { text: bytes(value), number: Some(value as f64) }
+}
+
+pub(crate) fn actors(actors: &[ActorFigures]) -> Table {
+    let row = |actor: &ActorFigures| {
+        let queued = actor.queued.map_or_else(|| "-".to_owned(), |queued| queued.to_string());
+        let queue = format!("{queued}/{}", actor.capacity);
+        vec![
+            actor.name.clone().into(),
+            actor.process.clone().into(),
+            actor.device.as_deref().unwrap_or("-").into(),
+            Cell::figure(actor.messages_per_second, number),
+            Cell::figure(actor.p50, seconds),
+            Cell::figure(actor.p99, seconds),
+            Cell::figure(actor.busy, |busy| format!("{:.0}%", busy * 100.0)),
+            Cell { text: queue, number: actor.queued.map(|queued| queued as f64) },
+            Cell::count(actor.handled),
+            Cell::figure(actor.waited, seconds),
+            Cell::count(Some(u64::from(actor.restarts))),
+            actor.state.to_string().into(),
+        ]
+    };
+    Table {
+        titles: &[
+            "ACTOR",
+            "PROCESS",
+            "DEVICE",
+            ">MSG/S",
+            ">P50",
+            ">P99",
+            ">BUSY",
+            ">QUEUE",
+            ">HANDLED",
+            ">WAITED",
+            ">RESTARTS",
+            "STATE",
+        ],
+        rows: actors.iter().map(row).collect(),
+        dispensable: &[9, 10, 8, 1, 2, 4],
+    }
+}
+
+pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
+    let row = |process: &ProcessFigures| {
+        vec![
+            process.name.clone().into(),
+            Cell::count(Some(u64::from(process.pid))),
+            process.state.to_string().into(),
+            Cell::count(Some(u64::from(process.restarts))),
+            Cell::count(process.open.map(|open| open as u64)),
+            Cell::count(process.dead_letters),
+            Cell::count(process.rejected),
+            process.last_end.clone().unwrap_or_default().into(),
+        ]
+    };
+    Table {
+        titles: &["PROCESS", ">PID", "STATE", ">RESTARTS", ">OPEN", ">DEAD LETTERS", ">REJECTED", "LAST END"],
+        rows: processes.iter().map(row).collect(),
+        dispensable: &[7, 6, 5],
+    }
+}
+
+pub(crate) fn memory(memory: &[MemoryFigures]) -> Table {
+    let row = |pool: &MemoryFigures| {
+        vec![
+            pool.process.clone().into(),
+            pool.device.clone().into(),
+            size(pool.held),
+            Cell::count(Some(pool.tensors)),
+            size(pool.in_flight),
+            size(pool.quarantined),
+            size(pool.chunks),
+            size(pool.budget),
+        ]
+    };
+    Table {
+        titles: &[
+            "MEMORY OF",
+            "DEVICE",
+            ">HELD",
+            ">TENSORS",
+            ">IN FLIGHT",
+            ">RELEASED",
+            ">CHUNKS",
+            ">BUDGET",
+        ],
+        rows: memory.iter().map(row).collect(),
+        dispensable: &[5, 3, 6],
+    }
+}
+
+/// Who holds what, the largest first.
+pub(crate) fn holders(memory: &[MemoryFigures]) -> Table {
+    let mut holders: Vec<_> =
+        memory.iter().flat_map(|pool| pool.holders.iter().map(move |holder| (pool, holder))).collect();
+    holders.sort_by_key(|(_, holder)| std::cmp::Reverse(holder.bytes));
+    let row = |(pool, holder): (&MemoryFigures, &HolderFigures)| {
+        vec![
+            holder.process.clone().into(),
+            pool.process.clone().into(),
+            pool.device.clone().into(),
+            size(holder.bytes),
+            Cell::count(Some(holder.tensors)),
+            Cell::figure(Some(holder.oldest), seconds),
+        ]
+    };
+    Table {
+        titles: &["HOLDER", "MEMORY OF", "DEVICE", ">BYTES", ">TENSORS", ">OLDEST"],
+        rows: holders.into_iter().map(row).collect(),
+        dispensable: &[4],
+    }
+}
+
+pub(crate) fn links(links: &[LinkFigures]) -> Table {
+    let row = |link: &LinkFigures| {
+        vec![
+            link.from.clone().into(),
+            link.to.clone().into(),
+            Cell::figure(link.messages_per_second, number),
+            Cell::count(link.messages),
+            Cell::count(link.replies_waiting),
+            Cell::count(Some(link.lent)),
+            if link.open { "open" } else { "closed" }.into(),
+        ]
+    };
+    Table {
+        titles: &["FROM", "TO", ">MSG/S", ">MESSAGES", ">REPLIES WAITING", ">LEASES LENT", "STATE"],
+        rows: links.iter().map(row).collect(),
+        dispensable: &[4, 3],
+    }
+}
+
+impl NodeFigures {
+    /// In one line.
+    pub(crate) fn line(&self) -> String {
+        let mut line = format!(
+            "node {} ({}), up {}, {} msg/s, {} in flight",
+            self.pid,
+            self.program,
+            seconds(self.up),
+            number(self.messages_per_second),
+            bytes(self.in_flight)
+        );
+        if self.stopping {
+            line.push_str(", stopping");
+        }
+        if self.tracing {
+            line.push_str(", tracing");
+        }
+        line
+    }
+}
+
+impl Figures {
+    /// All of it, as plain text.
+    pub(crate) fn plain(&self) -> String {
+        let shown = |table: Table| {
+            if table.rows.is_empty() { String::new() } else { format!("\n{}", table.plain()) }
+        };
+        let mut text = self.node.line() + "\n";
+        text += &shown(actors(&self.actors));
+        if self.left_out > 0 {
+            text += &format!("and {} more\n", self.left_out);
+        }
+        text += &shown(processes(&self.processes));
+        text += &shown(memory(&self.memory));
+        text += &shown(holders(&self.memory));
+        text += &shown(links(&self.links));
+        if !self.hangs.is_empty() {
+            text += "\nHANGS\n";
+            self.hangs.iter().for_each(|hang| text += &format!("{hang}\n"));
+        }
+        text
+    }
+}

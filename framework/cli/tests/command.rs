@@ -1,0 +1,227 @@
+//! The command, run on a node of this process.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tensorpost::node::Console;
+use tensorpost::prelude::*;
+
+/// Does what it is told, and keeps what it gets.
+struct Keeper(Vec<Tensor>);
+
+/// "Keep this." The reply is how many are kept.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = usize)]
+struct Keep(Option<Tensor>);
+
+/// "Stand in your handler until this door opens."
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Stand(PathBuf);
+
+impl Actor for Keeper {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Keeper {
+    type Args = ();
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Keeper(Vec::new()))
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Keep>().message::<Stand>();
+    }
+}
+
+impl Handler<Keep> for Keeper {
+    type Result = MessageResult<Keep>;
+
+    fn handle(&mut self, Keep(tensor): Keep, _: &mut Context<Self>) -> Self::Result {
+        self.0.extend(tensor);
+        MessageResult(self.0.len())
+    }
+}
+
+impl Handler<Stand> for Keeper {
+    type Result = ();
+
+    fn handle(&mut self, Stand(door): Stand, _: &mut Context<Self>) {
+        let mut door = UnixStream::connect(door).expect("the test is at the door");
+        // An error is the end of the test.
+        let _ = door.read(&mut [0]);
+    }
+}
+
+/// The command with these arguments and the node of this process as its last.
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
+    command.args(arguments).arg(std::process::id().to_string()).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    command(arguments).output().expect("the command runs")
+}
+
+fn text(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("it prints text")
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&text(arguments)).expect("it prints JSON")
+}
+
+/// Runs the command until what it prints is right: on a machine that is busy, a worker may be late for a look.
+fn until(arguments: &[&str], right: impl Fn(&str) -> bool) -> String {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let printed = text(arguments);
+        if right(&printed) {
+            return printed;
+        }
+        assert!(Instant::now() < deadline, "{arguments:?}: {printed}");
+    }
+}
+
+#[tensorpost::test]
+fn top_shows_actors_memory_holders_and_links() -> anyhow::Result<()> {
+    let node = Node::builder().start()?;
+    let keeper = node.spawn::<Keeper>(()).name("keeper").mailbox(16).start()?;
+    let tensor = node.host_stream()?.from_slice(&[1024], &[1.0_f32; 1024])?.freeze();
+    assert_eq!(node.block_on(keeper.address().ask(Keep(Some(tensor))))?, 1);
+
+    let known = |printed: &str| printed.contains("MEMORY OF") && !printed.contains("silent");
+    let plain = until(&["top", "--once", "--every", "50ms"], known);
+    let row = plain.lines().find(|line| line.starts_with("keeper ")).expect("the actor has a row");
+    let words: Vec<_> = row.split_whitespace().collect();
+    assert_eq!((words[1], words[2], words[words.len() - 1]), ("keeper", "host", "running"));
+    assert!(words.contains(&"0/16"), "{row}");
+    assert!(plain.contains("4.0 KiB in flight"), "{plain}");
+
+    let figures = json(&["top", "--once", "--json", "--every", "50ms"]);
+    assert_eq!(figures["node"]["pid"], std::process::id());
+    assert_eq!(
+        (&figures["actors"][0]["name"], &figures["actors"][0]["capacity"]),
+        (&"keeper".into(), &16.into())
+    );
+    assert!(figures["node"]["interval"].as_f64().is_some_and(|interval| interval >= 0.05));
+    let pools = figures["memory"].as_array().expect("a list");
+    let own = pools.iter().find(|pool| pool["process"] == "node").expect("the node's memory");
+    assert_eq!((&own["held"], &own["holders"][0]["process"]), (&4096.into(), &"keeper".into()));
+    assert!(figures["links"].as_array().is_some_and(|links| !links.is_empty()));
+
+    let holders = until(&["holders"], |printed| printed.contains("HOLDER"));
+    let row = holders.lines().skip_while(|line| !line.starts_with("HOLDER")).nth(1).expect("a holder");
+    let words: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(words[..5], ["keeper", "node", "host", "4.0", "KiB"], "{holders}");
+    Ok(())
+}
+
+#[tensorpost::test]
+fn ps_lists_the_node_and_top_goes_on_until_it_is_stopped() -> anyhow::Result<()> {
+    let node = Node::builder().start()?;
+    let _keeper = node.spawn::<Keeper>(()).name("keeper").start()?;
+    let mut ps = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
+    let nodes: Value = serde_json::from_slice(&ps.args(["ps", "--json"]).output()?.stdout)?;
+    let pid = Value::from(std::process::id());
+    let own = nodes
+        .as_array()
+        .and_then(|nodes| nodes.iter().find(|node| node["pid"] == pid))
+        .expect("it is listed");
+    assert_eq!((&own["actors"], &own["workers"], &own["state"]), (&1.into(), &1.into(), &"running".into()));
+
+    let mut top: Child = command(&["top", "--json", "--every", "10ms"]).stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(top.stdout.take().expect("it is piped")).lines();
+    for _ in 0..3 {
+        let line = lines.next().expect("another interval")?;
+        assert!(line.starts_with('{') && line.ends_with('}'), "{line}");
+    }
+    let stopped = text(&["stop", "--within", "60s"]);
+    assert!(stopped.contains("has ended after"), "{stopped}");
+    // What comes after the end is the end.
+    assert!(lines.all(|line| line.is_ok_and(|line| line.starts_with('{'))));
+    assert!(!top.wait()?.success(), "the node has ended, and top says so");
+    assert!(node.shutdown(Duration::from_secs(20))?.is_clean());
+    assert!(text(&["stop"]).contains("had ended before"));
+    Ok(())
+}
+
+#[tensorpost::test]
+fn hangs_names_an_actor_that_stands_in_its_handler() -> anyhow::Result<()> {
+    let node = Node::builder().start()?;
+    let keeper = node.spawn::<Keeper>(()).name("keeper").start()?;
+    node.block_on(keeper.address().ask(Keep(None)))?;
+    let nothing = until(&["hangs", "--for", "50ms"], |printed| printed.contains("nothing stands still now"));
+    assert!(nothing.contains("hang_limit"), "{nothing}");
+
+    let folder = std::env::temp_dir().join(format!("tensorpost-cli-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let door = folder.join("door");
+    let listener = UnixListener::bind(&door)?;
+    node.block_on(keeper.address().send(Stand(door)))?;
+    let (opened, _) = listener.accept()?;
+    node.block_on(keeper.address().send(Keep(None)))?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let output = run(&["hangs", "--for", "50ms"]);
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        if printed.contains("`keeper` in `keeper` does not move: 2 messages are open") {
+            assert_eq!(output.status.code(), Some(1));
+            break;
+        }
+        assert!(Instant::now() < deadline, "{printed}");
+    }
+    drop(opened);
+    until(&["hangs", "--for", "50ms"], |printed| printed.contains("nothing stands still now"));
+    std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+#[tensorpost::test]
+fn the_log_is_shown_and_followed_until_the_node_ends() -> anyhow::Result<()> {
+    let folder = std::env::temp_dir().join(format!("tensorpost-cli-log-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let path = folder.join("console");
+    let node = Node::builder().console(Console::At(path.clone())).start()?;
+    let keeper = node.spawn::<Keeper>(()).name("mortal").start()?;
+    let log = |more: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
+        command.args(["log", "-n", "1000", more]).arg(&path).stdout(Stdio::piped());
+        command
+    };
+    let mut followed = log("--follow").spawn()?;
+    let mut lines = BufReader::new(followed.stdout.take().expect("it is piped")).lines();
+    node.supervisor().kill_worker(keeper.worker());
+    let line =
+        lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("ended"))).expect("it is logged")?;
+    assert!(line.contains("ERROR tensorpost::node [mortal]: worker `mortal`"), "{line}");
+    let printed = String::from_utf8(log("--json").output()?.stdout)?;
+    let record: Value =
+        printed.lines().find(|line| line.contains("ended")).map(serde_json::from_str).expect("it is")?;
+    assert_eq!((&record["worker"], &record["severity"]), (&"mortal".into(), &"Error".into()));
+    drop(node);
+    assert!(followed.wait()?.success());
+    std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_is_an_error_that_says_what_to_do() {
+    let error = |arguments: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_tensorpost")).args(arguments).output().expect("it runs");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(error(&["top", "1"]).contains("process 1 is no node"));
+    assert!(error(&["top", "blur"]).contains("neither a process id nor the path"));
+    assert!(error(&["top", "/there/is/none"]).contains("no node answers at /there/is/none"));
+    assert!(error(&["top", "--every", "soon", "1"]).contains("write 5s, 500ms or 2m"));
+}

@@ -1,0 +1,132 @@
+//! What the node knows itself of what the console shows: who there is, how far they are, what has stood still. What the
+//! processes have counted is added as they answer, see `metrics`.
+
+use crate::ids::ProcessId;
+use crate::limits::MAX_ACTORS;
+use crate::node::console::{ActorFacts, HangFacts, LinkFacts, Look, NodeFacts, PoolFacts, ProcessFacts};
+use crate::node::limits::MAX_SHOWN_ACTORS;
+use crate::observe::metrics::{ProcessMetrics, ProcessState};
+use crate::observe::survey::Survey;
+
+use super::record::{WorkerState, WorkerStatus};
+use super::run::State;
+
+impl State {
+    /// A look without what the processes have to say.
+    pub(super) fn draft_look(&self) -> Look {
+        let own = ProcessFacts {
+            process: ProcessId::NODE,
+            name: "node".to_owned(),
+            pid: std::process::id(),
+            state: if self.stopping.is_some() { ProcessState::Ending } else { ProcessState::Running },
+            restarts: 0,
+            last_end: None,
+            metrics: None,
+        };
+        let workers = self.workers.slots().iter().filter_map(|slot| match &slot.worker {
+            Some(worker) => {
+                let (restarts, last_end) = self.restarts.of_worker(worker.id);
+                Some(WorkerStatus { restarts, last_end, ..worker.status(0) })
+            }
+            None => slot.last.clone(),
+        });
+        let processes: Vec<_> = std::iter::once(own).chain(workers.map(process_facts)).collect();
+        let mut actors: Vec<_> = self.broker.roster.all().collect();
+        actors.sort_by_key(|(_, entry)| (entry.location.process, entry.location.index));
+        let left_out = actors.len().saturating_sub(MAX_SHOWN_ACTORS) as u64;
+        let actors = actors.into_iter().take(MAX_SHOWN_ACTORS).map(|(actor, entry)| ActorFacts {
+            actor,
+            name: entry.name.clone(),
+            process: entry.location.process,
+            index: entry.location.index,
+            capacity: entry.location.capacity,
+            state: match entry {
+                entry if entry.away => ProcessState::Restarting,
+                entry if !entry.started => ProcessState::Starting,
+                _ => ProcessState::Running,
+            },
+            metrics: None,
+        });
+        let hangs = self.hangs.report().into_iter().map(|hang| HangFacts {
+            process: hang.process,
+            text: hang.to_string(),
+            lasted: hang.lasted,
+            killed: hang.killed,
+            name: hang.name,
+        });
+        Look {
+            at: 0,
+            node: NodeFacts {
+                pid: std::process::id(),
+                program: std::env::args().next().unwrap_or_default(),
+                up: self.began.elapsed(),
+                stopping: self.stopping.is_some(),
+                hang_limit: self.settings.hang_limit.map(|(limit, _)| limit),
+                tracing: self.settings.trace.is_some(),
+            },
+            processes,
+            actors: actors.collect(),
+            pools: Vec::new(),
+            links: Vec::new(),
+            hangs: hangs.collect(),
+            left_out,
+        }
+    }
+}
+
+fn process_facts(status: WorkerStatus) -> ProcessFacts {
+    let ended = match &status.state {
+        WorkerState::Exited { why, .. } => why.clone(),
+        WorkerState::Restarting { reason } => Some(reason.to_string()),
+        _ => None,
+    };
+    ProcessFacts {
+        process: status.process,
+        name: status.name,
+        pid: status.pid,
+        state: status.state.shown(),
+        restarts: status.restarts,
+        last_end: ended.or_else(|| status.last_end.map(|end| end.to_string())),
+        metrics: None,
+    }
+}
+
+impl Look {
+    /// A process has answered.
+    pub(super) fn add(&mut self, process: ProcessId, mut metrics: ProcessMetrics, survey: Survey) {
+        // WIRE-1: of the actors of others a process says nothing. The draft has them in the order of their processes.
+        let first = self.actors.partition_point(|known| known.process < process);
+        let end = self.actors.partition_point(|known| known.process <= process);
+        let own = self.actors.get_mut(first..end).unwrap_or_default();
+        for actor in std::mem::take(&mut metrics.actors).into_iter().take(MAX_ACTORS) {
+            if let Some(known) = own.iter_mut().find(|known| known.actor == actor.actor) {
+                if known.name.is_empty() {
+                    known.name.clone_from(&actor.name);
+                }
+                known.metrics = Some(actor);
+            }
+        }
+        self.pools.extend(survey.pools.into_iter().map(|pool| PoolFacts { owner: process, pool }));
+        self.links.extend(survey.links.into_iter().map(|link| LinkFacts { from: process, link }));
+        if let Some(of) = self.processes.iter_mut().find(|of| of.process == process) {
+            of.metrics = Some(metrics);
+        }
+    }
+
+    /// All have answered who will in time.
+    pub(super) fn finish(&mut self) {
+        for of in &mut self.processes {
+            if of.state == ProcessState::Running && of.metrics.is_none() {
+                of.state = ProcessState::Silent;
+            }
+        }
+        for actor in &mut self.actors {
+            let of = self.processes.iter().find(|of| of.process == actor.process);
+            if let Some(of) = of.filter(|_| actor.state == ProcessState::Running) {
+                actor.state = of.state;
+            }
+        }
+        self.pools.sort_by_key(|of| (of.owner, of.pool.device));
+        self.links.sort_by_key(|of| (of.from, of.link.peer));
+    }
+}
