@@ -14,6 +14,7 @@ pub(crate) const CONTROL: &str = "nvidia-cuda-mps-control";
 /// Names the folder of the daemon to its clients.
 pub(crate) const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// For the daemon to quit.
 const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(10);
@@ -52,12 +53,15 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it with its pipes in `folder`, and waits until it answers, for at most `patience`.
+    /// Starts it, for all GPUs, with its pipes in `folder`, and waits until it answers, for at most `patience`.
     pub(crate) fn start(folder: &Path, patience: Duration) -> Result<Self, String> {
         let child = Command::new(CONTROL)
             .arg("-f")
             .env(PIPES, folder)
             .env(LOGS, folder)
+            // The daemon would count its clients' GPUs from the first of these on: with 1 here and in a client, the client would
+            // see none. Which GPUs a client uses is the client's to say.
+            .env_remove(VISIBLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

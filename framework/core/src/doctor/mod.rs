@@ -1,6 +1,6 @@
 //! The doctor: finds out why a node cannot run on this machine, or why it is slower or smaller than it could be.
 //!
-//! The command `tensorpost doctor` prints what [`examine`] says. A node whose start fails adds the checks of [`at_start`] that
+//! The command `tensorpost doctor` prints what [`examine`] says. A node whose start fails adds the checks of `at_start` that
 //! fail to its error.
 //!
 //! A check tries what it is about, and reads a flag only where nothing can be tried. What a seccomp filter or a driver could

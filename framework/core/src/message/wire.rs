@@ -316,26 +316,31 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    #[inline]
     fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], WireError> {
-        let found = self.bytes.len();
-        let field = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<N>);
-        let field = field.ok_or(WireError::CutShort { found, wanted: self.at + N })?;
+        let Some(field) = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<N>) else {
+            return Err(WireError::CutShort { found: self.bytes.len(), wanted: self.at + N });
+        };
         self.at += N;
         Ok(field)
     }
 
+    #[inline]
     fn u8(&mut self) -> Result<u8, WireError> {
         Ok(u8::from_le_bytes(*self.array()?))
     }
 
+    #[inline]
     fn u16(&mut self) -> Result<u16, WireError> {
         Ok(u16::from_le_bytes(*self.array()?))
     }
 
+    #[inline]
     fn u32(&mut self) -> Result<u32, WireError> {
         Ok(u32::from_le_bytes(*self.array()?))
     }
 
+    #[inline]
     fn u64(&mut self) -> Result<u64, WireError> {
         Ok(u64::from_le_bytes(*self.array()?))
     }
