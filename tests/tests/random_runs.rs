@@ -64,6 +64,8 @@ const FOUND: &[Found] = found! {
     "batches-made-anew", 3, "no defect: sent again, items go into other batches";
     "who-named-it-died", 3, "no defect: who had named what was lost for good died before it could tell";
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
+    "window-behind-the-end", 10, "a window dropped each item of a source that had said its end and begun anew";
+    "unwritten-behind-the-end", 10, "nobody waited for what came of such a source's items, nor for what was lost of them";
 };
 
 fn play(arguments: &[&str]) -> String {

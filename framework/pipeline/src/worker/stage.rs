@@ -76,6 +76,12 @@ struct Ends {
     /// Answered when this stage is done too.
     ack_guard: Vec<AckGuard>,
     begun: bool,
+    /// Something has come since, of which the next stages have not heard the end.
+    late: bool,
+    /// The end is being passed on.
+    passing: bool,
+    /// It is to be passed on once more.
+    again: bool,
 }
 
 impl<S: Stage> actix::Actor for StageActor<S> {
@@ -305,7 +311,9 @@ impl<S: Stage> Core<S> {
         if !self.restores() {
             self.one(came).await;
             if self.ends.borrow().begun {
-                // Sent again after the end, because the one that had it died; what it left is wanted now.
+                // After the end, because it was sent again when the one that had it died, or by a source that began anew.
+                // What it left is wanted now: not every such item has an end behind it.
+                self.ends.borrow_mut().late = true;
                 self.call(None, S::finish).boxed_local().await;
             }
             return;
@@ -557,7 +565,18 @@ impl<S: Stage> Core<S> {
             let expected = &self.part.config.lanes;
             let mut ends = self.ends.borrow_mut();
             if ends.begun {
-                return;
+                // A source that had said its end may die before all is answered, and begin anew: then this is the end
+                // behind what came late. Its answer too says that this stage is done, and all behind it, which have to
+                // hear it. Of one without an answer nobody waits for that.
+                let (true, Some(ack_guard)) = (ends.late, ack_guard) else { return };
+                ends.late = false;
+                ends.ack_guard.push(ack_guard);
+                if ends.passing {
+                    ends.again = true;
+                    return;
+                }
+                drop(ends);
+                return self.begin_end();
             }
             ends.lanes.extend(lanes);
             ends.ack_guard.extend(ack_guard);
@@ -571,23 +590,37 @@ impl<S: Stage> Core<S> {
         self.order.borrow_mut().close();
         self.in_order().await;
         self.call(None, S::finish).await;
-        // Beside the mailbox, which stays open: after a death items may still go round a loop, or be sent again, and those
-        // behind this stage answer its end only when they could pass them on to it.
+        self.begin_end();
+    }
+
+    /// Passes the end on beside the mailbox, which stays open: after a death items may still go round a loop, or be sent
+    /// again, and those behind this stage answer its end only when they could pass them on to it.
+    fn begin_end(self: &Rc<Self>) {
+        self.ends.borrow_mut().passing = true;
         let core = Rc::clone(self);
         actix::spawn(async move { core.end().await });
     }
 
-    /// Says that nothing more comes from here, and is done when all was answered.
+    /// Says that nothing more comes from here, and is done when all was answered. One at a time, because two would wait
+    /// for the same word that all is answered.
     async fn end(&self) {
-        // Both before either is waited for: where they come together again, the receiver is done when it has both.
-        self.results.say_end().await;
-        self.dead.say_end().await;
-        self.results.ended().await;
-        self.dead.ended().await;
-        self.pushes.idle().await;
-        // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
-        self.part.finish().await;
-        let answered = std::mem::take(&mut self.ends.borrow_mut().ack_guard);
-        drop(answered);
+        loop {
+            // Those that come from now on are about what goes behind this end.
+            let senders = std::mem::take(&mut self.ends.borrow_mut().ack_guard);
+            // Both before either is waited for: where they come together again, the receiver is done when it has both.
+            self.results.say_end().await;
+            self.dead.say_end().await;
+            self.results.ended().await;
+            self.dead.ended().await;
+            self.pushes.idle().await;
+            // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
+            self.part.finish().await;
+            drop(senders);
+            let mut ends = self.ends.borrow_mut();
+            if !std::mem::take(&mut ends.again) {
+                ends.passing = false;
+                return;
+            }
+        }
     }
 }
