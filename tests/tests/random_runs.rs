@@ -66,6 +66,7 @@ const FOUND: &[Found] = found! {
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
     "window-behind-the-end", 10, "a window dropped each item of a source that had said its end and begun anew";
     "unwritten-behind-the-end", 10, "nobody waited for what came of such a source's items, nor for what was lost of them";
+    "sides-of-a-zip-gone-with-their-source-again", 10, "what the sides of a zip had sent was lost without a name, if they went with their source";
 };
 
 fn play(arguments: &[&str]) -> String {

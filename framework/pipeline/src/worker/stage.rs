@@ -178,18 +178,18 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
             // Who says so is heard over another link than the last messages of the dead. It is said again, behind these.
-            Control::Exited { lanes, dead_source, with: Some(process) } => {
+            Control::Exited { lanes, orphans, with: Some(process) } => {
                 let env = core.part.env.clone();
                 actix::spawn(async move {
                     env.until_read(process).await;
-                    let again = Control::Exited { lanes, dead_source, with: None };
+                    let again = Control::Exited { lanes, orphans, with: None };
                     // An actor that has ended need not hear it.
                     let _ = env.address().send(again).await;
                 });
                 None
             }
-            Control::Exited { lanes, dead_source, with: None } => {
-                if dead_source {
+            Control::Exited { lanes, orphans, with: None } => {
+                if orphans {
                     core.orphans.exited(&lanes);
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
