@@ -68,7 +68,7 @@ const FOUND: &[Found] = found! {
     "unwritten-behind-the-end", 10, "nobody waited for what came of such a source's items, nor for what was lost of them";
     "sides-of-a-zip-gone-with-their-source-again", 10, "what the sides of a zip had sent was lost without a name, if they went with their source";
     "another-branch-than-the-filtered-one", 3, "no defect: sent again, an item took the branch without the filter";
-    "other-partners-when-sent-again", 3, "no defect: sent again, halves found other partners in a join";
+    "other-partners-when-sent-again", 2, "no defect: sent again, halves found other partners in a join";
     "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
 };
 
