@@ -26,6 +26,7 @@ fn program(builder: Builder) -> Builder {
         forked_again(none, Orders::default(), Orders::default(), Orders::default(), 0),
         two_sources(none, CountArgs::to(0), 0),
         waits(none, Orders::default()),
+        reversed(none, Gate::new().door()),
     ]
     .iter()
     .fold(builder, |builder, pipeline| builder.pipeline(pipeline))
@@ -59,11 +60,15 @@ fn late(at: u64, door: Door, folder: &Path) -> LateArgs {
 fn kill_when(node: &Node, worker: &str, gate: &Gate, items: impl Fn() -> bool) {
     let at_the_door = gate.arrival();
     until("all that has room is under way", items);
+    kill(node, worker);
+    drop(at_the_door);
+}
+
+fn kill(node: &Node, worker: &str) {
     let workers = node.workers();
     let worker = workers.iter().find(|status| status.name == worker).expect("it was started");
     let pid = Pid::from_raw(worker.pid.cast_signed()).expect("a process");
     kill_process(pid, Signal::KILL).expect("it runs");
-    drop(at_the_door);
 }
 
 /// DEATH-3: the stage dies while the sink has its results, whose data was not there yet. The sink works on the first of
@@ -374,6 +379,34 @@ fn a_source_with_a_policy_begins_anew(builder: Builder) {
     }
 }
 
+/// A stage that keeps all until the end, and windows behind it.
+fn reversed(folder: &Path, door: Door) -> Pipeline {
+    let args = CountArgs { elements: 0, ..CountArgs::to(30) };
+    let flow = Pipeline::new("reversed").source::<Count>(args).restart(Restart::on_failure(1));
+    let flow = flow.stage::<Obey>(Orders { reverses: true, ..Orders::default() });
+    let flow = flow.window(4).map("newest", |mut many: Many<Numbered>| Ok(many.items.remove(3)));
+    let args = WriteDownArgs { door: Some((26, door)), ..WriteDownArgs::to(folder.join("out")) };
+    flow.sink::<WriteDown>(args).pipeline()
+}
+
+/// The source has said its end when it dies, so all behind it have had it, and take what comes again: each window too. The
+/// run ends when all of that is through.
+fn a_source_that_dies_behind_its_end_begins_anew(builder: Builder) {
+    let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
+    let running = node.run_pipeline(&reversed(folder.path(), gate.door())).unwrap();
+    let at_the_door = gate.arrival();
+    kill(&node, "Count");
+    at_the_door.open();
+    // The same number comes again.
+    std::thread::spawn(move || gate.pass_one());
+    let report = running.wait().unwrap();
+    let expected: Vec<_> = (0..=26).rev().chain(0..30).collect();
+    assert_eq!(written(folder.path().join("out")), expected, "{report}");
+    assert_eq!(report.stage("WriteDown").unwrap().items_in, 57, "{report}");
+    assert!(matches!(&report.deaths[..], [death] if death.restarted), "{report}");
+    assert_eq!((report.lost_count, report.left_over_count), (0, 0), "{report}");
+}
+
 fn the_death_of_a_source_without_a_policy_names_it(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
@@ -405,6 +438,7 @@ fn main() {
             a_batch_that_died_with_its_worker_is_named,
             what_a_window_kept_when_its_worker_died_is_named,
             a_source_with_a_policy_begins_anew,
+            a_source_that_dies_behind_its_end_begins_anew,
             the_death_of_a_source_without_a_policy_names_it,
         ],
     )

@@ -64,6 +64,12 @@ const FOUND: &[Found] = found! {
     "batches-made-anew", 3, "no defect: sent again, items go into other batches";
     "who-named-it-died", 3, "no defect: who had named what was lost for good died before it could tell";
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
+    "window-behind-the-end", 10, "a window dropped each item of a source that had said its end and begun anew";
+    "unwritten-behind-the-end", 10, "nobody waited for what came of such a source's items, nor for what was lost of them";
+    "sides-of-a-zip-gone-with-their-source-again", 10, "what the sides of a zip had sent was lost without a name, if they went with their source";
+    "another-branch-than-the-filtered-one", 3, "no defect: sent again, an item took the branch without the filter";
+    "other-partners-when-sent-again", 2, "no defect: sent again, halves found other partners in a join";
+    "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
 };
 
 fn play(arguments: &[&str]) -> String {

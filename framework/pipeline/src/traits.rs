@@ -169,6 +169,8 @@ pub trait Stage: Sized + 'static {
 
     /// All items have come; what it still has can go to `out`.
     ///
+    /// After a death more may come behind the end, sent again or by a source that began anew. It is called again after each.
+    ///
     /// # Errors
     /// Fails the pipeline, unless errors of the stage are skipped.
     fn finish(&mut self, out: &mut Out<Self::Out>) -> anyhow::Result<()> {
@@ -245,7 +247,7 @@ pub trait Sink: Sized + 'static {
     /// What the stage's [`OnError`](super::OnError) decides about.
     fn consume(&mut self, item: Self::In) -> anyhow::Result<()>;
 
-    /// All items have come.
+    /// All items have come. After a death more may come, and it is called again after each.
     ///
     /// # Errors
     /// Fails the pipeline, unless errors of the stage are skipped.

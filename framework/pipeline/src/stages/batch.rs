@@ -110,7 +110,8 @@ impl<T: Item> Stage for Unbatch<T> {
 /// The last items again with each new one.
 pub(crate) struct Windows<T> {
     count: usize,
-    items: VecDeque<(T, Held)>,
+    /// Each is done with when it has been in its last window, or at the end.
+    items: VecDeque<(T, Option<Held>)>,
 }
 
 impl<T: Item> Stage for Windows<T> {
@@ -123,7 +124,7 @@ impl<T: Item> Stage for Windows<T> {
     }
 
     fn process(&mut self, item: T, out: &mut Out<Many<T>>) -> anyhow::Result<()> {
-        self.items.push_back((item, out.hold()));
+        self.items.push_back((item, Some(out.hold())));
         if self.items.len() == self.count {
             out.emit(Many { items: self.items.iter().map(|(item, _)| item.clone()).collect() });
             self.items.pop_front();
@@ -131,8 +132,9 @@ impl<T: Item> Stage for Windows<T> {
         Ok(())
     }
 
+    /// The items stay: after a death more may come behind the end, one by one, and each makes a window with them.
     fn finish(&mut self, _: &mut Out<Many<T>>) -> anyhow::Result<()> {
-        self.items.clear();
+        self.items.iter_mut().for_each(|(_, held)| *held = None);
         Ok(())
     }
 }

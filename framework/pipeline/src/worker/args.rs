@@ -176,8 +176,8 @@ pub(crate) enum Control {
     Exited {
         /// Edge and replica of each.
         lanes: Vec<u32>,
-        /// They are a source that does not come back: nobody else knows what it had sent.
-        dead_source: bool,
+        /// They do not come back, and nobody sends again what they had sent: a source, or what only it sends to.
+        orphans: bool,
         /// The process that they died with: what it had sent before is heard first.
         with: Option<ProcessId>,
     },

@@ -1,6 +1,6 @@
 //! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their sender: the
-//! answer tells it, and it sends them again. A source that has died for good does not, and nobody else knows what it
-//! had sent; so what it leaves is named here.
+//! answer tells it, and it sends them again. A source that has died for good does not, nor does a stage that has, if those
+//! before it are gone like that too. Nobody else knows what they had sent; so what they leave is named here.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -22,7 +22,7 @@ struct Inner {
     part: Rc<Part>,
     /// By lane. A source has no more of its items under way than are named.
     left: RefCell<HashMap<u32, Vec<Tag>>>,
-    /// Lanes of sources that have died, and do not come back.
+    /// Lanes of senders that have died, and of which nobody sends anything again.
     exited: RefCell<HashSet<u32>>,
 }
 
@@ -63,7 +63,7 @@ impl Orphans {
         }
     }
 
-    /// The sources behind these lanes have died, and do not come back.
+    /// The senders behind these lanes have died, do not come back, and nobody sends again what they had sent.
     pub(super) fn exited(&self, lanes: &[u32]) {
         self.0.exited.borrow_mut().extend(lanes);
         for lane in lanes {

@@ -19,7 +19,7 @@ use tensorpost_core::api::actor::{DeadLetter, DeadReason, Env, Handles, RemoteAc
 use tensorpost_core::api::node::ProcessId;
 
 use super::ack_guard::AckGuard;
-use super::args::{Control, Pairing, Run, StageArgs};
+use super::args::{Control, Run, StageArgs};
 use super::branch::{Modes, Unsendable};
 use super::core::Part;
 use super::meter::Counts;
@@ -37,7 +37,10 @@ use crate::out::{Current, Emitted, Out};
 use crate::pairs::{PartnerNews, Partners};
 use crate::traits::Stage;
 
+mod ends;
 mod failures;
+
+use ends::Ends;
 
 /// The actor.
 pub(crate) struct StageActor<S: Stage> {
@@ -68,14 +71,6 @@ struct Core<S: Stage> {
 enum Came<T> {
     Item(Tag, T, AckGuard),
     Gap(Order),
-}
-
-#[derive(Default)]
-struct Ends {
-    lanes: HashSet<u32>,
-    /// Answered when this stage is done too.
-    ack_guard: Vec<AckGuard>,
-    begun: bool,
 }
 
 impl<S: Stage> actix::Actor for StageActor<S> {
@@ -173,18 +168,18 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
             // Who says so is heard over another link than the last messages of the dead. It is said again, behind these.
-            Control::Exited { lanes, dead_source, with: Some(process) } => {
+            Control::Exited { lanes, orphans, with: Some(process) } => {
                 let env = core.part.env.clone();
                 actix::spawn(async move {
                     env.until_read(process).await;
-                    let again = Control::Exited { lanes, dead_source, with: None };
+                    let again = Control::Exited { lanes, orphans, with: None };
                     // An actor that has ended need not hear it.
                     let _ = env.address().send(again).await;
                 });
                 None
             }
-            Control::Exited { lanes, dead_source, with: None } => {
-                if dead_source {
+            Control::Exited { lanes, orphans, with: None } => {
+                if orphans {
                     core.orphans.exited(&lanes);
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
@@ -306,7 +301,9 @@ impl<S: Stage> Core<S> {
         if !self.restores() {
             self.one(came).await;
             if self.ends.borrow().begun {
-                // Sent again after the end, because the one that had it died; what it left is wanted now.
+                // After the end, because it was sent again when the one that had it died, or by a source that began anew.
+                // What it left is wanted now: not every such item has an end behind it.
+                self.ends.borrow_mut().late = true;
                 self.call(None, S::finish).boxed_local().await;
             }
             return;
@@ -507,17 +504,6 @@ impl<S: Stage> Core<S> {
         self.send(out).await;
     }
 
-    /// Some senders have ended, and others have not: of a stage that pairs, it may be one side.
-    async fn side_ended(&self) {
-        let Some(Pairing { sides, .. }) = &self.part.config.pairing else { return };
-        for (side, left) in sides.iter().zip([true, false]) {
-            let ended = side.lanes.iter().all(|lane| self.ends.borrow().lanes.contains(lane));
-            if ended {
-                self.partners(Partners::Ended { left }).await;
-            }
-        }
-    }
-
     async fn wake(&self) {
         if !self.ends.borrow().begun {
             self.call(None, S::wake).await;
@@ -549,46 +535,5 @@ impl<S: Stage> Core<S> {
                 self.give_up();
             }
         }
-    }
-
-    /// Nothing more comes from these senders. When that holds for all of them, the stage finishes and the end is passed
-    /// on.
-    async fn ended(self: &Rc<Self>, lanes: Vec<u32>, ack_guard: Option<AckGuard>) {
-        {
-            let expected = &self.part.config.lanes;
-            let mut ends = self.ends.borrow_mut();
-            if ends.begun {
-                return;
-            }
-            ends.lanes.extend(lanes);
-            ends.ack_guard.extend(ack_guard);
-            ends.begun = expected.iter().all(|lane| ends.lanes.contains(lane));
-        }
-        if !self.ends.borrow().begun {
-            return self.side_ended().await;
-        }
-        // What still waits in the order goes first, without what is missing: nobody is left to send that. Only then the
-        // stage has seen everything and may finish.
-        self.order.borrow_mut().close();
-        self.in_order().await;
-        self.call(None, S::finish).await;
-        // Beside the mailbox, which stays open: after a death items may still go round a loop, or be sent again, and those
-        // behind this stage answer its end only when they could pass them on to it.
-        let core = Rc::clone(self);
-        actix::spawn(async move { core.end().await });
-    }
-
-    /// Says that nothing more comes from here, and is done when all was answered.
-    async fn end(&self) {
-        // Both before either is waited for: where they come together again, the receiver is done when it has both.
-        self.results.say_end().await;
-        self.dead.say_end().await;
-        self.results.ended().await;
-        self.dead.ended().await;
-        self.pushes.idle().await;
-        // Only now the senders' ends are answered: an answer says that this stage is done, and all behind it.
-        self.part.finish().await;
-        let answered = std::mem::take(&mut self.ends.borrow_mut().ack_guard);
-        drop(answered);
     }
 }

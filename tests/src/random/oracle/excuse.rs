@@ -18,6 +18,9 @@ pub(super) struct Excuses<'r> {
     died: BTreeMap<u16, usize>,
     /// Those of which one did not come back.
     died_for_good: BTreeSet<u16>,
+    /// What ended at once with each operator: the process that it runs in, or its actor alone, or once the one and once the
+    /// other.
+    ended_with: BTreeMap<u16, BTreeSet<Ended>>,
     /// The operators that each one's items come from, in any number of steps.
     before: BTreeMap<u16, BTreeSet<u16>>,
     /// The last item of each life of a source.
@@ -26,11 +29,21 @@ pub(super) struct Excuses<'r> {
     forks: Vec<Vec<u16>>,
 }
 
+/// What ends at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ended {
+    /// The workers of an operator, with all that is in them.
+    Workers(u16),
+    /// An operator's actor alone: it panicked.
+    Actor(u16),
+}
+
 impl<'r> Excuses<'r> {
     pub(super) fn new(case: &'r Case<'r>) -> Excuses<'r> {
         let (plan, seen) = (case.plan, case.seen);
         let (mut named, mut cut, mut died) = (BTreeSet::new(), false, BTreeMap::new());
         let mut died_for_good = BTreeSet::new();
+        let mut ended_with: BTreeMap<u16, BTreeSet<Ended>> = BTreeMap::new();
         let sources = plan.sources();
         if let Some(report) = seen.end.report() {
             let failed = report.failures.iter().filter_map(|failure| failure.id);
@@ -40,8 +53,15 @@ impl<'r> Excuses<'r> {
             named.extend(failed.chain(lost).filter_map(name));
             cut = report.lost_count > report.lost.len() as u64
                 || report.left_over_count > report.left_over.len() as u64;
-            for place in report.deaths.iter().filter_map(|death| location_of(&death.stage)) {
-                *died.entry(place.op).or_default() += 1;
+            for (death, op) in
+                report.deaths.iter().filter_map(|death| Some((death, location_of(&death.stage)?.op)))
+            {
+                *died.entry(op).or_default() += 1;
+                let shares = |other: u16| other != op && home(plan, other) == home(plan, op);
+                let alone = death.why.contains("future panicked")
+                    && plan.all().iter().any(|other| shares(other.number));
+                let ended = if alone { Ended::Actor(op) } else { Ended::Workers(home(plan, op)) };
+                ended_with.entry(op).or_default().insert(ended);
             }
             let for_good = report.deaths.iter().filter(|death| !death.restarted);
             died_for_good.extend(for_good.filter_map(|death| Some(location_of(&death.stage)?.op)));
@@ -64,7 +84,12 @@ impl<'r> Excuses<'r> {
             let logs = seen.logs.0.get(&Place::of(op.number));
             last_made.extend(logs.into_iter().flatten().filter_map(|log| Some(log.last()?.1.clone())));
         }
-        Excuses { case, named, cut, died, died_for_good, before: before(plan), last_made, forks: forks(plan) }
+        for op in died.keys() {
+            // Nobody has told how.
+            ended_with.entry(*op).or_insert_with(|| [Ended::Workers(home(plan, *op))].into());
+        }
+        let (before, forks) = (before(plan), forks(plan));
+        Excuses { case, named, cut, died, died_for_good, ended_with, before, last_made, forks }
     }
 
     /// How often a process of an operator ended.
@@ -144,23 +169,29 @@ impl<'r> Excuses<'r> {
             return true;
         }
         // Who would name it has died as well, with what it knew: "of a life that ended, the report counts what it had told".
-        let mut dead: BTreeSet<u16> = dead_before.into_iter().map(|op| self.home(op)).collect();
-        if self.died.contains_key(&to.op) {
-            dead.insert(self.home(to.op));
-        }
+        let involved = dead_before.iter().chain([&to.op]);
+        let dead: BTreeSet<_> = involved.filter_map(|op| self.ended_with.get(op)).flatten().collect();
         dead.len() > 1
     }
 
     /// Whether what an item was made of went another way when it was sent again: to another branch of a fork that does not
-    /// look at it, where it is looked for too, or into another batch.
+    /// look at it, where it is looked for too, into another batch, or to another partner in a join.
     fn is_made_anew(&self, past: &Past, to: Place) -> bool {
+        let took = |op: u16, item: &Past| {
+            let mut lines = self.case.seen.logs.lines(Place::of(op));
+            lines.any(|(_, line)| line == item || super::contains(line, item))
+        };
+        let is_before = |op: u16| self.before.get(&to.op).is_some_and(|before| before.contains(&op));
         let elsewhere = |at: usize| {
             let op = past.steps.get(at).map_or(to.op, Step::op);
             let before = Past { steps: past.steps[..at].to_vec(), ..past.clone() };
-            let forks = self.forks.iter().filter(|takers| takers.contains(&op));
-            forks.flatten().filter(|other| **other != op).any(|other| {
-                let mut lines = self.case.seen.logs.lines(Place::of(*other));
-                lines.any(|(_, line)| *line == before || super::contains(line, &before))
+            // A filter that it has passed leaves no step.
+            let passed = |taker: u16| taker == op || is_before(taker) && took(taker, &before);
+            self.forks.iter().any(|takers| {
+                takers
+                    .iter()
+                    .filter(|taker| passed(**taker))
+                    .any(|taker| takers.iter().any(|other| other != taker && took(*other, &before)))
             })
         };
         let in_another = || {
@@ -172,7 +203,14 @@ impl<'r> Excuses<'r> {
                 lines.any(|(_, line)| line.atoms().contains(atom))
             })
         };
-        let in_a_group = past.steps.iter().any(|step| matches!(step, Step::Among(..)));
+        let in_a_group = past.steps.iter().any(|step| match step {
+            Step::Among(..) => true,
+            // A `zip` finds the same partner again.
+            Step::With(op, _) => {
+                self.case.plan.op(*op).is_some_and(|op| matches!(op.op.what, What::Join { .. }))
+            }
+            Step::At(..) | Step::Dead(_) => false,
+        });
         (0..=past.steps.len()).any(elsewhere) || in_a_group && in_another()
     }
 

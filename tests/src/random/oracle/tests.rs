@@ -388,3 +388,71 @@ fn a_source_that_was_stopped_before_it_failed_is_right() {
     let plan = failing(Ending::Cancel(When::Items(0, 20)));
     assert_eq!(kinds(&plan, &right(&plan)), []);
 }
+
+/// A fork in turn whose first branch has a filter, which leaves no trace in what has passed it.
+fn filtered_behind_a_fork() -> Plan {
+    let turns = op(&[(0, 0)], What::Fork(Fork::Turns, 2));
+    let filter = Stage { form: crate::random::spec::Form::Filter(3), ..Stage::default() };
+    let filter = op(&[(1, 0)], What::Stage(filter));
+    Plan::new(&spec(vec![source(12), turns, filter, sink(2, 0), sink(1, 1)]))
+}
+
+#[test]
+fn what_takes_another_branch_than_the_one_with_a_filter_is_not_missing_behind_the_filter() {
+    let mut plan = filtered_behind_a_fork();
+    plan.spec.at_least_once = Some(4);
+    let mut seen = right(&plan);
+    assert_eq!(judge(&plan, &seen), []);
+    // The filter had it when it died; sent again, it went to the other sink.
+    let (_, lost) = lines(&mut seen, 3).pop().unwrap();
+    lines(&mut seen, 4).push((7, lost));
+    said(&mut seen).deaths.push(death("stage-2"));
+    assert_eq!(kinds(&plan, &seen), []);
+    lines(&mut seen, 4).pop();
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing], "it came nowhere");
+}
+
+/// Two branches of a source, joined by the number modulo 3.
+fn joined(joins: bool) -> Plan {
+    let fork = op(&[(0, 0)], What::Fork(Fork::All, 2));
+    let what = if joins { What::Join { modulus: 3, restart: None } } else { What::Zip { restart: None } };
+    Plan::new(&spec(vec![source(9), fork, op(&[(1, 0), (1, 1)], what), sink(2, 0)]))
+}
+
+#[test]
+fn halves_that_are_sent_again_may_find_other_partners_in_a_join_and_not_in_a_zip() {
+    for joins in [true, false] {
+        let mut plan = joined(joins);
+        plan.spec.at_least_once = Some(4);
+        let mut seen = right(&plan);
+        assert_eq!(judge(&plan, &seen), []);
+        // A pair that was made in an earlier life, of halves that came with others, or with each other, later.
+        let [left, right] = [1, 4].map(|number| Past::new(0, number));
+        let pair = left.then(Step::With(2, Box::new(if joins { right } else { left.clone() })));
+        if !joins {
+            lines(&mut seen, 3).retain(|(_, line)| *line != pair);
+        } else {
+            lines(&mut seen, 2).insert(0, (7, pair));
+        }
+        said(&mut seen).deaths.push(death("pack-2"));
+        assert_eq!(kinds(&plan, &seen), if joins { vec![] } else { vec![Kind::Missing] });
+    }
+}
+
+#[test]
+fn a_panic_beside_a_process_that_dies_later_hides_what_that_would_have_named() {
+    let stage = || What::Stage(Stage::default());
+    let mut beside = op(&[(1, 0)], stage());
+    beside.settings.beside = true;
+    let plan = Plan::new(&spec(vec![source(9), op(&[(0, 0)], stage()), beside, sink(2, 0)]));
+    let mut seen = right(&plan);
+    lines(&mut seen, 2).remove(4);
+    lines(&mut seen, 3).remove(4);
+    let panicked = "the handler ended without a reply: its future panicked, or the actor stopped";
+    said(&mut seen).deaths.push(Death { why: panicked.into(), ..death("stage-2") });
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing], "the stage before it lives, and names it");
+    said(&mut seen).deaths.extend([death("stage-1"), death("stage-2")]);
+    assert_eq!(kinds(&plan, &seen), []);
+    said(&mut seen).deaths.remove(0);
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing], "both went at once, and their sender lives");
+}
