@@ -64,6 +64,7 @@ const FOUND: &[Found] = found! {
     "batches-made-anew", 3, "no defect: sent again, items go into other batches";
     "who-named-it-died", 3, "no defect: who had named what was lost for good died before it could tell";
     "gone-when-it-was-done", 10, "a stage that came back after its end was waited for";
+    "back-when-all-had-ended", 10, "what a source was asked when all had ended came behind an order that nobody drove";
 };
 
 fn play(arguments: &[&str]) -> String {
