@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::pipeline::{PipelineError, Progress, Report, Snapshot};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -22,7 +23,8 @@ use tracing_subscriber::layer::SubscriberExt;
 const SOON: Duration = Duration::from_secs(30);
 
 fn program(builder: Builder) -> Builder {
-    builder.source::<Camera>().source::<Film>().source::<Count>().stage::<Obey>().sink::<WriteDown>()
+    let builder = builder.source::<Camera>().source::<Film>().source::<Count>().source::<Anew>();
+    builder.stage::<Obey>().sink::<WriteDown>()
 }
 
 /// A camera: its `next` waits for pictures that do not come, at a door or until it is asked to end.
@@ -77,6 +79,30 @@ impl Source for Film {
 
     fn length(&self) -> Option<u64> {
         Some(self.length)
+    }
+}
+
+/// A source that makes nothing. Its next life is ready when a door opens.
+struct Anew(Door);
+
+impl Source for Anew {
+    type Args = Door;
+    type Out = Numbered;
+
+    fn create(door: Door, _: &Env) -> anyhow::Result<Self> {
+        Ok(Anew(door))
+    }
+
+    async fn prepare(&mut self, env: &Env) -> anyhow::Result<()> {
+        if env.incarnation() > 0 {
+            let door = self.0.clone();
+            tokio::task::spawn_blocking(move || door.pass()).await??;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<Numbered>> {
+        Ok(None)
     }
 }
 
@@ -136,6 +162,73 @@ fn one_that_ends_in_time_is_whole(builder: Builder) {
     let running = node.run_pipeline(&end.sink::<WriteDown>(nowhere()).pipeline()).unwrap();
     let report = running.finish(SOON).unwrap();
     assert!(report.cancelled && report.is_complete() && report.waiting.is_empty(), "{report}");
+}
+
+/// Kills a source that is done: `done` says that its sink is, and then the pipeline hears of it.
+fn kill_when_done(node: &Node, source: &str, last: &Mutex<Snapshot>, done: impl Fn() -> bool) {
+    until("its sink has ended", done);
+    let then = last.lock().elapsed;
+    until("the pipeline knows", || last.lock().elapsed > then + Duration::from_millis(100));
+    let source = node.workers().into_iter().find(|worker| worker.name == source).expect("it was started");
+    let pid = Pid::from_raw(source.pid.cast_signed()).expect("a process");
+    kill_process(pid, Signal::KILL).expect("it runs");
+}
+
+/// A source that is done dies, and while nobody can tell it anything all sources are told to stop. What its next life is
+/// asked when everybody else has ended comes behind that.
+fn a_source_that_comes_back_when_all_have_ended_ends_too(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
+    let (back, dies, empty) = (Gate::new(), Gate::new(), folder.path().join("empty"));
+    let pipeline = Pipeline::new("anew");
+    let flow = pipeline.source::<Anew>(back.door()).restart(Restart::on_failure(1));
+    flow.sink::<WriteDown>(WriteDownArgs::to(&empty)).named("of nothing");
+    let orders = Orders { door: Some((0, dies.door())), dies: Some(1), ..Orders::default() };
+    let flow = pipeline.source::<Count>(CountArgs::to(3)).stage::<Obey>(orders);
+    flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
+    let (pipeline, last) = told(pipeline);
+    let running = node.run_pipeline(&pipeline).unwrap();
+    let dying = dies.arrival();
+    kill_when_done(&node, "Anew", &last, || empty.exists());
+    let at_the_door = back.arrival();
+    dying.open();
+    // When all have ended the progress stands still.
+    let mut seen = (Duration::ZERO, Instant::now());
+    until("all others have ended", || {
+        let now = last.lock().elapsed;
+        if now != seen.0 {
+            seen = (now, Instant::now());
+        }
+        seen.1.elapsed() > Duration::from_millis(300)
+    });
+    at_the_door.open();
+    let error = running.wait().unwrap_err();
+    assert!(matches!(&error, PipelineError::Died { stage, .. } if stage == "Obey"), "{error}");
+}
+
+/// A source that is done dies and begins anew when all others have ended. It tells how far it is so often that nobody has
+/// room for more, and then its spans, for the trace.
+fn a_source_that_begins_anew_when_all_have_ended_tells_all(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
+    let (last_one, file, trace) = (Gate::new(), folder.path().join("out"), folder.path().join("trace.json"));
+    let pipeline = Pipeline::new("told").trace(&trace);
+    let flow = pipeline.source::<Count>(CountArgs { elements: 0, ..CountArgs::to(150) }).named("again");
+    let flow = flow.every(Duration::from_millis(1)).restart(Restart::on_failure(1));
+    flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+    // Only after a death is anybody asked again.
+    let dies_once = Some((0, folder.path().join("mark")));
+    // What waits in the mailbox goes with it, and not all of these.
+    let orders = Orders { dies_once, door: Some((59, last_one.door())), ..Orders::default() };
+    let flow = pipeline.source::<Count>(CountArgs::to(60)).stage::<Obey>(orders);
+    let flow = flow.restart(Restart::on_failure(1));
+    flow.sink::<WriteDown>(nowhere()).named("of others");
+    let (pipeline, last) = told(pipeline);
+    let running = node.run_pipeline(&pipeline.progress_every(Duration::from_millis(1))).unwrap();
+    let at_the_door = last_one.arrival();
+    kill_when_done(&node, "again", &last, || file.exists());
+    at_the_door.open();
+    let report = running.wait().unwrap();
+    assert_eq!(report.stage("again").unwrap().items_out, 300, "{report}");
+    assert!(std::fs::read_to_string(trace).unwrap().contains("again"));
 }
 
 /// A program that has nothing else to do waits for the pipeline, or for Ctrl-C, and then ends the node.
@@ -354,6 +447,8 @@ fn main() {
             after_the_nodes_deadline_it_is_blamed_too,
             a_source_in_its_own_code_learns_that_it_is_to_end,
             one_that_ends_in_time_is_whole,
+            a_source_that_comes_back_when_all_have_ended_ends_too,
+            a_source_that_begins_anew_when_all_have_ended_tells_all,
             the_node_runs_until_the_pipeline_has_ended,
             a_stage_that_is_slow_gets_the_newest_or_the_oldest,
             replicas_restore_the_order_of_what_is_left,

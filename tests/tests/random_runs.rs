@@ -70,6 +70,7 @@ const FOUND: &[Found] = found! {
     "another-branch-than-the-filtered-one", 3, "no defect: sent again, an item took the branch without the filter";
     "other-partners-when-sent-again", 2, "no defect: sent again, halves found other partners in a join";
     "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
+    "back-when-all-had-ended", 10, "what a source was asked when all had ended came behind an order that nobody drove";
 };
 
 fn play(arguments: &[&str]) -> String {

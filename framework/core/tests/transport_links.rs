@@ -1,15 +1,19 @@
-//! A link whose half could not be sent is made anew by the next use. A binary of its own: a fault that is armed strikes
-//! whoever passes its point.
+//! A link whose half could not be sent is made anew by the next use, and one whose half was sent stays. A binary of its own: a
+//! fault that is armed strikes whoever passes its point, so its tests run one after the other.
 
 #![cfg(feature = "testing")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
 
 use tensorpost_core::testing::Cluster;
 use tensorpost_core::testing::fault::{Action, Fault, arm};
 
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 #[test]
 fn half_a_link_that_was_not_sent_is_sent_by_the_next_use() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<u32>(1, 8);
     arm(Fault::new("transport.link.begin", Action::Panic));
@@ -19,4 +23,24 @@ fn half_a_link_that_was_not_sent_is_sent_by_the_next_use() {
     cluster.send(0, &to, 2);
     cluster.run_until_idle();
     assert_eq!(inbox.take_one().message, 2);
+}
+
+/// The peer has connected to it. With another one in its place this process would send into a ring that nobody reads.
+#[test]
+fn half_a_link_that_was_sent_opens_though_its_sender_panicked() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u32>(1, 8);
+    let (back, inbox_back) = cluster.inbox::<u32>(0, 8);
+    arm(Fault::new("transport.link.sent", Action::Panic));
+    let failed = catch_unwind(AssertUnwindSafe(|| cluster.try_send(0, &to, 1)));
+    assert!(failed.is_err(), "the point was not passed");
+    cluster.run_until_idle();
+    cluster.send(0, &to, 2);
+    cluster.run_until_idle();
+    assert_eq!(inbox.take_one().message, 2);
+    cluster.send(1, &back, 3);
+    cluster.run_until_idle();
+    assert_eq!(inbox_back.take_one().message, 3);
+    assert!(!cluster.gave_up(0, 1) && !cluster.gave_up(1, 0));
 }

@@ -191,7 +191,7 @@ pub(super) async fn conduct(
         }
     }
     drop(runs);
-    conductor.count_again(&mut commands).await;
+    conductor.count_again(&mut events, &mut commands).await;
     // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
     while let Some(event) = events.try_recv() {
         conductor.event(event);
@@ -517,8 +517,13 @@ impl Conductor {
         stop.into_iter().chain(self.over_before(index)).map(|control| member.control.send(control)).collect()
     }
 
-    /// After a death, asks those who are done for their counts again: what was sent again came after their answers.
-    async fn count_again(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
+    /// After a death, asks those who are done for their counts again: what was sent again came after their answers. One that
+    /// begins anew may take as long as a run, so all is driven and heard here as it was there.
+    async fn count_again(
+        &mut self,
+        events: &mut Channel<Event>,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+    ) {
         if self.deaths.is_empty() || self.killed {
             return;
         }
@@ -537,6 +542,10 @@ impl Conductor {
                     }
                 }
                 Some(_) = self.sends.next() => {}
+                // A source that died since it was done has not heard it, and its next life takes nothing before that.
+                Some(heard) = self.stops.next() => self.heard_stop.extend(heard),
+                // Without that they fill their channel, and whoever has spans to tell does not end.
+                Ok(event) = events.recv() => self.event(event),
                 () = reached(self.kill_at) => self.command(Command::Kill),
                 Some(command) = commands.recv() => self.command(command),
             }
@@ -546,6 +555,8 @@ impl Conductor {
     /// Ends the members that are done. Those that were killed need no word.
     async fn close(&mut self) {
         let done = self.members.iter().zip(&self.counts).filter(|(_, counts)| counts.is_some());
+        // An order to stop that nobody has heard by now is of no use, and would keep the last word waiting behind it.
+        self.stops.clear();
         self.sends.extend(done.map(|(member, _)| member.control.send(Control::Close)));
         if !self.killed {
             let all = async { while self.sends.next().await.is_some() {} };

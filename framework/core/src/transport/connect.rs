@@ -9,7 +9,8 @@
 //! for reading, and the new link's credits. Nothing is sent to the node under it.
 //!
 //! **On a crash** of the peer before its half has come the link never opens, and goes with the word of its end. **On
-//! cancellation**, and where this thread unwinds, a link whose half was not sent is taken out again.
+//! cancellation**, and where this thread unwinds, a link whose half was not sent is taken out again; one whose half was
+//! sent stays.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -91,20 +92,8 @@ impl Transport {
         if !is_new {
             return Ok(link);
         }
-        // Also when this thread unwinds: a link whose half was not sent never opens.
-        let unsent = guard(Arc::clone(&link), |link| {
-            if !link.is_connected() {
-                self.links.remove(&link);
-            }
-            self.give_up(&link);
-        });
-        match self.send_half(&link) {
-            Ok(()) => {
-                ScopeGuard::into_inner(unsent);
-                Ok(link)
-            }
-            Err(error) => Err(lacks(peer, &error)),
-        }
+        self.send_half(&link).map_err(|error| lacks(peer, &error))?;
+        Ok(link)
     }
 
     fn new_link(&self, peer: ProcessId) -> std::io::Result<Arc<Link>> {
@@ -115,7 +104,15 @@ impl Transport {
         Ok(link)
     }
 
-    fn send_half(&self, link: &Link) -> Result<(), std::io::Error> {
+    /// Sends this process's half of a link that is new. Where that fails the link is taken out again.
+    fn send_half(&self, link: &Arc<Link>) -> Result<(), std::io::Error> {
+        // Also when this thread unwinds: a link whose half was not sent never opens.
+        let unsent = guard(Arc::clone(link), |link| {
+            if !link.is_connected() {
+                self.links.remove(&link);
+            }
+            self.give_up(&link);
+        });
         fault::point("transport.link.begin");
         let descriptors = vec![
             self.domain.own_page().export_fd()?,
@@ -124,9 +121,12 @@ impl Transport {
             link.take_bell().ok_or(std::io::ErrorKind::AlreadyExists)?,
         ];
         let route = ToNode::Route { to: link.peer, link_message: LinkMessage::Link };
-        let sent = self.control.send(route, descriptors).map_err(std::io::Error::other);
+        self.control.send(route, descriptors).map_err(std::io::Error::other)?;
+        // From here on the peer connects to it and answers. Without the link that answer would make another one, in whose
+        // rings nobody reads: the node passes one half on.
+        ScopeGuard::into_inner(unsent);
         fault::point("transport.link.sent");
-        sent
+        Ok(())
     }
 
     pub(super) fn half_came(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
