@@ -70,6 +70,7 @@ const FOUND: &[Found] = found! {
     "another-branch-than-the-filtered-one", 3, "no defect: sent again, an item took the branch without the filter";
     "other-partners-when-sent-again", 2, "no defect: sent again, halves found other partners in a join";
     "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
+    "stage-and-its-dead-letters-gone", 3, "no defect: the stage that named what its dead letters' worker lost died before it could tell";
 };
 
 fn play(arguments: &[&str]) -> String {
