@@ -71,6 +71,7 @@ const FOUND: &[Found] = found! {
     "other-partners-when-sent-again", 2, "no defect: sent again, halves found other partners in a join";
     "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
     "back-when-all-had-ended", 10, "what a source was asked when all had ended came behind an order that nobody drove";
+    "stage-and-its-dead-letters-gone", 3, "no defect: the stage that named what its dead letters' worker lost died before it could tell";
 };
 
 fn play(arguments: &[&str]) -> String {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Case, End};
 use crate::random::history::{Past, Place, Step};
-use crate::random::plan::{Plan, location_of};
+use crate::random::plan::{Plan, dead_name, location_of};
 use crate::random::spec::{Fault, Fork, Form, What};
 
 /// What may be missing in a run.
@@ -34,6 +34,8 @@ pub(super) struct Excuses<'r> {
 enum Ended {
     /// The workers of an operator, with all that is in them.
     Workers(u16),
+    /// The worker that takes the dead letters of an operator.
+    DeadLetters(u16),
     /// An operator's actor alone: it panicked.
     Actor(u16),
 }
@@ -60,7 +62,13 @@ impl<'r> Excuses<'r> {
                 let shares = |other: u16| other != op && home(plan, other) == home(plan, op);
                 let alone = death.why.contains("future panicked")
                     && plan.all().iter().any(|other| shares(other.number));
-                let ended = if alone { Ended::Actor(op) } else { Ended::Workers(home(plan, op)) };
+                // The dead letters of an operator, and what is beside them, are in a worker of their own.
+                let of_dead = death.why.starts_with(&format!("worker `{}`", dead_name(home(plan, op))));
+                let ended = match (alone, of_dead) {
+                    (true, _) => Ended::Actor(op),
+                    (false, true) => Ended::DeadLetters(home(plan, op)),
+                    (false, false) => Ended::Workers(home(plan, op)),
+                };
                 ended_with.entry(op).or_default().insert(ended);
             }
             let for_good = report.deaths.iter().filter(|death| !death.restarted);

@@ -456,3 +456,15 @@ fn a_panic_beside_a_process_that_dies_later_hides_what_that_would_have_named() {
     said(&mut seen).deaths.remove(0);
     assert_eq!(kinds(&plan, &seen), [Kind::Missing], "both went at once, and their sender lives");
 }
+
+#[test]
+fn a_stage_and_the_worker_of_its_dead_letters_are_two() {
+    let plan = forked();
+    let mut seen = right(&plan);
+    seen.logs.0.get_mut(&Place { op: 1, dead: true }).unwrap()[0].pop();
+    let of = |stage: &str| Death { why: format!("worker `{stage}` (p2.0) has ended"), ..death(stage) };
+    said(&mut seen).deaths.push(of("dead-1"));
+    assert!(kinds(&plan, &seen).contains(&Kind::Missing), "the stage lives, and names it");
+    said(&mut seen).deaths.push(of("stage-1"));
+    assert!(!kinds(&plan, &seen).contains(&Kind::Missing));
+}
