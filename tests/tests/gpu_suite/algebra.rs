@@ -39,9 +39,9 @@ pub(crate) fn a_tensor_that_is_not_on_the_host_says_how_it_gets_there(builder: B
     for refused in refused {
         let error = refused.unwrap_err();
         assert!(matches!(error, TensorError::NotOnHost { .. }), "{error:?}");
-        let (says, name) = (error.to_string(), device.id().to_string());
+        let says = error.to_string();
         assert!(
-            says.contains(&name) && says.contains("stream.download") && says.contains(".receive_on"),
+            says.contains("(cuda:") && says.contains("stream.download") && says.contains(".receive_on"),
             "{says}"
         );
     }
