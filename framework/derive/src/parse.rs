@@ -4,7 +4,7 @@
 mod container;
 mod tensor;
 
-pub(crate) use container::key;
+pub(crate) use container::{key, once};
 
 use quote::ToTokens;
 use syn::{

@@ -3,9 +3,10 @@
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{
-    Attribute, DeriveInput, Error, Path, Token, Type, meta::ParseNestedMeta, parenthesized, parse_quote,
-    punctuated::Punctuated,
+    Attribute, DeriveInput, Error, Path, Token, Type, parenthesized, parse_quote, punctuated::Punctuated,
 };
+
+use crate::parse::{key, once};
 
 /// What `#[remote_actor(..)]` says.
 #[derive(Default)]
@@ -86,35 +87,22 @@ fn settings(input: &DeriveInput) -> syn::Result<Settings> {
 
 fn read(attr: &Attribute, settings: &mut Settings) -> syn::Result<()> {
     attr.parse_nested_meta(|meta| {
-        let key = crate::parse::key(&meta);
+        let key = key(&meta);
         match key.as_str() {
-            "handles" => once(&mut settings.handles, &meta, |meta| {
+            "handles" => once("remote_actor", &mut settings.handles, &meta, |meta| {
                 let messages;
                 parenthesized!(messages in meta.input);
                 Ok(Punctuated::<Type, Token![,]>::parse_terminated(&messages)?.into_iter().collect())
             }),
-            "args" => once(&mut settings.args, &meta, |meta| meta.value()?.parse()),
-            "create" => once(&mut settings.create, &meta, |meta| meta.value()?.parse()),
-            "crate" => once(&mut settings.root, &meta, |meta| meta.value()?.call(Path::parse_mod_style)),
+            "args" => once("remote_actor", &mut settings.args, &meta, |meta| meta.value()?.parse()),
+            "create" => once("remote_actor", &mut settings.create, &meta, |meta| meta.value()?.parse()),
+            "crate" => once("remote_actor", &mut settings.root, &meta, |meta| meta.value()?.call(Path::parse_mod_style)),
             other => Err(meta.error(format_args!(
                 "unknown key `{other}`; #[remote_actor(..)] takes handles(First, ..), args = Type, create = path and \
                  crate = path"
             ))),
         }
     })
-}
-
-fn once<T>(
-    slot: &mut Option<T>,
-    meta: &ParseNestedMeta<'_>,
-    read: impl FnOnce(&ParseNestedMeta<'_>) -> syn::Result<T>,
-) -> syn::Result<()> {
-    if slot.is_some() {
-        let key = crate::parse::key(meta);
-        return Err(meta.error(format_args!("#[remote_actor(..)] has `{key}` twice; keep one")));
-    }
-    *slot = Some(read(meta)?);
-    Ok(())
 }
 
 #[cfg(test)]

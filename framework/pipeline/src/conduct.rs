@@ -33,6 +33,8 @@ use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 
+mod orphans;
+
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);
 
@@ -438,46 +440,6 @@ impl Conductor {
         }
         self.tell_of_orphans(index);
         false
-    }
-
-    /// Nobody is left, perhaps only since this death, who could send again what others that have died had sent. Who had it
-    /// from these may have been told before that nothing more comes from them; now it names what it has lost of theirs.
-    fn tell_of_orphans(&mut self, index: usize) {
-        let others = self.exited.keys().filter(|other| **other != index && self.leaves_orphans(**other));
-        for other in others {
-            for (receiver, member) in self.members.iter().enumerate() {
-                if self.sends_to(*other, receiver) && !self.exited.contains_key(&receiver) {
-                    self.sends.push(member.control.send(self.exited(*other)));
-                }
-            }
-        }
-    }
-
-    /// Whether a member has died, does not come back, and nobody sends again what it had sent: it is a source, or the same
-    /// holds for one of those that it had its items from.
-    fn leaves_orphans(&self, index: usize) -> bool {
-        let (mut found, mut next) = (HashSet::from([index]), vec![index]);
-        while let Some(index) = next.pop() {
-            if !self.is_gone(index) {
-                continue;
-            }
-            if self.members[index].source {
-                return true;
-            }
-            let senders = (0..self.members.len()).filter(|other| self.sends_to(*other, index));
-            next.extend(senders.filter(|sender| found.insert(*sender)));
-        }
-        false
-    }
-
-    /// Whether a member has died and does not come back. Of those that end with one process, each is noticed by itself.
-    fn is_gone(&self, index: usize) -> bool {
-        let member = &self.members[index];
-        let with_it = |(other, process): (&usize, &Option<ProcessId>)| {
-            process.is_some() && self.members[*other].worker == member.worker
-        };
-        self.exited.contains_key(&index)
-            || self.plan.restart(member.stage) == Restart::never() && self.exited.iter().any(with_it)
     }
 
     /// A member is done: all its items and ends were answered.

@@ -18,9 +18,9 @@ pub(super) fn parse(ident: &Ident, attrs: &[Attribute]) -> syn::Result<Container
     let (mut name, mut reply, mut root) = (None, None, None);
     for attr in attrs.iter().filter(|attr| attr.path().is_ident("gpu_message")) {
         attr.parse_nested_meta(|meta| match key(&meta).as_str() {
-            "reply" => once(&mut reply, &meta, |meta| meta.value()?.parse::<Type>()),
-            "name" => once(&mut name, &meta, wire_name),
-            "crate" => once(&mut root, &meta, crate_path),
+            "reply" => once("gpu_message", &mut reply, &meta, |meta| meta.value()?.parse::<Type>()),
+            "name" => once("gpu_message", &mut name, &meta, wire_name),
+            "crate" => once("gpu_message", &mut root, &meta, crate_path),
             other => Err(meta.error(format_args!(
                 "unknown key `{other}`; #[gpu_message(..)] takes reply = Type, name = \"..\" and crate = path"
             ))),
@@ -39,13 +39,15 @@ pub(crate) fn key(meta: &ParseNestedMeta<'_>) -> String {
     segments.join("::")
 }
 
-fn once<T>(
+/// Reads the value of a key that may be given once.
+pub(crate) fn once<T>(
+    attribute: &str,
     slot: &mut Option<T>,
     meta: &ParseNestedMeta<'_>,
     read: impl FnOnce(&ParseNestedMeta<'_>) -> syn::Result<T>,
 ) -> syn::Result<()> {
     if slot.is_some() {
-        return Err(meta.error(format_args!("#[gpu_message(..)] has `{}` twice; keep one", key(meta))));
+        return Err(meta.error(format_args!("#[{attribute}(..)] has `{}` twice; keep one", key(meta))));
     }
     *slot = Some(read(meta)?);
     Ok(())

@@ -54,24 +54,30 @@ pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceEr
     let mapping = page.mapping();
     let mut table = PAGES.lock();
     let pages = table.get_or_insert_default();
-    if !pages.contains_key(&(mapping.addr() as usize)) && pages.values().any(Registered::is_nobodys) {
-        tidy();
-    }
+    let mut is_new = false;
     let page = match pages.entry(mapping.addr() as usize) {
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(place) => {
             shared.bind()?;
             // SAFETY: kept below until it is unregistered, and nothing can fail before.
             unsafe { shared.driver.register(mapping.addr(), mapping.len(), mapping.access())? };
+            is_new = true;
             place.insert(Registered { mapping: Arc::clone(mapping), addresses: SmallVec::new() })
         }
     };
-    if let Some((_, address)) = page.addresses.iter().find(|(device, _)| *device == shared.device) {
-        return Ok(*address);
+    let known = page.addresses.iter().find(|(device, _)| *device == shared.device);
+    let address = match known {
+        Some((_, address)) => *address,
+        None => {
+            shared.bind()?;
+            let address = shared.driver.device_address(mapping.addr())?;
+            page.addresses.push((shared.device, address));
+            address
+        }
+    };
+    if is_new && pages.values().any(Registered::is_nobodys) {
+        tidy();
     }
-    shared.bind()?;
-    let address = shared.driver.device_address(mapping.addr())?;
-    page.addresses.push((shared.device, address));
     Ok(address)
 }
 
