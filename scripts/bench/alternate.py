@@ -4,8 +4,8 @@
     alternate.py BEFORE AFTER [--rounds 6] [--seconds 240] [--only message_cost,message,tensor,fanout,pipeline_bench]
 
 BEFORE and AFTER are folders with `message_cost`, `pipeline_bench` and the benches `message`, `tensor` and `fanout`, as
-before-after.sh gathers them; what is not in both is left out. Who goes first changes from round to round, so that a machine that gets
-slower or faster meanwhile does so for both. No round begins that would not end before SECONDS.
+before-after.sh gathers them; what is not in both is left out. Who goes first changes from round to round, so that a
+machine that gets slower or faster meanwhile does so for both. No round begins that would not end before SECONDS.
 """
 
 import argparse
@@ -26,7 +26,10 @@ DEADLINE = 60
 BENCHES = {"message": "tensorpost", "tensor": "hand-over", "fanout": "fanout-stream/(1|8)$"}
 PROGRAMS = ["message_cost", *BENCHES, "pipeline_bench"]
 # Of its rows, those of pipelines: what an item costs, from items a second or from microseconds an item.
-PIPELINES = re.compile(r"^\| *(?P<what>line with[^|]*|four stages[^|]*|broadcast[^|]*|stage of[^|]*)\| *(?P<number>[\d.]+)", re.MULTILINE)
+PIPELINES = re.compile(
+    r"^\| *(?P<what>(?:line with|four stages|broadcast|stage of)[^|]*)\| *(?P<number>[\d.]+)",
+    re.MULTILINE,
+)
 
 
 def one_thread_per_core():
@@ -87,7 +90,8 @@ def verdict(medians, best):
 
 
 def table(taken):
-    rows = [("median over the rounds of the median (best sample)", "before", "after", "ratio", "of best samples", "of pairs", f"<= {BOUND}")]
+    what = "median over the rounds of the median (best sample)"
+    rows = [(what, "before", "after", "ratio", "of best samples", "of pairs", f"<= {BOUND}")]
     for what, rounds in taken.items():
         pairs = [(a, b) for a, b in rounds if a and b]
         if not pairs:
