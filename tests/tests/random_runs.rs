@@ -71,6 +71,8 @@ const FOUND: &[Found] = found! {
     "other-partners-when-sent-again", 2, "no defect: sent again, halves found other partners in a join";
     "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
     "back-when-all-had-ended", 10, "what a source was asked when all had ended came behind an order that nobody drove";
+    "two-numberings-and-bytes", 4, "replicas had no room for the items that two orders waited for, nor for more";
+    "two-numberings-and-drops", 4, "the same, in front of a stage that drops what it has no room for";
     "stage-and-its-dead-letters-gone", 3, "no defect: the stage that named what its dead letters' worker lost died before it could tell";
 };
 

@@ -219,8 +219,18 @@ impl Plan {
         busy.min(ORDER_WINDOW)
     }
 
-    /// Puts a stage that restores the order behind replicas, wherever no single stage does. To be called once, before
-    /// the plan is used.
+    /// Whether the stage, which restores an order, must not do so for items whose number or bytes in flight are bounded. Of
+    /// two numberings, one replica may have sent a later item of the first and then have an earlier one of the second, and
+    /// another replica the other way round: with no room for one more, neither order goes on. Of one numbering each replica
+    /// sends its oldest item first.
+    fn orders_what_is_bounded(&self, stage: usize) -> bool {
+        let here = &self.stages[stage];
+        (here.max_bytes.is_some() || here.drops.is_some())
+            && self.numberers(stage).any(|(_, senders)| senders > 1)
+    }
+
+    /// Puts a stage that restores the order behind replicas, wherever no single stage does, or can. To be called once,
+    /// before the plan is used.
     pub(super) fn complete(mut self) -> Self {
         for stage in 0..self.stages.len() {
             if !self.loses_order(stage) {
@@ -229,6 +239,7 @@ impl Plan {
             let edges = self.edges_from(stage, RESULTS);
             if let [(_, edge)] = edges[..]
                 && self.stages[edge.to].replicas == 1
+                && !self.orders_what_is_bounded(edge.to)
             {
                 continue;
             }

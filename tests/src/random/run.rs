@@ -17,7 +17,7 @@ use super::build::build;
 use super::history::{Logs, Place, bytes_so_far, lines_so_far};
 use super::oracle::{End, Kind, Seen, Verdict, home, judge};
 use super::plan::{Plan, stage_name};
-use super::spec::{Ending, Fault, Spec, When};
+use super::spec::{Ending, Fault, Spec, What, When};
 
 /// A run that was ordered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -125,13 +125,20 @@ fn follow(
     let workers = || node.map(|node| &**node).or(running.node()).map(Node::workers).unwrap_or_default();
     let canceller = running.canceller();
     let mut hung = false;
+    let mut ends = (0, director.begin);
     while !running.is_finished() {
         director.strike(&workers);
         if director.wants_end(&running, &canceller) {
             break;
         }
-        // What goes around for ever moves too.
-        let endless = director.begin.elapsed() > watch.patience * 3;
+        // What goes around for ever moves too. A machine with more to do than it has cores is only slow: something comes in,
+        // or out.
+        let mut endless = ends.1.elapsed() > watch.patience * 3;
+        if endless && !hung {
+            let now = watch.at_the_ends(plan);
+            endless = now == ends.0;
+            ends = (now, Instant::now());
+        }
         if (watch.is_hung() || endless) && !hung {
             hung = true;
             watch.note_hang(endless, outcome, plan, &workers());
@@ -391,6 +398,13 @@ impl Watch {
         self.state.lock().moved.elapsed() > self.patience
     }
 
+    /// Items that sources and sinks have had by now.
+    fn at_the_ends(&self, plan: &Plan) -> usize {
+        let log = self.folder.join("log");
+        let all = plan.all().into_iter().filter(|op| matches!(op.op.what, What::Source(_) | What::Sink { .. }));
+        all.map(|op| lines_so_far(&log, Place::of(op.number))).sum()
+    }
+
     fn note_hang(&self, endless: bool, outcome: &mut Outcome, plan: &Plan, workers: &[WorkerStatus]) {
         let workers = workers.iter().map(|worker| {
             format!("{} {:?} pid {}{}", worker.name, worker.state, worker.pid, state_of(worker.pid))
@@ -402,7 +416,7 @@ impl Watch {
             format!("{} {}", stage_name(op.number, &op.op.what), lines_so_far(&log, Place::of(op.number)))
         });
         let had: Vec<_> = had.collect();
-        let why = if endless { "it had not ended in three times" } else { "nothing moved for" };
+        let why = if endless { "nothing came in or out for three times" } else { "nothing moved for" };
         let what = format!(
             "{why} {:?}; items so far: {}; workers: {}",
             self.patience,
