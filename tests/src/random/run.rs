@@ -401,7 +401,8 @@ impl Watch {
     /// Items that sources and sinks have had by now.
     fn at_the_ends(&self, plan: &Plan) -> usize {
         let log = self.folder.join("log");
-        let all = plan.all().into_iter().filter(|op| matches!(op.op.what, What::Source(_) | What::Sink { .. }));
+        let all =
+            plan.all().into_iter().filter(|op| matches!(op.op.what, What::Source(_) | What::Sink { .. }));
         all.map(|op| lines_so_far(&log, Place::of(op.number))).sum()
     }
 
