@@ -65,6 +65,8 @@ pub(super) struct Follow {
     pub(super) told_every: Duration,
     /// Whether Ctrl-C and `SIGTERM` cancel it.
     pub(super) signals: bool,
+    /// Why its workers take turns on a GPU that several of them are on.
+    pub(super) time_slices: Option<String>,
     /// The keeper of its workers.
     pub(super) supervisor: Arc<Supervisor>,
     /// Knows when the node shuts down.
@@ -99,6 +101,8 @@ struct Conductor {
     supervisor: Arc<Supervisor>,
     trace: Option<Trace>,
     stillness: Stillness,
+    /// See [`Report::time_slices`].
+    time_slices: Option<String>,
     /// What members are being told. Driven beside everything else: one that waits for its place in a mailbox may wait behind
     /// a [`Run`], which takes its own only when it is polled.
     sends: FuturesUnordered<Send<Control>>,
@@ -134,6 +138,7 @@ pub(super) async fn conduct(
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
         stillness: Stillness::new(settings.hang_limit, settings.told_every),
+        time_slices: settings.time_slices.clone(),
         sends: FuturesUnordered::new(),
         stops: FuturesUnordered::new(),
         heard_stop: HashSet::new(),
@@ -535,6 +540,7 @@ impl Conductor {
         let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
         report.cancelled = self.cancelled;
         report.waiting = self.stood_in.unwrap_or_default();
+        report.time_slices = self.time_slices;
         if let Some(what) = report.incomplete() {
             tracing::warn!(target: "tensorpost::pipeline", pipeline = report.pipeline, what, "a run is incomplete");
         }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use tensorpost_core::api::actor::MAX_MAILBOX;
+use tensorpost_core::api::device::Device;
 use tensorpost_core::api::node::Restart;
 
 use super::error::{Mistake, PipelineError};
@@ -275,6 +276,19 @@ impl Plan {
             }
         }
         home
+    }
+
+    /// Whether several workers are on one GPU. A device that cannot be found is on none: the start says so.
+    pub(super) fn shares_a_gpu(&self) -> bool {
+        let mut on = Vec::new();
+        for (number, stage) in self.stages.iter().enumerate() {
+            let device = stage.on.find().ok().filter(|device| *device != Device::host());
+            let place = device.map(|device| (device, self.home(number)));
+            on.extend(place.filter(|place| !on.contains(place)));
+        }
+        on.iter().any(|(device, home)| {
+            self.stages[*home].replicas > 1 || on.iter().any(|(also, other)| also == device && other != home)
+        })
     }
 
     /// What becomes of the stage when its process ends: those in one worker come back together. A source, which begins anew

@@ -44,6 +44,10 @@ pub struct Report {
     /// What replicas waited for when the pipeline was killed.
     #[serde(default)]
     pub waiting: Vec<Waiting>,
+    /// Why stages in several workers took turns on one GPU; `None` where their kernels overlapped, or no GPU had several. See
+    /// [`Sharing`](tensorpost_core::api::node::Sharing).
+    #[serde(default)]
+    pub time_slices: Option<String>,
 }
 
 /// What an unfinished replica waited for.
@@ -327,6 +331,9 @@ impl fmt::Display for Report {
         }
         for stage in self.stages.iter().filter(|stage| stage.missed > 0) {
             writeln!(f, "late: {} missed {} of its times", stage.stage, stage.missed)?;
+        }
+        if let Some(why) = &self.time_slices {
+            writeln!(f, "time slices: stages on one GPU took turns, some 145 us each: {why}")?;
         }
         for death in &self.deaths {
             let then = if death.restarted { "died and was restarted" } else { "died" };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tensorpost_core::api::node::{Node, NodeBuilder};
+use tensorpost_core::api::node::{Node, NodeBuilder, Sharing};
 use tokio::sync::{mpsc, watch};
 
 use super::conduct::{Command, Follow, Handle, conduct};
@@ -68,6 +68,8 @@ impl Pipeline {
         // A worker goes on inside; what is wrong with the pipeline is said by the program that starts it.
         let builder = builder.run_if_worker();
         self.check()?;
+        let shared = self.draft.borrow().plan.shares_a_gpu();
+        let builder = if shared { builder.sharing_or(Sharing::Auto) } else { builder };
         let node = builder.start()?;
         let mut running = begin(&node, self, signals, true)?;
         running.node = Some(node);
@@ -215,7 +217,9 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
     let Launched { members, event_channel, workers } = launch(node, &plan, &works, &settings)?;
     let (sender, commands) = mpsc::unbounded_channel();
     let supervisor = Arc::clone(node.supervisor());
+    let time_slices = node.time_slices().filter(|_| plan.shares_a_gpu()).map(str::to_owned);
     let follow = Follow {
+        time_slices,
         told_every: settings.told_every(),
         hang_limit: settings.hang_limit,
         complete: settings.complete,

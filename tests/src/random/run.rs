@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
-use tensorpost::node::{Node, NodeBuilder, WorkerState, WorkerStatus};
+use tensorpost::node::{Node, NodeBuilder, Sharing, WorkerState, WorkerStatus};
 use tensorpost::pipeline::{AddPipeline, Canceller, PipelineError, Report, RunPipeline, Running};
 use tensorpost::testing::leaks;
 
@@ -96,7 +96,8 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn tuned(builder: NodeBuilder) -> NodeBuilder {
-    builder.worker_log("warn").start_deadline(Duration::from_secs(60))
+    // Whatever the device: what dies must take no other with it.
+    builder.worker_log("warn").start_deadline(Duration::from_secs(60)).sharing(Sharing::Isolated)
 }
 
 /// How the run ended, and what struck.

@@ -43,7 +43,9 @@ use images::{
 mod ready;
 use ready::ready_made_stages_agree_with_the_host;
 mod pipelines;
-use pipelines::a_pipelines_last_work_is_done_before_its_workers_end;
+use pipelines::{
+    a_pipelines_last_work_is_done_before_its_workers_end, a_report_says_why_workers_took_turns_on_a_gpu,
+};
 mod parts;
 use parts::{
     a_packed_part_is_a_view, several_workers_write_columns_of_one_tensor,
@@ -106,6 +108,7 @@ fn main() {
         several_workers_write_columns_of_one_tensor_under_mps,
         a_packed_part_is_a_view,
         a_pipelines_last_work_is_done_before_its_workers_end,
+        a_report_says_why_workers_took_turns_on_a_gpu,
         a_node_that_is_killed_leaves_nothing_on_the_device,
         a_node_that_is_killed_leaves_no_mps_daemon,
         workers_that_count_the_gpus_differently_mean_the_same,

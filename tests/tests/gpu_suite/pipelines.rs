@@ -10,7 +10,23 @@ const LARGE: (usize, usize) = (128 << 20, 400);
 const SMALL: (usize, usize) = (1 << 20, 200);
 
 pub(super) fn program(builder: Builder) -> Builder {
-    builder.source::<Count>().sink::<Slow>()
+    builder.source::<Count>().sink::<Slow>().sink::<Takes>()
+}
+
+/// Takes what comes.
+struct Takes;
+
+impl Sink for Takes {
+    type Args = ();
+    type In = Numbered;
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Takes)
+    }
+
+    fn consume(&mut self, _: Numbered) -> anyhow::Result<()> {
+        Ok(())
+    }
 }
 
 /// Gives its stream much to do, and sends what comes of it to the program at once.
@@ -72,4 +88,29 @@ pub(super) fn a_pipelines_last_work_is_done_before_its_workers_end(builder: Buil
         let first = tensor.slice(0, 0..4).expect("in bounds");
         assert_eq!(stream.download::<u32>(&first).expect("there"), [0, 1, 2, 3]);
     }
+}
+
+/// Two workers of a pipeline on one GPU overlap where MPS is, and where they do not, the report says why.
+pub(super) fn a_report_says_why_workers_took_turns_on_a_gpu(builder: Builder) {
+    let (device, _) = super::device();
+    let on_gpu = device.kind() == DeviceKind::Cuda;
+    let run = |node: Node| {
+        let flow = Pipeline::new("shared").source::<Count>(CountArgs::to(3)).on(device.clone());
+        let pipeline = flow.sink::<Takes>(()).on(device.clone()).pipeline();
+        node.run_pipeline(&pipeline).expect("it starts").wait().expect("it ends well")
+    };
+    // Of several ways, the one that was said first.
+    let isolated = super::program(Node::builder()).sharing(Sharing::Isolated).sharing_or(Sharing::Auto);
+    let report = run(isolated.start().expect("a node"));
+    let why = on_gpu.then_some("the node was built with `Sharing::Isolated`");
+    assert_eq!(report.time_slices.as_deref(), why);
+    assert_eq!(report.to_string().contains("took turns"), on_gpu, "{report}");
+
+    let node = builder.sharing_or(Sharing::Auto).start().expect("a node");
+    if Device::best() != Device::host() {
+        assert_eq!(node.time_slices(), None, "MPS serves wherever these tests have a GPU");
+    } else {
+        assert_eq!(node.time_slices(), Some("there is no GPU"));
+    }
+    assert_eq!(run(node).time_slices, None);
 }

@@ -10,7 +10,7 @@ use super::hang::OnHang;
 use super::host::{Identity, Open, ProcessRuntime};
 use super::limits::START_DEADLINE;
 use super::mps;
-use super::mps::{Mps, Sharing};
+use super::mps::Sharing;
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::{Node, Processes, files, worker};
 use crate::actor::{self, ProcessActors};
@@ -28,7 +28,7 @@ pub struct NodeBuilder {
     worker_log: Option<String>,
     host_budget: u64,
     gpu_budget: Option<u64>,
-    sharing: Sharing,
+    sharing: Option<Sharing>,
     hang_limit: Option<(Duration, OnHang)>,
     trace: Option<PathBuf>,
     trace_records: usize,
@@ -44,7 +44,7 @@ impl NodeBuilder {
             worker_log: None,
             host_budget: DEFAULT_HOST_BUDGET,
             gpu_budget: None,
-            sharing: Sharing::default(),
+            sharing: None,
             hang_limit: None,
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
@@ -88,7 +88,13 @@ impl NodeBuilder {
 
     /// Sets how workers share a GPU; [`Sharing::Isolated`] unless said otherwise.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
-        self.sharing = sharing;
+        self.sharing = Some(sharing);
+        self
+    }
+
+    /// As [`sharing`](Self::sharing), where nothing was said before.
+    pub fn sharing_or(mut self, sharing: Sharing) -> Self {
+        self.sharing.get_or_insert(sharing);
         self
     }
 
@@ -206,10 +212,7 @@ impl NodeBuilder {
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
-        let mps = match self.sharing {
-            Sharing::Isolated => None,
-            Sharing::Mps => Some(Mps::start()?),
-        };
+        let mps::Shared { mps, time_slices } = self.sharing.unwrap_or_default().begin()?;
         let listening = self.console.listen();
         let log_ring = listening.is_some().then(Arc::<LogRing>::default);
         let settings = Settings {
@@ -221,7 +224,7 @@ impl NodeBuilder {
             epoch_page,
             trace: trace.clone(),
             hang_limit: self.hang_limit,
-            gpus_are_shared: mps.is_some(),
+            time_slices: time_slices.clone(),
             log_ring: log_ring.clone(),
             environment: mps
                 .as_ref()
@@ -235,7 +238,7 @@ impl NodeBuilder {
         let supervisor = Arc::new(supervisor);
         Ok((
             process_runtime,
-            Processes { supervisor, process_runtime: own, trace, _console: console, _mps: mps },
+            Processes { supervisor, process_runtime: own, trace, time_slices, _console: console, _mps: mps },
         ))
     }
 }

@@ -155,6 +155,8 @@ pub struct Processes {
     /// This process's own.
     process_runtime: Arc<dyn host::ProcessRuntime>,
     trace: Option<Arc<Collector>>,
+    /// Why workers share GPUs in time slices.
+    time_slices: Option<String>,
     /// Looks into it from outside; ends after the workers have.
     _console: Option<console::Server>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
@@ -172,6 +174,11 @@ impl Node {
     /// The handle to the thread that keeps the workers, for whoever starts workers and actors.
     pub fn supervisor(&self) -> &Arc<Supervisor> {
         self.processes.supervisor()
+    }
+
+    /// Why workers that share a GPU take turns on it; `None` if their kernels overlap ([`Sharing::Mps`]).
+    pub fn time_slices(&self) -> Option<&str> {
+        self.processes.time_slices.as_deref()
     }
 
     /// All workers, also those that have ended and whose slot is not used again yet.

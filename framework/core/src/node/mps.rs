@@ -12,6 +12,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use super::arguments::arguments;
+use crate::device::Device;
 use crate::device::mps::{Daemon, Folder, PIPES};
 use crate::os::remedy::MPS_PROGRAM;
 
@@ -26,6 +27,36 @@ pub enum Sharing {
     /// trip with a kernel on each side takes a tenth of the time. A worker that dies in the middle of a kernel, or makes
     /// an illegal access, takes the others on its GPU with it.
     Mps,
+    /// [`Mps`](Self::Mps) where there is a GPU and the daemon starts, [`Isolated`](Self::Isolated) otherwise:
+    /// [`Node::time_slices`](crate::node::Node::time_slices) says why, and so does the log. A pipeline with a node of its own
+    /// chooses this if several of its workers are on one GPU.
+    Auto,
+}
+
+/// What came of a [`Sharing`].
+pub(super) struct Shared {
+    pub(super) mps: Option<Mps>,
+    /// Why there is no MPS.
+    pub(super) time_slices: Option<String>,
+}
+
+impl Sharing {
+    /// Starts what it needs.
+    pub(super) fn begin(self) -> Result<Shared, MpsError> {
+        let slices = |why: String| Shared { mps: None, time_slices: Some(why) };
+        match self {
+            Sharing::Isolated => Ok(slices("the node was built with `Sharing::Isolated`".to_owned())),
+            Sharing::Auto if Device::best() == Device::host() => Ok(slices("there is no GPU".to_owned())),
+            Sharing::Mps | Sharing::Auto => match (Mps::start(), self) {
+                (Ok(mps), _) => Ok(Shared { mps: Some(mps), time_slices: None }),
+                (Err(error), Sharing::Auto) => {
+                    tracing::info!(target: "tensorpost::node", "workers share GPUs in time slices: {error}");
+                    Ok(slices(error.to_string()))
+                }
+                (Err(error), _) => Err(error),
+            },
+        }
+    }
 }
 
 /// Why there is no MPS.

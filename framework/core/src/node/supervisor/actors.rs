@@ -1,7 +1,7 @@
 //! Starts actors in workers, and handles the ends that workers report.
 
 use crate::actor::NewActor;
-use crate::ids::{ActorId, ProcessId};
+use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{ControlError, Down, encode};
 use crate::node::group::Supervision;
 use crate::node::registry::check_name;
@@ -11,7 +11,7 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::comebacks::start_of;
 use super::error::Closed;
-use super::record::{First, Pending};
+use super::record::{First, Pending, Worker};
 use super::run::State;
 use super::{Reply, StartError, WorkerId};
 
@@ -63,12 +63,33 @@ impl State {
             self.broker.actor_ended(actor);
             return Err(StartError::TooLarge { type_name });
         }
-        worker.uses(new.device);
+        let device = new.device;
+        worker.uses(device);
         let first = Some(First { made_of: new, how, reply: reply.clone() });
         worker.pending.insert(actor, Pending { location, type_name, ended: None, first });
         worker.send(&start, Vec::new());
         self.dirty = true;
+        self.note_time_slices(index, device);
         Ok(())
+    }
+
+    /// Says once, for all GPUs, that two workers on one take turns, and what that costs.
+    fn note_time_slices(&mut self, index: usize, device: DeviceId) {
+        let Some(why) = self.settings.time_slices.as_ref().filter(|_| device != DeviceId::HOST) else {
+            return;
+        };
+        let Some(worker) = self.workers.at(index).filter(|_| !self.noted_time_slices) else { return };
+        let shares = |other: &&Worker| {
+            other.process != worker.process && other.is_running() && other.gpus.contains(&device)
+        };
+        let Some(other) = self.workers.iter().find(shares) else { return };
+        let text = format!(
+            "workers `{}` and `{}` are both on {device}, in time slices ({why}): where both launch kernels, every turn costs \
+             some 145 us; with `Sharing::Mps` kernels overlap, and a worker that dies in one takes the other with it",
+            other.name, worker.name
+        );
+        self.noted_time_slices = true;
+        self.journal.node(Severity::Info, None, text);
     }
 
     fn no_such_worker(&self, id: WorkerId, type_name: String) -> StartError {

@@ -37,7 +37,7 @@ impl State {
         now: Instant,
         told: &mut Vec<Delivery>,
     ) -> Option<u64> {
-        let lost_gpu = self.settings.gpus_are_shared && loses_gpu(reason);
+        let lost_gpu = self.settings.time_slices.is_none() && loses_gpu(reason);
         let (mut ones, given_up) = self.restarts.groups_hit(decisions, reason);
         // All who restart with it, before any of them is ended: members of the groups that were hit, all groups of
         // these workers, and under MPS whoever is on a GPU of any of them. It ends because both sets only grow and are

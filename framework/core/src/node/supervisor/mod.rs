@@ -94,8 +94,8 @@ pub(crate) struct Settings {
     pub(crate) epoch_page: Arc<EpochPage>,
     /// Where the processes' traces come together, if there is one.
     pub(crate) trace: Option<Arc<Collector>>,
-    /// Whether the workers on one GPU restart together.
-    pub(crate) gpus_are_shared: bool,
+    /// Why workers on one GPU take turns; without it their kernels overlap, and they restart together.
+    pub(crate) time_slices: Option<String>,
     /// How long something may stand still, and what happens then.
     pub(crate) hang_limit: Option<(Duration, OnHang)>,
     /// Where the latest records of the log are kept for the console, if there is one.

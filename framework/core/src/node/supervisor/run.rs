@@ -64,6 +64,8 @@ pub(super) struct State {
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
     pub(super) dirty: bool,
+    /// Whether the log has it that workers on one GPU take turns.
+    pub(super) noted_time_slices: bool,
     pub(super) began: Instant,
 }
 
@@ -93,6 +95,7 @@ impl State {
             hangs: Hangs::default(),
             stopping: None,
             dirty: false,
+            noted_time_slices: false,
             began: Instant::now(),
         }
     }
