@@ -1,10 +1,11 @@
 //! What pipelines lose: each item comes out or is named, and nobody waits for one that will not come.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tensorpost::node::Restart;
+use tensorpost::node::{Restart, WorkerState, WorkerStatus};
 use tensorpost::pipeline::{Batch, ItemId, Lost, Many, PipelineError, Report};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -18,7 +19,8 @@ use tensorpost_tests::wait::until;
 
 fn program(builder: Builder) -> Builder {
     let none = Path::new("");
-    let builder = builder.source::<Count>().stage::<Obey>().stage::<Late>().sink::<WriteDown>();
+    let builder = builder.source::<Count>().stage::<Obey>().stage::<Late>().stage::<Hesitates>();
+    let builder = builder.sink::<WriteDown>();
     [
         zipped(none, Orders::default(), Orders::default(), 0),
         batched(none, Orders::default(), OnError::Fail),
@@ -66,7 +68,9 @@ fn kill_when(node: &Node, worker: &str, gate: &Gate, items: impl Fn() -> bool) {
 
 fn kill(node: &Node, worker: &str) {
     let workers = node.workers();
-    let worker = workers.iter().find(|status| status.name == worker).expect("it was started");
+    let lives =
+        |status: &&WorkerStatus| status.name == worker && matches!(status.state, WorkerState::Running);
+    let worker = workers.iter().find(lives).expect("it runs");
     let pid = Pid::from_raw(worker.pid.cast_signed()).expect("a process");
     kill_process(pid, Signal::KILL).expect("it runs");
 }
@@ -348,6 +352,106 @@ fn what_a_window_kept_when_its_worker_died_is_named(builder: Builder) {
     assert!((22..25).all(|number| lost.contains(&number)) && !lost.contains(&21), "{report}");
 }
 
+/// A stage that dies on one item, and whose later lives stand at a door before they begin.
+struct Hesitates(Fate);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Fate {
+    dies_on: u64,
+    door: Door,
+}
+
+impl Stage for Hesitates {
+    type Args = Fate;
+    type In = Numbered;
+    type Out = Numbered;
+
+    fn create(fate: Fate, env: &Env) -> anyhow::Result<Self> {
+        if env.incarnation() > 0 {
+            fate.door.pass()?;
+        }
+        Ok(Hesitates(fate))
+    }
+
+    fn process(&mut self, item: Numbered, out: &mut Out<Numbered>) -> anyhow::Result<()> {
+        if item.number == self.0.dies_on {
+            std::process::abort();
+        }
+        out.emit(item);
+        Ok(())
+    }
+}
+
+/// While one replica is between two lives, the other has all the work, and nobody waits.
+fn replicas_stand_in_for_one_that_is_restarted(builder: Builder) {
+    const COUNT: u64 = 200;
+    let (node, folder) = (builder.start().unwrap(), folder());
+    for (least, ordered, unacknowledged) in [
+        (false, false, None),
+        (true, false, None),
+        (false, true, None),
+        (true, true, None),
+        (false, true, Some(16)),
+    ] {
+        let (gate, file) = (Gate::new(), folder.path().join(format!("{least} {ordered} {unacknowledged:?}")));
+        // At most once: at least once it would die on it again.
+        let dies_on = if unacknowledged.is_some() { COUNT } else { 20 };
+        let fate = Fate { dies_on, door: gate.door() };
+        let flow = Pipeline::new("stand in").source::<Count>(CountArgs::to(COUNT));
+        let flow = flow.stage::<Hesitates>(fate).named("worker").replicas(2).mailbox(2);
+        let flow = if least { flow.to_least_loaded() } else { flow };
+        let flow = if ordered { flow.ordered() } else { flow };
+        let flow = flow.restart(Restart::on_failure(1));
+        let at_the_sink = Gate::new();
+        // From the replica that lives, or it would come again.
+        let door = unacknowledged.map(|_| (11, at_the_sink.door()));
+        let sink = WriteDownArgs { at_once: true, door, ..WriteDownArgs::to(&file) };
+        let pipeline = flow.sink::<WriteDown>(sink).pipeline();
+        let pipeline = match unacknowledged {
+            Some(most) => pipeline.at_least_once(most),
+            None => pipeline,
+        };
+        let running = node.run_pipeline(&pipeline).unwrap();
+        if unacknowledged.is_some() {
+            let arrival = at_the_sink.arrival();
+            kill(&node, "worker.0");
+            arrival.open();
+        }
+        let in_its_second_life = gate.arrival();
+        until("the other replica has done everything", || written(&file).contains(&(COUNT - 1)));
+        in_its_second_life.open();
+        let report = running.wait().unwrap();
+        assert_accounted(&report, COUNT, &file);
+        let written = written(&file);
+        assert!(!ordered || unacknowledged.is_some() || written.is_sorted(), "{written:?}");
+    }
+}
+
+/// The item on which a replica panicked leaves a gap in the order, and whoever would pass that on is the replica that ends.
+/// Nothing but that can let the order go on: the pipeline never stands still.
+fn an_order_goes_on_after_a_panic_while_other_things_move(builder: Builder) {
+    const COUNT: u64 = 40;
+    let (node, folder) = (builder.start().unwrap(), folder());
+    for round in 0..6 {
+        let [file, beside] = ["out", "beside"].map(|name| folder.path().join(format!("{name} {round}")));
+        let pipeline = Pipeline::new("moves");
+        let moves =
+            pipeline.source::<Count>(CountArgs::endless()).named("clock").every(Duration::from_millis(20));
+        let _ = moves.sink::<WriteDown>(WriteDownArgs { at_once: true, ..WriteDownArgs::to(&beside) });
+        let orders = Orders { panics: Some(20), ..Orders::default() };
+        let slow = pipeline.source::<Count>(CountArgs::to(COUNT)).every(Duration::from_millis(33));
+        let flow =
+            slow.stage::<Obey>(orders).replicas(2).mailbox(2).ordered().restart(Restart::on_failure(1));
+        let sink = WriteDownArgs { at_once: true, ..WriteDownArgs::to(&file) };
+        let pipeline = flow.sink::<WriteDown>(sink).pipeline();
+        let running = node.run_pipeline(&pipeline).unwrap();
+        until("the last item comes", || written(&file).contains(&(COUNT - 1)));
+        running.cancel();
+        let report = running.wait().unwrap();
+        assert_accounted(&report, COUNT, &file);
+    }
+}
+
 /// A source that is restarted begins anew; what its first life had sent arrives too.
 fn a_source_with_a_policy_begins_anew(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
@@ -437,6 +541,8 @@ fn main() {
             all_items_of_a_batch_that_was_skipped_are_named,
             a_batch_that_died_with_its_worker_is_named,
             what_a_window_kept_when_its_worker_died_is_named,
+            replicas_stand_in_for_one_that_is_restarted,
+            an_order_goes_on_after_a_panic_while_other_things_move,
             a_source_with_a_policy_begins_anew,
             a_source_that_dies_behind_its_end_begins_anew,
             the_death_of_a_source_without_a_policy_names_it,

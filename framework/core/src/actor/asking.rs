@@ -42,6 +42,16 @@ impl<M: GpuMessage> Ask<M> {
         self
     }
 
+    /// Gives the message back, with [`SendFailure::Restarting`], where the actor is between two lives, also if it gets there
+    /// while this waits for room. Without it an ask waits for the actor's next life. For senders that have somebody else to
+    /// ask.
+    pub fn unless_restarting(mut self) -> Self {
+        if let Some(sending) = &mut self.sending {
+            sending.unless_restarting();
+        }
+        self
+    }
+
     /// Resolves when the mailbox has accepted the message; await the ask itself for the reply afterwards. For senders that
     /// must know when there was room, and do not want to wait for the handler before they send the next one.
     ///

@@ -240,6 +240,8 @@ pub(super) struct Sending<M: GpuMessage> {
     /// Until it is sent.
     message: Option<M>,
     answer: Option<Answer<M::Reply>>,
+    /// Whether it waits for the actor's next life.
+    waits_for_restart: bool,
     state: State,
 }
 
@@ -261,7 +263,7 @@ impl<M: GpuMessage> Sending<M> {
             Ok(correlation) => State::Sent(correlation),
             Err(reason) => State::after(reason, way),
         };
-        Sending { address, message, answer, state }
+        Sending { address, message, answer, waits_for_restart: true, state }
     }
 
     /// The actor was not found where its way leads, for this reason: finds its new location, or fails. False if there
@@ -291,6 +293,11 @@ impl<M: GpuMessage> Sending<M> {
         true
     }
 
+    /// Fails where the actor is between two lives, from now on.
+    pub(super) fn unless_restarting(&mut self) {
+        self.waits_for_restart = false;
+    }
+
     /// The number of an ask that was sent and not polled since.
     pub(super) fn correlation(&self) -> Option<u64> {
         if let State::Sent(correlation) = self.state { correlation } else { None }
@@ -308,6 +315,10 @@ impl<M: GpuMessage> Sending<M> {
             let stamp = route.stamp();
             // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this one.
             location.remember(cx.waker(), stamp);
+            if !self.waits_for_restart && matches!(route_to(&self.address), Ok(Route::Later(_))) {
+                self.fail(SendFailure::Restarting);
+                break;
+            }
             // Only the one in front tries (MBX-1); it wakes the next by leaving.
             if !location.is_front() {
                 return Poll::Pending;
@@ -317,8 +328,12 @@ impl<M: GpuMessage> Sending<M> {
                 // First where it is now, and then whether to wait: an actor that is being restarted may be up elsewhere, and
                 // nothing at its last place would ever wake this task.
                 Err(reason) if is_lost(&reason) => {
+                    let is_between_lives = matches!(reason, SendFailure::Restarting);
                     if !self.follow(reason) {
-                        return Poll::Pending;
+                        if self.waits_for_restart || !is_between_lives {
+                            return Poll::Pending;
+                        }
+                        self.fail(SendFailure::Restarting);
                     }
                 }
                 // Something may have come between the attempt and here: then it is tried again, and nobody is woken.

@@ -27,6 +27,7 @@ use super::waits::Wait;
 use super::window::Window;
 use crate::closures::UnknownClosure;
 use crate::item::{EdgeMessage, Item, ItemId, Order, Tag};
+use crate::limits::MAX_REPLICAS;
 use crate::out::Emitted;
 use overflow::Overflow;
 use watch::Watch;
@@ -275,7 +276,7 @@ impl<T: Item> Branch<T> {
     /// Tells all replicas that nothing more comes: each has to hear it from each of its senders.
     pub(super) async fn end(self: &Rc<Self>) {
         for at in 0..self.to.len() {
-            self.tell_one(at, EdgeMessage::End { lane: self.lane }).await;
+            self.tell_end(at).await;
         }
     }
 
@@ -314,7 +315,7 @@ impl<T: Item> Branch<T> {
         // Before the item moves into the ask. A clone keeps the receiver from writing the tensor in place, so only
         // where it may be sent again.
         let copy = self.modes.resend.then(|| item.clone());
-        let mut ask = address.ask(EdgeMessage::Item(tag.clone(), item));
+        let mut ask = self.ask(address, EdgeMessage::Item(tag.clone(), item), &Tried::default());
         let accepted = ask.try_accepted();
         let underway = Underway { to, tag, bytes, copy, since, ack_guard };
         if let Some(Ok(())) = accepted {
@@ -344,8 +345,11 @@ impl<T: Item> Branch<T> {
             }
             Err(error) => {
                 let Underway { to, mut tag, bytes, ack_guard, .. } = underway;
-                match self.turned_away(error, to, &mut tag, &ack_guard).await {
-                    Turned::To(other, item) => self.deliver(other, tag, item, bytes, ack_guard).await,
+                let mut tried = Tried::default();
+                match self.turned_away(error, to, &mut tag, &ack_guard, &mut tried).await {
+                    Turned::To(other, item) => {
+                        self.deliver_past(other, tag, item, bytes, ack_guard, tried).await
+                    }
                     Turned::Away(end) => end,
                 }
             }
@@ -357,11 +361,24 @@ impl<T: Item> Branch<T> {
 
     async fn deliver(
         self: &Rc<Self>,
+        at: usize,
+        tag: Tag,
+        item: T,
+        bytes: u64,
+        ack_guard: AckGuards,
+    ) -> Result<(), Unsendable> {
+        self.deliver_past(at, tag, item, bytes, ack_guard, Tried::default()).await
+    }
+
+    /// [`deliver`](Self::deliver), to none of those that were tried.
+    async fn deliver_past(
+        self: &Rc<Self>,
         mut at: usize,
         mut tag: Tag,
         mut item: T,
         bytes: u64,
         ack_guard: AckGuards,
+        mut tried: Tried,
     ) -> Result<(), Unsendable> {
         loop {
             let copy = self.modes.resend.then(|| item.clone());
@@ -373,18 +390,34 @@ impl<T: Item> Branch<T> {
                     return Ok(());
                 }
             };
-            let mut ask = address.ask(EdgeMessage::Item(tag.clone(), item));
+            let mut ask = self.ask(address, EdgeMessage::Item(tag.clone(), item), &tried);
             match ask.accepted().await {
                 Ok(()) => {
                     self.follow(ask, Underway { to: at, tag, bytes, copy, since: None, ack_guard });
                     return Ok(());
                 }
-                Err(error) => match self.turned_away(error, at, &mut tag, &ack_guard).boxed_local().await {
-                    Turned::To(other, back) => (at, item) = (other, back),
-                    Turned::Away(end) => return end,
-                },
+                Err(error) => {
+                    let turned = self.turned_away(error, at, &mut tag, &ack_guard, &mut tried);
+                    match turned.boxed_local().await {
+                        Turned::To(other, back) => (at, item) = (other, back),
+                        Turned::Away(end) => return end,
+                    }
+                }
             }
         }
+    }
+
+    /// Asks a replica. Where another could take the item as well, it does not wait for the next life of one that is
+    /// restarted.
+    fn ask(
+        &self,
+        to: Address<EdgeMessage<T>>,
+        message: EdgeMessage<T>,
+        tried: &Tried,
+    ) -> Ask<EdgeMessage<T>> {
+        let ask = to.ask(message);
+        let free = self.restarts && self.to.len() > 1 && self.pick.is_free() && !tried.all;
+        if free { ask.unless_restarting() } else { ask }
     }
 
     /// The receiver `at` has not accepted an item: finds out why, and who takes it instead.
@@ -394,6 +427,7 @@ impl<T: Item> Branch<T> {
         at: usize,
         tag: &mut Tag,
         ack_guard: &AckGuards,
+        tried: &mut Tried,
     ) -> Turned<T> {
         // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to another.
         let why = why(&error);
@@ -407,6 +441,18 @@ impl<T: Item> Branch<T> {
             drop(back);
             self.lost_here(tag, &why, ack_guard).await;
             return Turned::Away(Ok(()));
+        }
+        if let SendFailure::Restarting = error.reason {
+            tried.replicas |= 1 << at;
+            let left = |at| {
+                let load = self.replica(at);
+                Load { exited: load.exited || tried.replicas & (1 << at) != 0, ..load }
+            };
+            let Choice::One(other) = self.pick.choose(&back, self.to.len(), left) else {
+                tried.all = true;
+                return Turned::To(at, back);
+            };
+            return Turned::To(other, back);
         }
         // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would
         // wait for it.
@@ -493,24 +539,12 @@ impl<T: Item> Branch<T> {
         Box::pin(async move { branch.deliver(at, tag, item, bytes, ack_guard).await.is_ok() })
     }
 
-    pub(super) async fn tell(self: &Rc<Self>, message: EdgeMessage<T>) {
-        if let Some(at) = (0..self.to.len()).find(|at| !self.to[*at].exited.get()) {
-            self.tell_one(at, message).await;
-        }
-    }
-
-    /// Sends something that is no item. A receiver that is gone need not know it.
-    async fn tell_one(self: &Rc<Self>, at: usize, message: EdgeMessage<T>) {
+    /// Sends the end. A receiver that is gone need not know it; its next life has to hear it too, so it is said again there.
+    async fn tell_end(self: &Rc<Self>, at: usize) {
         let Ok(address) = self.address(at).await else { return };
-        // An end is said again to the receiver's next life, which has to hear it too. A gap is of no use there: a later
-        // life does not restore the order.
-        let again = match message {
-            EdgeMessage::End { lane } if self.restarts => Some(lane),
-            _ => None,
-        };
-        let mut ask = address.ask(message);
+        let mut ask = address.ask(EdgeMessage::End { lane: self.lane });
         let refused = ask.accepted().await.err();
-        if refused.is_some() && again.is_none() {
+        if refused.is_some() && !self.restarts {
             self.to[at].exited.set(true);
             return;
         }
@@ -522,10 +556,11 @@ impl<T: Item> Branch<T> {
                 Some(error) => Err(error),
                 None => ask.await,
             };
-            while let (Err(error), Some(lane)) = (&answer, again)
+            while let Err(error) = &answer
+                && branch.restarts
                 && !is_final(error)
             {
-                answer = address.ask(EdgeMessage::End { lane }).await;
+                answer = address.ask(EdgeMessage::End { lane: branch.lane }).await;
             }
             if answer.is_err() && !branch.restarts {
                 branch.to[at].exited.set(true);
@@ -590,6 +625,17 @@ impl<T: Item> Branch<T> {
         }
     }
 }
+
+/// Replicas that are between two lives, for an item that any can take.
+#[derive(Default)]
+struct Tried {
+    /// By number.
+    replicas: u128,
+    /// Whether they all are: then the next life of one is waited for.
+    all: bool,
+}
+
+const _: () = assert!(MAX_REPLICAS <= u128::BITS);
 
 /// What becomes of an item that a receiver has not accepted.
 enum Turned<T> {

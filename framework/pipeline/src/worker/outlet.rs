@@ -14,7 +14,7 @@ use super::meter::{Meter, Toward};
 use super::pick::{Choice, Pick};
 use super::waits::Wait;
 use crate::closures::UnknownClosure;
-use crate::item::{EdgeMessage, Item, ItemId, Order, Tag};
+use crate::item::{Item, ItemId, Order, Tag};
 use crate::out::Emitted;
 
 /// A way out: one or several branches.
@@ -133,7 +133,7 @@ impl<T: Item> Outlet<T> {
     /// Tells whoever restores the order that nothing comes with this place.
     pub(super) async fn gap(&self, order: Order) {
         for branch in &self.branches {
-            branch.tell(EdgeMessage::Gap(order)).await;
+            branch.gap(order).await;
         }
     }
 

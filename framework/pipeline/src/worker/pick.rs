@@ -1,8 +1,9 @@
 //! Chooses among several receivers. No I/O.
 //!
 //! Receivers are the replicas of a stage, or the branches of a fork. Replicas stand in for each other: where the one
-//! that a key belongs to is gone, the next one takes the item. Branches do not: an item that a closure has sent down
-//! one branch is no business of another, and is lost if nobody is left there.
+//! that a key belongs to is gone, the next one takes the item; where the choice is free, also while the one whose turn it
+//! is is restarted. Branches do not: an item that a closure has sent down one branch is no business of another, and is
+//! lost if nobody is left there.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -71,6 +72,11 @@ impl<T: Item> Pick<T> {
 }
 
 impl<T> Pick<T> {
+    /// Whether any receiver is as good as the chosen one.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.way, Way::RoundRobin | Way::LeastLoaded)
+    }
+
     /// Chooses for `item`. A key keeps its receiver for as long as that is there, and then goes to the next one.
     pub(super) fn choose(&self, item: &T, count: usize, load: impl Fn(usize) -> Load) -> Choice {
         let from =

@@ -4,8 +4,10 @@ use std::rc::Rc;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
 
+use tensorpost_core::api::actor::{Ask, AskError, SendFailure};
+
 use super::Branch;
-use crate::item::{EdgeMessage, Item, Tag};
+use crate::item::{EdgeMessage, Item, Order, Tag};
 use crate::worker::ack_guard::AckGuard;
 use crate::worker::meter::Cause;
 
@@ -44,7 +46,55 @@ impl<T: Item> Branch<T> {
     pub(super) async fn leave_gap(self: &Rc<Self>, tag: &Tag) {
         self.settle(tag);
         if let Some(order) = tag.order.filter(|order| order.last) {
-            self.tell(EdgeMessage::Gap(order)).await;
+            self.gap(order).await;
         }
+    }
+
+    /// Says that nothing comes with this place in the order.
+    pub(in crate::worker) async fn gap(self: &Rc<Self>, order: Order) {
+        self.gap_by(0, order).await;
+    }
+
+    /// [`gap`](Self::gap), by a replica from `first` on: one that is not between two lives, where there is one.
+    async fn gap_by(self: &Rc<Self>, first: usize, order: Order) {
+        let count = self.to.len();
+        let mut restarting = 0_u128;
+        loop {
+            let mut there =
+                (0..count).map(|step| (first + step) % count).filter(|at| !self.to[*at].exited.get());
+            let up = there.clone().find(|at| restarting & (1 << at) == 0);
+            let Some(at) = up.or_else(|| there.next()) else { return };
+            let Ok(address) = self.address(at).await else {
+                self.to[at].exited.set(true);
+                continue;
+            };
+            let ask = address.ask(EdgeMessage::Gap(order));
+            let mut ask = if up.is_some() && count > 1 { ask.unless_restarting() } else { ask };
+            match ask.accepted().await {
+                Ok(()) => return self.follow_gap(at, ask, order),
+                Err(AskError::NotSent(error)) if matches!(error.reason, SendFailure::Restarting) => {
+                    restarting |= 1 << at;
+                }
+                Err(_) => self.to[at].exited.set(true),
+            }
+        }
+    }
+
+    /// Has another replica pass a gap on if this one dies before it has. (Of a restorer that dies, a later life waits for
+    /// no place.)
+    fn follow_gap(self: &Rc<Self>, at: usize, ask: Ask<EdgeMessage<T>>, order: Order) {
+        self.begin(at, 0);
+        let branch = Rc::clone(self);
+        actix::spawn(async move {
+            if ask.await.is_err() {
+                if !branch.restarts {
+                    branch.to[at].exited.set(true);
+                }
+                if branch.to.len() > 1 {
+                    branch.gap_by(at + 1, order).boxed_local().await;
+                }
+            }
+            branch.answered(at, 0);
+        });
     }
 }
