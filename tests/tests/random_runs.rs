@@ -72,6 +72,7 @@ const FOUND: &[Found] = found! {
     "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
     "back-when-all-had-ended", 10, "what a source was asked when all had ended came behind an order that nobody drove";
     "stage-and-its-dead-letters-gone", 3, "no defect: the stage that named what its dead letters' worker lost died before it could tell";
+    "gap-around-a-loop", 3, "a gap went on behind the stage that restores the order, and around the loop there for ever";
 };
 
 fn play(arguments: &[&str]) -> String {
