@@ -447,13 +447,17 @@ impl Conductor {
         self.counts[index] = Some(counts);
         // An end was answered by a life that may have died since; the next one would wait for it.
         for (other, member) in self.members.iter().enumerate() {
-            let stage = &self.plan.stages[member.stage].name;
-            let died =
-                || self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica);
-            if self.counts[other].is_none() && self.sends_to(index, other) && died() {
+            if self.counts[other].is_none() && self.sends_to(index, other) && self.has_died(other) {
                 self.sends.push(member.control.send(self.exited(index)));
             }
         }
+    }
+
+    /// Whether any life of a member has ended before its time.
+    fn has_died(&self, index: usize) -> bool {
+        let member = &self.members[index];
+        let stage = &self.plan.stages[member.stage].name;
+        self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica)
     }
 
     /// The word that nothing more comes from a member.
@@ -479,6 +483,14 @@ impl Conductor {
         stop.into_iter().chain(self.over_before(index)).map(|control| member.control.send(control)).collect()
     }
 
+    /// What a member must be told before it counts again: as [`brief`](Self::brief), and what nobody makes again.
+    fn last_brief(&self, index: usize) -> Vec<Send<Control>> {
+        let mut brief = self.brief(index);
+        let control = &self.members[index].control;
+        brief.extend(self.not_made_again(index).map(|missing| control.send(missing)));
+        brief
+    }
+
     /// After a death, asks those who are done for their counts again: what was sent again came after their answers. One that
     /// begins anew may take as long as a run, so all is driven and heard here as it was there.
     async fn count_again(
@@ -492,7 +504,7 @@ impl Conductor {
         // One that has died since it was done begins anew, and is told that all others are done too.
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
         let mut asks: FuturesUnordered<_> =
-            asks.map(|(index, member)| run(index, self.brief(index), member.run.ask(Run))).collect();
+            asks.map(|(index, member)| run(index, self.last_brief(index), member.run.ask(Run))).collect();
         while !asks.is_empty() && !self.killed {
             tokio::select! {
                 Some((index, answer)) = asks.next() => {

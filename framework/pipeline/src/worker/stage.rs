@@ -184,6 +184,10 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
             }
+            Control::NotAgain { lanes, made } => {
+                core.orphans.not_made_again(&lanes, &made);
+                None
+            }
             Control::GoOn { after_a_death } => {
                 Some(async move { core.go_on(after_a_death).await }.boxed_local())
             }
