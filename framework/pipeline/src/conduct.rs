@@ -9,7 +9,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,6 @@ use tensorpost_core::api::actor::{
     Ask, AskError, AskFailure, Channel, EndReason, Registry, Send, SendError, SendFailure,
 };
 use tensorpost_core::api::node::{ProcessId, Restart, Supervisor};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::error::PipelineError;
@@ -33,7 +31,10 @@ use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 
+mod orders;
 mod orphans;
+
+use orders::{Order, Orders};
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);
@@ -113,7 +114,7 @@ pub(super) async fn conduct(
     settings: Follow,
     members: Vec<Member>,
     mut events: Channel<Event>,
-    mut commands: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::UnboundedReceiver<Command>,
 ) -> Result<Report, PipelineError> {
     let mut reporter = Reporter::new(settings.progress.clone());
     let mut conductor = Conductor {
@@ -155,8 +156,7 @@ pub(super) async fn conduct(
     ticks.reset();
     let mut looks = tokio::time::interval(settings.told_every.max(Duration::from_millis(10)));
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut node_stops = pin!(settings.registry.stopping());
-    let mut signals = if settings.signals { Some(Signals::new()?) } else { None };
+    let mut orders = Orders::new(commands, settings.signals, settings.registry.stopping())?;
     while !runs.is_empty() && !conductor.killed {
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
@@ -175,17 +175,9 @@ pub(super) async fn conduct(
             // Polled and nothing more: a member that does not come back, or has ended, need not hear it.
             Some(_) = conductor.sends.next() => {}
             Some(heard) = conductor.stops.next() => conductor.heard_stop.extend(heard),
-            () = &mut node_stops, if !conductor.node_stops => {
-                conductor.node_stops = true;
-                conductor.stop_sources();
-            }
             () = reached(conductor.kill_at) => conductor.command(Command::Kill),
             Ok(event) = events.recv() => conductor.event(event),
-            Some(command) = commands.recv() => conductor.command(command),
-            Some(()) = Signals::next(&mut signals) => {
-                let command = if conductor.cancelled { Command::Kill } else { Command::Cancel };
-                conductor.command(command);
-            }
+            order = orders.next() => conductor.order(order),
             _ = looks.tick() => conductor.look_for_stillness(),
             _ = ticks.tick(), if !settings.progress.is_off() => {
                 reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts(), false);
@@ -193,7 +185,7 @@ pub(super) async fn conduct(
         }
     }
     drop(runs);
-    conductor.count_again(&mut events, &mut commands).await;
+    conductor.count_again(&mut events, &mut orders).await;
     // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
     while let Some(event) = events.try_recv() {
         conductor.event(event);
@@ -253,24 +245,6 @@ fn is_killed_by_the_node(error: &AskError<Run>) -> bool {
         _ => return false,
     };
     matches!(exited.worker, Some((_, EndReason::KilledByNode(_))))
-}
-
-/// Ctrl-C and `SIGTERM`.
-struct Signals(Signal, Signal);
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Signals(signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
-    }
-
-    /// The next one, if they are waited for.
-    async fn next(signals: &mut Option<Self>) -> Option<()> {
-        let Signals(interrupt, terminate) = signals.as_mut()?;
-        tokio::select! {
-            signal = interrupt.recv() => signal,
-            signal = terminate.recv() => signal,
-        }
-    }
 }
 
 impl Conductor {
@@ -340,6 +314,19 @@ impl Conductor {
         let is_over = |other: &usize| self.exited.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
         over.filter(move |other| self.sends_to(*other, index)).map(|other| self.exited(other))
+    }
+
+    fn order(&mut self, order: Order) {
+        match order {
+            Order::Command(command) => self.command(command),
+            // The second one means it.
+            Order::Signal if self.cancelled => self.command(Command::Kill),
+            Order::Signal => self.command(Command::Cancel),
+            Order::NodeStops => {
+                self.node_stops = true;
+                self.stop_sources();
+            }
+        }
     }
 
     fn command(&mut self, command: Command) {
@@ -493,11 +480,7 @@ impl Conductor {
 
     /// After a death, asks those who are done for their counts again: what was sent again came after their answers. One that
     /// begins anew may take as long as a run, so all is driven and heard here as it was there.
-    async fn count_again(
-        &mut self,
-        events: &mut Channel<Event>,
-        commands: &mut mpsc::UnboundedReceiver<Command>,
-    ) {
+    async fn count_again(&mut self, events: &mut Channel<Event>, orders: &mut Orders<'_>) {
         if self.deaths.is_empty() || self.killed {
             return;
         }
@@ -521,7 +504,7 @@ impl Conductor {
                 // Without that they fill their channel, and whoever has spans to tell does not end.
                 Ok(event) = events.recv() => self.event(event),
                 () = reached(self.kill_at) => self.command(Command::Kill),
-                Some(command) = commands.recv() => self.command(command),
+                order = orders.next() => self.order(order),
             }
         }
     }
