@@ -53,7 +53,10 @@ impl<'o> Orders<'o> {
                 signal = terminate.recv() => signal,
             }
         };
-        let stops = async { Some(node_stops.as_mut()?.await) };
+        let stops = async {
+            node_stops.as_mut()?.await;
+            Some(())
+        };
         tokio::select! {
             Some(command) = commands.recv() => Order::Command(command),
             Some(()) = signals => Order::Signal,
