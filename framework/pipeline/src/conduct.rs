@@ -9,7 +9,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,6 @@ use tensorpost_core::api::actor::{
     Ask, AskError, AskFailure, Channel, EndReason, Registry, Send, SendError, SendFailure,
 };
 use tensorpost_core::api::node::{ProcessId, Restart, Supervisor};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::error::PipelineError;
@@ -33,7 +31,10 @@ use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 
+mod orders;
 mod orphans;
+
+use orders::{Order, Orders};
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);
@@ -117,7 +118,7 @@ pub(super) async fn conduct(
     settings: Follow,
     members: Vec<Member>,
     mut events: Channel<Event>,
-    mut commands: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::UnboundedReceiver<Command>,
 ) -> Result<Report, PipelineError> {
     let mut reporter = Reporter::new(settings.progress.clone());
     let mut conductor = Conductor {
@@ -160,8 +161,7 @@ pub(super) async fn conduct(
     ticks.reset();
     let mut looks = tokio::time::interval(settings.told_every.max(Duration::from_millis(10)));
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut node_stops = pin!(settings.registry.stopping());
-    let mut signals = if settings.signals { Some(Signals::new()?) } else { None };
+    let mut orders = Orders::new(commands, settings.signals, settings.registry.stopping())?;
     while !runs.is_empty() && !conductor.killed {
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
@@ -180,17 +180,9 @@ pub(super) async fn conduct(
             // Polled and nothing more: a member that does not come back, or has ended, need not hear it.
             Some(_) = conductor.sends.next() => {}
             Some(heard) = conductor.stops.next() => conductor.heard_stop.extend(heard),
-            () = &mut node_stops, if !conductor.node_stops => {
-                conductor.node_stops = true;
-                conductor.stop_sources();
-            }
             () = reached(conductor.kill_at) => conductor.command(Command::Kill),
             Ok(event) = events.recv() => conductor.event(event),
-            Some(command) = commands.recv() => conductor.command(command),
-            Some(()) = Signals::next(&mut signals) => {
-                let command = if conductor.cancelled { Command::Kill } else { Command::Cancel };
-                conductor.command(command);
-            }
+            order = orders.next() => conductor.order(order),
             _ = looks.tick() => conductor.look_for_stillness(),
             _ = ticks.tick(), if !settings.progress.is_off() => {
                 reporter.tell(&conductor.plan, conductor.began.elapsed(), &conductor.all_counts(), false);
@@ -198,7 +190,7 @@ pub(super) async fn conduct(
         }
     }
     drop(runs);
-    conductor.count_again(&mut events, &mut commands).await;
+    conductor.count_again(&mut events, &mut orders).await;
     // An actor tells everything before it answers, so all events of members that answered are in the channel by now.
     while let Some(event) = events.try_recv() {
         conductor.event(event);
@@ -258,24 +250,6 @@ fn is_killed_by_the_node(error: &AskError<Run>) -> bool {
         _ => return false,
     };
     matches!(exited.worker, Some((_, EndReason::KilledByNode(_))))
-}
-
-/// Ctrl-C and `SIGTERM`.
-struct Signals(Signal, Signal);
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Signals(signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
-    }
-
-    /// The next one, if they are waited for.
-    async fn next(signals: &mut Option<Self>) -> Option<()> {
-        let Signals(interrupt, terminate) = signals.as_mut()?;
-        tokio::select! {
-            signal = interrupt.recv() => signal,
-            signal = terminate.recv() => signal,
-        }
-    }
 }
 
 impl Conductor {
@@ -345,6 +319,19 @@ impl Conductor {
         let is_over = |other: &usize| self.exited.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
         over.filter(move |other| self.sends_to(*other, index)).map(|other| self.exited(other))
+    }
+
+    fn order(&mut self, order: Order) {
+        match order {
+            Order::Command(command) => self.command(command),
+            // The second one means it.
+            Order::Signal if self.cancelled => self.command(Command::Kill),
+            Order::Signal => self.command(Command::Cancel),
+            Order::NodeStops => {
+                self.node_stops = true;
+                self.stop_sources();
+            }
+        }
     }
 
     fn command(&mut self, command: Command) {
@@ -452,13 +439,17 @@ impl Conductor {
         self.counts[index] = Some(counts);
         // An end was answered by a life that may have died since; the next one would wait for it.
         for (other, member) in self.members.iter().enumerate() {
-            let stage = &self.plan.stages[member.stage].name;
-            let died =
-                || self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica);
-            if self.counts[other].is_none() && self.sends_to(index, other) && died() {
+            if self.counts[other].is_none() && self.sends_to(index, other) && self.has_died(other) {
                 self.sends.push(member.control.send(self.exited(index)));
             }
         }
+    }
+
+    /// Whether any life of a member has ended before its time.
+    fn has_died(&self, index: usize) -> bool {
+        let member = &self.members[index];
+        let stage = &self.plan.stages[member.stage].name;
+        self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica)
     }
 
     /// The word that nothing more comes from a member.
@@ -484,20 +475,24 @@ impl Conductor {
         stop.into_iter().chain(self.over_before(index)).map(|control| member.control.send(control)).collect()
     }
 
+    /// What a member must be told before it counts again: as [`brief`](Self::brief), and what nobody makes again.
+    fn last_brief(&self, index: usize) -> Vec<Send<Control>> {
+        let mut brief = self.brief(index);
+        let control = &self.members[index].control;
+        brief.extend(self.not_made_again(index).map(|missing| control.send(missing)));
+        brief
+    }
+
     /// After a death, asks those who are done for their counts again: what was sent again came after their answers. One that
     /// begins anew may take as long as a run, so all is driven and heard here as it was there.
-    async fn count_again(
-        &mut self,
-        events: &mut Channel<Event>,
-        commands: &mut mpsc::UnboundedReceiver<Command>,
-    ) {
+    async fn count_again(&mut self, events: &mut Channel<Event>, orders: &mut Orders<'_>) {
         if self.deaths.is_empty() || self.killed {
             return;
         }
         // One that has died since it was done begins anew, and is told that all others are done too.
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
         let mut asks: FuturesUnordered<_> =
-            asks.map(|(index, member)| run(index, self.brief(index), member.run.ask(Run))).collect();
+            asks.map(|(index, member)| run(index, self.last_brief(index), member.run.ask(Run))).collect();
         while !asks.is_empty() && !self.killed {
             tokio::select! {
                 Some((index, answer)) = asks.next() => {
@@ -514,7 +509,7 @@ impl Conductor {
                 // Without that they fill their channel, and whoever has spans to tell does not end.
                 Ok(event) = events.recv() => self.event(event),
                 () = reached(self.kill_at) => self.command(Command::Kill),
-                Some(command) = commands.recv() => self.command(command),
+                order = orders.next() => self.order(order),
             }
         }
     }

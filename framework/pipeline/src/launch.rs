@@ -225,7 +225,7 @@ fn name_of(plan: &Plan, stage: usize, replica: u16) -> String {
 }
 
 /// The first part of the ids of a source's items: sources and their replicas, counted.
-fn source_number(plan: &Plan, stage: usize, replica: u16) -> u16 {
+pub(super) fn source_number(plan: &Plan, stage: usize, replica: u16) -> u16 {
     let before = plan.stages[..stage].iter().filter(|stage| stage.kind == Kind::Source);
     before.map(|stage| stage.replicas as u16).sum::<u16>() + replica
 }

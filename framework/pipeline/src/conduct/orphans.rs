@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use tensorpost_core::api::node::{ProcessId, Restart};
 
 use super::Conductor;
+use crate::launch::source_number;
+use crate::worker::args::Control;
 
 impl Conductor {
     /// Nobody is left, perhaps only since this death, who could send again what others that have died had sent. Who had it
@@ -35,6 +37,34 @@ impl Conductor {
             next.extend(senders.filter(|sender| found.insert(*sender)));
         }
         false
+    }
+
+    /// For a member, when all is over: what earlier lives before it had sent and the last ones did not make again. A source that
+    /// begins anew is stopped where the others are, after a cancel for example, and may not have got so far.
+    pub(super) fn not_made_again(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+        let senders = (0..self.members.len()).filter(move |other| self.sends_to(*other, index));
+        senders.filter_map(|sender| {
+            let made = self.made_before(sender);
+            (!made.is_empty()).then(|| Control::NotAgain { lanes: self.members[sender].lanes.clone(), made })
+        })
+    }
+
+    /// The sources that have ended after a death, of whose items a member had sent some in an earlier life: the member itself,
+    /// or one from which only members that have died too lead to it. With each, how many items its last life has made.
+    fn made_before(&self, index: usize) -> Vec<(u16, u64)> {
+        let (mut found, mut next, mut made) = (HashSet::from([index]), vec![index], Vec::new());
+        while let Some(index) = next.pop() {
+            let member = &self.members[index];
+            if !self.has_died(index) {
+                continue;
+            }
+            if let (true, Some(counts)) = (member.source, &self.counts[index]) {
+                made.push((source_number(&self.plan, member.stage, member.replica), counts.made));
+            }
+            let senders = (0..self.members.len()).filter(|other| self.sends_to(*other, index));
+            next.extend(senders.filter(|sender| found.insert(*sender)));
+        }
+        made
     }
 
     /// Whether a member has died and does not come back. Of those that end with one process, each is noticed by itself.

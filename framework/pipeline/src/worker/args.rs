@@ -181,6 +181,13 @@ pub(crate) enum Control {
         /// The process that they died with: what it had sent before is heard first.
         with: Option<ProcessId>,
     },
+    /// All is over. Earlier lives of these senders had sent items that no later life has made again, and nobody does now.
+    NotAgain {
+        /// Edge and replica of each.
+        lanes: Vec<u32>,
+        /// For each source that began anew, by the first part of its items' ids: how many its last life has made.
+        made: Vec<(u16, u64)>,
+    },
     /// To a stage that pairs: nothing more comes of these items on one of its sides.
     Alone {
         /// Which side.

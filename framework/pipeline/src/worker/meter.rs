@@ -105,6 +105,8 @@ pub(crate) struct Counts {
     pub(crate) left_over_items: Vec<Lost>,
     /// By receiving stage.
     pub(crate) toward: Vec<Toward>,
+    /// Of a source that has ended: how many it has made.
+    pub(crate) made: u64,
     /// Of a source: how many it makes in all, if it knows.
     pub(crate) length: Option<u64>,
     /// The error that fails the pipeline.

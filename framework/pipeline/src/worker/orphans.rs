@@ -1,6 +1,7 @@
 //! Items whose data was lost with a process (DEATH-3), under at-least-once delivery. They are left to their sender: the
 //! answer tells it, and it sends them again. A source that has died for good does not, nor does a stage that has, if those
-//! before it are gone like that too. Nobody else knows what they had sent; so what they leave is named here.
+//! before it are gone like that too. One that began anew makes its items again under the same ids; if it was stopped before
+//! it had got so far, it does not either. Nobody else knows what they had sent; so what they leave is named here.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -8,7 +9,7 @@ use std::rc::Rc;
 
 use super::core::Part;
 use super::meter::Cause;
-use crate::item::Tag;
+use crate::item::{ItemId, Tag};
 use crate::limits::MAX_NAMED;
 
 /// Why an item is named that nobody sends again.
@@ -54,7 +55,7 @@ impl Orphans {
     pub(super) fn left(&self, tag: &Tag) {
         let Some(lane) = tag.lane else { return };
         if self.0.exited.borrow().contains(&lane) {
-            return self.name(tag);
+            return self.name(tag.ids());
         }
         let mut left = self.0.left.borrow_mut();
         let left = left.entry(lane).or_default();
@@ -68,12 +69,25 @@ impl Orphans {
         self.0.exited.borrow_mut().extend(lanes);
         for lane in lanes {
             let left = self.0.left.borrow_mut().remove(lane);
-            left.iter().flatten().for_each(|tag| self.name(tag));
+            left.iter().flatten().for_each(|tag| self.name(tag.ids()));
         }
     }
 
-    fn name(&self, tag: &Tag) {
-        self.0.part.meter.lost(&self.0.part.config.stage, tag.ids(), Cause::Tainted, WHY);
+    /// All is over. Of the items that earlier lives of these senders had sent, each source's last life has made so many again.
+    pub(super) fn not_made_again(&self, lanes: &[u32], made: &[(u16, u64)]) {
+        for lane in lanes {
+            let left = self.0.left.borrow_mut().remove(lane);
+            for tag in left.iter().flatten() {
+                let is_missing = |id: &ItemId| {
+                    made.iter().any(|(source, made)| id.source == *source && id.number >= *made)
+                };
+                self.name(tag.ids().filter(is_missing));
+            }
+        }
+    }
+
+    fn name(&self, ids: impl Iterator<Item = ItemId>) {
+        self.0.part.meter.lost(&self.0.part.config.stage, ids, Cause::Tainted, WHY);
     }
 }
 

@@ -107,8 +107,11 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
         match control {
             Control::Stop => self.core.stop(),
             Control::Close => ctx.stop(),
-            Control::Exited { .. } | Control::GoOn { .. } | Control::Alone { .. } | Control::Still { .. } => {
-            }
+            Control::Exited { .. }
+            | Control::NotAgain { .. }
+            | Control::GoOn { .. }
+            | Control::Alone { .. }
+            | Control::Still { .. } => {}
         }
     }
 }
@@ -149,6 +152,7 @@ impl<S: Source> Core<S> {
         self.results.stand(None);
         self.results.end().await;
         self.results.go_on();
+        part.meter.note(|counts| counts.made = number);
         part.finish().await;
     }
 

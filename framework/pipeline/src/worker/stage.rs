@@ -184,6 +184,10 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
             }
+            Control::NotAgain { lanes, made } => {
+                core.orphans.not_made_again(&lanes, &made);
+                None
+            }
             Control::GoOn { after_a_death } => {
                 Some(async move { core.go_on(after_a_death).await }.boxed_local())
             }
@@ -293,27 +297,29 @@ impl<S: Stage> Core<S> {
 
     async fn take(self: Rc<Self>, message: EdgeMessage<S::In>, ack_guard: AckGuard) {
         let (order, came) = match message {
-            EdgeMessage::Item(tag, item) => (tag.order, Came::Item(tag, item, ack_guard)),
-            EdgeMessage::Gap(order) => (Some(order), Came::Gap(order)),
+            // The numbers of an order end at the stage that restores it, also where that comes too late. Nobody behind it
+            // wants them, and in a loop a gap would go around for ever.
+            EdgeMessage::Item(tag, item) if self.part.config.restore => {
+                (tag.order, Some(Came::Item(Tag { order: None, ..tag }, item, ack_guard)))
+            }
+            EdgeMessage::Gap(order) if self.part.config.restore => (Some(order), None),
+            EdgeMessage::Item(tag, item) => (None, Some(Came::Item(tag, item, ack_guard))),
+            EdgeMessage::Gap(order) => (None, Some(Came::Gap(order))),
             // Boxed, as all that is rare: it would be part of the future of every item.
             EdgeMessage::End { lane } => return self.ended(vec![lane], Some(ack_guard)).boxed_local().await,
         };
-        if !self.restores() {
-            self.one(came).await;
-            if self.ends.borrow().begun {
-                // After the end, because it was sent again when the one that had it died, or by a source that began anew.
-                // What it left is wanted now: not every such item has an end behind it.
-                self.ends.borrow_mut().late = true;
-                self.call(None, S::finish).boxed_local().await;
-            }
-            return;
+        if self.restores() {
+            self.order.borrow_mut().put(order, came);
+            return self.in_order().boxed_local().await;
         }
-        let item = match came {
-            Came::Item(tag, item, ack_guard) => Some(Came::Item(Tag { order: None, ..tag }, item, ack_guard)),
-            Came::Gap(_) => None,
-        };
-        self.order.borrow_mut().put(order, item);
-        self.in_order().boxed_local().await;
+        let Some(came) = came else { return };
+        self.one(came).await;
+        if self.ends.borrow().begun {
+            // After the end, because it was sent again when the one that had it died, or by a source that began anew.
+            // What it left is wanted now: not every such item has an end behind it.
+            self.ends.borrow_mut().late = true;
+            self.call(None, S::finish).boxed_local().await;
+        }
     }
 
     /// Takes everything whose turn in the order has come.

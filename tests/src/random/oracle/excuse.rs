@@ -166,7 +166,9 @@ impl<'r> Excuses<'r> {
             let source_died = dead_before.iter().any(|op| matches!(kind(*op), Some(What::Source(_))));
             let for_good = dead_before.iter().chain([&to.op]).any(|op| self.died_for_good.contains(op));
             let several = dead_before.len() > 1 || self.died.contains_key(&to.op);
-            return (source_died || for_good) && several || self.is_made_anew(past, to);
+            return (source_died || for_good) && several
+                || self.is_made_anew(past, to)
+                || self.came_again_where_it_had_failed(past, before);
         }
         // "What a stage kept with `hold`, and what waited in a `zip` or `join`, is not named."
         let kept = |op: u16| match kind(op) {
@@ -220,6 +222,17 @@ impl<'r> Excuses<'r> {
             Step::At(..) | Step::Dead(_) => false,
         });
         (0..=past.steps.len()).any(elsewhere) || in_a_group && in_another()
+    }
+
+    /// Whether what an item was made of may have been sent again to a replica that had failed the pipeline: a stage had it, a
+    /// replica of that died, and one has failed.
+    fn came_again_where_it_had_failed(&self, past: &Past, before: &BTreeSet<u16>) -> bool {
+        let is_made_of = |line: &Past| {
+            (line.source, line.number) == (past.source, past.number) && past.steps.starts_with(&line.steps)
+        };
+        before.iter().copied().filter(|op| self.died.contains_key(op)).map(Place::of).any(|place| {
+            self.failed(place) && self.case.seen.logs.lines(place).any(|(_, line)| is_made_of(line))
+        })
     }
 
     /// Whether all that an item has passed is in the worker of its source.

@@ -468,3 +468,24 @@ fn a_stage_and_the_worker_of_its_dead_letters_are_two() {
     said(&mut seen).deaths.push(of("stage-1"));
     assert!(!kinds(&plan, &seen).contains(&Kind::Missing));
 }
+
+/// A replica that has failed the pipeline takes nothing more, also not what another had when it died.
+#[test]
+fn what_is_sent_again_to_a_replica_that_has_failed_is_not_missing_behind_it() {
+    let fails = Some(Fails { every: 20, at: 7, times: 100 });
+    let stage = op(&[(0, 0)], What::Stage(Stage { fails, ..Stage::default() }));
+    let mut plan = Plan::new(&spec(vec![source(20), stage, sink(1, 0)]));
+    plan.spec.at_least_once = Some(4);
+    let mut seen = right(&plan);
+    // The stage wrote it down and died.
+    lines(&mut seen, 2).pop();
+    let mut report = said(&mut seen).clone();
+    let failed = |report| End::Failed("told to fail".into(), report);
+    seen.end = failed(report.clone());
+    assert!(kinds(&plan, &seen).contains(&Kind::Missing), "nobody died");
+    report.deaths.push(death("stage-1"));
+    seen.end = failed(report);
+    assert_eq!(kinds(&plan, &seen), []);
+    plan.spec.at_least_once = None;
+    assert_eq!(kinds(&plan, &seen), [Kind::Missing], "at most once its sender names it");
+}

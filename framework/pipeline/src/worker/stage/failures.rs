@@ -34,7 +34,7 @@ impl<S: Stage> Core<S> {
         if self.restores() {
             self.order.borrow_mut().put(Some(order), None);
             self.in_order().await;
-        } else {
+        } else if !self.part.config.restore {
             self.nothing_of(Some(order)).await;
         }
     }
