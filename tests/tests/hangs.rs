@@ -7,11 +7,13 @@ use tensorpost::actor::EndReason;
 use tensorpost::device::DeviceId;
 use tensorpost::node::{Hang, HangReport, ProcessId, Spawned, WaitsIn};
 use tensorpost::prelude::*;
+use tensorpost::published::{Subscriber, Topic};
 use tensorpost_core::observe::hang_probe::notes;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::holder::{Check, Hold, Holder, Seen};
+use tensorpost_tests::pipes::{Count, CountArgs, Numbered, Obey, Orders, WriteDown, WriteDownArgs};
 use tensorpost_tests::wait::{ask, deliver, until};
 
 const LIMIT: Duration = Duration::from_millis(300);
@@ -241,6 +243,23 @@ fn who_moves_or_has_nothing_to_do_is_not_reported(builder: Builder) {
     assert_eq!(node.report().unwrap().hangs, []);
 }
 
+/// A source's order to run is open for as long as it runs, and a reader's question until there is something newer.
+fn sources_stages_and_topics_that_wait_are_not_reported(builder: Builder) {
+    let node = builder.hang_limit(Duration::from_secs(2), OnHang::Restart).start().unwrap();
+    let topic = node.spawn::<Topic<Numbered>>(()).name("numbers").restart(SOON).start().unwrap();
+    let reader = Subscriber::<Numbered>::follow(&node, "numbers");
+    // Items are apart by more than the limit.
+    let source = Pipeline::new("slow").source::<Count>(CountArgs::to(2)).every(Duration::from_secs(4));
+    let folder = tempfile::tempdir().unwrap();
+    let stage = source.stage::<Obey>(Orders::default());
+    let sink = stage.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
+    let report = node.run_pipeline(&sink.pipeline()).unwrap().wait().unwrap();
+    assert!(report.deaths.is_empty() && report.is_complete(), "{report}");
+    assert_eq!(node.report().unwrap().hangs, []);
+    assert_eq!(node.supervisor().worker(topic.worker()).unwrap().restarts, 0);
+    drop(reader);
+}
+
 /// Messages are handled, a stream waits for another process's, and so does a thread.
 fn what_is_noted(builder: Builder) -> (u64, u64) {
     let node = builder.start().unwrap();
@@ -268,7 +287,8 @@ fn with_a_limit_waits_and_handlers_are_noted(builder: Builder) {
 }
 
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Holder>().actor::<Streamer>()
+    let builder = builder.actor::<Holder>().actor::<Streamer>().actor::<Topic<Numbered>>();
+    builder.source::<Count>().stage::<Obey>().sink::<WriteDown>()
 }
 
 fn main() {
@@ -283,6 +303,7 @@ fn main() {
             a_thread_that_waits_is_named,
             only_the_last_in_a_row_is_to_blame,
             who_moves_or_has_nothing_to_do_is_not_reported,
+            sources_stages_and_topics_that_wait_are_not_reported,
             nothing_is_noted_without_a_limit,
             with_a_limit_waits_and_handlers_are_noted,
         ],

@@ -104,7 +104,7 @@ impl<M: Publishable> RemoteActor for Topic<M> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Publish<M>>().message::<Newer<M>>();
+        on.message::<Publish<M>>().message::<Newer<M>>().waits();
     }
 }
 

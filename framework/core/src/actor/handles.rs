@@ -31,6 +31,8 @@ pub struct Handles<A: RemoteActor> {
     /// In the order of the keys.
     by_key: Vec<(u64, Entry<A>)>,
     polls: bool,
+    /// Whether messages may stay with it for long.
+    waits: bool,
 }
 
 /// An envelope, boxed because a mailbox holds envelopes of all types that its actor takes.
@@ -77,7 +79,7 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
 impl<A: RemoteActor> Handles<A> {
     /// The messages that the actor lists.
     pub(super) fn of() -> Self {
-        let mut handles = Handles { by_key: Vec::new(), polls: false };
+        let mut handles = Handles { by_key: Vec::new(), polls: false, waits: false };
         A::handles(&mut handles);
         handles
     }
@@ -110,6 +112,17 @@ impl<A: RemoteActor> Handles<A> {
     pub fn polls(&mut self) -> &mut Self {
         self.polls = true;
         self
+    }
+
+    /// The actor's replies, and messages behind them, may wait for something rare or for others: of it only a handler that does
+    /// not return counts as a [hang](crate::node::NodeBuilder::hang_limit), and not that it is done with none of its messages.
+    pub fn waits(&mut self) -> &mut Self {
+        self.waits = true;
+        self
+    }
+
+    pub(super) fn may_wait(&self) -> bool {
+        self.waits
     }
 
     pub(super) fn may_poll(&self) -> bool {

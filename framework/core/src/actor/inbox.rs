@@ -303,12 +303,15 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
     fn hang_probe(&self) -> Option<ActorProbe> {
         let MailboxActivity { handling, unresolved, resolved } = self.activity.as_ref()?;
         let handling = handling.load(Ordering::Relaxed);
-        let queued = self.queue.lock().envelopes.len();
-        let unresolved = unresolved.load(Ordering::Relaxed);
+        let waiting = if self.handles.may_wait() {
+            0
+        } else {
+            self.queue.lock().envelopes.len() + unresolved.load(Ordering::Relaxed)
+        };
         Some(ActorProbe {
             actor: self.actor,
             name: self.name.clone(),
-            open: (queued + unresolved + usize::from(handling)) as u64,
+            open: (waiting + usize::from(handling)) as u64,
             moved: self.meter.histogram().count() + resolved.load(Ordering::Relaxed),
             handling,
         })

@@ -77,7 +77,7 @@ impl<S: Source> RemoteActor for SourceActor<S> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Run>().message::<Control>().polls();
+        on.message::<Run>().message::<Control>().polls().waits();
     }
 }
 

@@ -116,7 +116,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
 
     fn handles(on: &mut Handles<Self>) {
         // The calls of user code are without waiting; around them, what is pending goes on in the context.
-        on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>().polls();
+        on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>().polls().waits();
     }
 
     /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.
