@@ -110,12 +110,14 @@ pub mod console {
     pub use crate::node::console::client::{Console, ConsoleError, Found, nodes};
     pub use crate::node::console::protocol::{
         ActorFacts, Answer, HangFacts, Hello, LinkFacts, LogLine, Look, NodeFacts, PoolFacts, ProcessFacts,
-        Request, VERSION,
+        Request, TraceFacts, VERSION,
     };
+    pub use crate::node::console::traced::Traced;
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::ProcessState;
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
     pub use crate::observe::text::{bytes, number, printable, time};
+    pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
 }
 
 /// What the derive's code refers to. Not for anyone else.

@@ -30,7 +30,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.once || arguments.json || !(io::stdout().is_terminal() && io::stdin().is_terminal()) {
         return lines(&mut console, arguments);
     }
-    screen::run(console, arguments.every)
+    // For a trace, which has a connection of its own.
+    let node = arguments.target.node.clone().or_else(|| Some(console.hello().pid.to_string()));
+    screen::run(console, arguments.every, Target { node })
 }
 
 /// Plain text, or JSON, one interval after the other, until the node ends.

@@ -189,20 +189,20 @@ impl NodeBuilder {
         let variable =
             || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let trace =
-            self.trace.or_else(variable).map(|path| Arc::new(Collector::new(path, self.trace_records)));
+            self.trace.or_else(variable).map(|path| (path, Arc::new(Collector::new(self.trace_records))));
         let identity = Identity {
             process: ProcessId::NODE,
             name: "node".to_owned(),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
-            trace: trace.as_ref().map(|trace| trace.records()),
+            trace: trace.as_ref().map(|(_, trace)| trace.records()),
             detects_hangs: self.hang_limit.is_some(),
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::system)?;
         let epoch_page = Arc::clone(&pages.epoch_page);
         let process_runtime = open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
-        if let Some(trace) = &trace {
-            process_runtime.trace(TraceRing(trace.own().map_err(NodeError::system)?));
+        if let Some((_, trace)) = &trace {
+            process_runtime.trace(TraceRing(trace.own(true).map_err(NodeError::system)?));
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
@@ -220,6 +220,7 @@ impl NodeBuilder {
             gpu_budget: self.gpu_budget,
             epoch_page,
             trace: trace.clone(),
+            trace_records: self.trace_records,
             hang_limit: self.hang_limit,
             gpus_are_shared: mps.is_some(),
             log_ring: log_ring.clone(),
@@ -235,7 +236,13 @@ impl NodeBuilder {
         let supervisor = Arc::new(supervisor);
         Ok((
             process_runtime,
-            Processes { supervisor, process_runtime: own, trace, _console: console, _mps: mps },
+            Processes {
+                supervisor,
+                process_runtime: own,
+                trace: trace.map(|(_, trace)| trace),
+                _console: console,
+                _mps: mps,
+            },
         ))
     }
 }

@@ -202,6 +202,18 @@ fn keys_sort_filter_freeze_and_leave() {
     app.take(look(3_000_000_000, [9100, 20]), Vec::new());
     assert!(drawn(&app, 100, 24)[0].contains("100 msg/s"));
 
+    let last = |app: &App| drawn(app, 100, 24)[23].clone();
+    assert!(!app.begins_trace());
+    press(&mut app, "tt");
+    assert!(app.begins_trace() && !app.begins_trace());
+    assert!(last(&app).starts_with("tracing …  q quit"), "{}", last(&app));
+    press(&mut app, "t");
+    assert!(!app.begins_trace(), "one at a time");
+    app.traced("trace: tensorpost-100-1.json, 7 records".to_owned());
+    assert!(last(&app).starts_with("trace: tensorpost-100-1.json, 7 records (Esc)"), "{}", last(&app));
+    app.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+    assert!(last(&app).starts_with("q quit"));
+
     app.ended("the node has ended".to_owned());
     assert!(drawn(&app, 100, 24)[0].starts_with("the node has ended"));
     assert!(!app.is_done());
