@@ -108,6 +108,10 @@ mod testing;
 pub mod console {
     pub use crate::node::console::VARIABLE;
     pub use crate::node::console::client::{Console, ConsoleError, Found, nodes};
+    pub use crate::node::console::figures::{
+        ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
+    };
+    pub use crate::node::console::graph::{Graph, GraphEdge, GraphNode};
     pub use crate::node::console::protocol::{
         ActorFacts, Answer, HangFacts, Hello, LinkFacts, LogLine, Look, NodeFacts, PoolFacts, ProcessFacts,
         Request, TraceFacts, VERSION,
@@ -118,6 +122,13 @@ pub mod console {
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
     pub use crate::observe::text::{bytes, number, printable, time};
     pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
+
+    /// A look at a node that there is not.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub mod sample {
+        pub use crate::node::console::sample::look;
+    }
 }
 
 /// What the derive's code refers to. Not for anyone else.

@@ -1,7 +1,6 @@
 //! The commands that look into a running node: they ask its console, see `tensorpost_core::console`.
 
 mod choose;
-mod figures;
 mod graph;
 mod hangs;
 mod holders;

@@ -5,10 +5,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use tensorpost_core::console::Console;
+use tensorpost_core::console::{Console, Figures};
 
-use super::figures::Figures;
-use super::{Target, choose, put, screen, time};
+use super::{Target, choose, put, screen, tables, time};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -44,7 +43,7 @@ fn lines(console: &mut Console, arguments: &Arguments) -> anyhow::Result<()> {
         let figures = Figures::between(&earlier, &now);
         match arguments.json {
             true => put(&(serde_json::to_string(&figures)? + "\n"))?,
-            false => put(&(figures.plain() + if arguments.once { "" } else { "\n" }))?,
+            false => put(&(tables::plain(&figures) + if arguments.once { "" } else { "\n" }))?,
         }
         if arguments.once {
             return Ok(());

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::console::{self, Console, LogRing};
 use super::handshake::THIS_PROGRAM;
 use super::hang::OnHang;
@@ -12,7 +14,7 @@ use super::limits::START_DEADLINE;
 use super::mps;
 use super::mps::{Mps, Sharing};
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
-use super::{Node, Processes, files, worker};
+use super::{Node, Processes, files, live, worker};
 use crate::actor::{self, ProcessActors};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
@@ -230,6 +232,7 @@ impl NodeBuilder {
                 .map(|(name, value)| (name, value.to_owned())),
         };
         let supervisor = Supervisor::start(settings, Arc::clone(&shared), process_runtime.clone())?;
+        let live = live::Server::of_environment(&shared);
         let console = listening.zip(log_ring);
         let console = console.and_then(|(listener, log)| console::Server::start(listener, shared, log));
         let own: Arc<dyn ProcessRuntime> = process_runtime.clone();
@@ -241,6 +244,7 @@ impl NodeBuilder {
                 process_runtime: own,
                 trace: trace.map(|(_, trace)| trace),
                 _console: console,
+                live: Mutex::new(live.into_iter().collect()),
                 _mps: mps,
             },
         ))

@@ -4,9 +4,8 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_core::console::{LogLine, Look};
+use tensorpost_core::console::{Figures, LogLine, Look};
 
-use super::super::figures::Figures;
 use super::super::hangs::standing;
 use super::super::table::Table;
 use super::super::tables;

@@ -9,6 +9,7 @@ use tensorpost_core::console::{ProcessState, Severity};
 
 use super::super::log::plain;
 use super::super::table::{Table, is_right, plain_title};
+use super::super::tables;
 use super::app::{App, Tab, Trace};
 
 /// Columns stand so far apart.
@@ -42,7 +43,7 @@ fn status(app: &App) -> Line<'_> {
         spans.push(Span::styled("FROZEN ", colour(app, Color::Yellow).add_modifier(Modifier::BOLD)));
     }
     spans.push(Span::raw(
-        app.figures.as_ref().map_or("looking …".to_owned(), |figures| figures.node.line()),
+        app.figures.as_ref().map_or("looking …".to_owned(), |figures| tables::line(&figures.node)),
     ));
     Line::from(spans)
 }

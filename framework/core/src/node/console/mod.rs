@@ -23,11 +23,16 @@
 //! | `server` | the node's side: the thread |
 //! | `client` | the command's side: finding nodes, asking one |
 //! | `traced` | a trace that came over it, on the command's side |
+//! | `figures`, `graph` | what two looks say together; who sends to whom |
 //! | `log` | the latest records of the log |
 
 pub(crate) mod client;
+pub(crate) mod figures;
+pub(crate) mod graph;
 mod log;
 pub(crate) mod protocol;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod sample;
 mod server;
 pub(crate) mod traced;
 

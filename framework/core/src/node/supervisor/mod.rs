@@ -279,6 +279,11 @@ impl Supervisor {
         Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
     }
 
+    /// What every thread shares with the supervisor's.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
     /// Starts a worker and waits until it is ready.
     ///
     /// # Errors

@@ -498,7 +498,6 @@ impl State {
         self.broker.left(worker.process, &mut told);
         // From now on a shutdown cannot go by sums of messages (`node/shutdown`).
         self.workers.deaths = true;
-
         let name = worker.name.clone();
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
