@@ -12,12 +12,16 @@ use super::protocol::{Answer, Hello, Look, Packet, Request, VERSION};
 use super::traced::Traced;
 use crate::node::limits::MAX_CONSOLE_ANSWER;
 use crate::node::wait;
+use crate::observe::text::time_of;
 use crate::os::named::{self, Place, peer};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, memfd};
 
 /// How long an answer may take, beside what it is asked to take.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The same for a trace, which begins and ends with a look each.
+const TRACE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a node could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +61,7 @@ pub enum ConsoleError {
     #[error("the node has ended")]
     Ended,
     /// It did not answer in time.
-    #[error("the node has not answered for {0:.1?}: its process may be stopped, or in a debugger")]
+    #[error("the node has not answered for {}: its process may be stopped, or in a debugger", time_of(.0))]
     Silent(Duration),
     /// It answered something else.
     #[error("the node's answer cannot be read: {0}")]
@@ -220,7 +224,7 @@ impl Console {
     /// # Errors
     /// As for [`ask`](Self::ask); a node that is traced by somebody else refuses.
     pub fn trace(&mut self, long: Duration) -> Result<Traced, ConsoleError> {
-        let facts = match self.ask_within(&Request::Trace { long }, long.saturating_add(PATIENCE))? {
+        let facts = match self.ask_within(&Request::Trace { long }, long.saturating_add(TRACE_PATIENCE))? {
             Answer::Trace(facts) => facts,
             other => return Err(ConsoleError::Garbage(format!("no trace but {other:?}"))),
         };
