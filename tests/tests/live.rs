@@ -120,7 +120,8 @@ fn a_node_that_is_not_ready_says_why(builder: Builder) {
         arrival.open();
         assert!(stopping.join().unwrap().is_clean());
     });
-    assert!(scene.get("/livez").0.starts_with("503"), "the program goes on, and the node has ended");
+    // A look is shown again for a moment.
+    until("the program goes on, and the node has ended", || scene.get("/livez").0.starts_with("503"));
     let Scene { node, address, .. } = scene;
     drop(node);
     let refused = TcpStream::connect(address).unwrap_err();

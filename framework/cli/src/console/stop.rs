@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn who_goes_on_sending_is_named() {
-        let (before, now) = (look(0, [1, 1]), look(1_000_000_000, [1, 120]));
+        let (before, now) = (look(0, [1, 20]), look(1_000_000_000, [1, 120]));
         let text = holds_up(&Figures::between(&before, &now), Duration::from_secs(28));
         assert!(text.contains("`camera.0` sends `stage` 100 messages a second and goes on"), "{text}");
         assert!(text.contains("killed in 28.0 s"), "{text}");

@@ -184,7 +184,9 @@ impl Figures {
                 stopping: now.node.stopping,
                 tracing: now.node.tracing,
                 interval,
-                messages_per_second: actors.iter().filter_map(|actor| actor.messages_per_second).sum(),
+                // The sum of no floats is -0.0.
+                messages_per_second: 0.0
+                    + actors.iter().filter_map(|actor| actor.messages_per_second).sum::<f64>(),
                 in_flight: memory.iter().map(|pool| pool.in_flight).sum(),
             },
             processes: processes.collect(),
