@@ -147,7 +147,7 @@ fn a_worker_that_ends_before_it_is_ready_is_reported_with_its_status() {
     );
     has(
         &play_well(&["never-says-hello"]),
-        &["error: worker `mute` was not ready after 300ms (it has not said hello) and was killed"],
+        &["error: worker `mute` was not ready after 300.0 ms (it has not said hello) and was killed"],
     );
 }
 

@@ -154,6 +154,34 @@ fn ps_lists_the_node_and_top_goes_on_until_it_is_stopped() -> anyhow::Result<()>
 }
 
 #[tensorpost::test]
+fn trace_writes_a_file_of_a_node_that_did_not_trace() -> anyhow::Result<()> {
+    let node = Node::builder().start()?;
+    let keeper = node.spawn::<Keeper>(()).name("keeper").start()?;
+    let folder = std::env::temp_dir().join(format!("tensorpost-cli-trace-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let file = folder.join("t.json");
+    let output = file.to_str().expect("it is text");
+    let mut trace = command(&["trace", "--for", "300ms", "-o", output]).stdout(Stdio::piped()).spawn()?;
+    while trace.try_wait()?.is_none() {
+        node.block_on(keeper.address().ask(Keep(None)))?;
+    }
+    let printed = String::from_utf8(trace.wait_with_output()?.stdout)?;
+    assert!(printed.contains("t.json traced for") && printed.contains("of 2 processes"), "{printed}");
+    let read: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+    let events = read["traceEvents"].as_array().expect("events");
+    let handled = events.iter().filter(|event| event["cat"] == "handler").count();
+    assert!(handled > 0, "{printed}");
+    assert!(events.iter().any(|event| event["args"]["name"] == "actor keeper"));
+    let figures = json(&["top", "--once", "--json", "--every", "10ms"]);
+    assert_eq!(figures["node"]["tracing"], false);
+
+    let nowhere = run(&["trace", "--for", "1s", "-o", "/there/is/none/t.json"]);
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("no folder /there/is/none"));
+    std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+#[tensorpost::test]
 fn hangs_names_an_actor_that_stands_in_its_handler() -> anyhow::Result<()> {
     let node = Node::builder().start()?;
     let keeper = node.spawn::<Keeper>(()).name("keeper").start()?;

@@ -108,14 +108,27 @@ mod testing;
 pub mod console {
     pub use crate::node::console::VARIABLE;
     pub use crate::node::console::client::{Console, ConsoleError, Found, nodes};
+    pub use crate::node::console::figures::{
+        ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
+    };
+    pub use crate::node::console::graph::{Graph, GraphEdge, GraphNode};
     pub use crate::node::console::protocol::{
         ActorFacts, Answer, HangFacts, Hello, LinkFacts, LogLine, Look, NodeFacts, PoolFacts, ProcessFacts,
-        Request, VERSION,
+        Request, TraceFacts, VERSION,
     };
+    pub use crate::node::console::traced::Traced;
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::ProcessState;
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
     pub use crate::observe::text::{bytes, number, printable, time};
+    pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
+
+    /// A look at a node that there is not.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub mod sample {
+        pub use crate::node::console::sample::look;
+    }
 }
 
 /// What the derive's code refers to. Not for anyone else.

@@ -1,8 +1,8 @@
 //! `tensorpost holders`.
 
 use clap::Args;
+use tensorpost_core::console::Figures;
 
-use super::figures::Figures;
 use super::{Target, choose, put, tables};
 
 #[derive(Args)]

@@ -1,7 +1,6 @@
 //! The commands that look into a running node: they ask its console, see `tensorpost_core::console`.
 
 mod choose;
-mod figures;
 mod graph;
 mod hangs;
 mod holders;
@@ -12,6 +11,7 @@ mod stop;
 mod table;
 mod tables;
 mod top;
+mod trace;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -33,12 +33,14 @@ pub(crate) enum Command {
     Graph(graph::Arguments),
     /// The latest records of its log
     Log(log::Arguments),
+    /// What every process does in an interval, as a file for https://ui.perfetto.dev
+    Trace(trace::Arguments),
     /// Ends it: lets everything under way finish, then stops the actors
     Stop(stop::Arguments),
 }
 
 /// The node that a command is about.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct Target {
     /// Process id of the node, or the path of its console; may be left out where one node runs
     node: Option<String>,
@@ -52,6 +54,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Hangs(arguments) => return hangs::run(&arguments),
         Command::Graph(arguments) => graph::run(&arguments)?,
         Command::Log(arguments) => log::run(&arguments)?,
+        Command::Trace(arguments) => trace::run(&arguments)?,
         Command::Stop(arguments) => stop::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -1,15 +1,20 @@
-//! `tensorpost stop`.
+//! `tensorpost stop`: and, while it takes its time, what holds it up. A node waits for messages under way; a program that has
+//! not heard of the stop, and goes on sending, keeps it waiting until the time is up.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use tensorpost_core::console::{ConsoleError, Request};
+use tensorpost_core::console::{ConsoleError, Figures, LinkFigures, Look, Request, number};
 
 use super::{Target, choose, put, time};
 
 /// How often it is looked whether the node has ended.
 const EVERY: Duration = Duration::from_millis(100);
+/// After so long, and then as often, the user is told what holds it up.
+const TOLD: Duration = Duration::from_secs(2);
+/// Senders that are named.
+const MOST: usize = 3;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -40,9 +45,21 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     // Its program may go on after the node has ended, and may end with it: then the connection does.
+    let mut earlier: Option<(Instant, Look)> = None;
     loop {
         match console.look() {
-            Ok(_) => sleep(EVERY),
+            Ok(look) => {
+                match &earlier {
+                    Some((since, before)) if since.elapsed() >= TOLD => {
+                        let left = arguments.within.saturating_sub(began.elapsed());
+                        eprintln!("{}", holds_up(&Figures::between(before, &look), left));
+                        earlier = Some((Instant::now(), look));
+                    }
+                    Some(_) => {}
+                    None => earlier = Some((Instant::now(), look)),
+                }
+                sleep(EVERY);
+            }
             Err(ConsoleError::Ended) => break,
             Err(error) => return Err(error.into()),
         }
@@ -50,4 +67,43 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let took = tensorpost_core::console::time(began.elapsed());
     put(&format!("node {pid} has ended after {took}\n"))?;
     Ok(())
+}
+
+/// What still goes on in a node that is to end.
+fn holds_up(figures: &Figures, left: Duration) -> String {
+    let rate = |link: &&LinkFigures| link.messages_per_second.unwrap_or(0.0);
+    let mut sending: Vec<_> = figures.links.iter().filter(|link| rate(link) > 0.0).collect();
+    sending.sort_by(|a, b| rate(b).total_cmp(&rate(a)));
+    let sending: Vec<_> = sending
+        .iter()
+        .take(MOST)
+        .map(|link| format!("`{}` sends `{}` {} messages a second", link.from, link.to, number(rate(link))))
+        .collect();
+    let open: usize = figures.processes.iter().filter_map(|process| process.open).sum();
+    let left = tensorpost_core::console::time(left);
+    match sending.is_empty() {
+        true => format!("waiting: {open} messages are not done with; what is left is killed in {left}"),
+        false => format!(
+            "waiting: {} and goes on, as if it had not heard of the stop: a program ends with `run_until_ctrl_c`, an actor \
+             with `env.stopping()`; what is left is killed in {left}",
+            sending.join(", ")
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensorpost_core::console::sample::look;
+
+    use super::*;
+
+    #[test]
+    fn who_goes_on_sending_is_named() {
+        let (before, now) = (look(0, [1, 20]), look(1_000_000_000, [1, 120]));
+        let text = holds_up(&Figures::between(&before, &now), Duration::from_secs(28));
+        assert!(text.contains("`camera.0` sends `stage` 100 messages a second and goes on"), "{text}");
+        assert!(text.contains("killed in 28.0 s"), "{text}");
+        let quiet = holds_up(&Figures::between(&now, &look(2_000_000_000, [1, 120])), Duration::ZERO);
+        assert!(quiet.contains("3 messages are not done with"), "{quiet}");
+    }
 }

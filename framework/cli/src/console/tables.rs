@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tensorpost_core::console::{bytes, number, time};
-
-use super::figures::{
-    ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
+use tensorpost_core::console::{
+    ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures, bytes,
+    number, time,
 };
+
 use super::table::{Cell, Table};
 
 pub(super) fn seconds(value: f64) -> String {
@@ -146,46 +146,42 @@ pub(crate) fn links(links: &[LinkFigures]) -> Table {
     }
 }
 
-impl NodeFigures {
-    /// In one line.
-    pub(crate) fn line(&self) -> String {
-        let mut line = format!(
-            "node {} ({}), up {}, {} msg/s, {} in flight",
-            self.pid,
-            self.program,
-            seconds(self.up),
-            number(self.messages_per_second),
-            bytes(self.in_flight)
-        );
-        if self.stopping {
-            line.push_str(", stopping");
-        }
-        if self.tracing {
-            line.push_str(", tracing");
-        }
-        line
+/// The node in one line.
+pub(crate) fn line(node: &NodeFigures) -> String {
+    let mut line = format!(
+        "node {} ({}), up {}, {} msg/s, {} in flight",
+        node.pid,
+        node.program,
+        seconds(node.up),
+        number(node.messages_per_second),
+        bytes(node.in_flight)
+    );
+    if node.stopping {
+        line.push_str(", stopping");
     }
+    if node.tracing {
+        line.push_str(", tracing");
+    }
+    line
 }
 
-impl Figures {
-    /// All of it, as plain text.
-    pub(crate) fn plain(&self) -> String {
-        let shown = |table: Table| {
-            if table.rows.is_empty() { String::new() } else { format!("\n{}", table.plain()) }
-        };
-        let mut text = self.node.line() + "\n";
-        text += &shown(actors(&self.actors));
-        if self.left_out > 0 {
-            text += &format!("and {} more\n", self.left_out);
-        }
-        text += &shown(processes(&self.processes));
-        text += &shown(memory(&self.memory));
-        text += &shown(holders(&self.memory));
-        text += &shown(links(&self.links));
-        if !self.hangs.is_empty() {
-            text += "\nHANGS\n";
-            self.hangs.iter().for_each(|hang| text += &format!("{hang}\n"));
-        }
-        text
+/// All of it, as plain text.
+pub(crate) fn plain(figures: &Figures) -> String {
+    let shown = |table: Table| {
+        if table.rows.is_empty() { String::new() } else { format!("\n{}", table.plain()) }
+    };
+    let mut text = line(&figures.node) + "\n";
+    text += &shown(actors(&figures.actors));
+    if figures.left_out > 0 {
+        text += &format!("and {} more\n", figures.left_out);
     }
+    text += &shown(processes(&figures.processes));
+    text += &shown(memory(&figures.memory));
+    text += &shown(holders(&figures.memory));
+    text += &shown(links(&figures.links));
+    if !figures.hangs.is_empty() {
+        text += "\nHANGS\n";
+        figures.hangs.iter().for_each(|hang| text += &format!("{hang}\n"));
+    }
+    text
 }

@@ -5,10 +5,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use tensorpost_core::console::Console;
+use tensorpost_core::console::{Console, Figures};
 
-use super::figures::Figures;
-use super::{Target, choose, put, screen, time};
+use super::{Target, choose, put, screen, tables, time};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -30,7 +29,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.once || arguments.json || !(io::stdout().is_terminal() && io::stdin().is_terminal()) {
         return lines(&mut console, arguments);
     }
-    screen::run(console, arguments.every)
+    // For a trace, which has a connection of its own.
+    let node = arguments.target.node.clone().or_else(|| Some(console.hello().pid.to_string()));
+    screen::run(console, arguments.every, Target { node })
 }
 
 /// Plain text, or JSON, one interval after the other, until the node ends.
@@ -42,7 +43,7 @@ fn lines(console: &mut Console, arguments: &Arguments) -> anyhow::Result<()> {
         let figures = Figures::between(&earlier, &now);
         match arguments.json {
             true => put(&(serde_json::to_string(&figures)? + "\n"))?,
-            false => put(&(figures.plain() + if arguments.once { "" } else { "\n" }))?,
+            false => put(&(tables::plain(&figures) + if arguments.once { "" } else { "\n" }))?,
         }
         if arguments.once {
             return Ok(());

@@ -238,6 +238,12 @@ impl<A: RemoteActor> Close for ActorInbox<A> {
     }
 }
 
+impl<A: RemoteActor> Drop for ActorInbox<A> {
+    fn drop(&mut self) {
+        self.tracer().forget(Of::Actor, self.actor.0);
+    }
+}
+
 impl<A: RemoteActor> Running<A> {
     pub(super) fn new(inbox: Arc<ActorInbox<A>>) -> Self {
         Running(inbox)

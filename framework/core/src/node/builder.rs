@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::console::{self, Console, LogRing};
 use super::handshake::THIS_PROGRAM;
 use super::hang::OnHang;
@@ -12,7 +14,7 @@ use super::limits::START_DEADLINE;
 use super::mps;
 use super::mps::Sharing;
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
-use super::{Node, Processes, files, worker};
+use super::{Node, Processes, files, live, worker};
 use crate::actor::{self, ProcessActors};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
@@ -195,20 +197,20 @@ impl NodeBuilder {
         let variable =
             || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let trace =
-            self.trace.or_else(variable).map(|path| Arc::new(Collector::new(path, self.trace_records)));
+            self.trace.or_else(variable).map(|path| (path, Arc::new(Collector::new(self.trace_records))));
         let identity = Identity {
             process: ProcessId::NODE,
             name: "node".to_owned(),
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
-            trace: trace.as_ref().map(|trace| trace.records()),
+            trace: trace.as_ref().map(|(_, trace)| trace.records()),
             detects_hangs: self.hang_limit.is_some(),
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::system)?;
         let epoch_page = Arc::clone(&pages.epoch_page);
         let process_runtime = open(&identity, shared.clone(), pages).map_err(NodeError::Open)?;
-        if let Some(trace) = &trace {
-            process_runtime.trace(TraceRing(trace.own().map_err(NodeError::system)?));
+        if let Some((_, trace)) = &trace {
+            process_runtime.trace(TraceRing(trace.own(true).map_err(NodeError::system)?));
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
@@ -223,6 +225,7 @@ impl NodeBuilder {
             gpu_budget: self.gpu_budget,
             epoch_page,
             trace: trace.clone(),
+            trace_records: self.trace_records,
             hang_limit: self.hang_limit,
             time_slices: time_slices.clone(),
             log_ring: log_ring.clone(),
@@ -232,13 +235,22 @@ impl NodeBuilder {
                 .map(|(name, value)| (name, value.to_owned())),
         };
         let supervisor = Supervisor::start(settings, Arc::clone(&shared), process_runtime.clone())?;
+        let live = live::Server::of_environment(&shared);
         let console = listening.zip(log_ring);
         let console = console.and_then(|(listener, log)| console::Server::start(listener, shared, log));
         let own: Arc<dyn ProcessRuntime> = process_runtime.clone();
         let supervisor = Arc::new(supervisor);
         Ok((
             process_runtime,
-            Processes { supervisor, process_runtime: own, trace, time_slices, _console: console, _mps: mps },
+            Processes {
+                supervisor,
+                process_runtime: own,
+                trace: trace.map(|(_, trace)| trace),
+                time_slices,
+                _console: console,
+                live: Mutex::new(live.into_iter().collect()),
+                _mps: mps,
+            },
         ))
     }
 }

@@ -21,7 +21,7 @@ use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 7;
+pub(crate) const PROTOCOL: u32 = 8;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]
@@ -42,8 +42,9 @@ pub(crate) enum Up {
     ActorStopped { actor: ActorId, why: Option<EndReason>, away: bool },
     /// The answer to [`Down::Probe`].
     Activity { round: u64, activity: Activity },
-    /// The memory that the worker notes its trace in. Descriptors: one, to map it read-only.
-    Trace,
+    /// The memory that the worker notes its trace in: of the whole run, or to [`Down::Trace`]. Descriptors: one, to map it
+    /// read-only.
+    Trace { interval: Option<u64> },
     /// The answer to [`Down::Metrics`].
     Metrics { round: u64, metrics: ProcessMetrics, survey: Option<Survey> },
     /// The answer to [`Down::Look`].
@@ -82,6 +83,11 @@ pub(crate) enum Down {
     Look { round: u64 },
     /// Say [`Up::Pong`], behind everything that was sent before.
     Ping { number: u64 },
+    /// From now on note what happens, in new memory for so many records. Answered by [`Up::Trace`] with the same number, before
+    /// the first record.
+    Trace { interval: u64, records: u32 },
+    /// Note nothing any more.
+    EndTrace,
     /// Arm a fault.
     #[cfg(feature = "testing")]
     Arm(crate::fault::Fault),
@@ -132,7 +138,7 @@ impl Up {
             message @ (Up::Ready
             | Up::Node(_)
             | Up::Activity { .. }
-            | Up::Trace
+            | Up::Trace { .. }
             | Up::Pong { .. }
             | Up::ActorsStopped
             | Up::LogsDropped { .. }) => message,

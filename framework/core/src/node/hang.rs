@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::ids::{ActorId, ProcessId};
+use crate::observe::text::time;
 
 use super::supervisor::WorkerId;
 pub use crate::observe::hang_probe::WaitsIn;
@@ -74,22 +75,23 @@ pub struct HangReport {
 
 impl fmt::Display for HangReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HangReport { process, name, lasted, .. } = self;
+        let HangReport { process, name, .. } = self;
+        let lasted = time(self.lasted);
         write!(f, "`{name}` ({process}) ")?;
         match &self.hang {
-            Hang::Silent { stopped: true } => write!(f, "is stopped and has not answered for {lasted:.1?}"),
-            Hang::Silent { stopped: false } => write!(f, "has not answered for {lasted:.1?}"),
+            Hang::Silent { stopped: true } => write!(f, "is stopped and has not answered for {lasted}"),
+            Hang::Silent { stopped: false } => write!(f, "has not answered for {lasted}"),
             Hang::Mailbox { actor, name, open, handling } => {
                 write!(
                     f,
                     "does not move: {actor} `{name}` has {open} messages and is done with none of them "
                 )?;
-                write!(f, "since {lasted:.1?}")?;
+                write!(f, "since {lasted}")?;
                 if *handling { f.write_str("; it is in a handler") } else { Ok(()) }
             }
             Hang::Clock { waiter, waiter_name, waits_in, clock, value, now } => {
                 write!(f, "should have advanced its clock {clock} to {value}; it shows {now}. ")?;
-                write!(f, "`{waiter_name}` ({waiter}) has waited for {lasted:.1?}, in {waits_in}")
+                write!(f, "`{waiter_name}` ({waiter}) has waited for {lasted}, in {waits_in}")
             }
         }
     }

@@ -67,8 +67,11 @@ pub trait ProcessRuntime: Send + Sync + 'static {
         HangProbe::default()
     }
 
-    /// The node traces: from now on the process notes what it does in its ring. Called once, before anything else.
+    /// The node traces: from now on the process notes what it does in this ring.
     fn trace(&self, _ring: TraceRing) {}
+
+    /// The node traces no longer: nothing is noted from now on.
+    fn end_trace(&self) {}
 
     /// In a worker: the process is about to end, and its actors with a policy for failures come back elsewhere.
     fn leaving(&self) {}

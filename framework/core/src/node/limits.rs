@@ -74,6 +74,12 @@ pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
 /// Longest answer to a watcher, in bytes.
 pub const MAX_CONSOLE_ANSWER: usize = 32 << 20;
 
+/// Records of all processes together in an interval that a watcher has traced: 64 MiB of memory while it lasts.
+pub const MAX_TRACED_RECORDS: usize = 1 << 20;
+
+/// Longest interval that a watcher may have traced.
+pub const MAX_TRACED_TIME: Duration = Duration::from_secs(600);
+
 /// Records of the log that the console keeps.
 pub const MAX_LOG_LINES: usize = 1 << 10;
 

@@ -55,8 +55,8 @@
 //! Inside, read in this order: [`host`] (what a process runs), `control` and `line` (what travels on a control socket,
 //! and how), `handshake`, `broker` with `roster`, `registry`, `chunks` and `questions` (what the node knows and passes
 //! on; no sockets),
-//! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`; `console` (who looks in
-//! from outside).
+//! [`supervisor`] (the thread in the node), `worker` (the other side), [`shutdown`] and `journal`; `console` and `live` (who
+//! looks in from outside).
 
 pub(crate) mod arguments;
 pub(crate) mod broker;
@@ -74,6 +74,7 @@ mod journal;
 pub mod limits;
 mod line;
 mod link_messages;
+mod live;
 mod mps;
 mod program;
 mod questions;
@@ -96,9 +97,13 @@ mod wait;
 mod watches;
 mod worker;
 
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::actor::Program;
 use crate::observe::metrics::{Metrics, export};
@@ -159,6 +164,8 @@ pub struct Processes {
     time_slices: Option<String>,
     /// Looks into it from outside; ends after the workers have.
     _console: Option<console::Server>,
+    /// Live pages, the same.
+    live: Mutex<Vec<live::Server>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
 }
@@ -255,6 +262,32 @@ impl Node {
     pub fn report(&self) -> Result<NodeReport, Closed> {
         let (restarts, hangs) = self.supervisor().report()?;
         Ok(NodeReport { workers: self.workers(), restarts, hangs })
+    }
+
+    /// Serves the live page at an address, until the node is dropped, and says at which: figures of all actors, processes,
+    /// memory and links for a browser at `/`, for Prometheus at `/metrics`, for programs at `/figures.json` and
+    /// `/graph.svg`, for probes at `/livez` and `/readyz`. It only reads, and makes no actor wait. The environment variable
+    /// `TENSORPOST_HTTP=127.0.0.1:9464` does the same, without a change of the program.
+    ///
+    /// Whoever reaches the address is answered, and nobody is asked who they are: other users of the machine at
+    /// `127.0.0.1`, everybody in the network at `0.0.0.0`. What they see is names, counts and sizes. To restrict it, use the
+    /// command `tensorpost`, which answers its own user alone.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let node = tensorpost::node::Node::builder().start()?;
+    /// let address = node.serve("127.0.0.1:0")?; // a free port
+    /// println!("open http://{address}/");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The address cannot be had, or the system refuses a thread.
+    pub fn serve(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
+        let (server, address) = live::Server::start(address, self.supervisor().shared())?;
+        self.processes.live.lock().push(server);
+        Ok(address)
     }
 
     /// Writes the trace as it is now to `path`, while everything goes on; the file that [`NodeBuilder::trace`] named is

@@ -96,6 +96,10 @@ impl ProcessRuntime for ProcessActors {
         self.transport().domain().tracer().start(ring.0);
     }
 
+    fn end_trace(&self) {
+        self.transport().domain().tracer().stop();
+    }
+
     fn stopping(&self) {
         self.transport().begin_stopping();
     }

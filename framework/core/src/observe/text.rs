@@ -56,6 +56,11 @@ pub fn time(time: Duration) -> String {
     }
 }
 
+/// As [`time`], for the texts of errors.
+pub(crate) fn time_of(duration: &Duration) -> String {
+    time(*duration)
+}
+
 /// A size in bytes.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

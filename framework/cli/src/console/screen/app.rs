@@ -4,9 +4,8 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_core::console::{LogLine, Look};
+use tensorpost_core::console::{Figures, LogLine, Look};
 
-use super::super::figures::Figures;
 use super::super::hangs::standing;
 use super::super::table::Table;
 use super::super::tables;
@@ -46,6 +45,19 @@ impl Tab {
     }
 }
 
+/// How far a trace is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trace {
+    /// Nobody has asked for one.
+    None,
+    /// The key was pressed.
+    Wanted,
+    /// It is on.
+    Runs,
+    /// What became of it.
+    Done(String),
+}
+
 /// See the module.
 pub(super) struct App {
     pub(super) tab: Tab,
@@ -63,6 +75,7 @@ pub(super) struct App {
     /// Why nothing more comes.
     pub(super) end: Option<String>,
     pub(super) has_colours: bool,
+    pub(super) trace: Trace,
     earlier: Option<Look>,
     is_done: bool,
 }
@@ -81,6 +94,7 @@ impl App {
             lines: VecDeque::new(),
             end: None,
             has_colours,
+            trace: Trace::None,
             earlier: None,
             is_done: false,
         }
@@ -101,6 +115,20 @@ impl App {
         let earlier = earlier.as_ref().unwrap_or(now);
         self.figures = Some(Figures::between(earlier, now));
         self.standing = standing(earlier, now);
+    }
+
+    /// Whether a trace is to begin now; says so once.
+    pub(super) fn begins_trace(&mut self) -> bool {
+        let begins = self.trace == Trace::Wanted;
+        if begins {
+            self.trace = Trace::Runs;
+        }
+        begins
+    }
+
+    /// What became of the trace.
+    pub(super) fn traced(&mut self, said: String) {
+        self.trace = Trace::Done(said);
     }
 
     pub(super) fn ended(&mut self, why: String) {
@@ -131,6 +159,8 @@ impl App {
             KeyCode::Char('s') => self.sort_by_next(),
             KeyCode::Char('r') => self.sort = self.sort.map(|(column, down)| (column, !down)),
             KeyCode::Char('/') => self.is_typing = true,
+            KeyCode::Char('t') if self.trace != Trace::Runs => self.trace = Trace::Wanted,
+            KeyCode::Esc if matches!(self.trace, Trace::Done(_)) => self.trace = Trace::None,
             KeyCode::Esc => self.filter.clear(),
             _ => {}
         }

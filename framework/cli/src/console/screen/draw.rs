@@ -9,7 +9,8 @@ use tensorpost_core::console::{ProcessState, Severity};
 
 use super::super::log::plain;
 use super::super::table::{Table, is_right, plain_title};
-use super::app::{App, Tab};
+use super::super::tables;
+use super::app::{App, Tab, Trace};
 
 /// Columns stand so far apart.
 const GAP: usize = 2;
@@ -41,7 +42,9 @@ fn status(app: &App) -> Line<'_> {
     if app.is_frozen {
         spans.push(Span::styled("FROZEN ", colour(app, Color::Yellow).add_modifier(Modifier::BOLD)));
     }
-    spans.push(Span::raw(app.figures.as_ref().map_or("looking …".to_owned(), |figures| figures.node.line())));
+    spans.push(Span::raw(
+        app.figures.as_ref().map_or("looking …".to_owned(), |figures| tables::line(&figures.node)),
+    ));
     Line::from(spans)
 }
 
@@ -63,11 +66,16 @@ fn keys(app: &App) -> Line<'_> {
     if app.is_typing {
         return Line::from(format!("/{}▏ Enter keeps it, Esc clears it", app.filter));
     }
-    let mut text = "q quit  Tab next  s sort  r reverse  / filter  f freeze".to_owned();
+    let mut text = "q quit  Tab next  s sort  r reverse  / filter  f freeze  t trace 5 s".to_owned();
     if !app.filter.is_empty() {
         text = format!("filter: {} (Esc clears it)  {text}", app.filter);
     }
-    Line::from(Span::styled(text, Style::new().add_modifier(Modifier::DIM)))
+    let keys = Span::styled(text, Style::new().add_modifier(Modifier::DIM));
+    match &app.trace {
+        Trace::None => Line::from(keys),
+        Trace::Wanted | Trace::Runs => Line::from(vec![Span::raw("tracing …  "), keys]),
+        Trace::Done(said) => Line::from(vec![Span::raw(format!("{said} (Esc)  ")), keys]),
+    }
 }
 
 /// The tables of a tab, one below the other: the first one scrolls and has what room the others leave it.

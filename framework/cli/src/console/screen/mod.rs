@@ -1,7 +1,7 @@
 //! `tensorpost top` on a terminal.
 //!
-//! A thread asks the node, so that keys are answered while a look is on its way. What is shown and what keys do is in `app`,
-//! which knows no terminal; `draw` puts it on one.
+//! A thread asks the node, so that keys are answered while a look is on its way; another one traces, on a connection of its
+//! own. What is shown and what keys do is in `app`, which knows no terminal; `draw` puts it on one.
 
 mod app;
 mod draw;
@@ -14,37 +14,68 @@ use std::time::Duration;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use tensorpost_core::console::{Answer, Console, ConsoleError, LogLine, Look, Request};
 
+use super::{Target, choose, trace};
+
 use self::app::App;
 
 /// How often it is looked for keys.
 const KEYS: Duration = Duration::from_millis(50);
 
-/// What the asking thread has found.
+/// How long the key `t` traces.
+const TRACED: Duration = Duration::from_secs(5);
+
+/// What a thread has found.
 enum News {
     Look(Box<Look>, Vec<LogLine>),
     End(ConsoleError),
+    /// A trace was written, or why not.
+    Traced(String),
 }
 
 /// Shows the node until the user has seen enough.
-pub(super) fn run(console: Console, every: Duration) -> anyhow::Result<()> {
+pub(super) fn run(console: Console, every: Duration, target: Target) -> anyhow::Result<()> {
     let (to_screen, news) = sync_channel(1);
+    let from_traces = to_screen.clone();
     let (enough, until) = sync_channel::<()>(0);
     let asking = std::thread::Builder::new().name("tp:asks".to_owned());
     asking.spawn(move || ask(console, every, &to_screen, &until))?;
     let mut app = App::new(std::env::var_os("NO_COLOR").is_none());
     // With a hook that gives the terminal back where this panics.
     let mut terminal = ratatui::try_init()?;
-    let shown = show(&mut terminal, &mut app, &news);
+    let shown = show(&mut terminal, &mut app, &news, || {
+        let (target, to_screen) = (target.clone(), from_traces.clone());
+        let tracing = std::thread::Builder::new().name("tp:traces".to_owned());
+        tracing.spawn(move || {
+            let said = traced(&target).unwrap_or_else(|error| format!("no trace: {error:#}"));
+            // Nobody is left to be told where the screen has gone.
+            let _ = to_screen.send(News::Traced(said));
+        })?;
+        Ok(())
+    });
     ratatui::try_restore()?;
     drop(enough);
     shown
 }
 
-fn show(terminal: &mut ratatui::DefaultTerminal, app: &mut App, news: &Receiver<News>) -> anyhow::Result<()> {
+/// Traces the node, and says where the file is.
+fn traced(target: &Target) -> anyhow::Result<String> {
+    let mut console = choose::connect(target)?;
+    let path = trace::new_file(console.hello().pid);
+    let written = trace::trace(&mut console, TRACED, path)?;
+    Ok(format!("trace: {}, {} records", written.path.display(), written.summary.records))
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    app: &mut App,
+    news: &Receiver<News>,
+    begin_trace: impl Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     while !app.is_done() {
         match news.try_recv() {
             Ok(News::Look(look, lines)) => app.take(*look, lines),
             Ok(News::End(error)) => app.ended(error.to_string()),
+            Ok(News::Traced(said)) => app.traced(said),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
         }
         terminal.draw(|frame| draw::draw(app, frame))?;
@@ -53,6 +84,9 @@ fn show(terminal: &mut ratatui::DefaultTerminal, app: &mut App, news: &Receiver<
             && key.kind == KeyEventKind::Press
         {
             app.key(key);
+            if app.begins_trace() {
+                begin_trace()?;
+            }
         }
     }
     Ok(())

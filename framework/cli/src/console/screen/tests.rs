@@ -1,100 +1,13 @@
 //! The screen, drawn into memory.
 
-use std::time::Duration;
-
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_core::api::actor::ActorId;
-use tensorpost_core::api::device::DeviceId;
-use tensorpost_core::api::node::ProcessId;
-use tensorpost_core::api::observe::{ActorMetrics, Histogram, ProcessMetrics};
-use tensorpost_core::console::{
-    ActorFacts, HolderReport, LinkFacts, LinkReport, LogLine, Look, NodeFacts, PoolFacts, PoolReport,
-    ProcessFacts, ProcessState, SentReport, Severity,
-};
+use tensorpost_core::console::sample::look;
+use tensorpost_core::console::{LogLine, Severity};
 
 use super::app::App;
 use super::draw::draw;
-
-fn process(slot: u16) -> ProcessId {
-    ProcessId::new(slot, 0).expect("there is such a slot")
-}
-
-/// A node with two workers; each actor has handled so many.
-pub(crate) fn look(at: u64, handled: [u64; 2]) -> Look {
-    let names = ["camera.0", "a-stage-with-a-name-that-is-longer-than-others"];
-    let actor = |index: usize| {
-        let mut handler = Histogram::default();
-        (0..handled[index]).for_each(|_| handler.note(Duration::from_micros(150)));
-        let metrics = ActorMetrics {
-            actor: ActorId(index as u64 + 1),
-            name: names[index].to_owned(),
-            device: DeviceId::HOST,
-            capacity: 16,
-            handled: handled[index],
-            emitted: 0,
-            dropped: 0,
-            missed: 0,
-            queued: 3 * index,
-            busy: Duration::from_micros(150 * handled[index]),
-            longest: Duration::from_micros(150),
-            handler,
-            waits: 0,
-            waited: Some(Duration::ZERO),
-        };
-        ActorFacts {
-            actor: metrics.actor,
-            name: metrics.name.clone(),
-            process: process(index as u16 + 1),
-            index: 0,
-            capacity: 16,
-            state: ProcessState::Running,
-            metrics: Some(metrics),
-        }
-    };
-    let of = |slot: u16, name: &str| ProcessFacts {
-        process: process(slot),
-        name: name.to_owned(),
-        pid: 100 + u32::from(slot),
-        state: ProcessState::Running,
-        restarts: u32::from(slot),
-        last_end: None,
-        metrics: Some(ProcessMetrics { open: 3 * usize::from(slot / 2), ..ProcessMetrics::default() }),
-    };
-    let holder =
-        HolderReport { process: process(2), bytes: 1 << 20, tensors: 2, oldest: Duration::from_millis(1500) };
-    let pool = PoolReport {
-        device: DeviceId::HOST,
-        budget: 1 << 30,
-        chunks: 32 << 20,
-        held: 1 << 20,
-        tensors: 2,
-        in_flight: 1 << 20,
-        quarantined: 0,
-        holders: vec![holder],
-        more_holders: 0,
-    };
-    let sent = Some(vec![SentReport { index: 0, sent: handled[1] + 3, done: handled[1] }]);
-    let link = LinkReport { peer: process(2), open: true, sent, replies_waiting: Some(0), lent: 2 };
-    Look {
-        at,
-        node: NodeFacts {
-            pid: 100,
-            program: "demo".to_owned(),
-            up: Duration::from_secs(75),
-            stopping: false,
-            hang_limit: None,
-            tracing: false,
-        },
-        processes: vec![of(0, "node"), of(1, "camera.0"), of(2, "stage")],
-        actors: vec![actor(0), actor(1)],
-        pools: vec![PoolFacts { owner: process(1), pool }],
-        links: vec![LinkFacts { from: process(1), link }],
-        hangs: Vec::new(),
-        left_out: 0,
-    }
-}
 
 fn line(number: u64, severity: Severity, text: &str) -> LogLine {
     let worker = Some("camera.0".to_owned());
@@ -201,6 +114,18 @@ fn keys_sort_filter_freeze_and_leave() {
     press(&mut app, "f");
     app.take(look(3_000_000_000, [9100, 20]), Vec::new());
     assert!(drawn(&app, 100, 24)[0].contains("100 msg/s"));
+
+    let last = |app: &App| drawn(app, 100, 24)[23].clone();
+    assert!(!app.begins_trace());
+    press(&mut app, "tt");
+    assert!(app.begins_trace() && !app.begins_trace());
+    assert!(last(&app).starts_with("tracing …  q quit"), "{}", last(&app));
+    press(&mut app, "t");
+    assert!(!app.begins_trace(), "one at a time");
+    app.traced("trace: tensorpost-100-1.json, 7 records".to_owned());
+    assert!(last(&app).starts_with("trace: tensorpost-100-1.json, 7 records (Esc)"), "{}", last(&app));
+    app.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+    assert!(last(&app).starts_with("q quit"));
 
     app.ended("the node has ended".to_owned());
     assert!(drawn(&app, 100, 24)[0].starts_with("the node has ended"));

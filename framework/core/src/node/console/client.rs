@@ -2,20 +2,26 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::protocol::{Answer, Hello, Look, Packet, Request, VERSION};
+use super::traced::Traced;
 use crate::node::limits::MAX_CONSOLE_ANSWER;
 use crate::node::wait;
+use crate::observe::text::time_of;
 use crate::os::named::{self, Place, peer};
+use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, memfd};
 
-/// How long an answer may take, unless the caller says otherwise.
+/// How long an answer may take, beside what it is asked to take.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The same for a trace, which begins and ends with a look each.
+const TRACE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a node could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +61,7 @@ pub enum ConsoleError {
     #[error("the node has ended")]
     Ended,
     /// It did not answer in time.
-    #[error("the node has not answered for {0:.1?}: its process may be stopped, or in a debugger")]
+    #[error("the node has not answered for {}: its process may be stopped, or in a debugger", time_of(.0))]
     Silent(Duration),
     /// It answered something else.
     #[error("the node's answer cannot be read: {0}")]
@@ -180,15 +186,20 @@ impl Console {
     /// # Errors
     /// See [`ConsoleError`]; a node that refuses or has ended is an error.
     pub fn ask(&mut self, request: &Request) -> Result<Answer, ConsoleError> {
+        self.ask_within(request, PATIENCE)
+    }
+
+    fn ask_within(&mut self, request: &Request, patience: Duration) -> Result<Answer, ConsoleError> {
         let question = serde_json::to_vec(request).map_err(io::Error::from)?;
         self.socket.send(&question, &[]).map_err(closed)?;
-        let (bytes, memory) = self.receive(PATIENCE)?;
+        let (bytes, memory) = self.receive(patience)?;
         let answer = match parse(&bytes)? {
             Packet::Answer(answer) => answer,
-            Packet::Memory(length) => match parse(&read(memory, length)?)? {
+            Packet::Memory(length) => match parse(&read(memory.into_iter().next(), length)?)? {
                 Packet::Answer(answer) => answer,
-                Packet::Memory(_) => return Err(ConsoleError::Garbage("memory in memory".to_owned())),
+                _ => return Err(ConsoleError::Garbage("memory in memory".to_owned())),
             },
+            Packet::Rings => return Err(ConsoleError::Garbage("a trace that nobody asked for".to_owned())),
         };
         match answer {
             Answer::Refused(why) => Err(ConsoleError::Refused(why)),
@@ -208,16 +219,43 @@ impl Console {
         }
     }
 
-    fn receive(
-        &mut self,
-        patience: Duration,
-    ) -> Result<(Vec<u8>, Option<std::os::fd::OwnedFd>), ConsoleError> {
-        let until = Instant::now() + patience;
+    /// Has every process note what it does for so long, and waits for it. In [`Traced::write_to`] it becomes a file.
+    ///
+    /// # Errors
+    /// As for [`ask`](Self::ask); a node that is traced by somebody else refuses.
+    pub fn trace(&mut self, long: Duration) -> Result<Traced, ConsoleError> {
+        let facts = match self.ask_within(&Request::Trace { long }, long.saturating_add(TRACE_PATIENCE))? {
+            Answer::Trace(facts) => facts,
+            other => return Err(ConsoleError::Garbage(format!("no trace but {other:?}"))),
+        };
+        let mut rings = Vec::with_capacity(facts.processes.len());
+        while rings.len() < facts.processes.len() {
+            let (bytes, memory) = self.receive(PATIENCE)?;
+            let Packet::Rings = parse(&bytes)? else {
+                return Err(ConsoleError::Garbage("something else in a trace".to_owned()));
+            };
+            if memory.is_empty() {
+                return Err(ConsoleError::Garbage("no memory in a trace".to_owned()));
+            }
+            rings.extend(memory);
+        }
+        Traced::new(facts, rings)
+    }
+
+    fn receive(&mut self, patience: Duration) -> Result<(Vec<u8>, Vec<OwnedFd>), ConsoleError> {
+        // Past the end of time there is no deadline; a year will do.
+        let now = Instant::now();
+        let until = now.checked_add(patience).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         let mut buffer = Vec::new();
         loop {
             match self.socket.try_recv(&mut buffer) {
                 Ok(packet) if packet.is_closed() => return Err(ConsoleError::Ended),
-                Ok(packet) => return Ok((buffer, packet.fds.into_iter().next())),
+                Ok(packet) if packet.starved => {
+                    return Err(ConsoleError::Io(io::Error::other(format!(
+                        "this command may open no more files; {OPEN_FILES}"
+                    ))));
+                }
+                Ok(packet) => return Ok((buffer, packet.fds)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(closed(error)),
             }
@@ -240,7 +278,7 @@ fn closed(error: io::Error) -> ConsoleError {
     }
 }
 
-fn read(memory: Option<std::os::fd::OwnedFd>, length: u64) -> Result<Vec<u8>, ConsoleError> {
+fn read(memory: Option<OwnedFd>, length: u64) -> Result<Vec<u8>, ConsoleError> {
     let garbage = |why: &str| ConsoleError::Garbage(why.to_owned());
     let memory = memory.ok_or_else(|| garbage("its memory did not come along"))?;
     if length > MAX_CONSOLE_ANSWER as u64 {

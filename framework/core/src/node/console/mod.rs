@@ -11,7 +11,8 @@
 //! - **CON-3.** At most [`MAX_WATCHERS`](super::limits::MAX_WATCHERS) are answered at a time, every question and every
 //!   answer is bounded, and who does not read is let go.
 //!
-//! Everything but [`Request::Stop`] only reads.
+//! Everything but [`Request::Stop`] and [`Request::Trace`] only reads. A trace is switched off when its time is up, or when the
+//! watcher that asked for it goes away.
 //!
 //! **On a crash** of a watcher its connection ends, and that is all. **On a crash** of the node its name is gone. A node whose
 //! socket cannot be made starts all the same, and says so once.
@@ -21,12 +22,19 @@
 //! | `protocol` | what is said |
 //! | `server` | the node's side: the thread |
 //! | `client` | the command's side: finding nodes, asking one |
+//! | `traced` | a trace that came over it, on the command's side |
+//! | `figures`, `graph` | what two looks say together; who sends to whom |
 //! | `log` | the latest records of the log |
 
 pub(crate) mod client;
+pub(crate) mod figures;
+pub(crate) mod graph;
 mod log;
 pub(crate) mod protocol;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) mod sample;
 mod server;
+pub(crate) mod traced;
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

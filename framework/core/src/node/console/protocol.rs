@@ -12,9 +12,10 @@ use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::observe::log::Severity;
 use crate::observe::metrics::{ActorMetrics, ProcessMetrics, ProcessState};
 use crate::observe::survey::{LinkReport, PoolReport};
+use crate::observe::trace::TracedProcess;
 
 /// The number of this protocol. The form of [`Hello`] stays in all of them.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first packet, from the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +40,11 @@ pub enum Request {
         /// The number of the last record that the command has.
         after: u64,
     },
+    /// Note what every process does for so long. One watcher at a time.
+    Trace {
+        /// For how long.
+        long: Duration,
+    },
     /// End the node: let everything under way finish, and kill what is left after so long.
     Stop {
         /// How long that may take.
@@ -53,6 +59,8 @@ pub enum Answer {
     Look(Box<Look>),
     /// To [`Request::Log`]. At most 256 records: ask again.
     Log(Vec<LogLine>),
+    /// To [`Request::Trace`], when the time is up. The memory of the processes comes behind it.
+    Trace(TraceFacts),
     /// The shutdown has begun, or had before.
     Stopping,
     /// The node has ended; its program has not.
@@ -68,6 +76,8 @@ pub(crate) enum Packet {
     Answer(Answer),
     /// The answer is in the memory whose descriptor came along: so many bytes.
     Memory(u64),
+    /// Memory of traced processes, in the order of [`TraceFacts::processes`].
+    Rings,
 }
 
 /// How everything stands in a node, at one moment. Two looks give rates.
@@ -177,6 +187,23 @@ pub struct HangFacts {
     pub killed: bool,
     /// The whole report, as it is in the log.
     pub text: String,
+}
+
+/// What was traced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceFacts {
+    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`: what is older does not belong to it.
+    pub since: u64,
+    /// When it ended: what is younger does not, either.
+    pub until: u64,
+    /// Records that each process could keep.
+    pub records: u32,
+    /// The processes that took part.
+    pub processes: Vec<TracedProcess>,
+    /// Processes that took part and ended, and are not remembered.
+    pub forgotten: u64,
+    /// The names of those that did not answer at the end.
+    pub silent: Vec<String>,
 }
 
 /// A record of the node's log.

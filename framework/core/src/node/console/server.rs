@@ -18,13 +18,16 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::LogRing;
-use super::protocol::{Answer, Hello, Look, Packet, Request, VERSION};
-use crate::limits::MAX_PACKET;
-use crate::node::limits::{MAX_CONSOLE_ANSWER, MAX_QUESTION, MAX_WATCHERS};
+use super::protocol::{Answer, Hello, Look, Packet, Request, TraceFacts, VERSION};
+use crate::limits::{MAX_PACKET, MAX_PACKET_FDS};
+use crate::node::limits::{MAX_CONSOLE_ANSWER, MAX_QUESTION, MAX_TRACED_TIME, MAX_WATCHERS};
 use crate::node::supervisor::Shared;
 use crate::node::wait;
+use crate::observe::metrics::ProcessState;
+use crate::observe::text::time;
+use crate::observe::trace::Collector;
 use crate::os::named::{Listener, Peer, peer};
-use crate::os::{EventFd, Seqpacket};
+use crate::os::{EventFd, Seqpacket, monotonic_ns};
 
 /// How long the supervisor may take for a look. It takes 90 ms at most, unless it has no processor.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -100,6 +103,16 @@ struct Watcher {
     socket: Seqpacket,
     who: Peer,
     asked: Instant,
+    /// What it has traced at the moment. At most one watcher has something.
+    tracing: Option<Tracing>,
+}
+
+/// An interval that is traced.
+struct Tracing {
+    until: Instant,
+    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    since: u64,
+    collector: Arc<Collector>,
 }
 
 struct Thread {
@@ -120,9 +133,12 @@ impl Thread {
     fn run(mut self) {
         while !self.stop.load(Ordering::Acquire) {
             if let Err(error) = self.turn() {
-                return self.shared.say(format!("the console has ended: it cannot wait for events: {error}"));
+                self.shared.say(format!("the console has ended: it cannot wait for events: {error}"));
+                break;
             }
         }
+        // The node has ended, or nobody would end it: what there is belongs to who has asked for it.
+        self.end_traces(|_| true);
     }
 
     fn turn(&mut self) -> io::Result<()> {
@@ -131,15 +147,19 @@ impl Thread {
         let listens = if self.deaf_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener, listens)];
         fds.extend(self.watchers.iter().map(|watcher| PollFd::new(&watcher.socket, PollFlags::IN)));
-        wait::poll(&mut fds, self.deaf_until.map(|until| until - now))?;
+        let tracing = self.watchers.iter().filter_map(|watcher| watcher.tracing.as_ref());
+        let next = tracing.map(|tracing| tracing.until).chain(self.deaf_until).min();
+        wait::poll(&mut fds, next.map(|until| until.saturating_duration_since(now)))?;
         let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         // From behind, because one that has ended is taken out.
         for index in (0..self.watchers.len()).rev() {
             if ready[index + 2] && !self.stop.load(Ordering::Acquire) && !self.serve(index) {
-                self.watchers.swap_remove(index);
+                self.let_go(index);
             }
         }
+        let now = Instant::now();
+        self.end_traces(|tracing| tracing.until <= now);
         if ready[1] && self.deaf_until.is_none() {
             self.accept();
         }
@@ -187,13 +207,21 @@ impl Thread {
         let Ok(hello) = serde_json::to_vec(&hello) else { return };
         // A new socket has room; one that has none is no watcher.
         if socket.try_send(&hello, &[]).is_ok() && !is_refused {
-            self.watchers.push(Watcher { socket, who, asked: Instant::now() });
+            self.watchers.push(Watcher { socket, who, asked: Instant::now(), tracing: None });
         }
     }
 
     fn let_an_idle_one_go(&mut self) -> bool {
-        let idle = self.watchers.iter().position(|watcher| watcher.asked.elapsed() >= IDLE);
-        idle.map(|index| self.watchers.swap_remove(index)).is_some()
+        let is_idle = |watcher: &Watcher| watcher.asked.elapsed() >= IDLE && watcher.tracing.is_none();
+        let idle = self.watchers.iter().position(is_idle);
+        idle.map(|index| self.let_go(index)).is_some()
+    }
+
+    /// A watcher is gone, or has to go; what it had traced ends with it.
+    fn let_go(&mut self, index: usize) {
+        if self.watchers.swap_remove(index).tracing.is_some() {
+            self.shared.end_trace();
+        }
     }
 
     /// Answers the next question of a watcher; false: it is let go.
@@ -223,8 +251,25 @@ impl Thread {
             let _ = self.send(index, &Answer::Refused(why.to_owned()));
             return false;
         };
-        let answer = self.answer(request);
-        match self.send(index, &answer) {
+        let answer = match request {
+            Request::Trace { long } => match self.begin_trace(index, long) {
+                Ok(()) => return true,
+                Err(answer) => answer,
+            },
+            Request::Look => self.look(),
+            Request::Log { after } => Answer::Log(self.log.after(after)),
+            Request::Stop { within } => match self.shared.begin_shutdown(within) {
+                Ok(()) => Answer::Stopping,
+                Err(_) => Answer::Ended,
+            },
+        };
+        let sent = self.send(index, &answer);
+        self.is_sent(index, sent)
+    }
+
+    /// Whether an answer has gone out; false: its watcher is to be let go.
+    fn is_sent(&mut self, index: usize, sent: io::Result<()>) -> bool {
+        match sent {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let who = self.watchers[index].who;
@@ -238,15 +283,75 @@ impl Thread {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Answer {
-        match request {
-            Request::Look => self.look(),
-            Request::Log { after } => Answer::Log(self.log.after(after)),
-            Request::Stop { within } => match self.shared.begin_shutdown(within) {
-                Ok(()) => Answer::Stopping,
-                Err(_) => Answer::Ended,
-            },
+    /// Begins to trace for a watcher, which is answered when the time is up; or says why not.
+    fn begin_trace(&mut self, index: usize, long: Duration) -> Result<(), Answer> {
+        if long > MAX_TRACED_TIME {
+            let most = time(MAX_TRACED_TIME);
+            return Err(Answer::Refused(format!("a trace lasts {most} at most; its memory has an end")));
         }
+        let other = self.watchers.iter().find_map(|watcher| Some((watcher.who, watcher.tracing.as_ref()?)));
+        if let Some((who, tracing)) = other {
+            let left = time(tracing.until.saturating_duration_since(Instant::now()));
+            return Err(Answer::Refused(format!(
+                "it is traced already, for {}, and for {left} more; try again then",
+                described(who)
+            )));
+        }
+        let since = monotonic_ns();
+        let collector = match self.shared.begin_trace(PATIENCE) {
+            Ok(Some(Ok(collector))) => collector,
+            Ok(Some(Err(error))) => {
+                return Err(Answer::Refused(format!("there is no memory for a trace: {error}")));
+            }
+            Ok(None) => return Err(does_not_answer()),
+            Err(_) => return Err(Answer::Ended),
+        };
+        // The workers have heard of the trace before they answer this, so the interval begins when all of them trace. One that
+        // is silent begins later, or not at all.
+        let _ = self.shared.look(PATIENCE);
+        self.watchers[index].tracing = Some(Tracing { until: Instant::now() + long, since, collector });
+        Ok(())
+    }
+
+    /// Answers those watchers whose traces are over.
+    fn end_traces(&mut self, is_over: impl Fn(&Tracing) -> bool) {
+        for index in (0..self.watchers.len()).rev() {
+            let Some(tracing) = self.watchers[index].tracing.take_if(|tracing| is_over(tracing)) else {
+                continue;
+            };
+            self.shared.end_trace();
+            // The workers have heard that before they answer this, so what their memory holds stays as it is.
+            let silent = match self.shared.look(PATIENCE) {
+                Ok(Some(look)) => {
+                    let silent = look.processes.into_iter().filter(|of| of.state == ProcessState::Silent);
+                    silent.map(|of| of.name).collect()
+                }
+                _ => Vec::new(),
+            };
+            let sent = self.hand_over(index, &tracing, silent);
+            if !self.is_sent(index, sent) {
+                self.let_go(index);
+            }
+        }
+    }
+
+    fn hand_over(&self, index: usize, tracing: &Tracing, silent: Vec<String>) -> io::Result<()> {
+        let traced = tracing.collector.hand_over()?;
+        let facts = TraceFacts {
+            since: tracing.since,
+            until: monotonic_ns(),
+            records: traced.records,
+            processes: traced.processes,
+            forgotten: traced.forgotten,
+            silent,
+        };
+        self.send(index, &Answer::Trace(facts))?;
+        let packet = serde_json::to_vec(&Packet::Rings)?;
+        for rings in traced.rings.chunks(MAX_PACKET_FDS) {
+            let rings: Vec<_> = rings.iter().map(AsFd::as_fd).collect();
+            self.watchers[index].socket.try_send(&packet, &rings)?;
+        }
+        Ok(())
     }
 
     fn look(&mut self) -> Answer {
@@ -258,10 +363,7 @@ impl Thread {
                 self.look = Some((Instant::now(), look.clone()));
                 Answer::Look(Box::new(look))
             }
-            Ok(None) => Answer::Refused(format!(
-                "the node's supervisor has not answered for {} s: the machine is overloaded, or it stands still",
-                PATIENCE.as_secs()
-            )),
+            Ok(None) => does_not_answer(),
             Err(_) => Answer::Ended,
         }
     }
@@ -293,6 +395,13 @@ impl Thread {
 #[derive(serde::Serialize)]
 enum PacketOf<'a> {
     Answer(&'a Answer),
+}
+
+fn does_not_answer() -> Answer {
+    Answer::Refused(format!(
+        "the node's supervisor has not answered for {}: the machine is overloaded, or it stands still",
+        time(PATIENCE)
+    ))
 }
 
 /// CON-2: the same user, or root.

@@ -14,6 +14,7 @@ use crate::node::handshake::BuildMismatch;
 use crate::node::limits::MAX_CONTROL_MESSAGE;
 use crate::node::registry::NameError;
 use crate::node::roster::LocationError;
+use crate::observe::text::time_of;
 use crate::os::remedy_of_start;
 
 use super::WorkerId;
@@ -117,8 +118,9 @@ pub enum SpawnError {
     },
     /// It took too long; it was killed.
     #[error(
-        "worker `{name}` was not ready after {deadline:?} ({doing}) and was killed; look for what its program does \
-         before it starts the node, or allow more time with `start_deadline`{found}"
+        "worker `{name}` was not ready after {} ({doing}) and was killed; look for what its program does \
+         before it starts the node, or allow more time with `start_deadline`{found}",
+        time_of(.deadline)
     )]
     Deadline {
         /// Its name.

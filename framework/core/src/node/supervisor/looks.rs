@@ -62,7 +62,7 @@ impl State {
                 up: self.began.elapsed(),
                 stopping: self.stopping.is_some(),
                 hang_limit: self.settings.hang_limit.map(|(limit, _)| limit),
-                tracing: self.settings.trace.is_some(),
+                tracing: self.traces(),
             },
             processes,
             actors: actors.collect(),

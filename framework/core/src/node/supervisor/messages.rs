@@ -38,7 +38,7 @@ impl State {
             worker.give_up("it sent a descriptor that is neither memory nor a local socket".to_owned());
             return;
         }
-        if !descriptors.is_empty() && !matches!(message, Up::Node(_) | Up::Trace) {
+        if !descriptors.is_empty() && !matches!(message, Up::Node(_) | Up::Trace { .. }) {
             return self
                 .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));
         }
@@ -67,6 +67,7 @@ impl State {
                         self.worker_is_back(index);
                     }
                 }
+                self.trace_newcomer(index);
             }
             (Up::OpenFailed { why }, WorkerPhase::Opening { .. }) => {
                 // The first cause counts. Its exit, which follows, answers whoever asked for it.
@@ -89,7 +90,12 @@ impl State {
             (Up::Activity { round, activity }, WorkerPhase::Running) => {
                 self.activity(process, round, activity)
             }
-            (Up::Trace, WorkerPhase::Opening { .. }) => self.trace_joined(index, descriptors),
+            (Up::Trace { interval: None }, WorkerPhase::Opening { .. }) => {
+                self.trace_joined(index, descriptors);
+            }
+            (Up::Trace { interval: Some(interval) }, WorkerPhase::Running) => {
+                self.interval_joined(index, interval, descriptors);
+            }
             (Up::Metrics { round, metrics: answer, survey }, WorkerPhase::Running) => {
                 self.askings.take(process, Some(round), metrics::check(answer), survey);
             }
@@ -137,7 +143,7 @@ impl State {
             name: worker.name.to_string(),
             host_budget: self.settings.host_budget,
             gpu_budget: self.settings.gpu_budget,
-            trace: self.settings.trace.as_ref().map(|trace| trace.records()),
+            trace: self.settings.trace.as_ref().map(|(_, trace)| trace.records()),
             detects_hangs: self.settings.hang_limit.is_some(),
         };
         let log_filter = self.settings.worker_log.clone();
@@ -151,18 +157,6 @@ impl State {
         let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
         self.broker.brief(process, &mut told);
         self.deliver(told);
-    }
-
-    /// The worker has sent the memory that it notes its trace in.
-    fn trace_joined(&mut self, index: usize, descriptors: Vec<OwnedFd>) {
-        let Some(worker) = self.workers.at(index) else { return };
-        let (Some(trace), Ok([ring])) = (&self.settings.trace, <[OwnedFd; 1]>::try_from(descriptors)) else {
-            return self
-                .complain(index, "it sent a trace that nobody asked for, or not as it has to be".to_owned());
-        };
-        if let Err(error) = trace.joined(worker.process, &worker.name, worker.child.id(), ring) {
-            self.complain(index, error.to_string());
-        }
     }
 
     /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for an answer
@@ -227,7 +221,7 @@ fn name_of(message: &Up) -> &'static str {
         Up::Started { .. } => "that an actor has started",
         Up::ActorStopped { .. } => "that an actor has stopped",
         Up::Activity { .. } => "its activity",
-        Up::Trace => "where its trace is",
+        Up::Trace { .. } => "where its trace is",
         Up::Metrics { .. } => "its metrics",
         Up::HangProbe { .. } => "what stands still in it",
         Up::Pong { .. } => "the answer to a ping",

@@ -25,6 +25,7 @@
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `looks` | what the node knows itself of what the console shows |
+//! | `traces` | tracing, of the run or of an interval |
 
 mod actors;
 mod comebacks;
@@ -41,11 +42,13 @@ mod record;
 mod restarts;
 mod run;
 mod stopping;
+mod traces;
 mod workers;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -92,8 +95,10 @@ pub(crate) struct Settings {
     pub(crate) gpu_budget: Option<u64>,
     /// The epoch page that the node's own process was opened with.
     pub(crate) epoch_page: Arc<EpochPage>,
-    /// Where the processes' traces come together, if there is one.
-    pub(crate) trace: Option<Arc<Collector>>,
+    /// Where the trace of the run goes, and where its rings come together, if there is one.
+    pub(crate) trace: Option<(PathBuf, Arc<Collector>)>,
+    /// Records that each process keeps for a trace.
+    pub(crate) trace_records: usize,
     /// Why workers on one GPU take turns; without it their kernels overlap, and they restart together.
     pub(crate) time_slices: Option<String>,
     /// How long something may stand still, and what happens then.
@@ -118,6 +123,10 @@ enum Command {
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Metrics(Reply<Metrics>),
     Look(Reply<Look>),
+    /// Begin to trace, for an interval; the answer is where it comes together.
+    BeginTrace(Reply<std::io::Result<Arc<Collector>>>),
+    /// End it.
+    EndTrace,
     /// A warning for the log.
     Say(String),
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
@@ -186,6 +195,30 @@ impl Shared {
         }
     }
 
+    /// Begins an interval of tracing. Waits no longer than `patience`: `None` where the supervisor was not so quick, and then
+    /// nothing is traced.
+    pub(crate) fn begin_trace(
+        &self,
+        patience: Duration,
+    ) -> Result<Option<std::io::Result<Arc<Collector>>>, Closed> {
+        let (reply, answer) = sync_channel(1);
+        self.push(Command::BeginTrace(reply))?;
+        match answer.recv_timeout(patience) {
+            Ok(begun) => Ok(Some(begun)),
+            Err(RecvTimeoutError::Timeout) => {
+                self.end_trace();
+                Ok(None)
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+        }
+    }
+
+    /// Ends the interval, and does not wait for it: what is asked later is answered after that.
+    pub(crate) fn end_trace(&self) {
+        // After the node's end nothing is traced.
+        let _ = self.push(Command::EndTrace);
+    }
+
     /// Begins a shutdown, and does not wait for it.
     pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), Closed> {
         let (reply, _nobody_waits) = sync_channel(1);
@@ -244,6 +277,11 @@ impl Supervisor {
             .spawn(move || state.run())
             .map_err(NodeError::system)?;
         Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// What every thread shares with the supervisor's.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 
     /// Starts a worker and waits until it is ready.

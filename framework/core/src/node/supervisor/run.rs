@@ -29,6 +29,7 @@ use super::metrics::{Asked, Askings};
 use super::record::{Asker, Worker, WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::stopping::Stopping;
+use super::traces::Traces;
 use super::workers::Workers;
 use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
 
@@ -60,6 +61,8 @@ pub(super) struct State {
     pub(super) askings: Askings,
     /// What stands still.
     pub(super) hangs: Hangs,
+    /// Intervals of tracing.
+    pub(super) traces: Traces,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
@@ -93,6 +96,7 @@ impl State {
             restarts: Restarts::default(),
             askings: Askings::default(),
             hangs: Hangs::default(),
+            traces: Traces::default(),
             stopping: None,
             dirty: false,
             noted_time_slices: false,
@@ -150,6 +154,8 @@ impl State {
                     let draft = Box::new(self.draft_look());
                     self.ask_all(Asked::Look(draft, reply));
                 }
+                Command::BeginTrace(reply) => self.begin_trace(&reply),
+                Command::EndTrace => self.end_trace(),
                 Command::Say(text) => self.journal.node(Severity::Warn, None, text),
                 Command::Report(reply) => {
                     let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
@@ -477,9 +483,7 @@ impl State {
         }
         // Reaped after the kill: until then its process id cannot be somebody else's.
         let exit = worker.child.wait().ok();
-        if let Some(trace) = &self.settings.trace {
-            trace.ended(worker.process, format!("ended: {}", exit_text(&exit)));
-        }
+        self.trace_ended(worker.process, &format!("ended: {}", exit_text(&exit)));
         // Whoever waits for its answers waits no longer.
         self.askings.left(worker.process);
         self.hangs.left(worker.process);
@@ -497,7 +501,6 @@ impl State {
         self.broker.left(worker.process, &mut told);
         // From now on a shutdown cannot go by sums of messages (`node/shutdown`).
         self.workers.deaths = true;
-
         let name = worker.name.clone();
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
@@ -563,10 +566,10 @@ impl State {
         self.publish();
         self.process_runtime.node_ended();
         let State { settings, shared, journal, user_metrics, stopping, restarts, .. } = self;
-        if let Some(trace) = settings.trace {
-            match trace.write_to(trace.path()) {
+        if let Some((path, trace)) = settings.trace {
+            match trace.write_to(&path) {
                 Ok(summary) => {
-                    let text = format!("a trace was written to {}: {summary}", trace.path().display());
+                    let text = format!("a trace was written to {}: {summary}", path.display());
                     journal.node(Severity::Info, None, text);
                 }
                 Err(error) => journal.node(Severity::Error, None, error.to_string()),

@@ -94,7 +94,7 @@ impl Worker {
         files::raise_limit();
         end_on_failure(&uplink);
 
-        let ring = identity.trace.and_then(|records| begin_trace(&uplink, records));
+        let ring = identity.trace.and_then(|records| begin_trace(&uplink, records, None));
         let control: Arc<dyn ControlChannel> = uplink.clone();
         #[cfg(feature = "testing")]
         fault::arm_from_environment(&identity.name);
@@ -208,12 +208,12 @@ fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<ProcessPages, String> {
 }
 
 /// Makes the memory for this process's trace, and gives the node a descriptor of it. Without it the worker runs, untraced.
-fn begin_trace(uplink: &Uplink, records: u32) -> Option<TraceRing> {
+fn begin_trace(uplink: &Uplink, records: u32, interval: Option<u64>) -> Option<TraceRing> {
     let made = Ring::create(records as usize).and_then(|ring| ring.export().map(|fd| (ring, fd)));
     match made {
         Ok((ring, fd)) => {
             // When the node is gone, so is this process in a moment.
-            let _ = uplink.send(&Up::Trace, vec![fd]);
+            let _ = uplink.send(&Up::Trace { interval }, vec![fd]);
             Some(TraceRing(Arc::new(ring)))
         }
         Err(error) => {
@@ -320,6 +320,16 @@ impl Control {
             }
             Down::Ping { number } => {
                 let _ = self.uplink.send(&Up::Pong { number }, Vec::new());
+                return Ok(());
+            }
+            Down::Trace { interval, records } => {
+                if let Some(ring) = begin_trace(&self.uplink, records, Some(interval)) {
+                    self.process_runtime.trace(ring);
+                }
+                return Ok(());
+            }
+            Down::EndTrace => {
+                self.process_runtime.end_trace();
                 return Ok(());
             }
             Down::Stopping => {

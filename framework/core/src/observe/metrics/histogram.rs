@@ -94,6 +94,13 @@ impl Histogram {
         self.counts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 
+    /// How many took less than this power of two nanoseconds.
+    pub(crate) fn below(&self, power: u32) -> u64 {
+        let end = bucket(1 << power);
+        let below = self.counts.iter().take_while(|(of, _)| usize::from(*of) < end);
+        below.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
     /// The time that a share `q` of all times (0 to 1) does not exceed; `None` where nothing was measured.
     pub fn quantile(&self, q: f64) -> Option<Duration> {
         let count = self.count();

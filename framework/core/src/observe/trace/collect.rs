@@ -1,4 +1,6 @@
-//! The node's side of a trace: maps the rings of all its processes, and writes the file.
+//! The node's side of a trace: maps the rings of all its processes, and writes the file, or gives the rings to whoever
+//! does. For an interval that a command asks for it is the command that writes: the events of a file take ten times the
+//! memory of their records and seconds of a processor, which a node in the middle of its work has better use for.
 
 use std::fmt;
 use std::io;
@@ -7,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use super::chrome::{self, Args};
 use super::ring::{BadRing, Ring};
@@ -54,12 +57,41 @@ impl fmt::Display for TraceSummary {
     }
 }
 
+/// A life of a process in a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedProcess {
+    /// Its slot and life.
+    pub process: ProcessId,
+    /// What it is called.
+    pub name: String,
+    /// The system's number for it.
+    pub pid: u32,
+    /// When the trace of it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub since: u64,
+    /// Whether its life began then.
+    pub is_new: bool,
+    /// When it ended, and how.
+    pub ended: Option<(u64, String)>,
+}
+
 /// The rings of a node's processes.
 #[derive(Debug)]
 pub(crate) struct Collector {
-    path: PathBuf,
     records: u32,
     state: Mutex<State>,
+}
+
+/// The rings of a trace, for another process to read.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    /// Records of each.
+    pub(crate) records: u32,
+    /// Whose they are.
+    pub(crate) processes: Vec<TracedProcess>,
+    /// One for each of them.
+    pub(crate) rings: Vec<OwnedFd>,
+    /// Processes that have ended and are not remembered.
+    pub(crate) forgotten: u64,
 }
 
 #[derive(Debug, Default)]
@@ -68,21 +100,17 @@ struct State {
     forgotten: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Source {
-    id: ProcessId,
-    name: String,
-    pid: u32,
-    since: u64,
-    ended: Option<(u64, String)>,
+    of: TracedProcess,
     ring: Arc<Ring>,
 }
 
 impl Collector {
-    /// For a node whose trace goes to `path`; each process keeps `records` records.
-    pub(crate) fn new(path: PathBuf, records: usize) -> Self {
+    /// Of rings of `records` records each.
+    pub(crate) fn new(records: usize) -> Self {
         let records = u32::try_from(records).unwrap_or(u32::MAX);
-        Collector { path, records, state: Mutex::default() }
+        Collector { records, state: Mutex::default() }
     }
 
     /// Records that each process keeps.
@@ -90,43 +118,46 @@ impl Collector {
         self.records
     }
 
-    /// Where the trace goes when the node ends.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// The node's own process; what it notes goes into the ring that is returned.
-    pub(crate) fn own(&self) -> io::Result<Arc<Ring>> {
+    pub(crate) fn own(&self, is_new: bool) -> io::Result<Arc<Ring>> {
         let ring = Arc::new(Ring::create(self.records as usize)?);
-        self.add(ProcessId::NODE, "node", std::process::id(), Arc::clone(&ring));
+        self.add(ProcessId::NODE, "node", std::process::id(), is_new, Arc::clone(&ring));
         Ok(ring)
     }
 
-    /// A worker has sent its ring.
-    pub(crate) fn joined(&self, id: ProcessId, name: &str, pid: u32, ring: OwnedFd) -> Result<(), BadRing> {
+    /// A worker has sent its ring; `is_new`: its life begins with it.
+    pub(crate) fn joined(
+        &self,
+        id: ProcessId,
+        name: &str,
+        pid: u32,
+        is_new: bool,
+        ring: OwnedFd,
+    ) -> Result<(), BadRing> {
         let ring = Ring::open(ring, self.records as usize)?;
-        self.add(id, name, pid, Arc::new(ring));
+        self.add(id, name, pid, is_new, Arc::new(ring));
         Ok(())
     }
 
-    fn add(&self, id: ProcessId, name: &str, pid: u32, ring: Arc<Ring>) {
-        let (name, since) = (name.to_owned(), monotonic_ns());
+    fn add(&self, process: ProcessId, name: &str, pid: u32, is_new: bool, ring: Arc<Ring>) {
+        let of =
+            TracedProcess { process, name: name.to_owned(), pid, since: monotonic_ns(), is_new, ended: None };
         let mut state = self.state.lock();
         // One ring per life, the first: a worker that sends another one gains nothing.
-        if state.sources.iter().all(|source| source.id != id) {
-            state.sources.push(Source { id, name, pid, since, ended: None, ring });
+        if state.sources.iter().all(|source| source.of.process != process) {
+            state.sources.push(Source { of, ring });
         }
     }
 
     /// A worker's process has ended.
     pub(crate) fn ended(&self, id: ProcessId, how: String) {
         let mut state = self.state.lock();
-        if let Some(source) = state.sources.iter_mut().find(|source| source.id == id) {
-            source.ended = Some((monotonic_ns(), how));
+        if let Some(source) = state.sources.iter_mut().find(|source| source.of.process == id) {
+            source.of.ended = Some((monotonic_ns(), how));
         }
-        let dead = state.sources.iter().filter(|source| source.ended.is_some()).count();
+        let dead = state.sources.iter().filter(|source| source.of.ended.is_some()).count();
         if dead > MAX_ENDED
-            && let Some(oldest) = state.sources.iter().position(|source| source.ended.is_some())
+            && let Some(oldest) = state.sources.iter().position(|source| source.of.ended.is_some())
         {
             state.sources.remove(oldest);
             state.forgotten += 1;
@@ -135,45 +166,50 @@ impl Collector {
 
     /// Writes everything that is known now to `path`. The processes may go on meanwhile.
     pub(crate) fn write_to(&self, path: &Path) -> Result<TraceSummary, TraceError> {
-        let (processes, forgotten) = self.processes();
-        let mut summary = TraceSummary { processes: processes.len(), ..TraceSummary::default() };
-        for Process { seen, .. } in &processes {
-            summary.records += seen.records.len() as u64;
-            summary.dropped += seen.dropped;
-            summary.damaged += seen.damaged;
-        }
-        let events = timeline::events(&processes, monotonic_ns());
-        let about = Args::default()
-            .text("version", concat!("tensorpost ", env!("CARGO_PKG_VERSION")))
-            .text("clock", "CLOCK_MONOTONIC")
-            .number("records", summary.records)
-            .number("dropped", summary.dropped)
-            .number("damaged", summary.damaged)
-            .number("dropped_names", processes.iter().map(|process| process.seen.names_dropped).sum())
-            .number("forgotten_processes", forgotten);
-        chrome::write_file(path, &events, about)
-            .map(|()| summary)
-            .map_err(|source| TraceError { path: path.to_owned(), source })
+        let (sources, forgotten) = self.sources();
+        let processes = sources.into_iter().map(|Source { of, ring }| Process { of, seen: ring.snapshot() });
+        write_processes(path, &processes.collect::<Vec<_>>(), forgotten, monotonic_ns())
     }
 
-    fn processes(&self) -> (Vec<Process>, u64) {
-        let state = self.state.lock();
-        let sources = state.sources.iter().map(|source| {
-            let Source { id, name, pid, since, ended, ring } = source;
-            (*id, name.clone(), *pid, *since, ended.clone(), Arc::clone(ring))
-        });
-        let (sources, forgotten) = (sources.collect::<Vec<_>>(), state.forgotten);
-        drop(state);
-        let process = |(id, name, pid, since, ended, ring): (_, _, _, _, _, Arc<Ring>)| Process {
-            id,
-            name,
-            pid,
-            since,
-            ended,
-            seen: ring.snapshot(),
-        };
-        (sources.into_iter().map(process).collect(), forgotten)
+    /// The rings, for another process to write the file.
+    pub(crate) fn hand_over(&self) -> io::Result<Rings> {
+        let (sources, forgotten) = self.sources();
+        let rings = sources.iter().map(|source| source.ring.export()).collect::<io::Result<_>>()?;
+        let processes = sources.into_iter().map(|source| source.of).collect();
+        Ok(Rings { records: self.records, processes, rings, forgotten })
     }
+
+    fn sources(&self) -> (Vec<Source>, u64) {
+        let state = self.state.lock();
+        (state.sources.clone(), state.forgotten)
+    }
+}
+
+/// Writes the file; `now` ends what has not ended.
+pub(crate) fn write_processes(
+    path: &Path,
+    processes: &[Process],
+    forgotten: u64,
+    now: u64,
+) -> Result<TraceSummary, TraceError> {
+    let mut summary = TraceSummary { processes: processes.len(), ..TraceSummary::default() };
+    for Process { seen, .. } in processes {
+        summary.records += seen.records.len() as u64;
+        summary.dropped += seen.dropped;
+        summary.damaged += seen.damaged;
+    }
+    let events = timeline::events(processes, now);
+    let about = Args::default()
+        .text("version", concat!("tensorpost ", env!("CARGO_PKG_VERSION")))
+        .text("clock", "CLOCK_MONOTONIC")
+        .number("records", summary.records)
+        .number("dropped", summary.dropped)
+        .number("damaged", summary.damaged)
+        .number("dropped_names", processes.iter().map(|process| process.seen.names_dropped).sum())
+        .number("forgotten_processes", forgotten);
+    chrome::write_file(path, &events, about)
+        .map(|()| summary)
+        .map_err(|source| TraceError { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -183,20 +219,20 @@ mod tests {
     // MBX-2.
     #[test]
     fn the_dead_that_are_remembered_are_bounded() {
-        let collector = Collector::new("unused".into(), 16);
+        let collector = Collector::new(16);
         for life in 0..MAX_ENDED as u32 + 10 {
             let id = ProcessId::new(1, life).unwrap();
-            collector.joined(id, "w", 1, Ring::create(16).unwrap().export().unwrap()).unwrap();
+            collector.joined(id, "w", 1, true, Ring::create(16).unwrap().export().unwrap()).unwrap();
             collector.ended(id, "ended".into());
         }
-        let (processes, forgotten) = collector.processes();
-        assert_eq!((processes.len(), forgotten), (MAX_ENDED, 10));
-        assert_eq!(processes[0].id.incarnation(), 10, "the first to end went first");
+        let rings = collector.hand_over().unwrap();
+        assert_eq!((rings.processes.len(), rings.rings.len(), rings.forgotten), (MAX_ENDED, MAX_ENDED, 10));
+        assert_eq!(rings.processes[0].process.incarnation(), 10, "the first to end went first");
     }
 
     #[test]
     fn a_file_that_cannot_be_written_is_named() {
-        let collector = Collector::new("unused".into(), 16);
+        let collector = Collector::new(16);
         let error = collector.write_to(Path::new("/nowhere/trace.json")).unwrap_err().to_string();
         assert!(error.contains("/nowhere/trace.json") && error.contains("folder"), "{error}");
     }

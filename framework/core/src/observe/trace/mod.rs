@@ -1,7 +1,9 @@
 //! A trace of a run: what every process did when, in one file that trace viewers open.
 //!
 //! Each process notes what happens in a `ring` of its own; the node maps all of them and writes the file
-//! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs.
+//! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs. A node traces for
+//! its whole life, or for an interval that the command `tensorpost trace` asks for: then each process makes its ring when the
+//! interval begins and gives it back at the end.
 //!
 //! In the file is, for each process and each life of a restarted one: every handler call; every frame that was sent and
 //! delivered, with an arrow from the send through the delivery to the handler (messages inside one process have none);
@@ -13,7 +15,11 @@
 //! had begun and not ended lasts until the process's end. **On a crash of the node** there is no file.
 //!
 //! Where nothing is traced, each place that would note something costs one relaxed load and a branch (`Tracer`). The
-//! flag is in the process's `ClockDomain`, because everything that notes something has that.
+//! flag is in the process's `ClockDomain`, because everything that notes something has that. Names are kept beside it, so
+//! that each new ring has all of them from its beginning.
+//!
+//! **Locks.** The names' lock is taken when an actor starts or ends and when tracing is switched, never for a record; a
+//! ring's own lock comes after it.
 //!
 //! A frame is named by where it ends in its ring, which both sides know, so the arrow from a send to its handler costs
 //! no word on the wire. A handler is noted twice, at its begin and at its end, because the last one of a process that
@@ -26,11 +32,16 @@ pub(crate) mod ring;
 pub(crate) mod timeline;
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
-pub(crate) use collect::Collector;
-pub use collect::{TraceError, TraceSummary};
+use arc_swap::{ArcSwapOption, Guard};
+use parking_lot::Mutex;
+
+pub(crate) use collect::{Collector, write_processes};
+pub use collect::{TraceError, TraceSummary, TracedProcess};
 pub(crate) use record::{Form, FrameId, LeaseName, Record, Track, What};
 pub(crate) use ring::{Of, Ring};
 
@@ -42,6 +53,12 @@ pub const VARIABLE: &str = "TENSORPOST_TRACE";
 
 /// Records that a process keeps, unless the node says otherwise: 64 bytes each, so 8 MiB.
 pub const DEFAULT_RECORDS: usize = 1 << 17;
+
+/// Names that a process keeps for rings to come: what finds no room in a ring either is not worth more (MBX-2).
+const MAX_NAMES: usize = 4096;
+
+/// Rings of which a thread remembers that they have its name. A process has one at a time.
+const MAX_KNOWN: usize = 4;
 
 thread_local! {
     /// The actor whose handler runs on this thread.
@@ -58,22 +75,50 @@ pub struct TraceRing(pub(crate) Arc<Ring>);
 #[derive(Debug, Default)]
 pub(crate) struct Tracer {
     on: AtomicBool,
-    ring: OnceLock<Arc<Ring>>,
+    ring: ArcSwapOption<Ring>,
+    names: Mutex<Names>,
+}
+
+/// What things are called, and how many have the name: an actor's next life may begin before the last is gone.
+type Names = HashMap<(Of, u64), (String, u32)>;
+
+/// The ring of a process, in use: it stays until this drops, also if tracing is switched off meanwhile.
+pub(crate) struct Using(Guard<Option<Arc<Ring>>>);
+
+impl Using {
+    fn ring(&self) -> Option<&Ring> {
+        self.0.as_deref()
+    }
 }
 
 impl Tracer {
-    /// From here on everything is noted in `ring`. Once in the life of a process; there is no way back.
+    /// From here on everything is noted in `ring`, which is given all names that there are.
     pub(crate) fn start(&self, ring: Arc<Ring>) {
-        if self.ring.set(ring).is_ok() {
-            self.on.store(true, Ordering::Release);
+        let names = self.names.lock();
+        for ((of, id), (name, _)) in &*names {
+            ring.name(*of, *id, name);
         }
+        self.ring.store(Some(ring));
+        self.on.store(true, Ordering::Release);
+    }
+
+    /// From here on nothing is noted. The ring is gone when the last record that was begun is written.
+    pub(crate) fn stop(&self) {
+        let _names = self.names.lock();
+        self.on.store(false, Ordering::Release);
+        self.ring.store(None);
     }
 
     /// The ring, where something is traced.
     #[inline]
-    pub(crate) fn ring(&self) -> Option<&Ring> {
-        // Relaxed: whoever sees it late leaves out the first records, and the cell orders its own content.
-        if self.on.load(Ordering::Relaxed) { self.ring.get().map(Arc::as_ref) } else { None }
+    pub(crate) fn ring(&self) -> Option<Using> {
+        // Relaxed: whoever sees it late leaves out the first records or notes some more, and the cell orders its own content.
+        if self.on.load(Ordering::Relaxed) { self.using() } else { None }
+    }
+
+    fn using(&self) -> Option<Using> {
+        let ring = self.ring.load();
+        ring.is_some().then_some(Using(ring))
     }
 
     /// The time, where something is traced: for what will be noted when it is over.
@@ -86,28 +131,49 @@ impl Tracer {
     #[inline]
     pub(crate) fn note(&self, what: impl FnOnce() -> What) {
         if let Some(ring) = self.ring() {
-            write(ring, monotonic_ns(), None, what());
+            write(&ring, monotonic_ns(), None, what());
         }
     }
 
     /// Notes what began at `since` and ends now; `what` is given how long it took.
     pub(crate) fn note_since(&self, since: Option<u64>, what: impl FnOnce(u64) -> What) {
         if let (Some(ring), Some(since)) = (self.ring(), since) {
-            write(ring, since, None, what(monotonic_ns().saturating_sub(since)));
+            write(&ring, since, None, what(monotonic_ns().saturating_sub(since)));
         }
     }
 
     /// Notes what began at `since`, on the row of a host stream.
     pub(crate) fn note_on_stream(&self, slot: u16, since: u64, what: impl FnOnce() -> What) {
         if let Some(ring) = self.ring() {
-            write(ring, since, Some(Track::Stream(slot)), what());
+            write(&ring, since, Some(Track::Stream(slot)), what());
         }
     }
 
-    /// Says what something is called.
+    /// Says what something is called, to this ring and those to come.
     pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
-        if let Some(ring) = self.ring() {
+        let mut names = self.names.lock();
+        let room = names.len() < MAX_NAMES;
+        match names.entry((of, id)) {
+            Entry::Occupied(mut known) => {
+                let (known, count) = known.get_mut();
+                name.clone_into(known);
+                *count = count.saturating_add(1);
+            }
+            Entry::Vacant(place) if room => drop(place.insert((name.to_owned(), 1))),
+            Entry::Vacant(_) => {}
+        }
+        if let Some(ring) = self.ring.load().as_deref() {
             ring.name(of, id, name);
+        }
+    }
+
+    /// It is gone: rings to come do not have its name.
+    pub(crate) fn forget(&self, of: Of, id: u64) {
+        if let Entry::Occupied(mut known) = self.names.lock().entry((of, id)) {
+            known.get_mut().1 -= 1;
+            if known.get().1 == 0 {
+                known.remove();
+            }
         }
     }
 
@@ -123,12 +189,12 @@ impl Tracer {
         &self,
         actor: ActorId,
         message: impl FnOnce() -> (u64, Option<FrameId>),
-    ) -> Option<Handling<'_>> {
+    ) -> Option<Handling> {
         let ring = self.ring()?;
         let (key, frame) = message();
         let since = monotonic_ns();
         let acting = Acting { before: ACTOR.replace(Some(actor)) };
-        write(ring, since, None, What::HandlerBegan { key, frame });
+        write(&ring, since, None, What::HandlerBegan { key, frame });
         Some(Handling { ring, since, key, frame, _acting: acting })
     }
 }
@@ -147,8 +213,9 @@ impl Drop for Acting {
 
 /// A handler that runs; see [`Tracer::handler`].
 #[must_use = "the handler ends when this drops"]
-pub(crate) struct Handling<'a> {
-    ring: &'a Ring,
+pub(crate) struct Handling {
+    /// The one that has its beginning.
+    ring: Using,
     since: u64,
     key: u64,
     frame: Option<FrameId>,
@@ -156,14 +223,15 @@ pub(crate) struct Handling<'a> {
     _acting: Acting,
 }
 
-impl Drop for Handling<'_> {
+impl Drop for Handling {
     fn drop(&mut self) {
         let took = monotonic_ns().saturating_sub(self.since);
-        write(self.ring, self.since, None, What::HandlerEnded { key: self.key, frame: self.frame, took });
+        write(&self.ring, self.since, None, What::HandlerEnded { key: self.key, frame: self.frame, took });
     }
 }
 
-fn write(ring: &Ring, at: u64, track: Option<Track>, what: What) {
+fn write(ring: &Using, at: u64, track: Option<Track>, what: What) {
+    let Some(ring) = ring.ring() else { return };
     let track = track.unwrap_or_else(|| match ACTOR.get() {
         Some(actor) => Track::Actor(actor),
         None => Track::Thread(this_thread(ring)),
@@ -176,6 +244,9 @@ fn this_thread(ring: &Ring) -> u32 {
     THREAD.with_borrow_mut(|(number, known)| {
         let number = *number.get_or_insert_with(|| NEXT.fetch_add(1, Ordering::Relaxed));
         if !known.contains(&ring.id()) {
+            if known.len() >= MAX_KNOWN {
+                known.remove(0);
+            }
             known.push(ring.id());
             if let Some(name) = std::thread::current().name() {
                 ring.name(Of::Thread, u64::from(number), name);
@@ -206,7 +277,7 @@ mod tests {
         tracer.note(|| What::LeaseOpened { lease, bytes: 3 });
         drop(handling);
         tracer.note(|| What::LeaseClosed { lease });
-        let seen = tracer.ring().unwrap().snapshot();
+        let seen = tracer.ring().unwrap().ring().unwrap().snapshot();
         let actor = Track::Actor(ActorId(4));
         assert_eq!(seen.records[0].what, What::HandlerBegan { key: 9, frame: None });
         assert!(seen.records[..3].iter().all(|record| record.track == actor));
@@ -214,5 +285,48 @@ mod tests {
         assert_eq!(seen.records[2].at, seen.records[0].at, "the end says when it began");
         let Track::Thread(number) = seen.records[3].track else { panic!("{:?}", seen.records[3]) };
         assert!(seen.names[&(Of::Thread, u64::from(number))].contains("what_a_handler_does"));
+    }
+
+    #[test]
+    fn each_ring_has_all_names_and_what_was_noted_while_it_was_on() {
+        let tracer = Tracer::default();
+        let ring = || Arc::new(Ring::create(64).unwrap());
+        let lease = |entry| What::LeaseClosed { lease: LeaseName { chunk: 0, entry, generation: 1 } };
+        // Said before anything is traced; the second life of an actor begins before the first is gone.
+        tracer.name(Of::Actor, 1, "blur");
+        tracer.name(Of::Actor, 1, "blur");
+        tracer.name(Of::Actor, 2, "gone");
+        tracer.forget(Of::Actor, 1);
+        tracer.forget(Of::Actor, 2);
+        let [first, second] = [ring(), ring()];
+        tracer.start(Arc::clone(&first));
+        tracer.name(Of::Message, 7, "Frame");
+        let handling = tracer.handler(ActorId(1), || (7, None));
+        tracer.note(|| lease(1));
+        tracer.stop();
+        tracer.note(|| unreachable!("nothing is traced"));
+        tracer.start(Arc::clone(&second));
+        tracer.note(|| lease(2));
+        drop(handling);
+        tracer.stop();
+        assert!(tracer.ring().is_none());
+
+        let named = |ring: &Ring| {
+            let mut names: Vec<_> = ring.snapshot().names.into_iter().collect();
+            names.retain(|((of, _), _)| *of != Of::Thread);
+            names.sort_by_key(|((_, id), _)| *id);
+            names.into_iter().map(|(_, name)| name).collect::<Vec<_>>()
+        };
+        assert_eq!((named(&first), named(&second)), (vec!["blur".into(), "Frame".into()], named(&first)));
+        let [began, noted, ended] = first.snapshot().records.try_into().unwrap();
+        assert!(matches!((began.what, ended.what), (What::HandlerBegan { .. }, What::HandlerEnded { .. })));
+        assert_eq!((noted.what, began.at), (lease(1), ended.at));
+        let second_noted: Vec<_> = second.snapshot().records.iter().map(|record| record.what).collect();
+        assert_eq!(second_noted, [lease(2)]);
+        assert_eq!(
+            (Arc::strong_count(&first), Arc::strong_count(&second)),
+            (1, 1),
+            "the memory is given back"
+        );
     }
 }

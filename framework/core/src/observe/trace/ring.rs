@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,7 +35,7 @@ const RECORD_BYTES: usize = (WORDS + 1) * 8;
 const MAX_NAME: usize = 200;
 
 /// Fewest and most records of a ring.
-pub(crate) const RECORDS: std::ops::RangeInclusive<usize> = 16..=1 << 24;
+pub(crate) const RECORDS: RangeInclusive<usize> = 16..=1 << 24;
 
 /// The kind of thing that a name is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -214,6 +215,18 @@ impl Ring {
             }
         }
         snapshot.names = self.names();
+        snapshot
+    }
+
+    /// As [`snapshot`](Self::snapshot), of what began in this interval. Its process may go on writing, where the node traces
+    /// anyway.
+    pub(crate) fn snapshot_of(&self, interval: RangeInclusive<u64>) -> Snapshot {
+        let mut snapshot = self.snapshot();
+        // One that goes further back has lost nothing of what is asked for.
+        if snapshot.records.first().is_some_and(|first| first.at < *interval.start()) {
+            snapshot.dropped = 0;
+        }
+        snapshot.records.retain(|record| interval.contains(&record.at));
         snapshot
     }
 

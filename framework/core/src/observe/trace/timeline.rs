@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::chrome::{Args, Event, Row, Step};
+use super::collect::TracedProcess;
 use super::record::{Form, FrameId, LeaseName, Record, Track, What};
 use super::ring::{Of, Snapshot};
 use crate::ids::ProcessId;
@@ -15,13 +16,7 @@ use crate::ids::ProcessId;
 /// One life of a process, and what it noted.
 #[derive(Debug)]
 pub(crate) struct Process {
-    pub(crate) id: ProcessId,
-    pub(crate) name: String,
-    /// The system's number for it.
-    pub(crate) pid: u32,
-    pub(crate) since: u64,
-    /// When it ended, and how.
-    pub(crate) ended: Option<(u64, String)>,
+    pub(crate) of: TracedProcess,
     pub(crate) seen: Snapshot,
 }
 
@@ -83,7 +78,7 @@ pub(crate) fn events(processes: &[Process], now: u64) -> Vec<Event> {
         .map(|((_, key), name)| (*key, name.as_str()))
         .collect();
     let names: HashMap<ProcessId, &str> =
-        processes.iter().map(|process| (process.id, process.name.as_str())).collect();
+        processes.iter().map(|Process { of, .. }| (of.process, of.name.as_str())).collect();
     let known = Known { messages, names };
     let rows: Vec<Rows> = processes.iter().map(|process| rows(process, &known, now)).collect();
     let mut flows = flows(&rows);
@@ -126,10 +121,10 @@ impl Known<'_> {
 fn rows(process: &Process, known: &Known<'_>, now: u64) -> Rows {
     let mut rows = Rows::default();
     for record in &process.seen.records {
-        rows.take(process.id, *record, known);
+        rows.take(process.of.process, *record, known);
     }
-    let end = process.ended.as_ref().map_or(now, |(at, _)| *at);
-    rows.end_open(process.id, end, known);
+    let end = process.of.ended.as_ref().map_or(now, |(at, _)| *at);
+    rows.end_open(process.of.process, end, known);
     rows
 }
 
@@ -252,18 +247,23 @@ fn write_process(
     now: u64,
     out: &mut Vec<(u64, Event)>,
 ) {
-    let Process { id, name, seen, .. } = process;
-    let mut name = format!("{name} ({id}), process {}", process.pid);
+    let Process { of: of @ TracedProcess { process: id, name, .. }, seen } = process;
+    let mut name = format!("{name} ({id}), process {}", of.pid);
     if seen.dropped > 0 {
         name = format!("{name}, {} records dropped", seen.dropped);
     }
     out.push((0, Event::Name { pid, tid: None, name }));
     let mut instant = |at, name: String| {
-        let args = Args::default().number("process", u64::from(process.pid));
+        let args = Args::default().number("process", u64::from(of.pid));
         out.push((at, Event::Instant { pid, tid: None, at, cat: "life", name, args }));
     };
-    instant(process.since, if id.incarnation() > 0 { "restarted".into() } else { "started".into() });
-    if let Some((at, how)) = &process.ended {
+    let begin = match (of.is_new, id.incarnation()) {
+        (false, _) => "the trace begins",
+        (true, 0) => "started",
+        (true, _) => "restarted",
+    };
+    instant(of.since, begin.to_owned());
+    if let Some((at, how)) = &of.ended {
         instant(*at, how.clone());
     }
     let mut tids: BTreeMap<Track, u32> = BTreeMap::new();
@@ -283,7 +283,7 @@ fn write_process(
         let tid = Some(tid_of(track, out));
         out.push((at, Event::Instant { pid, tid, at, cat, name, args }));
     }
-    let end = process.ended.as_ref().map_or(now, |(at, _)| *at);
+    let end = of.ended.as_ref().map_or(now, |(at, _)| *at);
     let leases =
         rows.leases.into_iter().map(|(track, at, lease, what)| (tid_of(track, out), at, lease, what));
     let leases: Vec<_> = leases.collect();

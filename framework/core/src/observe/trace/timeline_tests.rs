@@ -6,7 +6,8 @@ fn process(slot: u16, records: Vec<Record>) -> Process {
     let id = ProcessId::new(slot, 0).unwrap();
     let names = HashMap::from([((Of::Message, 7), "Frame".to_owned()), ((Of::Actor, 1), "blur".to_owned())]);
     let seen = Snapshot { records, names, ..Snapshot::default() };
-    Process { id, name: format!("worker-{slot}"), pid: 100 + u32::from(slot), since: 1, ended: None, seen }
+    let (name, pid) = (format!("worker-{slot}"), 100 + u32::from(slot));
+    Process { of: TracedProcess { process: id, name, pid, since: 1, is_new: true, ended: None }, seen }
 }
 
 fn record(at: u64, what: What) -> Record {
@@ -105,7 +106,7 @@ fn slices_that_overlap_are_cut() {
 fn a_handler_that_did_not_end_lasts_until_its_process_did() {
     let began = |at, key| record(at, What::HandlerBegan { key, frame: None });
     let mut victim = process(1, vec![began(5, 7), handled(5, 2, None), began(10, 7)]);
-    victim.ended = Some((60, "ended: signal 9".into()));
+    victim.of.ended = Some((60, "ended: signal 9".into()));
     let events = events(&[victim], 100);
     assert_eq!(slices(&events), [(5, 2, "Frame"), (10, 50, "Frame")]);
     let death =

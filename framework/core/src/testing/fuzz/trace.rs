@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use crate::ids::ProcessId;
+use crate::observe::trace::TracedProcess;
 use crate::observe::trace::chrome::{self, Args, Event, Step};
 use crate::observe::trace::record::WORDS;
 use crate::observe::trace::ring::Ring;
@@ -62,14 +63,15 @@ impl Rings {
         let process = |(index, (_, reader)): (usize, &(Ring, Ring))| {
             let seen = reader.snapshot();
             assert!(seen.records.len() as u64 + seen.damaged <= RECORDS as u64, "more than the ring has");
-            Process {
-                id: ProcessId::new(index as u16, 0).expect("a small slot"),
+            let of = TracedProcess {
+                process: ProcessId::new(index as u16, 0).expect("a small slot"),
                 name: format!("worker-{index}"),
                 pid: index as u32,
                 since: 1,
+                is_new: true,
                 ended: ended.filter(|_| index == 1).map(|at| (at, "ended".to_owned())),
-                seen,
-            }
+            };
+            Process { of, seen }
         };
         let processes: Vec<_> = self.0.iter().enumerate().map(process).collect();
         let events = timeline::events(&processes, now);

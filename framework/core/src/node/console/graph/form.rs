@@ -1,9 +1,9 @@
 //! The graph as text for others to draw.
 
-use super::{Graph, Node};
+use super::{Graph, GraphNode};
 
 /// What stands below the name.
-pub(super) fn place(node: &Node) -> String {
+pub(super) fn place(node: &GraphNode) -> String {
     match &node.device {
         Some(device) => format!("{}, {device}", node.process),
         None => "process".to_owned(),
@@ -52,7 +52,7 @@ fn for_dot(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::graph::tests::graph;
+    use crate::node::console::graph::tests::graph;
 
     #[test]
     fn both_forms_have_nodes_and_labelled_edges() {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use super::form::place;
-use super::{Edge, Graph};
+use super::{Graph, GraphEdge};
 
 const BOX_HEIGHT: usize = 44;
 const ROW: usize = 76;
@@ -32,7 +32,7 @@ pub(super) fn svg(graph: &Graph) -> String {
     }
     let most = rows.into_iter().max().unwrap_or(0).max(1);
     // Edges that lead back go below all boxes.
-    let lead_back = |edge: &&Edge| columns.get(edge.from.as_str()) >= columns.get(edge.to.as_str());
+    let lead_back = |edge: &&GraphEdge| columns.get(edge.from.as_str()) >= columns.get(edge.to.as_str());
     let below = MARGIN + most * ROW;
     let height = below + if graph.edges.iter().any(|edge| lead_back(&edge)) { ROW } else { 0 };
     let all = 2 * MARGIN + last * (width + GAP) + width;
@@ -115,7 +115,7 @@ fn columns(graph: &Graph) -> HashMap<&str, usize> {
 }
 
 /// Whether a receiver reaches its sender too: then the one that comes first in the list is in front.
-fn leads_back(graph: &Graph, edge: &Edge) -> bool {
+fn leads_back(graph: &Graph, edge: &GraphEdge) -> bool {
     let place = |id: &str| graph.nodes.iter().position(|node| node.id == id);
     let mut reached = vec![edge.to.as_str()];
     let mut at = 0;
@@ -148,17 +148,17 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::graph::tests::graph;
+    use crate::node::console::graph::tests::graph;
 
-    fn edge(from: &str, to: &str) -> Edge {
-        Edge { from: from.to_owned(), to: to.to_owned(), ..graph().edges.remove(0) }
+    fn edge(from: &str, to: &str) -> GraphEdge {
+        GraphEdge { from: from.to_owned(), to: to.to_owned(), ..graph().edges.remove(0) }
     }
 
     #[test]
     fn receivers_stand_behind_their_senders_and_circles_end() {
         let mut graph = graph();
         assert_eq!((columns(&graph)["a1"], columns(&graph)["a2"]), (0, 1));
-        let third = super::super::Node { id: "a3".to_owned(), ..graph.nodes[0].clone() };
+        let third = super::super::GraphNode { id: "a3".to_owned(), ..graph.nodes[0].clone() };
         graph.nodes.push(third);
         graph.edges.extend([edge("a1", "a3"), edge("a2", "a3"), edge("a3", "a1"), edge("a3", "a3")]);
         let placed = columns(&graph);

@@ -1,104 +1,167 @@
-//! What two looks at a node say together: rates, times of the last interval, what has not moved.
+//! What two looks at a node say together: rates, times of the last interval. `top` and the live page show these.
 
 use std::time::Duration;
 
+use super::protocol::{ActorFacts, LinkFacts, Look, PoolFacts};
+use crate::observe::metrics::ProcessState;
+use crate::observe::survey::SentReport;
+use crate::observe::text::printable;
 use serde::Serialize;
-use tensorpost_core::console::{ActorFacts, Look, ProcessState, SentReport, printable};
 
 /// Everything that `top` shows. In the JSON form, times are in seconds and sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Figures {
-    pub(crate) node: NodeFigures,
-    pub(crate) actors: Vec<ActorFigures>,
-    pub(crate) processes: Vec<ProcessFigures>,
-    pub(crate) memory: Vec<MemoryFigures>,
-    pub(crate) links: Vec<LinkFigures>,
-    pub(crate) hangs: Vec<String>,
-    pub(crate) left_out: u64,
+pub struct Figures {
+    /// The node.
+    pub node: NodeFigures,
+    /// Its actors.
+    pub actors: Vec<ActorFigures>,
+    /// Its processes, its own first.
+    pub processes: Vec<ProcessFigures>,
+    /// Their memory, by process and device.
+    pub memory: Vec<MemoryFigures>,
+    /// What goes between them.
+    pub links: Vec<LinkFigures>,
+    /// What stood still for longer than the node's limit.
+    pub hangs: Vec<String>,
+    /// Actors that are not in it, because a look has an end.
+    pub left_out: u64,
 }
 
+/// The node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct NodeFigures {
-    pub(crate) pid: u32,
-    pub(crate) program: String,
-    pub(crate) up: f64,
-    pub(crate) stopping: bool,
-    pub(crate) tracing: bool,
+pub struct NodeFigures {
+    /// Its process id.
+    pub pid: u32,
+    /// Its program.
+    pub program: String,
+    /// For how long it has run.
+    pub up: f64,
+    /// Whether it shuts down.
+    pub stopping: bool,
+    /// Whether it traces.
+    pub tracing: bool,
     /// Length of the interval that rates are of.
-    pub(crate) interval: f64,
-    pub(crate) messages_per_second: f64,
-    pub(crate) in_flight: u64,
+    pub interval: f64,
+    /// Handler calls of all actors.
+    pub messages_per_second: f64,
+    /// Bytes that processes have lent to each other.
+    pub in_flight: u64,
 }
 
+/// An actor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct ActorFigures {
-    pub(crate) name: String,
-    pub(crate) process: String,
-    pub(crate) pid: u32,
-    pub(crate) device: Option<String>,
-    pub(crate) state: ProcessState,
-    pub(crate) restarts: u32,
-    pub(crate) handled: Option<u64>,
-    pub(crate) messages_per_second: Option<f64>,
-    pub(crate) p50: Option<f64>,
-    pub(crate) p99: Option<f64>,
-    pub(crate) busy: Option<f64>,
+pub struct ActorFigures {
+    /// Its name.
+    pub name: String,
+    /// The name of its process.
+    pub process: String,
+    /// The system's number for that.
+    pub pid: u32,
+    /// Its device: `host`, or the beginning of a GPU's UUID.
+    pub device: Option<String>,
+    /// How far it is, with its process.
+    pub state: ProcessState,
+    /// How often its process was restarted, or an actor in it.
+    pub restarts: u32,
+    /// Handler calls, all of them.
+    pub handled: Option<u64>,
+    /// Of the interval.
+    pub messages_per_second: Option<f64>,
+    /// Half of the interval's handler calls took no longer.
+    pub p50: Option<f64>,
+    /// 99 of 100 did.
+    pub p99: Option<f64>,
+    /// The share of the interval in handlers, 0 to 1.
+    pub busy: Option<f64>,
     /// Messages that wait for it, or that it is at.
-    pub(crate) queued: Option<u64>,
-    pub(crate) capacity: u32,
+    pub queued: Option<u64>,
+    /// How many each sending process may have there.
+    pub capacity: u32,
     /// How long its stream stood in waits in the interval, where the device tells.
-    pub(crate) waited: Option<f64>,
+    pub waited: Option<f64>,
 }
 
+/// A process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct ProcessFigures {
-    pub(crate) name: String,
-    pub(crate) pid: u32,
-    pub(crate) state: ProcessState,
-    pub(crate) restarts: u32,
-    pub(crate) last_end: Option<String>,
-    pub(crate) open: Option<usize>,
-    pub(crate) dead_letters: Option<u64>,
-    pub(crate) rejected: Option<u64>,
+pub struct ProcessFigures {
+    /// Its name.
+    pub name: String,
+    /// The system's number for it.
+    pub pid: u32,
+    /// How far it is.
+    pub state: ProcessState,
+    /// How often it was restarted, or an actor in it.
+    pub restarts: u32,
+    /// Why that was, the last time.
+    pub last_end: Option<String>,
+    /// Messages delivered and not done with.
+    pub open: Option<usize>,
+    /// Messages that no actor took.
+    pub dead_letters: Option<u64>,
+    /// Frames that were malformed or forged.
+    pub rejected: Option<u64>,
 }
 
+/// The memory of a process on one device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct MemoryFigures {
-    pub(crate) process: String,
-    pub(crate) device: String,
-    pub(crate) budget: u64,
-    pub(crate) chunks: u64,
-    pub(crate) held: u64,
-    pub(crate) tensors: u64,
-    pub(crate) in_flight: u64,
-    pub(crate) quarantined: u64,
-    pub(crate) holders: Vec<HolderFigures>,
-    pub(crate) more_holders: u64,
+pub struct MemoryFigures {
+    /// Whose it is.
+    pub process: String,
+    /// Where.
+    pub device: String,
+    /// What it may take.
+    pub budget: u64,
+    /// What it takes.
+    pub chunks: u64,
+    /// What somebody holds.
+    pub held: u64,
+    /// In how many tensors.
+    pub tensors: u64,
+    /// What of it other processes have leases on.
+    pub in_flight: u64,
+    /// Released, and its last use has not passed.
+    pub quarantined: u64,
+    /// Who holds it, the largest first.
+    pub holders: Vec<HolderFigures>,
+    /// Holders that are not in the list.
+    pub more_holders: u64,
 }
 
+/// What one process holds of a memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct HolderFigures {
-    pub(crate) process: String,
-    pub(crate) bytes: u64,
-    pub(crate) tensors: u64,
-    pub(crate) oldest: f64,
+pub struct HolderFigures {
+    /// The process.
+    pub process: String,
+    /// How many bytes.
+    pub bytes: u64,
+    /// In how many tensors.
+    pub tensors: u64,
+    /// For how long the oldest of them has existed.
+    pub oldest: f64,
 }
 
+/// What goes from one process to another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct LinkFigures {
-    pub(crate) from: String,
-    pub(crate) to: String,
-    pub(crate) open: bool,
-    /// `None`: a sender had it locked at that moment.
-    pub(crate) messages: Option<u64>,
-    pub(crate) messages_per_second: Option<f64>,
-    pub(crate) replies_waiting: Option<u64>,
-    pub(crate) lent: u64,
+pub struct LinkFigures {
+    /// The sending process.
+    pub from: String,
+    /// The other one.
+    pub to: String,
+    /// Whether both have connected and neither has given it up.
+    pub open: bool,
+    /// Messages so far. `None`: a sender had it locked at that moment.
+    pub messages: Option<u64>,
+    /// Of the interval.
+    pub messages_per_second: Option<f64>,
+    /// Replies that wait for room.
+    pub replies_waiting: Option<u64>,
+    /// Leases on memory of the sender that the other has.
+    pub lent: u64,
 }
 
 impl Figures {
     /// Of `now`, with what has changed since `earlier`.
-    pub(crate) fn between(earlier: &Look, now: &Look) -> Figures {
+    pub fn between(earlier: &Look, now: &Look) -> Figures {
         let interval = now.at.saturating_sub(earlier.at) as f64 / 1e9;
         let actors: Vec<_> =
             now.actors.iter().map(|actor| actor_figures(earlier, now, actor, interval)).collect();
@@ -121,7 +184,9 @@ impl Figures {
                 stopping: now.node.stopping,
                 tracing: now.node.tracing,
                 interval,
-                messages_per_second: actors.iter().filter_map(|actor| actor.messages_per_second).sum(),
+                // The sum of no floats is -0.0.
+                messages_per_second: 0.0
+                    + actors.iter().filter_map(|actor| actor.messages_per_second).sum::<f64>(),
                 in_flight: memory.iter().map(|pool| pool.in_flight).sum(),
             },
             processes: processes.collect(),
@@ -179,7 +244,7 @@ fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) 
     figures
 }
 
-fn memory_figures(now: &Look, of: &tensorpost_core::console::PoolFacts) -> MemoryFigures {
+fn memory_figures(now: &Look, of: &PoolFacts) -> MemoryFigures {
     let holders = of.pool.holders.iter().map(|holder| HolderFigures {
         process: printable(now.process(holder.process)),
         bytes: holder.bytes,
@@ -200,12 +265,7 @@ fn memory_figures(now: &Look, of: &tensorpost_core::console::PoolFacts) -> Memor
     }
 }
 
-fn link_figures(
-    earlier: &Look,
-    now: &Look,
-    of: &tensorpost_core::console::LinkFacts,
-    interval: f64,
-) -> LinkFigures {
+fn link_figures(earlier: &Look, now: &Look, of: &LinkFacts, interval: f64) -> LinkFigures {
     let all = |sent: &Vec<SentReport>| sent.iter().fold(0, |sum: u64, to| sum.saturating_add(to.sent));
     let messages = of.link.sent.as_ref().map(all);
     let before = earlier.links.iter().find(|known| (known.from, known.link.peer) == (of.from, of.link.peer));

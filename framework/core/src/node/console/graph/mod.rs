@@ -1,4 +1,4 @@
-//! `tensorpost graph`: who sends to whom, as the links have counted it.
+//! Who sends to whom, as the links have counted it: for `tensorpost graph` and the live page.
 //!
 //! A link knows the process that sent and the actor that was sent to. So where a process has one actor, that is the sender;
 //! where it has none, as the program's own mostly, or several, the process itself is drawn. What actors of one process send to
@@ -7,107 +7,83 @@
 mod form;
 mod svg;
 
-use std::thread::sleep;
-use std::time::Duration;
-
-use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tensorpost_core::api::node::ProcessId;
-use tensorpost_core::console::{ActorFacts, Look, ProcessState, SentReport, number, printable};
 
-use super::{Target, choose, put, time};
-
-#[derive(Args)]
-pub(crate) struct Arguments {
-    #[command(flatten)]
-    target: Target,
-    /// The form to print
-    #[arg(long, value_enum, default_value_t = Format::Mermaid)]
-    format: Format,
-    /// Write messages per second and what waits on the edges, as of the interval that --every says
-    #[arg(long)]
-    live: bool,
-    /// Length of the interval
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
-    every: Duration,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// For GitHub's Markdown and mermaid.live
-    Mermaid,
-    /// For Graphviz
-    Dot,
-    /// For programs
-    Json,
-    /// A picture, for a README
-    Svg,
-}
+use super::protocol::{ActorFacts, Look};
+use crate::ids::ProcessId;
+use crate::observe::metrics::ProcessState;
+use crate::observe::survey::SentReport;
+use crate::observe::text::{number, printable};
 
 /// Who sends to whom.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Graph {
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) edges: Vec<Edge>,
+pub struct Graph {
+    /// Its boxes.
+    pub nodes: Vec<GraphNode>,
+    /// What goes between them.
+    pub edges: Vec<GraphEdge>,
 }
 
 /// An actor, or a process that sends and is not one actor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Node {
-    pub(crate) id: String,
-    pub(crate) name: String,
-    pub(crate) process: String,
-    /// `None` for a process.
-    pub(crate) device: Option<String>,
-    pub(crate) state: ProcessState,
+pub struct GraphNode {
+    /// Names it in edges.
+    pub id: String,
+    /// What it is called.
+    pub name: String,
+    /// What its process is called.
+    pub process: String,
+    /// Its device. `None` for a process.
+    pub device: Option<String>,
+    /// How far it is.
+    pub state: ProcessState,
 }
 
+/// What one sends to another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Edge {
-    pub(crate) from: String,
-    pub(crate) to: String,
+pub struct GraphEdge {
+    /// The sender.
+    pub from: String,
+    /// The receiver.
+    pub to: String,
     /// All messages so far.
-    pub(crate) messages: u64,
+    pub messages: u64,
     /// Of the interval, where one was looked at.
-    pub(crate) messages_per_second: Option<f64>,
+    pub messages_per_second: Option<f64>,
     /// Messages that the receiver is not done with.
-    pub(crate) waiting: u64,
+    pub waiting: u64,
     /// How many of them there may be.
-    pub(crate) capacity: u32,
+    pub capacity: u32,
 }
 
-impl Edge {
+impl GraphEdge {
     /// What stands on it, where it is live.
     fn label(&self) -> Option<String> {
         self.messages_per_second.map(|rate| format!("{}/s, {}/{}", number(rate), self.waiting, self.capacity))
     }
 }
 
-pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let mut console = choose::connect(&arguments.target)?;
-    let mut now = console.look()?;
-    let mut earlier = None;
-    if arguments.live {
-        sleep(arguments.every);
-        earlier = Some(std::mem::replace(&mut now, console.look()?));
-    }
-    let graph = Graph::of(earlier.as_ref(), &now);
-    let text = match arguments.format {
-        Format::Mermaid => form::mermaid(&graph),
-        Format::Dot => form::dot(&graph),
-        Format::Json => serde_json::to_string_pretty(&graph)? + "\n",
-        Format::Svg => svg::svg(&graph),
-    };
-    put(&text)?;
-    Ok(())
-}
-
 impl Graph {
+    /// For GitHub's Markdown and mermaid.live.
+    pub fn mermaid(&self) -> String {
+        form::mermaid(self)
+    }
+
+    /// For Graphviz.
+    pub fn dot(&self) -> String {
+        form::dot(self)
+    }
+
+    /// A picture, readable on light and on dark ground.
+    pub fn svg(&self) -> String {
+        svg::svg(self)
+    }
+
     /// Of a look, with rates since an earlier one.
-    pub(crate) fn of(earlier: Option<&Look>, now: &Look) -> Graph {
+    pub fn of(earlier: Option<&Look>, now: &Look) -> Graph {
         let mut graph = Graph::default();
         for actor in &now.actors {
-            graph.nodes.push(Node {
+            graph.nodes.push(GraphNode {
                 id: actor_id(actor),
                 name: printable(&actor.name),
                 process: printable(now.process(actor.process)),
@@ -127,7 +103,7 @@ impl Graph {
                     // Where a sender had it locked then, there is no telling.
                     before.map_or(0.0, |before| sent.sent.saturating_sub(before) as f64 / interval)
                 });
-                graph.edges.push(Edge {
+                graph.edges.push(GraphEdge {
                     from,
                     to: actor_id(to),
                     messages: sent.sent,
@@ -149,7 +125,7 @@ impl Graph {
         let id = format!("p{}", process.slot());
         if !self.nodes.iter().any(|node| node.id == id) {
             let facts = now.processes.iter().find(|known| known.process == process);
-            self.nodes.push(Node {
+            self.nodes.push(GraphNode {
                 id: id.clone(),
                 name: printable(now.process(process)),
                 process: printable(now.process(process)),
@@ -178,7 +154,7 @@ fn sent_before(earlier: &Look, from: ProcessId, to: ProcessId, index: u16) -> Op
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::console::screen::tests::look;
+    use crate::node::console::sample::look;
 
     pub(crate) fn graph() -> Graph {
         Graph::of(Some(&look(0, [1000, 20])), &look(1_000_000_000, [1500, 120]))

@@ -1,0 +1,53 @@
+//! A trace that a node has handed over: the memory of its processes, of which this process makes the file.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use super::client::ConsoleError;
+use super::protocol::TraceFacts;
+use crate::observe::trace::timeline::Process;
+use crate::observe::trace::{Ring, TraceError, TraceSummary, write_processes};
+
+/// What the processes of a node did in an interval.
+#[derive(Debug)]
+pub struct Traced {
+    facts: TraceFacts,
+    rings: Vec<Ring>,
+}
+
+impl Traced {
+    /// Of what came over the socket. Each ring is checked (WIRE-1).
+    pub(super) fn new(facts: TraceFacts, rings: Vec<OwnedFd>) -> Result<Self, ConsoleError> {
+        if facts.processes.len() != rings.len() {
+            return Err(ConsoleError::Garbage("more memory than processes in a trace".to_owned()));
+        }
+        let open = |ring| Ring::open(ring, facts.records as usize);
+        let rings = rings.into_iter().map(open).collect::<Result<_, _>>();
+        let rings = rings.map_err(|error| ConsoleError::Garbage(error.to_string()))?;
+        Ok(Traced { facts, rings })
+    }
+
+    /// For how long.
+    pub fn took(&self) -> Duration {
+        Duration::from_nanos(self.facts.until.saturating_sub(self.facts.since))
+    }
+
+    /// The names of the processes that did not answer at the end: what they did may be missing.
+    pub fn silent(&self) -> &[String] {
+        &self.facts.silent
+    }
+
+    /// Writes the file, in the Chrome trace event format, which <https://ui.perfetto.dev> opens.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_to(&self, path: impl AsRef<Path>) -> Result<TraceSummary, TraceError> {
+        let all = self.facts.processes.iter().zip(&self.rings);
+        let interval = self.facts.since..=self.facts.until;
+        let processes =
+            all.map(|(of, ring)| Process { of: of.clone(), seen: ring.snapshot_of(interval.clone()) });
+        let processes: Vec<_> = processes.collect();
+        write_processes(path.as_ref(), &processes, self.facts.forgotten, self.facts.until)
+    }
+}

@@ -1,0 +1,123 @@
+//! The live page of a node: figures for a browser, for Prometheus and for probes, over HTTP.
+//!
+//! Nothing of it is there unless the program calls [`Node::serve`](super::Node::serve), or the environment variable
+//! `TENSORPOST_HTTP` names an address. It only reads. A thread of its own asks the supervisor as the console does, and shares
+//! one look among all who ask within a moment, so whoever asks makes no actor wait (CON-1). Everything of a connection has
+//! an end; see `http`. A socket of the network has no user, so whoever reaches the address gets an answer (CON-2 is of the
+//! console alone).
+//!
+//! **On a crash** of the node the address is free. A thread that cannot go on says so in the log, and the node goes on.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `http` | connections, their bounds, what is no request |
+//! | `pages` | what is at which path |
+//! | `prometheus` | the metrics, in Prometheus' text form |
+//! | `page.html` | the page itself: one file, nothing is loaded from elsewhere |
+
+mod http;
+mod pages;
+mod prometheus;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use self::http::Thread;
+use self::pages::Pages;
+use super::supervisor::Shared;
+use crate::os::EventFd;
+
+/// The environment variable that names an address to serve the live page at: `127.0.0.1:9464`, or a port alone.
+pub(super) const VARIABLE: &str = "TENSORPOST_HTTP";
+
+/// One address. Dropping it ends it.
+pub(super) struct Server {
+    wake: Arc<EventFd>,
+    stop: Arc<AtomicBool>,
+    done: Mutex<Receiver<()>>,
+}
+
+impl Server {
+    /// Begins to serve, and says where.
+    pub(super) fn start(
+        addresses: impl ToSocketAddrs,
+        shared: Arc<Shared>,
+    ) -> io::Result<(Self, SocketAddr)> {
+        let listener = TcpListener::bind(addresses)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let is_loopback = address.ip().to_canonical().is_loopback();
+        let wake = Arc::new(EventFd::create()?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (done_sender, done) = sync_channel(0);
+        let mut pages = Pages::new(Arc::clone(&shared));
+        let thread = Thread {
+            listener,
+            is_loopback,
+            wake: Arc::clone(&wake),
+            stop: Arc::clone(&stop),
+            answer: move |path: &str| pages.answer(path),
+        };
+        std::thread::Builder::new().name("tp:http".to_owned()).spawn(move || {
+            let _done = done_sender;
+            if let Err(error) = thread.run() {
+                shared.say(format!("the live page has ended: it cannot wait for events: {error}"));
+            }
+        })?;
+        let who = if is_loopback { "" } else { ", to everybody who reaches this machine" };
+        tracing::info!(target: "tensorpost::node", "the live page is at http://{address}/{who}");
+        Ok((Server { wake, stop, done: Mutex::new(done) }, address))
+    }
+
+    /// What the environment asks for. An address that cannot be had costs the run nothing.
+    pub(super) fn of_environment(shared: &Arc<Shared>) -> Option<Self> {
+        let variable = std::env::var(VARIABLE).ok().filter(|variable| !variable.is_empty())?;
+        let started = match port_alone(&variable) {
+            Some(port) => Server::start(("127.0.0.1", port), Arc::clone(shared)),
+            None => Server::start(variable.as_str(), Arc::clone(shared)),
+        };
+        match started {
+            Ok((server, _)) => Some(server),
+            Err(error) => {
+                tracing::warn!(
+                    target: "tensorpost::node",
+                    %error,
+                    "this node has no live page: {VARIABLE}={variable} is no address that it can have; write 127.0.0.1:9464"
+                );
+                None
+            }
+        }
+    }
+}
+
+/// A port without an address: nobody but this machine is meant.
+fn port_alone(text: &str) -> Option<u16> {
+    text.strip_prefix(':').unwrap_or(text).parse().ok()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
+        let _ = self.wake.ring();
+        // Disconnected: it has ended. Timeout: it waits for the supervisor, which has ended too and says so soon.
+        let _ = self.done.lock().recv_timeout(Duration::from_secs(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_alone_is_of_this_machine() {
+        assert_eq!((port_alone("9464"), port_alone(":9464")), (Some(9464), Some(9464)));
+        assert_eq!((port_alone("0.0.0.0:9464"), port_alone("70000"), port_alone("")), (None, None, None));
+    }
+}

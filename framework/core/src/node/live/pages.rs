@@ -1,0 +1,165 @@
+//! What is at which path of the live page.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::http::Page;
+use super::prometheus;
+use crate::node::console::Look;
+use crate::node::console::figures::Figures;
+use crate::node::console::graph::Graph;
+use crate::node::supervisor::Shared;
+use crate::observe::metrics::ProcessState;
+use crate::observe::text::printable;
+
+/// The page itself.
+const PAGE: &str = include_str!("page.html");
+// What a browser loads in one go, and a person reads in one sitting.
+const _: () = assert!(PAGE.len() <= 30 << 10);
+
+/// How long the supervisor may take for a look.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// So long a look is shown again rather than asked for anew.
+const LOOK_LASTS: Duration = Duration::from_millis(100);
+/// Rates are of an interval that is at least so long, where there was a look so long ago.
+const INTERVAL: Duration = Duration::from_millis(900);
+/// Looks that are kept, for rates.
+const MAX_LOOKS: usize = 16;
+
+/// See the module.
+pub(super) struct Pages {
+    shared: Arc<Shared>,
+    /// The latest last.
+    looks: VecDeque<(Instant, Look)>,
+}
+
+impl Pages {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Pages { shared, looks: VecDeque::new() }
+    }
+
+    /// The answer to a `GET` of `path`.
+    pub(super) fn answer(&mut self, path: &str) -> Page {
+        let ok = |kind, body: String| Page { status: "200 OK", kind, body: body.into_bytes() };
+        let of_a_look: fn(&Look, &Look) -> Page = match path {
+            "/" => return ok("text/html; charset=utf-8", PAGE.to_owned()),
+            "/livez" => |_, _| Page::text("200 OK", "ok"),
+            "/readyz" => |_, now| {
+                let missing = not_ready(now);
+                match missing.is_empty() {
+                    true => Page::text("200 OK", "ready"),
+                    false => Page::text("503 Service Unavailable", missing.join("\n")),
+                }
+            },
+            "/metrics" => |_, now| Page {
+                status: "200 OK",
+                kind: "text/plain; version=0.0.4; charset=utf-8",
+                body: prometheus::text(now).into_bytes(),
+            },
+            "/figures.json" => |earlier, now| match serde_json::to_vec(&Figures::between(earlier, now)) {
+                Ok(body) => Page { status: "200 OK", kind: "application/json", body },
+                Err(error) => Page::text("500 Internal Server Error", error.to_string()),
+            },
+            "/graph.svg" => |earlier, now| Page {
+                status: "200 OK",
+                kind: "image/svg+xml",
+                body: Graph::of(Some(earlier), now).svg().into_bytes(),
+            },
+            _ => {
+                let known = "/, /metrics, /livez, /readyz, /figures.json and /graph.svg";
+                return Page::text("404 Not Found", format!("there is nothing here; there are {known}"));
+            }
+        };
+        if let Err(page) = self.look() {
+            return page;
+        }
+        match interval(&self.looks) {
+            Some((earlier, now)) => of_a_look(earlier, now),
+            None => unavailable("the node has not been looked at"),
+        }
+    }
+
+    /// Has a look that is no older than a moment.
+    fn look(&mut self) -> Result<(), Page> {
+        if self.looks.back().is_some_and(|(at, _)| at.elapsed() < LOOK_LASTS) {
+            return Ok(());
+        }
+        match self.shared.look(PATIENCE) {
+            Ok(Some(look)) => {
+                // Ten in a second: the oldest of so many is old enough.
+                if self.looks.len() >= MAX_LOOKS {
+                    self.looks.pop_front();
+                }
+                self.looks.push_back((Instant::now(), look));
+                Ok(())
+            }
+            Ok(None) => Err(unavailable("the node's supervisor does not answer")),
+            Err(_) => Err(unavailable("the node has ended")),
+        }
+    }
+}
+
+/// The interval that rates are of: from the youngest look that is old enough, or from the oldest one.
+fn interval(looks: &VecDeque<(Instant, Look)>) -> Option<(&Look, &Look)> {
+    let (at, now) = looks.back()?;
+    let is_old = |earlier: &&(Instant, Look)| at.duration_since(earlier.0) >= INTERVAL;
+    let earlier = looks.iter().rev().find(is_old).or_else(|| looks.front());
+    earlier.map(|(_, earlier)| (earlier, now))
+}
+
+fn unavailable(why: &str) -> Page {
+    Page::text("503 Service Unavailable", why)
+}
+
+/// What is not as it has to be before a node is sent work.
+fn not_ready(look: &Look) -> Vec<String> {
+    let mut missing = Vec::new();
+    if look.node.stopping {
+        missing.push("the node is shutting down".to_owned());
+    }
+    // One that has ended for good is nothing to wait for; an actor that comes back is.
+    let is_missing = |state| !matches!(state, ProcessState::Running | ProcessState::Ended);
+    for process in look.processes.iter().filter(|of| is_missing(of.state)) {
+        missing.push(format!("process `{}` is {}", printable(&process.name), process.state));
+    }
+    for actor in look.actors.iter().filter(|of| of.state != ProcessState::Running) {
+        missing.push(format!("actor `{}` is {}", printable(&actor.name), actor.state));
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::console::sample;
+
+    #[test]
+    fn rates_are_of_the_last_second_where_there_was_a_look() {
+        let began = Instant::now();
+        let look = |ms: u64| (began + Duration::from_millis(ms), sample::look(ms * 1_000_000, [ms, 0]));
+        let of = |looks: &[u64]| {
+            let looks = looks.iter().copied().map(look).collect();
+            interval(&looks).map(|(earlier, now)| (earlier.at / 1_000_000, now.at / 1_000_000))
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[5]), Some((5, 5)));
+        assert_eq!(of(&[5, 105]), Some((5, 105)));
+        assert_eq!(of(&[5, 1005, 1105, 2005]), Some((1105, 2005)));
+        assert_eq!(of(&[5, 90_000]), Some((5, 90_000)));
+    }
+
+    #[test]
+    fn a_node_is_ready_when_all_that_is_to_run_runs() {
+        let mut look = sample::look(0, [1, 2]);
+        assert_eq!(not_ready(&look), Vec::<String>::new());
+        look.processes[2].state = ProcessState::Ended;
+        assert_eq!(not_ready(&look), Vec::<String>::new());
+        look.processes[2].state = ProcessState::Silent;
+        look.actors[1].state = ProcessState::Restarting;
+        look.node.stopping = true;
+        let missing = not_ready(&look);
+        assert_eq!(missing[..2], ["the node is shutting down", "process `stage` is silent"]);
+        assert!(missing[2].ends_with("is restarting"), "{missing:?}");
+    }
+}

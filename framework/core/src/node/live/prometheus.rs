@@ -1,0 +1,231 @@
+//! The metrics of a look in Prometheus' text form, version 0.0.4.
+//!
+//! Source: "Exposition formats" in the documentation of Prometheus. Names are those that the recorder of the `metrics` crate
+//! gets; where that has quantiles over a whole life, here is a histogram, from which the last minutes can be told. Its bounds
+//! are powers of two nanoseconds, where the counts are exact: no bucket of [`Histogram`](crate::observe::metrics::Histogram)
+//! lies across one.
+//!
+//! Two series with the same labels would cost the whole scrape, so a second process or actor of one name has its number
+//! behind the name.
+
+use std::collections::HashMap;
+use std::fmt::{Display, Write};
+use std::ops::RangeInclusive;
+
+use crate::ids::ProcessId;
+use crate::node::console::Look;
+use crate::observe::metrics::ProcessState;
+
+/// The bounds of a histogram, as powers of two nanoseconds: 1 us to 17 s.
+const BOUNDS: RangeInclusive<u32> = 10..=34;
+
+/// Series by metric.
+#[derive(Default)]
+struct Text {
+    /// In the order in which they were first said; with what is said of them.
+    families: Vec<(&'static str, &'static str, &'static str, String)>,
+}
+
+impl Text {
+    fn family(&mut self, name: &'static str, kind: &'static str, help: &'static str) -> &mut String {
+        let at = self.families.iter().position(|(known, ..)| *known == name).unwrap_or_else(|| {
+            self.families.push((name, kind, help, String::new()));
+            self.families.len() - 1
+        });
+        &mut self.families[at].3
+    }
+
+    fn counter(&mut self, name: &'static str, help: &'static str, labels: &str, value: u64) {
+        line(self.family(name, "counter", help), name, labels, value);
+    }
+
+    fn gauge(&mut self, name: &'static str, help: &'static str, labels: &str, value: impl Display) {
+        line(self.family(name, "gauge", help), name, labels, value);
+    }
+
+    fn done(self) -> String {
+        let mut text = String::new();
+        for (name, kind, help, series) in self.families {
+            // Formatting into a string does not fail.
+            let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{series}");
+        }
+        text
+    }
+}
+
+fn line(text: &mut String, name: &str, labels: &str, value: impl Display) {
+    // Formatting into a string does not fail.
+    let _ = match labels {
+        "" => writeln!(text, "{name} {value}"),
+        _ => writeln!(text, "{name}{{{labels}}} {value}"),
+    };
+}
+
+/// All metrics of a node.
+pub(super) fn text(look: &Look) -> String {
+    let mut text = Text::default();
+    text.gauge("tensorpost_up_seconds", "For how long the node has run", "", look.node.up.as_secs_f64());
+    text.gauge("tensorpost_stopping", "1 while the node shuts down", "", u8::from(look.node.stopping));
+    text.gauge("tensorpost_hangs", "Hangs that the node has reported, the last 64", "", look.hangs.len());
+    let names = names(look.processes.iter().map(|of| ((), of.name.as_str())));
+    let names: HashMap<ProcessId, String> = look.processes.iter().map(|of| of.process).zip(names).collect();
+    processes(&mut text, look, &names);
+    actors(&mut text, look, &names);
+    for of in &look.pools {
+        let device = Look::device(of.pool.device);
+        let labels = format!("{},{}", label("process", name(&names, of.owner)), label("device", &device));
+        for (name, help, bytes) in [
+            (
+                "tensorpost_pool_budget_bytes",
+                "What the memory of a process on a device may take",
+                of.pool.budget,
+            ),
+            ("tensorpost_pool_chunk_bytes", "What it takes", of.pool.chunks),
+            ("tensorpost_pool_held_bytes", "What of it somebody holds", of.pool.held),
+            ("tensorpost_pool_lent_bytes", "What of it other processes have leases on", of.pool.in_flight),
+        ] {
+            text.gauge(name, help, &labels, bytes);
+        }
+    }
+    text.done()
+}
+
+fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>) {
+    for of in &look.processes {
+        let labels = label("process", name(names, of.process));
+        let is_up = u8::from(of.state == ProcessState::Running);
+        text.gauge("tensorpost_process_up", "1 where a process runs and answers", &labels, is_up);
+        let restarts = u64::from(of.restarts);
+        let help = "How often a process was restarted, or an actor in it";
+        text.counter("tensorpost_restarts_total", help, &labels, restarts);
+        let Some(metrics) = &of.metrics else { continue };
+        for (name, help, count) in [
+            ("tensorpost_frames_sent_total", "Frames sent to other processes", metrics.sent),
+            ("tensorpost_frames_received_total", "Frames taken from other processes", metrics.received),
+            ("tensorpost_frames_rejected_total", "Frames that were malformed or forged", metrics.rejected),
+            ("tensorpost_dead_letters_total", "Messages that no actor took", metrics.dead_letters),
+            (
+                "tensorpost_bytes_not_copied_total",
+                "Bytes of tensors that were lent",
+                metrics.bytes_not_copied,
+            ),
+        ] {
+            text.counter(name, help, &labels, count);
+        }
+        for (name, help, value) in [
+            ("tensorpost_messages_open", "Messages delivered and not done with", metrics.open as u64),
+            ("tensorpost_bytes_in_flight", "Own bytes that others have leases on", metrics.bytes_in_flight),
+            ("tensorpost_bytes_held", "Own bytes that anybody holds", metrics.bytes_held),
+            ("tensorpost_pool_bytes", "Bytes of all pools, used or not", metrics.pool_bytes),
+        ] {
+            text.gauge(name, help, &labels, value);
+        }
+    }
+}
+
+fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>) {
+    let names = names(look.actors.iter().map(|of| (of.process, of.name.as_str())));
+    for (of, actor) in look.actors.iter().zip(names) {
+        let labels = format!("{},{}", label("process", name(processes, of.process)), label("actor", &actor));
+        let is_up = u8::from(of.state == ProcessState::Running);
+        text.gauge("tensorpost_actor_up", "1 where an actor runs, and its process answers", &labels, is_up);
+        text.gauge("tensorpost_mailbox_capacity", "Room for each sending process", &labels, of.capacity);
+        if let Some(waiting) = look.waiting(of) {
+            let help = "Messages that wait for an actor, or that it is at";
+            text.gauge("tensorpost_mailbox_messages", help, &labels, waiting);
+        }
+        let Some(metrics) = &of.metrics else { continue };
+        text.counter("tensorpost_messages_handled_total", "Handler calls", &labels, metrics.handled);
+        for (name, help, count) in [
+            ("tensorpost_items_emitted_total", "What an actor made and passed on", metrics.emitted),
+            ("tensorpost_items_dropped_total", "What it dropped for want of room", metrics.dropped),
+            ("tensorpost_items_missed_total", "What it was too late to make", metrics.missed),
+        ] {
+            // Only of those that count themselves: most actors have no such series.
+            if count > 0 {
+                text.counter(name, help, &labels, count);
+            }
+        }
+        text.counter("tensorpost_stream_waits_total", "Waits put on its stream", &labels, metrics.waits);
+        if let Some(waited) = metrics.waited {
+            let help = "How long its stream stood in waits";
+            text.gauge("tensorpost_stream_waited_seconds", help, &labels, waited.as_secs_f64());
+        }
+        let family = "tensorpost_handler_seconds";
+        let series = text.family(family, "histogram", "How long handler calls took");
+        for power in BOUNDS {
+            let bound = (1_u64 << power) as f64 / 1e9;
+            let below = metrics.handler.below(power);
+            line(series, &format!("{family}_bucket"), &format!("{labels},le=\"{bound}\""), below);
+        }
+        // Of the histogram, so that all of it is of one moment.
+        let count = metrics.handler.count();
+        line(series, &format!("{family}_bucket"), &format!("{labels},le=\"+Inf\""), count);
+        line(series, &format!("{family}_sum"), &labels, metrics.busy.as_secs_f64());
+        line(series, &format!("{family}_count"), &labels, count);
+    }
+}
+
+/// Names as labels: the second of one name in one place is `name#2`.
+fn names<'a, P: Eq + std::hash::Hash>(all: impl Iterator<Item = (P, &'a str)>) -> Vec<String> {
+    let mut seen: HashMap<(P, &str), u32> = HashMap::new();
+    let one = |(place, name): (P, &'a str)| {
+        let count = seen.entry((place, name)).or_default();
+        *count += 1;
+        if *count == 1 { name.to_owned() } else { format!("{name}#{count}") }
+    };
+    all.map(one).collect()
+}
+
+fn name(names: &HashMap<ProcessId, String>, process: ProcessId) -> &str {
+    names.get(&process).map_or("", String::as_str)
+}
+
+/// A label, with what has a meaning in its value escaped.
+fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::console::sample;
+
+    #[test]
+    fn each_metric_is_described_once_and_each_series_is_there_once() {
+        let mut look = sample::look(0, [100, 20]);
+        look.actors[0].name = "a \"b\"\\\n".to_owned();
+        // Two processes of one name, and two actors of one name in one process.
+        look.processes[2].name = look.processes[1].name.clone();
+        look.actors[1].process = look.actors[0].process;
+        look.actors[1].name = look.actors[0].name.clone();
+        let text = text(&look);
+        let mut series = std::collections::HashSet::new();
+        let mut described = std::collections::HashSet::new();
+        for line in text.lines() {
+            match line.strip_prefix("# TYPE ") {
+                Some(rest) => assert!(described.insert(rest.split(' ').next()), "{line}"),
+                None if line.starts_with('#') => {}
+                None => {
+                    let (labels, value) = line.rsplit_once(' ').unwrap();
+                    assert!(series.insert(labels), "{line}");
+                    assert!(value.parse::<f64>().is_ok(), "{line}");
+                    let family = labels.split('{').next().unwrap();
+                    let of = ["_bucket", "_sum", "_count"].iter().find_map(|end| family.strip_suffix(end));
+                    assert!(described.contains(&Some(family)) || described.contains(&of), "{line}");
+                }
+            }
+        }
+        assert!(text.contains("tensorpost_process_up{process=\"camera.0#2\"} 1\n"), "{text}");
+        let labels = "process=\"camera.0\",actor=\"a \\\"b\\\"\\\\\\n\"";
+        assert!(text.contains(&format!("tensorpost_messages_handled_total{{{labels}}} 100\n")), "{text}");
+        assert!(text.contains("actor=\"a \\\"b\\\"\\\\\\n#2\""), "{text}");
+        // 150 us each: below 2^18 ns and not below 2^17.
+        for (le, count) in [("0.000131072", 0), ("0.000262144", 100), ("17.179869184", 100), ("+Inf", 100)] {
+            let bucket = format!("tensorpost_handler_seconds_bucket{{{labels},le=\"{le}\"}} {count}\n");
+            assert!(text.contains(&bucket), "{bucket} {text}");
+        }
+        assert!(text.contains(&format!("tensorpost_handler_seconds_sum{{{labels}}} 0.015\n")), "{text}");
+    }
+}
