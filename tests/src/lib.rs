@@ -15,3 +15,4 @@ pub mod pipes;
 pub mod players;
 pub mod random;
 pub mod wait;
+pub mod want;

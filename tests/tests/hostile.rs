@@ -10,7 +10,8 @@ use std::time::Duration;
 use tensorpost::device::DeviceId;
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
-use tensorpost_core::ids::ChunkId;
+use tensorpost_core::ids::{ChunkId, ProcessId};
+use tensorpost_core::transport::WhyRefused;
 use tensorpost_core::transport::control_channel::{LinkMessage, ToNode};
 use tensorpost_tests::cases;
 use tensorpost_tests::faults::plan::Draw;
@@ -372,10 +373,27 @@ fn a_worker_that_says_too_much_is_given_up(builder: Builder) {
 fn a_flood_of_link_messages_costs_its_sender(builder: Builder) {
     let scene = Break::new(builder);
     let to = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
-    let link_message = Up::Node(ToNode::Route { to, link_message: LinkMessage::Link }).bytes();
-    scene.does(Deed::SayWithMemory(link_message, 20_000));
+    let half = Up::Node(ToNode::Route { to, link_message: LinkMessage::Link { number: 1 } }).bytes();
+    scene.does(Deed::SayWithMemory(half, 20_000));
     scene.end_of_the_evil();
     scene.goes_on();
+}
+
+// A link that others have made is not refused by a third, nor an open one by its peer: that is said to the node, and no further.
+fn refusals_of_links_that_are_not_there_to_be_refused_cost_their_sender(builder: Builder) {
+    for number in [1, 2, 1 << 40] {
+        let scene = Break::new(builder_like(&builder));
+        let innocent = scene.node.supervisor().worker(scene.innocent.worker()).unwrap().process;
+        // The node has made a link to each, which is open, and these two have none.
+        for peer in [innocent, ProcessId::NODE] {
+            let refuse = ToNode::RefuseLink { peer, number, why: WhyRefused::System(24) };
+            scene.does(Deed::Say(Up::Node(refuse).bytes(), 200));
+            scene.goes_on();
+        }
+        assert!(scene.end_of_the_evil().contains("it must not say"));
+        scene.goes_on();
+    }
+    drop(builder);
 }
 
 fn program(builder: Builder) -> Builder {
@@ -394,6 +412,7 @@ fn main() {
             a_reason_of_any_length_or_form_costs_its_worker_alone,
             a_worker_that_says_too_much_is_given_up,
             a_flood_of_link_messages_costs_its_sender,
+            refusals_of_links_that_are_not_there_to_be_refused_cost_their_sender,
         ],
     )
 }

@@ -1,10 +1,11 @@
-//! What a node does when the machine has too little of something: descriptors, memory, room on the disk, processes, time.
+//! What a node does when the machine has too little of something: memory, room on the disk, processes, time. Descriptors are in
+//! `want_files.rs`.
 //!
 //! Limits are a process's, so each test starts this program again, as a node that is short of one thing. The node has to say
 //! what it lacks and what to raise, to lose nothing that was accepted, to serve on, and to leave nothing behind.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,10 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getpriority_process, getrlimit, kill_process, prlimit,
-    set_parent_process_death_signal, setpriority_process, setrlimit,
-};
+use rustix::process::{Resource, Signal, getpriority_process, kill_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tensorpost::actor::{SendError, SendFailure};
 use tensorpost::node::{Spawned, WorkerState};
@@ -24,18 +22,16 @@ use tensorpost_actors::image::{ImageSize, png};
 use tensorpost_actors::ready::{Images, ImagesArgs, Named, Repeat, SavePng, SavePngArgs};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
-use tensorpost_tests::harness::{self, Builder};
-use tensorpost_tests::holder::{Hold, Holder, LetGo, Make, Read as ReadIt, Seen};
+use tensorpost_tests::harness::Builder;
+use tensorpost_tests::holder::{Hold, Holder, LetGo, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
+use tensorpost_tests::want::{
+    self, Allocate, Free, Greedy, LONG, Last, descriptors, end, first_node, has, limit, nothing_is_left, pid,
+    pid_of, play, play_as, scene, serve,
+};
 
-/// Set in the program that is a node in want: which scene it plays, and for whom.
-const SCENE: &str = "TENSORPOST_TESTS_WANT";
 /// Where [`full_disk`] has a disk of 64 KiB of its own.
 const DISK: &str = "TENSORPOST_TESTS_DISK";
-/// The descriptors that a process in want of them may have.
-const FEW: u64 = 64;
-/// How long what takes milliseconds may take on a busy machine.
-const LONG: Duration = Duration::from_secs(20);
 /// What a worker without a processor is sent.
 const MESSAGES: u64 = 500;
 /// How long a node may stand still in [`time_that_nobody_had_counts_against_nobody`] before it reports that, and how long it
@@ -44,284 +40,6 @@ const LIMIT: Duration = Duration::from_millis(500);
 /// See [`LIMIT`].
 const PAUSE: Duration = Duration::from_millis(1200);
 const PHOTOGRAPHS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data");
-
-/// An actor that uses up what its process may have.
-struct Greedy {
-    stream: DeviceStream,
-    files: Vec<File>,
-    tensors: Vec<TensorMut>,
-}
-
-/// "Open files until there is no descriptor left, or close them."
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = ())]
-struct Open(bool);
-
-/// "Make so many tensors of so many bytes, or as many as there is room for." The reply is how many there were, and why there
-/// were no more.
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = (usize, Option<String>))]
-struct Allocate {
-    count: usize,
-    bytes: usize,
-}
-
-/// "Drop them."
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = ())]
-struct Free;
-
-/// "Send this one something." The reply is why that was not possible.
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = Option<String>)]
-struct Tell(Address<Hold>);
-
-/// "What is the last element of this?"
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = u32)]
-struct Last(#[tensor(dtype = u32)] Tensor);
-
-impl Actor for Greedy {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Greedy {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Greedy { stream: env.stream(), files: Vec::new(), tensors: Vec::new() })
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Open>().message::<Allocate>().message::<Free>().message::<Tell>().message::<Last>();
-    }
-}
-
-impl Handler<Open> for Greedy {
-    type Result = MessageResult<Open>;
-
-    fn handle(&mut self, Open(all): Open, _: &mut Context<Self>) -> Self::Result {
-        self.files = if all { all_files() } else { Vec::new() };
-        MessageResult(())
-    }
-}
-
-impl Handler<Allocate> for Greedy {
-    type Result = MessageResult<Allocate>;
-
-    fn handle(&mut self, Allocate { count, bytes }: Allocate, _: &mut Context<Self>) -> Self::Result {
-        let why = (0..count).find_map(|_| match self.stream.zeros(DType::U8, &[bytes]) {
-            Ok(tensor) => {
-                self.tensors.push(tensor);
-                None
-            }
-            Err(error) => Some(error.to_string()),
-        });
-        MessageResult((self.tensors.len(), why))
-    }
-}
-
-impl Handler<Free> for Greedy {
-    type Result = MessageResult<Free>;
-
-    fn handle(&mut self, _: Free, _: &mut Context<Self>) -> Self::Result {
-        self.tensors.clear();
-        MessageResult(())
-    }
-}
-
-impl Handler<Tell> for Greedy {
-    type Result = ResponseFuture<Option<String>>;
-
-    fn handle(&mut self, Tell(to): Tell, _: &mut Context<Self>) -> Self::Result {
-        Box::pin(async move { to.send(Hold::label(5)).await.err().map(|error| error.to_string()) })
-    }
-}
-
-impl Handler<Last> for Greedy {
-    type Result = MessageResult<Last>;
-
-    fn handle(&mut self, Last(tensor): Last, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(*tensor.as_slice::<u32>().unwrap().last().unwrap())
-    }
-}
-
-/// As many files as this process can open.
-fn all_files() -> Vec<File> {
-    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
-}
-
-/// This program again, in a scene.
-fn scene(mut command: Command, name: &str, folder: &Path) -> Command {
-    command.env(SCENE, format!("{name}:{}", std::process::id())).env("TMPDIR", folder).env_remove("RUST_LOG");
-    command
-}
-
-/// Plays a scene to its end, and returns what its processes have written.
-fn play(name: &str) -> String {
-    play_as(Command::new("/proc/self/exe"), name)
-}
-
-fn play_as(command: Command, name: &str) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut reader, writer) = std::io::pipe().unwrap();
-    let mut command = scene(command, name, folder.path());
-    command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
-    let mut child = command.spawn().unwrap();
-    drop(command);
-    // The pipe ends with the last process that has it: one that is left behind hangs this.
-    let mut text = Vec::new();
-    reader.read_to_end(&mut text).unwrap();
-    let (status, text) = (child.wait().unwrap(), String::from_utf8_lossy(&text).into_owned());
-    assert!(status.success(), "{status}:\n{text}");
-    nothing_is_left(folder.path());
-    text
-}
-
-fn nothing_is_left(folder: &Path) {
-    let names = |folder: &Path| -> Vec<String> {
-        let entries = fs::read_dir(folder).into_iter().flatten();
-        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
-    };
-    assert_eq!(names(folder), Vec::<String>::new());
-    assert!(names(Path::new("/dev/shm")).iter().all(|name| !name.contains("tensorpost")));
-}
-
-#[track_caller]
-fn has(text: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(text.contains(part), "`{part}` is missing in: {text}");
-    }
-}
-
-/// The descriptors of a process.
-fn descriptors(pid: u32) -> usize {
-    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
-}
-
-/// Sets the soft limit of a process, or takes it away.
-fn limit(pid: u32, resource: Resource, current: Option<u64>) {
-    let maximum = getrlimit(resource).maximum;
-    prlimit(pid_of(pid), resource, Rlimit { current: current.or(maximum), maximum }).unwrap();
-}
-
-fn pid_of(pid: u32) -> Option<Pid> {
-    Pid::from_raw(pid.cast_signed())
-}
-
-fn pid<A: RemoteActor>(node: &Node, of: &Spawned<A>) -> u32 {
-    node.supervisor().worker(of.worker()).unwrap().pid
-}
-
-/// They answer, and get what they are sent.
-fn serve(node: &Node, holders: &[Spawned<Holder>]) {
-    let stream = node.host_stream().unwrap();
-    for holder in holders {
-        deliver(node, &holder.address(), Hold::with(7, numbers(&stream, 3, 50)));
-        assert_eq!(ask(node, &holder.address(), ReadIt(numbers(&stream, 5, 3))), [5, 6, 7]);
-        assert_eq!(ask(node, &holder.address(), LetGo), [7]);
-    }
-    until_free(node);
-}
-
-fn make(node: &Node, holder: &Spawned<Holder>) -> Result<Tensor, String> {
-    let make = Make { elements: vec![1, 2, 3], door: None };
-    node.block_on(holder.address().ask(make).timeout(LONG)).map_err(|error| error.to_string())
-}
-
-/// A node that has come and gone: what its program keeps after that is no leak of the next one.
-fn first_node(builder: Builder) -> usize {
-    let node = builder.start().unwrap();
-    serve(&node, &[node.spawn::<Holder>(()).start().unwrap()]);
-    end(node, (), usize::MAX);
-    descriptors(std::process::id())
-}
-
-/// Ends a node, none of whose workers is in the middle of anything, and drops what the test still holds of it.
-fn end(node: Node, held: impl Sized, descriptors_before: usize) {
-    let report = node.shutdown(LONG).unwrap();
-    assert!(report.is_clean(), "{report:?}");
-    drop((held, node));
-    until("all descriptors are closed", || descriptors(std::process::id()) <= descriptors_before);
-}
-
-fn few_files_in_the_node() {
-    let before = first_node(program(Node::builder()));
-    setrlimit(Resource::Nofile, Rlimit { current: Some(FEW), maximum: Some(FEW) }).unwrap();
-    let node = program(Node::builder()).start().unwrap();
-    let mut holders = Vec::new();
-    let why = loop {
-        match node.spawn::<Holder>(()).start() {
-            Ok(holder) => holders.push(holder),
-            Err(error) => break error.to_string(),
-        }
-        serve(&node, &holders[holders.len() - 1..]);
-    };
-    has(&why, &["could not be started", "ulimit -n"]);
-    assert!(holders.len() >= 2, "{} workers are few for {FEW} descriptors", holders.len());
-    println!("{} workers, then: {why}", holders.len());
-    // What was kept free is for those that run.
-    for holder in &holders[1..] {
-        assert_eq!(make(&node, holder).unwrap().to_vec::<u32>().unwrap(), [1, 2, 3]);
-    }
-    serve(&node, &holders);
-    // There is room again when they have ended, for what they had made too.
-    for ended in holders.drain(1..) {
-        node.supervisor().kill_worker(ended.worker());
-        node.supervisor().await_end(ended.worker());
-    }
-    until("a worker can be started", || {
-        node.spawn::<Holder>(()).start().map(|new| holders.push(new)).is_ok()
-    });
-    serve(&node, &holders);
-
-    // The program takes them all: memory that a worker makes cannot be known to others.
-    let taken = all_files();
-    let why = make(&node, &holders[1]).unwrap_err();
-    has(&why, &["ulimit -n"]);
-    println!("{why}");
-    let ended = holders.remove(1);
-    node.supervisor().await_end(ended.worker());
-    serve(&node, &holders);
-    drop(taken);
-    until("a worker can be started", || {
-        node.spawn::<Holder>(()).start().map(|new| holders.push(new)).is_ok()
-    });
-    serve(&node, &holders);
-    end(node, (holders, ended), before);
-}
-
-fn few_files_in_a_worker() {
-    let before = first_node(program(Node::builder()));
-    let node = program(Node::builder()).start().unwrap();
-    let stream = node.host_stream().unwrap();
-    let holder = node.spawn::<Holder>(()).start().unwrap();
-    let greedy = node.spawn::<Greedy>(()).name("greedy").restart(Restart::on_failure(3)).start().unwrap();
-    limit(pid(&node, &greedy), Resource::Nofile, Some(FEW));
-    ask(&node, &greedy.address(), Open(true));
-    // It cannot make memory, and says what to raise.
-    let (made, why) = ask(&node, &greedy.address(), Allocate { count: 1, bytes: 100 });
-    assert_eq!(made, 0);
-    has(&why.unwrap(), &["ulimit -n"]);
-    // Nor can it make a link to somebody new.
-    let why = ask(&node, &greedy.address(), Tell(holder.address())).unwrap();
-    has(&why, &["there is no way", "ulimit -n"]);
-    println!("{why}");
-    ask(&node, &greedy.address(), Open(false));
-    assert_eq!(ask(&node, &greedy.address(), Tell(holder.address())), None);
-    until("the message comes", || ask(&node, &holder.address(), LetGo) == [5]);
-    assert_eq!(ask(&node, &greedy.address(), Allocate { count: 1, bytes: 100 }), (1, None));
-    // It cannot take in a tensor that it would have to map: it ends, says why, and comes back.
-    ask(&node, &greedy.address(), Open(true));
-    let error = node.block_on(greedy.address().ask(Last(numbers(&stream, 1, 3))).timeout(LONG)).unwrap_err();
-    has(&error.to_string(), &["greedy", "ulimit -n"]);
-    println!("{error}");
-    assert_eq!(ask(&node, &greedy.address(), Last(numbers(&stream, 1, 3))), 3);
-    assert_eq!(node.report().unwrap().restarts[0].restarts, 1);
-    let held = [holder];
-    serve(&node, &held);
-    end(node, (held, greedy, stream), before);
-}
 
 fn little_memory() {
     const MIB: usize = 1 << 20;
@@ -559,15 +277,6 @@ fn serve_while(node: &Node, holders: &[Spawned<Holder>]) {
     }
 }
 
-fn a_node_with_64_descriptors_says_so_and_serves_those_it_has(_: Builder) {
-    let text = play("few_files_in_the_node");
-    has(&text, &["the node may open no more files and has lost what this worker sent"]);
-}
-
-fn a_worker_with_64_descriptors_costs_itself(_: Builder) {
-    play("few_files_in_a_worker");
-}
-
 fn memory_that_there_is_not_is_an_error_of_who_asks(_: Builder) {
     play("little_memory");
 }
@@ -632,35 +341,21 @@ fn program(builder: Builder) -> Builder {
 }
 
 fn main() {
-    let Ok(set) = std::env::var(SCENE) else {
-        harness::run_one_by_one(
-            program,
-            cases![
-                a_node_with_64_descriptors_says_so_and_serves_those_it_has,
-                a_worker_with_64_descriptors_costs_itself,
-                memory_that_there_is_not_is_an_error_of_who_asks,
-                a_full_disk_costs_what_was_to_be_written,
-                a_process_that_cannot_be_started_is_named_with_its_limit,
-                time_that_nobody_had_counts_against_nobody,
-                a_worker_with_2_percent_of_a_core_loses_nothing,
-            ],
-            harness::DEADLINE,
-        )
-    };
-    let _ = program(Node::builder()).run_if_worker();
-    let (scene, parent) = set.split_once(':').unwrap();
-    // A test that is given up leaves no node behind.
-    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-    assert_eq!(std::os::unix::process::parent_id().to_string(), parent);
-    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).init();
-    match scene {
-        "few_files_in_the_node" => few_files_in_the_node(),
-        "few_files_in_a_worker" => few_files_in_a_worker(),
-        "little_memory" => little_memory(),
-        "full_disk" => full_disk(),
-        "no_process" => no_process(),
-        "pauses" => pauses(),
-        "little_processor" => little_processor(),
-        other => panic!("there is no scene `{other}`"),
-    }
+    want::run(
+        program,
+        cases![
+            memory_that_there_is_not_is_an_error_of_who_asks,
+            a_full_disk_costs_what_was_to_be_written,
+            a_process_that_cannot_be_started_is_named_with_its_limit,
+            time_that_nobody_had_counts_against_nobody,
+            a_worker_with_2_percent_of_a_core_loses_nothing,
+        ],
+        &[
+            ("little_memory", little_memory),
+            ("full_disk", full_disk),
+            ("no_process", no_process),
+            ("pauses", pauses),
+            ("little_processor", little_processor),
+        ],
+    );
 }

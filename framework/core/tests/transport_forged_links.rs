@@ -56,7 +56,8 @@ fn refused(what: &str, descriptors: Vec<OwnedFd>) {
     let (cluster, to, inbox) = scene();
     // It does not send its honest half when it hears of the link.
     cluster.stop(LIAR);
-    let link_message = FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link };
+    let link_message =
+        FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link { number: 1 } };
     cluster.transport(B).from_node(link_message, descriptors);
     cluster.run_until_idle();
     assert!(cluster.gave_up(B, LIAR), "{what}");
@@ -97,7 +98,8 @@ fn a_half_with_nothing_wrong_is_taken() {
     let ears = Ears::create().expect("descriptors");
     let (_ear, bell) = ears.doorbell().expect("descriptors");
     let bell = bell.into();
-    let link_message = FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link };
+    let link_message =
+        FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link { number: 1 } };
     cluster.transport(B).from_node(link_message, vec![clocks(), sealed(8 << 20), sealed(8 << 20), bell]);
     cluster.run_until_idle();
     assert!(!cluster.gave_up(B, LIAR));
@@ -107,7 +109,8 @@ fn a_half_with_nothing_wrong_is_taken() {
 fn a_second_half_ends_the_link() {
     let (cluster, to, inbox) = scene();
     cluster.connect();
-    let link_message = FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link };
+    let link_message =
+        FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link { number: 1 } };
     cluster.transport(B).from_node(link_message, vec![clocks(), sealed(8 << 20), sealed(8 << 20), file()]);
     cluster.run_until_idle();
     assert!(cluster.gave_up(B, LIAR));
@@ -120,8 +123,10 @@ fn a_second_half_ends_the_link() {
 fn an_acknowledgement_of_nothing_changes_nothing() {
     let (cluster, to, inbox) = scene();
     for _ in 0..3 {
-        let link_message =
-            FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::LinkAck };
+        let link_message = FromNode::LinkMessage {
+            from: cluster.process(LIAR),
+            link_message: LinkMessage::LinkAck { number: 1 },
+        };
         cluster.transport(B).from_node(link_message, vec![]);
     }
     cluster.run_until_idle();

@@ -10,6 +10,7 @@ use tensorpost_core::clock::taint::TaintRange;
 use tensorpost_core::device::Access;
 use tensorpost_core::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use tensorpost_core::testing::fuzz::control::{Control, Files};
+use tensorpost_core::transport::WhyRefused;
 use tensorpost_core::transport::control_channel::{LinkMessage, ToNode};
 
 #[derive(Arbitrary, Debug)]
@@ -51,8 +52,9 @@ enum Step {
 /// A [`ToNode`] of small numbers, so that what is said meets.
 #[derive(Arbitrary, Debug)]
 enum Said {
-    Link { to: u8, life: u8 },
-    LinkAck { to: u8, life: u8 },
+    Link { to: u8, life: u8, number: u8 },
+    LinkAck { to: u8, life: u8, number: u8 },
+    RefuseLink { to: u8, life: u8, number: u8, errno: Option<i32> },
     Publish { owner: Option<u8>, index: u8, bytes: u64 },
     Want { owner: u8, life: u8, index: u8, write: bool },
     Unmapped { owner: u8, life: u8, index: u8, write: bool },
@@ -79,11 +81,17 @@ fn message(control: &Control<'_>, who: u8, said: Said) -> (ToNode, usize) {
         |name: u8, length: u16| char::from(name % 8 + b'a').to_string().repeat(usize::from(length % 300));
     let plain = |message| (message, 0);
     match said {
-        Said::Link { to, life } => {
-            (ToNode::Route { to: process(to, life), link_message: LinkMessage::Link }, 4)
+        Said::Link { to, life, number } => {
+            let link_message = LinkMessage::Link { number: number.into() };
+            (ToNode::Route { to: process(to, life), link_message }, 4)
         }
-        Said::LinkAck { to, life } => {
-            plain(ToNode::Route { to: process(to, life), link_message: LinkMessage::LinkAck })
+        Said::LinkAck { to, life, number } => {
+            let link_message = LinkMessage::LinkAck { number: number.into() };
+            plain(ToNode::Route { to: process(to, life), link_message })
+        }
+        Said::RefuseLink { to, life, number, errno } => {
+            let why = errno.map_or(WhyRefused::BadHalf, WhyRefused::System);
+            plain(ToNode::RefuseLink { peer: process(to, life), number: number.into(), why })
         }
         Said::Publish { owner, index, bytes } => {
             let owner = owner.map_or(own, |owner| process(owner, 0));

@@ -39,8 +39,8 @@ pub enum SendFailure {
     /// The actor's process has ended, and the actor does not come back.
     #[error("{0}")]
     ProcessExited(ExitedProcess),
-    /// This process lacks memory or descriptors for the way to the actor's process, as this says. Nothing else is lost;
-    /// the next send tries again.
+    /// This process, the actor's or the node lacks memory or descriptors for the way to the actor's process, as this says.
+    /// Nothing else is lost; the next send tries again.
     #[error("there is no way to the actor's process: {0}")]
     NoLink(String),
     /// It would have to be waited for in a call in which nothing can be ([`Env::without_waiting`](super::Env::without_waiting)),

@@ -45,7 +45,7 @@ fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
         NoRoute::NoSuchActor => SendFailure::NoSuchActor,
         NoRoute::GaveUp(reason) => SendFailure::GaveUp(reason),
         NoRoute::Exited(exited) => SendFailure::ProcessExited(exited),
-        NoRoute::Lack(why) => SendFailure::NoLink(why),
+        NoRoute::Lack(why) => SendFailure::NoLink(why.to_string()),
     })
 }
 
@@ -65,6 +65,7 @@ fn failure(transport: &Transport, actor: ActorId, error: TransmitError) -> SendF
         TransmitError::NoSuchActor => SendFailure::NoSuchActor,
         TransmitError::Restarting => SendFailure::Restarting,
         TransmitError::Exited(process) => SendFailure::ProcessExited(transport.exited(process, actor)),
+        TransmitError::NoLink(why) => SendFailure::NoLink(why.to_string()),
         TransmitError::Body { error, .. } => SendFailure::Body(error),
         TransmitError::Tainted(by) => SendFailure::Tainted(by),
         TransmitError::Tensor(error) => SendFailure::Tensor(error),

@@ -11,6 +11,7 @@
 //! its actor.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +21,7 @@ use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
-use crate::node::link_messages::LinkMessages;
+use crate::node::link_messages::{Answer, LinkMessages};
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::reclaim::Reclaims;
 use crate::node::registry::{NameError, Registry, check_name};
@@ -28,6 +29,7 @@ use crate::node::roster::Roster;
 use crate::node::watches::Watches;
 use crate::os::foreign;
 use crate::os::remedy::OPEN_FILES;
+use crate::transport::WhyRefused;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
@@ -48,6 +50,8 @@ pub(crate) enum Complaint {
     UnknownProcess(ProcessId),
     #[error("it wrote to {0} a second time; a link takes each link message once")]
     LinkMessageAgain(ProcessId),
+    #[error("it answered half of a link that {0} has not sent it, or has answered it before")]
+    NoSuchHalf(ProcessId),
     #[error("it wrote to itself by way of the node")]
     ToItself,
     #[error("it published {0:?}, which belongs to another process")]
@@ -65,7 +69,7 @@ pub(crate) enum Complaint {
     #[error("it registered {0}, which does not exist")]
     UnknownActor(ActorId),
     #[error("a descriptor for {0:?} could not be made ({1}); {OPEN_FILES}")]
-    NoDescriptor(ChunkId, #[source] std::io::Error),
+    NoDescriptor(ChunkId, #[source] io::Error),
     #[error("it asks for more than {MAX_PARKED} chunks at a time that their owners have not published")]
     TooManyQuestions,
     #[error("it answered ping {0}, which it was not sent")]
@@ -74,8 +78,8 @@ pub(crate) enum Complaint {
     ForgedTaint(TaintRange),
     #[error("it reported more tainted ranges than its streams can have; the rest is not believed")]
     TooMuchTaint,
-    #[error("a descriptor of its clock page could not be made ({0}); {OPEN_FILES}")]
-    NoClocks(#[source] std::io::Error),
+    #[error("its half of a link to {0} could not be passed on ({1}); {OPEN_FILES}")]
+    NoHalf(ProcessId, #[source] io::Error),
 }
 
 impl Complaint {
@@ -85,7 +89,7 @@ impl Complaint {
         matches!(
             self,
             Complaint::NoDescriptor(..)
-                | Complaint::NoClocks(_)
+                | Complaint::NoHalf(..)
                 | Complaint::UnknownProcess(_)
                 | Complaint::TooManyQuestions
         )
@@ -282,41 +286,26 @@ impl Broker {
     ) -> Result<(), Complaint> {
         let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
         match message {
-            ToNode::Route { to, link_message } => {
-                let (what, want) = match link_message {
-                    LinkMessage::Link => ("a link", 4),
-                    LinkMessage::LinkAck => ("the answer to a link", 0),
-                };
-                expect(&descriptors, what, want)?;
-                if to == from {
-                    return Err(Complaint::ToItself);
+            ToNode::Route { to, link_message: LinkMessage::Link { number } } => {
+                expect(&descriptors, "a link", 4)?;
+                self.half(from, to, number, Ok(descriptors), out)
+            }
+            ToNode::Route { to, link_message: LinkMessage::LinkAck { number } } => {
+                expect(&descriptors, "the answer to a link", 0)?;
+                if self.answers(from, to, number, out)? {
+                    let link_message = LinkMessage::LinkAck { number };
+                    let message = FromNode::LinkMessage { from, link_message };
+                    out.push(Delivery { to, message, descriptors });
                 }
-                if self.roster.lifecycle(to) {
-                    if !self.link_messages.is_first(from, to, &link_message) {
-                        return Err(Complaint::LinkMessageAgain(to));
-                    }
-                    let mut descriptors = descriptors;
-                    if let (LinkMessage::Link, Some(clocks)) = (&link_message, self.deaths.clocks(from)) {
-                        // WIRE-1: the page that the node can release, whichever the process would rather show.
-                        descriptors[0] = clocks.map_err(Complaint::NoClocks)?;
-                    }
-                    out.push(Delivery {
-                        to,
-                        message: FromNode::LinkMessage { from, link_message },
-                        descriptors,
-                    });
-                    return Ok(());
+                Ok(())
+            }
+            ToNode::RefuseLink { peer, number, why } => {
+                expect(&descriptors, "the refusal of a link", 0)?;
+                if self.answers(from, peer, number, out)? {
+                    self.link_messages.void(peer, from);
+                    out.push(refused((peer, from), number, from, why));
                 }
-                match self.lifecycle.get(&to.slot()) {
-                    Some(last) if to.incarnation() <= *last => {
-                        answer(FromNode::Exited { process: to });
-                        Ok(())
-                    }
-                    _ => {
-                        answer(FromNode::Nobody { process: to });
-                        Err(Complaint::UnknownProcess(to))
-                    }
-                }
+                Ok(())
             }
             ToNode::PublishChunk { chunk, device, bytes } => {
                 let got = descriptors.len();
@@ -392,6 +381,85 @@ impl Broker {
         }
     }
 
+    /// A half of a link to `to`, with its descriptors, or with why the node lacks them.
+    pub(crate) fn half(
+        &mut self,
+        from: ProcessId,
+        to: ProcessId,
+        number: u64,
+        descriptors: io::Result<Vec<OwnedFd>>,
+        out: &mut Vec<Delivery>,
+    ) -> Result<(), Complaint> {
+        if !self.may_write(from, to, out)? {
+            return Ok(());
+        }
+        if !self.link_messages.half(from, to, number) {
+            return Err(Complaint::LinkMessageAgain(to));
+        }
+        // WIRE-1: the page that the node can release, whichever the process would rather show.
+        let clocks = || self.deaths.clocks(from).transpose();
+        let whole = descriptors.and_then(|mut descriptors| {
+            if let (Some(first), Some(clocks)) = (descriptors.first_mut(), clocks()?) {
+                *first = clocks;
+            }
+            Ok(descriptors)
+        });
+        match whole {
+            Ok(descriptors) => {
+                let message = FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } };
+                out.push(Delivery { to, message, descriptors });
+                Ok(())
+            }
+            Err(error) => {
+                // Nobody waits for what does not come: neither for this half, nor for an answer to the other.
+                let why = WhyRefused::of(&error);
+                let others = self.link_messages.void(from, to);
+                out.push(refused((from, to), number, ProcessId::NODE, why));
+                out.extend(others.map(|number| refused((to, from), number, ProcessId::NODE, why)));
+                Err(Complaint::NoHalf(to, error))
+            }
+        }
+    }
+
+    /// Whether this is the answer to a half, and to be acted upon.
+    fn answers(
+        &mut self,
+        from: ProcessId,
+        to: ProcessId,
+        number: u64,
+        out: &mut Vec<Delivery>,
+    ) -> Result<bool, Complaint> {
+        if !self.may_write(from, to, out)? {
+            return Ok(false);
+        }
+        match self.link_messages.answer(from, to, number) {
+            Answer::Due => Ok(true),
+            Answer::Late => Ok(false),
+            Answer::Forged => Err(Complaint::NoSuchHalf(to)),
+        }
+    }
+
+    /// Whether a link message can go to `to`. Its sender is told where it cannot.
+    fn may_write(&self, from: ProcessId, to: ProcessId, out: &mut Vec<Delivery>) -> Result<bool, Complaint> {
+        if to == from {
+            return Err(Complaint::ToItself);
+        }
+        if self.roster.lifecycle(to) {
+            return Ok(true);
+        }
+        let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
+        match self.lifecycle.get(&to.slot()) {
+            Some(last) if to.incarnation() <= *last => {
+                answer(FromNode::Exited { process: to });
+                Ok(false)
+            }
+            _ => {
+                answer(FromNode::Nobody { process: to });
+                Err(Complaint::UnknownProcess(to))
+            }
+        }
+    }
+
     fn want_chunk(&mut self, question: Question, out: &mut Vec<Delivery>) -> Result<(), Complaint> {
         let owner = question.chunk.owner;
         // What the asker itself has published, and what the dead had, was read before this.
@@ -461,6 +529,13 @@ pub(crate) struct Kept {
     pub(crate) watched: usize,
     /// Pages of processes, and processes that have reported tainted ranges.
     pub(crate) deaths: usize,
+}
+
+/// The half of `whose` first leads to no link with the second.
+fn refused(whose: (ProcessId, ProcessId), number: u64, by: ProcessId, why: WhyRefused) -> Delivery {
+    let (to, peer) = whose;
+    let message = FromNode::LinkRefused { peer, number, by, name: String::new(), why };
+    Delivery { to, message, descriptors: Vec::new() }
 }
 
 fn no_chunk(question: &Question) -> Delivery {

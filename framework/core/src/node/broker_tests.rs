@@ -39,12 +39,12 @@ fn ask(
 #[test]
 fn link_messages_go_to_the_life_that_they_name() {
     let mut broker = broker();
-    let link = |to| ToNode::Route { to, link_message: LinkMessage::Link };
+    let link = |to| ToNode::Route { to, link_message: LinkMessage::Link { number: 1 } };
     let (out, result) = ask(&mut broker, 1, link(process(2)), 4);
     result.unwrap();
     assert_eq!((out[0].to, out[0].descriptors.len()), (process(2), 4));
     assert!(
-        matches!(out[0].message, FromNode::LinkMessage { from, link_message: LinkMessage::Link } if from == process(1))
+        matches!(out[0].message, FromNode::LinkMessage { from, link_message: LinkMessage::Link { number: 1 } } if from == process(1))
     );
 
     let mut told = Vec::new();
@@ -64,7 +64,7 @@ fn link_messages_go_to_the_life_that_they_name() {
 #[test]
 fn nothing_is_believed() {
     let mut broker = broker();
-    let link = |to| ToNode::Route { to, link_message: LinkMessage::Link };
+    let link = |to| ToNode::Route { to, link_message: LinkMessage::Link { number: 1 } };
     let stranger = ProcessId::new(200, 7).unwrap();
     let chunk =
         |owner| ToNode::PublishChunk { chunk: ChunkId { owner, index: 0 }, device: DeviceId::HOST, bytes: 1 };
@@ -349,31 +349,6 @@ mod retirement {
         broker
     }
 
-    // WIRE-1: what waits for a process is not for another to pile up.
-    #[test]
-    fn each_link_message_is_passed_on_once() {
-        let mut broker = scene(&[]);
-        for (link_message, descriptors) in [(LinkMessage::Link, 4), (LinkMessage::LinkAck, 0)] {
-            let route = || ToNode::Route { to: process(2), link_message: link_message.clone() };
-            assert_eq!(ask(&mut broker, 1, route(), descriptors).0.len(), 1);
-            for _ in 0..1000 {
-                let (told, result) = ask(&mut broker, 1, route(), descriptors);
-                assert!(
-                    told.is_empty()
-                        && matches!(result, Err(Complaint::LinkMessageAgain(to)) if to == process(2))
-                );
-            }
-            let back = ToNode::Route { to: process(1), link_message };
-            assert_eq!(
-                ask(&mut broker, 2, back, descriptors).0.len(),
-                1,
-                "the other way is another link message"
-            );
-        }
-        left(&mut broker, 2);
-        assert_eq!(broker.link_messages.len(), 0, "nothing is kept of the dead");
-    }
-
     fn left(broker: &mut Broker, slot: u16) {
         broker.left(process(slot), &mut Vec::new());
     }
@@ -465,3 +440,6 @@ mod retirement {
         assert!(matches!(unmapped(&mut broker, 2, Access::ReadOnly), Err(Complaint::NotMapped(_))));
     }
 }
+
+#[path = "link_messages_tests.rs"]
+mod link_messages;

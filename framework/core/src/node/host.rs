@@ -48,6 +48,13 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     )]
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>);
 
+    /// Takes a message from the node whose descriptors are lost, because this process may open no more files. False where
+    /// the process cannot go on without them.
+    #[expect(clippy::wrong_self_convention, reason = "as for `from_node`")]
+    fn from_node_starved(&self, _message: &FromNode) -> bool {
+        false
+    }
+
     /// What is going on now. `busy` and the counts must be read so that a message is never missing from both: count
     /// `received` only once `busy` would be true for it, and `sent` before it can be received.
     fn activity(&self) -> Activity;

@@ -146,8 +146,8 @@ impl Outgoing {
 pub(crate) enum Incoming {
     /// A whole message. Its bytes are valid until the next call.
     Message(Vec<u8>, Vec<OwnedFd>),
-    /// A message whose descriptors are lost, because this process may open no more files. It is lost with them.
-    Starved,
+    /// A message whose descriptors are lost, because this process may open no more files.
+    Starved(Vec<u8>),
     /// Nothing more for now.
     Empty,
     /// The other end is closed and everything was read.
@@ -190,7 +190,7 @@ impl Receiving {
                 LAST => {
                     let message = std::mem::take(&mut self.partial);
                     if received.starved {
-                        return Ok(Incoming::Starved);
+                        return Ok(Incoming::Starved(message));
                     }
                     return Ok(Incoming::Message(message, received.fds));
                 }
@@ -220,7 +220,7 @@ mod tests {
             Incoming::Message(bytes, descriptors) => (bytes, descriptors),
             Incoming::Empty => panic!("empty"),
             Incoming::Closed => panic!("closed"),
-            Incoming::Starved => panic!("out of descriptors"),
+            Incoming::Starved(_) => panic!("out of descriptors"),
         }
     }
 
@@ -238,7 +238,7 @@ mod tests {
                 Incoming::Empty => {
                     out.flush().unwrap();
                 }
-                Incoming::Closed | Incoming::Starved => panic!("closed"),
+                Incoming::Closed | Incoming::Starved(_) => panic!("closed"),
             }
         }
         assert!(got[0].0 == sent && got[0].1 == 1);

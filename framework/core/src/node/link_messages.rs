@@ -2,34 +2,71 @@
 //!
 //! What the node queues for a worker has a bound, past which the node kills that worker because it does not read. So
 //! nothing that another worker can repeat may go into that queue, or one process could have another killed. The sender
-//! pays, not the receiver: a pair of processes needs each link message once in each direction in its life, so the node
-//! passes each on once; a question that needs a chunk's owner leads to one ping at a time; everything that is no
-//! message of ours counts against its sender.
+//! pays, not the receiver: a pair of processes has one link, so the node passes the half of each on once, and one answer
+//! to it; another half goes through only after the receiver, or the node, has refused the last one. A question that needs
+//! a chunk's owner leads to one ping at a time; everything that is no message of ours counts against its sender.
+//!
+//! A refusal is for both halves: whoever refuses a half, or loses it, has no use for its own. So a process may answer a
+//! half that is void by then, because it had not heard of that. Such an answer is dropped, once for each half.
 
 use std::collections::HashMap;
 
 use crate::ids::ProcessId;
-use crate::transport::control_channel::LinkMessage;
 
-/// The link messages that were passed on, by who wrote them and to whom.
+/// The halves that were passed on, by who wrote them and to whom.
 #[derive(Default)]
-pub(crate) struct LinkMessages(HashMap<(ProcessId, ProcessId), Passed>);
+pub(crate) struct LinkMessages(HashMap<(ProcessId, ProcessId), Halves>);
 
+/// The halves of one process to another.
 #[derive(Default)]
-struct Passed {
-    link: bool,
-    acknowledgement: bool,
+struct Halves {
+    /// The number of the last, from 1 on.
+    last: u64,
+    /// It was passed on, and not refused since.
+    stands: bool,
+    /// The last that was answered.
+    answered: u64,
+}
+
+/// What an answer to a half is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The first one to the half that stands.
+    Due,
+    /// To a half that is void by now.
+    Late,
+    /// To a half that was not sent, or was answered before.
+    Forged,
 }
 
 impl LinkMessages {
-    /// Whether this is the first of its kind from the one to the other. It is to be passed on then.
-    pub(crate) fn is_first(&mut self, from: ProcessId, to: ProcessId, link_message: &LinkMessage) -> bool {
-        let passed = self.0.entry((from, to)).or_default();
-        let passed = match link_message {
-            LinkMessage::Link => &mut passed.link,
-            LinkMessage::LinkAck => &mut passed.acknowledgement,
-        };
-        !std::mem::replace(passed, true)
+    /// Whether `from` may send this half. It is the one that stands then.
+    pub(crate) fn half(&mut self, from: ProcessId, to: ProcessId, number: u64) -> bool {
+        let halves = self.0.entry((from, to)).or_default();
+        if halves.stands || number <= halves.last {
+            return false;
+        }
+        (halves.last, halves.stands) = (number, true);
+        true
+    }
+
+    /// `from` answers a half of `to`.
+    pub(crate) fn answer(&mut self, from: ProcessId, to: ProcessId, number: u64) -> Answer {
+        let Some(halves) = self.0.get_mut(&(to, from)) else { return Answer::Forged };
+        if number <= halves.answered || number > halves.last {
+            return Answer::Forged;
+        }
+        halves.answered = number;
+        if halves.stands && number == halves.last { Answer::Due } else { Answer::Late }
+    }
+
+    /// Both halves of a link are void: that of `one`, and the one that the other has sent, whose number is returned.
+    pub(crate) fn void(&mut self, one: ProcessId, other: ProcessId) -> Option<u64> {
+        if let Some(halves) = self.0.get_mut(&(one, other)) {
+            halves.stands = false;
+        }
+        let others = self.0.get_mut(&(other, one))?;
+        std::mem::take(&mut others.stands).then_some(others.last)
     }
 
     /// A process has ended: it writes no more, and nobody to it.

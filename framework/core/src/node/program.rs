@@ -76,6 +76,10 @@ impl ProcessRuntime for ProcessActors {
         self.transport().from_node(message, descriptors);
     }
 
+    fn from_node_starved(&self, message: &FromNode) -> bool {
+        self.transport().from_node_starved(message)
+    }
+
     fn activity(&self) -> Activity {
         self.transport().activity()
     }

@@ -317,6 +317,11 @@ impl Cluster {
         self.hub.wait_until_idle();
     }
 
+    /// Whether process `i` may open no more files, and so loses the descriptors that the node sends it.
+    pub fn starve(&self, i: usize, is_starved: bool) {
+        self.hub.starve(self.process(i), is_starved);
+    }
+
     /// The node waits no longer for those who have not said yet what follows from a death.
     pub fn overdue(&self) {
         self.hub.overdue();

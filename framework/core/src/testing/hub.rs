@@ -53,6 +53,8 @@ struct State {
     withheld: HashSet<ChunkId>,
     /// What waits for processes that are stopped.
     stopped: HashMap<ProcessId, Vec<Delivery>>,
+    /// Those that may open no more files.
+    starved: HashSet<ProcessId>,
     /// Nothing is heard of them any more.
     ended: HashSet<ProcessId>,
     /// What the broker had to complain about.
@@ -128,15 +130,19 @@ impl Hub {
     }
 
     fn deliver(&self, delivery: Delivery) {
-        let transport = {
+        let (transport, starved) = {
             let mut state = self.state.lock();
             if let Some(waiting) = state.stopped.get_mut(&delivery.to) {
                 waiting.push(delivery);
                 return;
             }
-            state.transports.get(&delivery.to).and_then(Weak::upgrade)
+            let starved = state.starved.contains(&delivery.to) && !delivery.descriptors.is_empty();
+            (state.transports.get(&delivery.to).and_then(Weak::upgrade), starved)
         };
-        if let Some(transport) = transport {
+        let Some(transport) = transport else { return };
+        if starved {
+            assert!(transport.from_node_starved(&delivery.message), "it goes on without");
+        } else {
             transport.from_node(delivery.message, delivery.descriptors);
         }
     }
@@ -146,6 +152,16 @@ impl Hub {
         self.state.lock().ended.insert(process);
         // Refused only when the hub is closing, and then nobody is left to tell.
         let _ = self.say(process, Said::Ended);
+    }
+
+    /// Whether `process` can take no descriptors.
+    pub(super) fn starve(&self, process: ProcessId, is_starved: bool) {
+        let starved = &mut self.state.lock().starved;
+        if is_starved {
+            starved.insert(process);
+        } else {
+            starved.remove(&process);
+        }
     }
 
     pub(super) fn withhold(&self, chunk: ChunkId) {

@@ -8,6 +8,10 @@
 //! **Locks.** That of [`Links`](super::links::Links) for writing while a link is made; inside of it the places of actors
 //! for reading, and the new link's credits. Nothing is sent to the node under it.
 //!
+//! **For want** of memory or descriptors, here, at the peer or in the node, a link of which one half was refused goes on both
+//! sides, and whoever waits for it is told who lacks what ([`LinkRefused`]). It had not been open on either: who refuses a
+//! half has not acknowledged it, and lacks the half that its own would be opened with. The next use makes another.
+//!
 //! **On a crash** of the peer before its half has come the link never opens, and goes with the word of its end. **On
 //! cancellation**, and where this thread unwinds, a link whose half was not sent is taken out again; one whose half was
 //! sent stays.
@@ -17,29 +21,44 @@ use std::sync::Arc;
 
 use scopeguard::{ScopeGuard, guard};
 
-use super::Transport;
 use super::link::Link;
-use crate::clock::ClockPage;
+use super::{LinkRefused, Transport, WhyRefused};
+use crate::clock::{BadClockPage, ClockPage};
 use crate::fault;
 use crate::ids::ProcessId;
-use crate::os::{remedy, vital};
+use crate::os::BadMemfd;
 use crate::transport::control_channel::{LinkMessage, ToNode};
 
 /// Why a half was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadHalf {
     #[error("a page that it sent is not what it has to be: {0}")]
-    Memory(#[from] crate::os::BadMemfd),
+    Memory(#[from] BadMemfd),
     #[error("its clock page is not what it has to be: {0}")]
-    Clock(#[from] crate::clock::BadClockPage),
+    Clock(#[from] BadClockPage),
     #[error("its link message came with {0} descriptors instead of 4")]
     Descriptors(usize),
     #[error("its ring cannot be: {0}")]
     Ring(#[from] crate::transport::ring::BadCapacity),
     #[error("it sent its half twice")]
     Twice,
+    #[error("it was given up before, for breaking the protocol")]
+    GivenUp,
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+impl BadHalf {
+    /// What the system said that this process lacks, where nothing is wrong with the half.
+    fn lack(&self) -> Option<&std::io::Error> {
+        let (BadHalf::Io(error)
+        | BadHalf::Memory(BadMemfd::Os(error))
+        | BadHalf::Clock(BadClockPage::Os(error) | BadClockPage::Memory(BadMemfd::Os(error)))) = self
+        else {
+            return None;
+        };
+        Some(error).filter(|error| error.raw_os_error().is_some())
+    }
 }
 
 /// Why there is no link.
@@ -48,13 +67,7 @@ pub(crate) enum NoLink {
     /// The peer has ended or broke the protocol, or another life of its slot has not ended.
     NoPeer,
     /// This process lacks memory or descriptors for it, as this says. The next use tries again.
-    Lack(String),
-}
-
-fn lacks(peer: ProcessId, error: &std::io::Error) -> NoLink {
-    let why = format!("{error}{}", remedy(error));
-    tracing::error!(%peer, "a link could not be made: {why}");
-    NoLink::Lack(why)
+    Lack(std::io::Error),
 }
 
 impl Transport {
@@ -87,17 +100,17 @@ impl Transport {
             }
         });
         let Some(link) = link else {
-            return Err(lack.map_or(NoLink::NoPeer, |error| lacks(peer, &error)));
+            return Err(lack.map_or(NoLink::NoPeer, NoLink::Lack));
         };
         if !is_new {
             return Ok(link);
         }
-        self.send_half(&link).map_err(|error| lacks(peer, &error))?;
+        self.send_half(&link).map_err(NoLink::Lack)?;
         Ok(link)
     }
 
     fn new_link(&self, peer: ProcessId) -> std::io::Result<Arc<Link>> {
-        let link = Arc::new(Link::new(peer, self.wakeups.ears())?);
+        let link = Arc::new(Link::new(peer, self.links.number_half(), self.wakeups.ears())?);
         // Under the lock of all links: an actor is withdrawn either before this, and is found here, or after, and then its
         // withdrawal finds this link (`Actors::withdraw`).
         self.actors.each_withdrawn(|index, away| link.close(index, away));
@@ -120,7 +133,8 @@ impl Transport {
             link.export()?,
             link.take_bell().ok_or(std::io::ErrorKind::AlreadyExists)?,
         ];
-        let route = ToNode::Route { to: link.peer, link_message: LinkMessage::Link };
+        let route =
+            ToNode::Route { to: link.peer, link_message: LinkMessage::Link { number: link.number() } };
         self.control.send(route, descriptors).map_err(std::io::Error::other)?;
         // From here on the peer connects to it and answers. Without the link that answer would make another one, in whose
         // rings nobody reads: the node passes one half on.
@@ -129,31 +143,93 @@ impl Transport {
         Ok(())
     }
 
-    pub(super) fn half_came(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
+    /// A peer's half has come. The peer is told whether it was taken: its senders wait for that.
+    pub(super) fn half_came(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) {
+        let Err(error) = self.take_half(from, descriptors) else {
+            let route = ToNode::Route { to: from, link_message: LinkMessage::LinkAck { number } };
+            if self.control.send(route, Vec::new()).is_err()
+                && let Some(link) = self.links.to(from)
+            {
+                link.break_off();
+            }
+            return;
+        };
+        if self.lifecycle.exited.contains(from) {
+            return; // Nobody waits.
+        }
+        tracing::error!(peer = %from, %error, "a link was refused");
+        if let Some(lack) = error.lack() {
+            self.refuse_half(from, number, LinkRefused::here(lack), WhyRefused::of(lack));
+            return;
+        }
+        if let Some(link) = self.links.to(from) {
+            self.give_up(&link);
+        }
+        self.say_refused(from, number, WhyRefused::BadHalf);
+    }
+
+    fn take_half(&self, from: ProcessId, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
         let count = descriptors.len();
         let [clock, wake_page, memory, bell] =
             <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count))?;
         // LEASE-4: memory of the lives before this one is still about, and is taken as that of the dead.
         self.lifecycle.exited.note_before(from);
-        let link = match self.link_or_lack(from) {
-            Ok(link) => link,
-            Err(NoLink::NoPeer) => return Ok(()),
-            Err(NoLink::Lack(why)) => {
-                // The peer's senders wait for this half. A worker ends, and they are told; the program's own process has
-                // no such way out.
-                vital::fail(&format!("the half of a link could not be made: {why}"));
-                return Ok(());
-            }
-        };
+        // There is such a process, whatever the node had said before.
+        self.lifecycle.exited.take_nobody(from);
+        let link = self.link_or_lack(from).map_err(|none| match none {
+            NoLink::NoPeer => BadHalf::GivenUp,
+            NoLink::Lack(error) => BadHalf::Io(error),
+        })?;
         fault::point("transport.link.came");
         // The clock page first: a frame that comes over the link may carry tickets of it.
         self.domain.add_peer(from, ClockPage::open(clock)?);
         link.connect(wake_page, memory, bell)?;
         fault::point("transport.link.connected");
-        let route = ToNode::Route { to: from, link_message: LinkMessage::LinkAck };
-        if self.control.send(route, Vec::new()).is_err() {
-            link.break_off();
-        }
         Ok(())
     }
+
+    /// The half `number` of a peer is lost: this process may open no more files.
+    pub(super) fn half_lost(&self, from: ProcessId, number: u64) {
+        let error = std::io::Error::from(rustix::io::Errno::MFILE);
+        let why = LinkRefused::here(&error);
+        tracing::error!(peer = %from, "a link was refused: {why}");
+        self.refuse_half(from, number, why, WhyRefused::of(&error));
+    }
+
+    /// Nothing is wrong with a peer's half, and this process cannot take it.
+    fn refuse_half(&self, from: ProcessId, number: u64, here: LinkRefused, there: WhyRefused) {
+        // Its own half has gone to the peer already, or goes nowhere: the peer's would have to answer it.
+        if let Some(link) = self.links.to(from) {
+            self.void(&link, here);
+        }
+        self.say_refused(from, number, there);
+    }
+
+    fn say_refused(&self, peer: ProcessId, number: u64, why: WhyRefused) {
+        if self.control.send(ToNode::RefuseLink { peer, number, why }, Vec::new()).is_err() {
+            tracing::debug!(%peer, "the node has ended before it heard that a link was refused");
+        }
+    }
+
+    /// This process's half to `peer` leads to no link.
+    pub(super) fn half_refused(&self, peer: ProcessId, number: u64, why: LinkRefused) {
+        // Of a half before the last it says nothing new, and an open link was acknowledged: the node passes nothing else on.
+        let link = self.links.to(peer).filter(|link| link.number() == number && !link.is_open());
+        if let Some(link) = link {
+            tracing::warn!(%peer, "a link was refused: {why}");
+            self.void(&link, why);
+        }
+    }
+
+    /// A link that never opens goes. Whoever waits for it is told why, and the next use makes another.
+    fn void(&self, link: &Link, why: LinkRefused) {
+        link.refuse(why);
+        self.links.remove(link);
+        link.wake_senders();
+        // Nothing went over it, so there is nothing to let go of.
+        link.note_given_up();
+    }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::taint::{TaintRange, TaintUpdate};
 use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
+use crate::transport::WhyRefused;
 use crate::transport::lifecycle::{Lifecycle, ProcessDown, Whereabouts};
 
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names.
@@ -26,6 +27,16 @@ pub enum ToNode {
         to: ProcessId,
         /// What to pass.
         link_message: LinkMessage,
+    },
+    /// The half `number` of `peer` is not taken, and this process has none for `peer`: both are void, and the next use of
+    /// the link on either side begins anew. In place of [`LinkMessage::LinkAck`]; passed on as [`FromNode::LinkRefused`].
+    RefuseLink {
+        /// Who sent the half.
+        peer: ProcessId,
+        /// Its number.
+        number: u64,
+        /// Why.
+        why: WhyRefused,
     },
     /// A new chunk exists. Descriptors: one to map read-only, one to map writable. The node keeps both until nobody can
     /// hold a lease in the chunk any more, so a chunk outlives its owner (LEASE-4).
@@ -104,9 +115,15 @@ pub enum ToNode {
 pub enum LinkMessage {
     /// Here is my half of the link between us. Descriptors: the sender's clock page, its wake page, the memory of its
     /// rings to you, the bell with which you ring it.
-    Link,
+    Link {
+        /// Greater than that of every half before: the answer names it.
+        number: u64,
+    },
     /// I have mapped your half: what you write into it, I will see.
-    LinkAck,
+    LinkAck {
+        /// Of the half.
+        number: u64,
+    },
 }
 
 /// From the node to a process.
@@ -118,6 +135,20 @@ pub enum FromNode {
         from: ProcessId,
         /// What it says.
         link_message: LinkMessage,
+    },
+    /// The half `number` that was for `peer` leads to no link: `by`, which is the peer or the node, lacks something for it.
+    /// What the peer had sent is void too.
+    LinkRefused {
+        /// Whom it was for.
+        peer: ProcessId,
+        /// Its number.
+        number: u64,
+        /// Who does not take it.
+        by: ProcessId,
+        /// The name of that process, if it is a worker.
+        name: String,
+        /// Why.
+        why: WhyRefused,
     },
     /// A chunk that was asked for. Descriptors: one, for the access asked.
     Chunk {

@@ -11,8 +11,8 @@
 
 use std::os::fd::OwnedFd;
 
-use super::Transport;
 use super::chunks::ChunkCame;
+use super::{LinkRefused, Transport};
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 
 impl Transport {
@@ -20,19 +20,18 @@ impl Transport {
     #[allow(clippy::wrong_self_convention, reason = "it takes what comes from the node; it converts nothing")]
     pub fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         match message {
-            FromNode::LinkMessage { from, link_message: LinkMessage::Link } => {
-                if let Err(error) = self.half_came(from, descriptors) {
-                    tracing::error!(peer = %from, %error, "a link was refused");
-                    if let Some(link) = self.link(from) {
-                        self.give_up(&link);
-                    }
-                }
+            FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } => {
+                self.half_came(from, number, descriptors);
             }
-            FromNode::LinkMessage { from, link_message: LinkMessage::LinkAck } => {
-                if let Some(link) = self.link(from) {
+            FromNode::LinkMessage { from, link_message: LinkMessage::LinkAck { number } } => {
+                // An answer to a half that was refused meanwhile is none to the next.
+                if let Some(link) = self.links.to(from).filter(|link| link.number() == number) {
                     link.acknowledge();
                     link.wake_senders();
                 }
+            }
+            FromNode::LinkRefused { peer, number, by, name, why } => {
+                self.half_refused(peer, number, LinkRefused::there(by, &name, why));
             }
             FromNode::Chunk { chunk, device, bytes, access } => {
                 let came = ChunkCame { chunk, device, bytes, access, descriptors };
@@ -67,5 +66,17 @@ impl Transport {
             FromNode::Reclaim { process } => self.reclaim(process),
         }
         self.wakeups.wake_reader();
+    }
+
+    /// Takes what the node sends whose descriptors are lost, because this process may open no more files. False where it
+    /// cannot go on without them. Any thread; never blocks.
+    #[allow(clippy::wrong_self_convention, reason = "as for `from_node`")]
+    pub fn from_node_starved(&self, message: &FromNode) -> bool {
+        let FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } = message else {
+            return false;
+        };
+        self.half_lost(*from, *number);
+        self.wakeups.wake_reader();
+        true
     }
 }

@@ -21,16 +21,17 @@
 //! **On a crash** of the sender its frames are taken to the end. **On cancellation** of the reader, between two looks, frames
 //! stay where they are.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
 use super::asks::AskFailure;
 use super::chunks::Chunk;
+use super::connect::NoLink;
 use super::inbox::{Delivery, Receipt, Refusal};
 use super::link::{AWAY, Credit, Inbound, Link};
-use super::{Transport, entry, wake_reasons};
+use super::{LinkRefused, Transport, entry, wake_reasons};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
 use crate::fault;
@@ -127,7 +128,7 @@ impl Transport {
             }
         };
         let entries = || frame.leases.iter().chain(&frame.body_lease);
-        let mappings = match self.look(link, entries()) {
+        let mappings = match self.look(link, &mut inbound.awaits, entries()) {
             Look::Ready(mappings) => mappings,
             Look::Wait => return false,
             Look::Never(why) => {
@@ -163,8 +164,17 @@ impl Transport {
     ///
     /// Nothing is taken yet: a frame may be looked at many times before it is. What is missing does not end the look, so
     /// that everything is asked for at once and the frame waits for the slowest answer, and not for one after the other. What
-    /// can never be there ends it.
-    fn look<'a>(&self, link: &Arc<Link>, entries: impl Iterator<Item = &'a LeaseEntry>) -> Look {
+    /// can never be there ends it: a link too that the frame has waited for and that was refused, or every look would ask for
+    /// it again.
+    fn look<'a>(
+        &self,
+        link: &Arc<Link>,
+        awaits: &mut Vec<Arc<OnceLock<LinkRefused>>>,
+        entries: impl Iterator<Item = &'a LeaseEntry>,
+    ) -> Look {
+        if let Some(refused) = awaits.drain(..).find(|refused| refused.get().is_some()) {
+            return Look::Never(no_link(refused.get()));
+        }
         let (mut waits, mut kept) = (false, Mappings::new());
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
         for entry in entries {
@@ -192,13 +202,19 @@ impl Transport {
                 && !self.domain.knows_end_of(&ready)
             {
                 // Its page comes with a link to it. Without that, the clock could not be waited for (CLOCK-1).
-                match self.link(ready.process) {
-                    Some(link) if !link.is_open() => waits = true,
-                    Some(_) => {}
-                    None if self.may_come(ready.process) => waits = true,
+                match self.link_or_lack(ready.process) {
+                    Ok(link) if !link.is_open() => {
+                        awaits.push(Arc::clone(link.refused()));
+                        waits = true;
+                    }
+                    Ok(_) => {}
+                    Err(NoLink::Lack(error)) => {
+                        return Look::Never(no_link(Some(&LinkRefused::here(&error))));
+                    }
+                    Err(NoLink::NoPeer) if self.may_come(ready.process) => waits = true,
                     // It has ended since: the certificate came before that (DEATH-3).
-                    None if self.domain.knows_end_of(&ready) => {}
-                    None => {
+                    Err(NoLink::NoPeer) if self.domain.knows_end_of(&ready) => {}
+                    Err(NoLink::NoPeer) => {
                         return Look::Never(format!(
                             "{}, which was to write a tensor, has ended",
                             ready.process
@@ -248,7 +264,14 @@ impl Transport {
                 kept.push(mapping);
             } else if owner != link.peer {
                 fault::point("transport.take.owner");
-                let Some(owners) = self.link(owner) else {
+                let owners = match self.link_or_lack(owner) {
+                    Ok(owners) => Some(owners),
+                    Err(NoLink::Lack(error)) => {
+                        return Look::Never(no_link(Some(&LinkRefused::here(&error))));
+                    }
+                    Err(NoLink::NoPeer) => None,
+                };
+                let Some(owners) = owners else {
                     if self.has_exited(owner) {
                         continue; // since the last look
                     }
@@ -268,6 +291,7 @@ impl Transport {
         // By owner and not by lease: a ring with room for one hold need not have it for all that the frame needs.
         for (owners, count) in holds {
             if !owners.is_open() {
+                awaits.push(Arc::clone(owners.refused()));
                 waits = true;
             } else if !owners.has_room_for_holds(count) {
                 // The owner may sleep: nothing else that is posted to it is worth waking it.
@@ -482,6 +506,12 @@ impl Transport {
         let why = shown(why.to_owned(), MAX_TEXT);
         tracing::warn!(peer = %link.peer, why, "a frame was rejected");
     }
+}
+
+/// Why a frame cannot be taken that needs a link to somebody else.
+fn no_link(why: Option<&LinkRefused>) -> String {
+    let why = why.map_or_else(String::new, |why| format!(": {why}"));
+    format!("there is no link to the owner of a tensor, or to who writes it{why}")
 }
 
 /// A body that came as a lease, copied before it is looked at: its sender could still change it.

@@ -3,7 +3,8 @@
 //! **Made** on first use by either side, in three link messages through the node: each sends its half (a descriptor of
 //! what it writes), and acknowledges the other's when it has mapped it. A process sends frames and posts holds only
 //! over a link whose acknowledgement it has: only then is what it writes seen by a peer that drains its rings
-//! (LEASE-3).
+//! (LEASE-3). Who cannot take a half refuses it in place of the acknowledgement: a link of which one half was refused has
+//! never been open on either side, goes on both, and the next use makes another.
 //!
 //! A link has parts, each with its state and its locks in its file:
 //!
@@ -69,8 +70,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(peer: ProcessId, ears: &Ears) -> io::Result<Self> {
-        let connection = Connection::new(ears)?;
+    /// `number` is that of this process's half.
+    pub(crate) fn new(peer: ProcessId, number: u64, ears: &Ears) -> io::Result<Self> {
+        let connection = Connection::new(number, ears)?;
         let credits = Credits::new(&connection.memory);
         Ok(Link {
             peer,

@@ -11,6 +11,7 @@
 //! **On a crash** of a peer its link stays until the reader parts with it. **On cancellation** nothing happens.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
@@ -19,7 +20,11 @@ use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 
 /// The links, found by peer, and as a list that costs nothing to take: the reader takes it at every look.
-pub(super) struct Links(RwLock<State>);
+pub(super) struct Links {
+    state: RwLock<State>,
+    /// The number of the last half that was made.
+    halves: AtomicU64,
+}
 
 struct State {
     /// By the peer's slot.
@@ -32,28 +37,30 @@ struct State {
 
 impl Links {
     pub(super) fn new() -> Self {
-        Links(RwLock::new(State {
-            by_slot: vec![None; MAX_PROCESSES],
-            leaving: Vec::new(),
-            all: Arc::default(),
-        }))
+        let state = State { by_slot: vec![None; MAX_PROCESSES], leaving: Vec::new(), all: Arc::default() };
+        Links { state: RwLock::new(state), halves: AtomicU64::new(0) }
+    }
+
+    /// A number for the half of a new link.
+    pub(super) fn number_half(&self) -> u64 {
+        self.halves.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The link in the slot of `peer`, which may be that of another life of the slot.
     pub(super) fn in_slot_of(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        self.0.read().by_slot.get(peer.slot()).and_then(Clone::clone)
+        self.state.read().by_slot.get(peer.slot()).and_then(Clone::clone)
     }
 
     /// The link to `peer`.
     pub(super) fn to(&self, peer: ProcessId) -> Option<Arc<Link>> {
-        let state = self.0.read();
+        let state = self.state.read();
         let current = state.by_slot.get(peer.slot()).and_then(Option::as_ref);
         current.into_iter().chain(&state.leaving).find(|link| link.peer == peer).map(Arc::clone)
     }
 
     /// All links, as they are now.
     pub(super) fn all(&self) -> Arc<[Arc<Link>]> {
-        Arc::clone(&self.0.read().all)
+        Arc::clone(&self.state.read().all)
     }
 
     /// Whether a sender waits for a peer, also where the link is still being made.
@@ -74,7 +81,7 @@ impl Links {
         peer: ProcessId,
         make: impl FnOnce(Option<&Arc<Link>>) -> Option<Arc<Link>>,
     ) -> Option<Arc<Link>> {
-        let mut state = self.0.write();
+        let mut state = self.state.write();
         let place = state.by_slot.get_mut(peer.slot())?;
         let link = make(place.as_ref())?;
         if place.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &link)) {
@@ -88,7 +95,7 @@ impl Links {
     /// Takes a link out; whoever has it goes on with it.
     pub(super) fn remove(&self, link: &Link) {
         let is_it = |known: &Arc<Link>| std::ptr::eq(Arc::as_ptr(known), link);
-        let mut state = self.0.write();
+        let mut state = self.state.write();
         if let Some(place) = state.by_slot.get_mut(link.peer.slot()) {
             place.take_if(|known| is_it(known));
         }

@@ -84,6 +84,7 @@ mod pages;
 mod process;
 mod publish;
 mod reader;
+mod refused;
 mod returns;
 pub mod ring;
 mod route;
@@ -116,6 +117,8 @@ pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use outgoing::{Claim, NotNow};
 pub(crate) use outgoing::{Destination, TransmitError};
+pub(crate) use refused::LinkRefused;
+pub use refused::WhyRefused;
 pub(crate) use route::{NoRoute, Route};
 pub(crate) use waiting::{PlaceInQueue, Queue};
 pub(crate) use watching::{Tell, Watcher};

@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 use super::inbox::Refusal;
 pub(crate) use super::link::Claim;
 use super::link::{Credit, Draft, Link, wants_credit};
-use super::{Transport, wake_reasons};
+use super::{LinkRefused, Transport, wake_reasons};
 use crate::clock::taint::TicketStatus;
 use crate::fault;
 use crate::ids::{ActorId, ProcessId};
@@ -85,6 +85,8 @@ pub(crate) enum TransmitError {
     Restarting,
     #[error("process {0} has ended")]
     Exited(ProcessId),
+    #[error("{0}")]
+    NoLink(LinkRefused),
     #[error("its body of {bytes} bytes needs host memory: {error}")]
     Body { bytes: usize, error: PoolError },
     #[error("a tensor in it depends on work that {0} had not done when it died")]

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::connect::NoLink;
 use super::directory::{Arrival, Way};
 use super::inbox::Inbox;
-use super::{Link, Queue, Transport};
+use super::{Link, LinkRefused, Queue, Transport};
 use crate::ids::ActorId;
 use crate::limits::{MAX_GRANTED, MAX_TENSORS};
 use crate::transport::control_channel::Location;
@@ -42,8 +42,8 @@ pub(crate) enum NoRoute {
     GaveUp(EndReason),
     /// Its process has ended, and it does not come back.
     Exited(ExitedProcess),
-    /// This process lacks what a link to it takes.
-    Lack(String),
+    /// A link to it takes what somebody lacks.
+    Lack(LinkRefused),
 }
 
 impl Transport {
@@ -70,7 +70,11 @@ impl Transport {
         match self.link_or_lack(location.process) {
             Ok(link) if !link.has_exited() => Ok(Some(Route::Long(link, location, None))),
             Ok(_) | Err(NoLink::NoPeer) => Ok(None),
-            Err(NoLink::Lack(why)) => Err(NoRoute::Lack(why)),
+            Err(NoLink::Lack(error)) => {
+                let why = LinkRefused::here(&error);
+                tracing::error!(peer = %location.process, "a link could not be made: {why}");
+                Err(NoRoute::Lack(why))
+            }
         }
     }
 

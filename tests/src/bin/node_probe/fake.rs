@@ -203,7 +203,9 @@ impl Transport {
         // A process that sends anything but memory and local sockets is given up.
         let pairs = [(); 2].map(|()| std::os::unix::net::UnixStream::pair().unwrap());
         let descriptors = pairs.into_iter().flat_map(|(one, other)| [one.into(), other.into()]).collect();
-        self.control.send(ToNode::Route { to, link_message: LinkMessage::Link }, descriptors).unwrap();
+        self.control
+            .send(ToNode::Route { to, link_message: LinkMessage::Link { number: 1 } }, descriptors)
+            .unwrap();
     }
 }
 

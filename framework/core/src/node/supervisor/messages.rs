@@ -12,7 +12,8 @@ use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::foreign;
-use crate::transport::control_channel::ToNode;
+use crate::os::remedy::OPEN_FILES;
+use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 use super::record::{Asker, WorkerPhase};
@@ -166,6 +167,37 @@ impl State {
         let result = self.broker.handle(from, message, descriptors, &mut deliveries);
         self.deliver(deliveries);
         self.note(from, result);
+    }
+
+    /// A message of a worker came, and its descriptors were lost: the node may open no more files.
+    pub(super) fn starved(&mut self, index: usize, bytes: &[u8]) {
+        let Some(worker) = self.workers.at_mut(index) else { return };
+        let (from, runs) = (worker.process, !matches!(worker.phase, WorkerPhase::Greeting { .. }));
+        // Both ends of a link are told, and it costs nobody anything else.
+        if let Ok(Up::Node(ToNode::Route { to, link_message: LinkMessage::Link { number } })) = decode(bytes)
+            && runs
+        {
+            let mut deliveries = Vec::new();
+            let lack = Err(rustix::io::Errno::MFILE.into());
+            let result = self.broker.half(from, to, number, lack, &mut deliveries);
+            self.deliver(deliveries);
+            return self.note(from, result);
+        }
+        // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of them. Before it
+        // comes to this the node starts no more workers (`launch`).
+        worker.open = false;
+        worker.give_up(format!(
+            "the node may open no more files and has lost what this worker sent; {OPEN_FILES}"
+        ));
+    }
+
+    /// Whoever is told that a link was refused knows workers by their names.
+    pub(super) fn name_who_refused(&self, message: &mut FromNode) {
+        if let FromNode::LinkRefused { by, name, .. } = message
+            && let Some(worker) = self.workers.of(*by)
+        {
+            *name = worker.name.to_string();
+        }
     }
 
     /// `from` has answered a ping, and all that it said before was handled.

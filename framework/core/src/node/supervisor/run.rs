@@ -19,7 +19,6 @@ use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
-use crate::os::remedy::OPEN_FILES;
 use crate::os::{Launcher, foreign, remedy_of_start};
 use crate::transport::lifecycle::EndReason;
 
@@ -283,7 +282,8 @@ impl State {
 
     /// Sends what the broker decided, then its pings: a ping goes behind everything else that was sent to its process.
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        for Delivery { to, message, descriptors } in deliveries {
+        for Delivery { to, mut message, descriptors } in deliveries {
+            self.name_who_refused(&mut message);
             if to == ProcessId::NODE {
                 self.process_runtime.from_node(message, descriptors);
                 continue;
@@ -451,14 +451,7 @@ impl State {
             match worker.incoming.next() {
                 Ok(Incoming::Message(bytes, descriptors)) => self.worker_message(index, &bytes, descriptors),
                 Ok(Incoming::Empty) => return,
-                Ok(Incoming::Starved) => {
-                    // What it sent is lost, and whoever waits for that would wait for ever: its end is told to all of
-                    // them. Before it comes to this the node starts no more workers (`launch`).
-                    worker.open = false;
-                    worker.give_up(format!(
-                        "the node may open no more files and has lost what this worker sent; {OPEN_FILES}"
-                    ));
-                }
+                Ok(Incoming::Starved(bytes)) => self.starved(index, &bytes),
                 Ok(Incoming::Closed) => {
                     (worker.open, worker.read_to_the_end) = (false, true);
                     worker.end_soon(Instant::now());

@@ -191,7 +191,7 @@ fn handshake(
                 let mut fds = [PollFd::new(&**socket, PollFlags::IN)];
                 wait::poll(&mut fds, None).map_err(|error| error.to_string())?;
             }
-            Incoming::Starved => return Err(starved()),
+            Incoming::Starved(_) => return Err(starved()),
             Incoming::Closed => end_at_once(),
         }
     }
@@ -282,8 +282,11 @@ impl Control {
             match self.receiving.next()? {
                 Incoming::Message(bytes, descriptors) => self.handle(decode(&bytes)?, descriptors)?,
                 Incoming::Empty => return Ok(()),
-                // It cannot go on without what the node sent it.
-                Incoming::Starved => return Err(LineError::Io(std::io::Error::other(starved())).into()),
+                Incoming::Starved(bytes) => match decode(&bytes)? {
+                    Down::Node(message) if self.process_runtime.from_node_starved(&message) => {}
+                    // It cannot go on without what the node sent it.
+                    _ => return Err(LineError::Io(std::io::Error::other(starved())).into()),
+                },
                 Incoming::Closed => return Err(LineError::Closed.into()),
             }
         }

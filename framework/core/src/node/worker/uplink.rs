@@ -198,7 +198,7 @@ mod tests {
                 },
                 Incoming::Empty if logs + dropped == OFFERED => break,
                 Incoming::Empty => assert!(uplink.flush().is_ok()),
-                Incoming::Closed | Incoming::Starved => panic!("closed"),
+                Incoming::Closed | Incoming::Starved(_) => panic!("closed"),
             }
         }
         assert!(ready && dropped > 0);

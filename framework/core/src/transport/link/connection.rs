@@ -2,7 +2,7 @@
 //!
 //! Used by whoever makes the link, by everything that asks whether it is open, and by whoever rings.
 //!
-//! **Invariants.** `broken` and `exited` are set once. A link is open only while the peer has acknowledged this
+//! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open only while the peer has acknowledged this
 //! process's half and neither is set. What was put off (`deferred`) is rung for by whoever takes it out of the mark.
 //!
 //! **Locks.** That of the bell's end, until it is sent; that of the ringer. Nothing inside of either, and `ring` may be
@@ -13,15 +13,16 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
 #[cfg(any(test, feature = "testing"))]
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
 use super::Link;
 use crate::os::{Bell, Ear, Ears};
+use crate::transport::LinkRefused;
 use crate::transport::connect::BadHalf;
 use crate::transport::deferred::DeferredFor;
 use crate::transport::doorbell::Ringer;
@@ -32,6 +33,8 @@ use crate::transport::wake_reasons;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Connection {
+    /// Of this process's half: an answer to it names it.
+    number: u64,
     /// What this process writes for the peer.
     pub(super) memory: LinkMemory,
     /// What the peer rings here.
@@ -44,6 +47,9 @@ pub(super) struct Connection {
     acknowledged: AtomicBool,
     /// The peer broke the protocol or ended; nothing is sent or read any more.
     broken: AtomicBool,
+    /// Why it never opened, where that is known. Apart from the link for a frame that waits for it, which another link may
+    /// hold.
+    refused: Arc<OnceLock<LinkRefused>>,
     /// The peer has ended; what it had posted is still read.
     exited: AtomicBool,
     /// Pending sends and asks have been failed.
@@ -66,15 +72,17 @@ struct Half {
 
 impl Connection {
     /// This process's half, which nobody has yet.
-    pub(super) fn new(ears: &Ears) -> io::Result<Self> {
+    pub(super) fn new(number: u64, ears: &Ears) -> io::Result<Self> {
         let (ear, bell) = ears.doorbell()?;
         Ok(Connection {
+            number,
             memory: LinkMemory::create()?,
             _ear: ear,
             bell: Mutex::new(Some(bell)),
             half: OnceLock::new(),
             acknowledged: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            refused: Arc::default(),
             exited: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             deferred: DeferredFor::new(),
@@ -112,6 +120,11 @@ impl Link {
         self.connection.bell.lock().take().map(OwnedFd::from)
     }
 
+    /// The number of this process's half.
+    pub(crate) fn number(&self) -> u64 {
+        self.connection.number
+    }
+
     pub(crate) fn acknowledge(&self) {
         self.connection.acknowledged.store(true, Ordering::Release);
     }
@@ -144,6 +157,17 @@ impl Link {
 
     pub(crate) fn break_off(&self) {
         self.connection.broken.store(true, Ordering::Release);
+    }
+
+    /// It never opens, for this reason. Whoever finds it broken finds that.
+    pub(crate) fn refuse(&self, why: LinkRefused) {
+        let _ = self.connection.refused.set(why);
+        self.break_off();
+    }
+
+    /// Why it never opened, once that is known.
+    pub(crate) fn refused(&self) -> &Arc<OnceLock<LinkRefused>> {
+        &self.connection.refused
     }
 
     /// How many messages to its actor `index` the peer is done with.

@@ -11,13 +11,14 @@
 //!
 //! **On a crash** of the peer its frames are read to the end. **On cancellation** of the reader frames stay in the ring.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Link;
 use crate::limits::MAX_ACTORS;
+use crate::transport::LinkRefused;
 use crate::transport::ring::{Consumer, NativeWord, Word};
 
 /// See the module.
@@ -42,6 +43,8 @@ pub(crate) struct Inbound {
     pub(crate) taking: u64,
     /// Messages taken, by the index of this process's actor.
     pub(crate) received: Vec<u64>,
+    /// Why the links never open that the next frame waits for, once that is known.
+    pub(crate) awaits: Vec<Arc<OnceLock<LinkRefused>>>,
 }
 
 impl ReceiverSide {
@@ -57,7 +60,8 @@ impl ReceiverSide {
 
     /// The ring from the peer is there.
     pub(super) fn open(&self, data: Consumer) {
-        *self.inbound.lock() = Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS] });
+        *self.inbound.lock() =
+            Some(Inbound { data, taking: 0, received: vec![0; MAX_ACTORS], awaits: Vec::new() });
     }
 
     /// From now on the reader looks at what the peer moves.

@@ -250,7 +250,10 @@ impl Link {
     /// Whether frames can go out, and if not, whether waiting helps.
     pub(crate) fn check_open(&self) -> Result<(), TransmitError> {
         if self.is_broken() || self.has_exited() {
-            return Err(TransmitError::Exited(self.peer));
+            let refused = self.refused().get();
+            return Err(
+                refused.map_or(TransmitError::Exited(self.peer), |why| TransmitError::NoLink(why.clone()))
+            );
         }
         if self.is_open() { Ok(()) } else { Err(TransmitError::NotNow(NotNow::Connecting)) }
     }

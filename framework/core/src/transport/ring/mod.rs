@@ -8,6 +8,7 @@
 //! `cursor` (how a side publishes its place and checks the peer's), [`ends`] (what both rings have), [`data`],
 //! [`entries`].
 
+mod copy;
 mod cursor;
 pub mod data;
 pub mod ends;

@@ -4,10 +4,11 @@
 
 use std::any::Any;
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::copy::{copy_in, copy_out};
 use super::platform::{Bytes, Platform, Word};
 use crate::os::mapping::BEFORE_FENCE;
 
@@ -216,11 +217,11 @@ impl Bytes for NativeBytes {
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.range(offset, into.len());
-        // SAFETY: `range` checked the bounds of the source; the target is a slice of this process and so does not
-        // overlap it. The cursors order this read after the writes of a peer that keeps to the protocol; a peer
-        // that does not can change the bytes meanwhile, and every value of a `u8` is valid. The copy is what gets
-        // checked and used, never the shared bytes.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
+        // SAFETY: `range` checked the bounds of the source, which stays mapped as long as `_keep`. The cursors order this
+        // read after the writes of a producer in this process (`from_raw`) and of a peer that keeps to the protocol; a peer
+        // that does not can change the bytes meanwhile, which `copy_out` allows. The copy is what gets checked and used,
+        // never the shared bytes.
+        unsafe { copy_out(from.as_ptr(), into) }
     }
 
     #[inline]
@@ -229,7 +230,7 @@ impl Bytes for NativeBytes {
         // SAFETY: `range` checked the bounds of the target, which `from_raw`'s caller promised to be writable for a
         // producer, the only caller of `write`. No one else writes there (ONE-WRITER), and the consumer has given
         // the range back, or has lied about it and then reads garbage of its own making.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) }
+        unsafe { copy_in(from, to.as_ptr()) }
     }
 
     #[inline]

@@ -1,0 +1,120 @@
+//! Halves of links, answers to them and refusals, as the broker passes them on.
+
+use super::*;
+use crate::transport::WhyRefused;
+
+const WHY: WhyRefused = WhyRefused::FILES;
+
+fn half(number: u64) -> LinkMessage {
+    LinkMessage::Link { number }
+}
+
+/// What is told when worker `from` writes that to worker `to`.
+fn say(
+    broker: &mut Broker,
+    from: u16,
+    to: u16,
+    link_message: LinkMessage,
+) -> Result<Vec<Delivery>, Complaint> {
+    let descriptors = if matches!(link_message, LinkMessage::Link { .. }) { 4 } else { 0 };
+    let (told, result) = ask(broker, from, ToNode::Route { to: process(to), link_message }, descriptors);
+    result.map(|()| told)
+}
+
+fn refuse(broker: &mut Broker, from: u16, to: u16, number: u64) -> Result<Vec<Delivery>, Complaint> {
+    let (told, result) = ask(broker, from, ToNode::RefuseLink { peer: process(to), number, why: WHY }, 0);
+    result.map(|()| told)
+}
+
+/// Who is told that which half leads to nobody, and because of whom.
+fn refused(told: &[Delivery]) -> Vec<(ProcessId, ProcessId, u64, ProcessId)> {
+    let refused = told.iter().filter_map(|delivery| match delivery.message {
+        FromNode::LinkRefused { peer, number, by, why: WHY, .. } => Some((delivery.to, peer, number, by)),
+        _ => None,
+    });
+    refused.collect()
+}
+
+// WIRE-1: what waits for a process is not for another to pile up.
+#[test]
+fn each_half_is_passed_on_once_and_answered_once() {
+    let mut broker = broker();
+    assert_eq!(say(&mut broker, 1, 2, half(1)).unwrap().len(), 1);
+    for number in 0..1000 {
+        let again = say(&mut broker, 1, 2, half(number));
+        assert!(matches!(again, Err(Complaint::LinkMessageAgain(to)) if to == process(2)));
+    }
+    assert_eq!(say(&mut broker, 2, 1, half(7)).unwrap().len(), 1, "the other way is another half");
+    assert_eq!(say(&mut broker, 2, 1, LinkMessage::LinkAck { number: 1 }).unwrap().len(), 1);
+    for number in 0..1000 {
+        let again = say(&mut broker, 2, 1, LinkMessage::LinkAck { number });
+        assert!(matches!(again, Err(Complaint::NoSuchHalf(to)) if to == process(1)));
+    }
+    broker.left(process(2), &mut Vec::new());
+    assert_eq!(broker.link_messages.len(), 0, "nothing is kept of the dead");
+}
+
+#[test]
+fn another_half_goes_when_the_last_was_refused() {
+    let mut broker = broker();
+    for number in 1..5 {
+        assert_eq!(say(&mut broker, 1, 2, half(number)).unwrap().len(), 1);
+        let told = refuse(&mut broker, 2, 1, number).unwrap();
+        assert_eq!(refused(&told), [(process(1), process(2), number, process(2))]);
+        assert!(matches!(say(&mut broker, 1, 2, half(number)), Err(Complaint::LinkMessageAgain(_))));
+    }
+    // That was for both: also one who had sent its own half sends another.
+    say(&mut broker, 1, 2, half(5)).unwrap();
+    say(&mut broker, 2, 1, half(1)).unwrap();
+    refuse(&mut broker, 1, 2, 1).unwrap();
+    assert_eq!(say(&mut broker, 2, 1, half(2)).unwrap().len(), 1);
+    assert_eq!(say(&mut broker, 1, 2, half(6)).unwrap().len(), 1);
+}
+
+// WIRE-1.
+#[test]
+fn a_refusal_of_what_was_not_sent_or_was_taken_is_forged() {
+    let mut broker = broker();
+    let is_forged = |told| matches!(told, Err(Complaint::NoSuchHalf(to)) if to == process(1));
+    assert!(is_forged(refuse(&mut broker, 2, 1, 1)), "nothing was sent");
+    say(&mut broker, 1, 2, half(3)).unwrap();
+    assert!(is_forged(refuse(&mut broker, 0, 1, 3)), "not to the node");
+    assert!(is_forged(refuse(&mut broker, 2, 1, 4)), "not yet");
+    // A link that its peer has taken may be open: nobody closes it this way.
+    say(&mut broker, 2, 1, LinkMessage::LinkAck { number: 3 }).unwrap();
+    assert!(is_forged(refuse(&mut broker, 2, 1, 3)));
+    assert!(!Complaint::NoSuchHalf(process(1)).may_be_innocent(), "it counts against the liar");
+}
+
+// Whoever had not heard of a refusal has done nothing wrong, and changes nothing.
+#[test]
+fn an_answer_that_crosses_a_refusal_goes_nowhere() {
+    let mut broker = broker();
+    say(&mut broker, 1, 2, half(1)).unwrap();
+    say(&mut broker, 2, 1, half(1)).unwrap();
+    refuse(&mut broker, 2, 1, 1).unwrap();
+    assert!(say(&mut broker, 1, 2, LinkMessage::LinkAck { number: 1 }).unwrap().is_empty());
+    say(&mut broker, 1, 2, half(2)).unwrap();
+    say(&mut broker, 2, 1, half(2)).unwrap();
+    refuse(&mut broker, 1, 2, 2).unwrap();
+    assert!(refuse(&mut broker, 2, 1, 2).unwrap().is_empty(), "the other was first");
+}
+
+#[test]
+fn a_half_that_the_node_loses_is_void_with_the_other() {
+    let mut broker = broker();
+    say(&mut broker, 2, 1, half(9)).unwrap();
+    let mut told = Vec::new();
+    let lack = || Err(rustix::io::Errno::MFILE.into());
+    let result = broker.half(process(1), process(2), 4, lack(), &mut told);
+    assert!(matches!(&result, Err(complaint @ Complaint::NoHalf(..)) if complaint.may_be_innocent()));
+    let (one, other) = (process(1), process(2));
+    assert_eq!(refused(&told), [(one, other, 4, NODE), (other, one, 9, NODE)]);
+    // Its answer was on the way.
+    assert!(say(&mut broker, 1, 2, LinkMessage::LinkAck { number: 9 }).unwrap().is_empty());
+    assert_eq!(say(&mut broker, 1, 2, half(5)).unwrap().len(), 1);
+    assert_eq!(say(&mut broker, 2, 1, half(10)).unwrap().len(), 1);
+    let mut told = Vec::new();
+    let result = broker.half(process(1), process(2), 6, lack(), &mut told);
+    assert!(matches!(result, Err(Complaint::LinkMessageAgain(_))) && told.is_empty(), "it has a link");
+}

@@ -1,0 +1,182 @@
+//! Links for which somebody lacks descriptors.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use serde::{Deserialize, Serialize};
+use tensorpost_derive::GpuMessage;
+
+use super::*;
+use crate::actor::SendFailure;
+use crate::tensor::Tensor;
+use crate::testing::Cluster;
+use crate::transport::control_channel::FromNode;
+
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = crate)]
+struct Item {
+    tensor: Option<Tensor>,
+}
+
+fn item() -> Item {
+    Item { tensor: None }
+}
+
+fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Both processes send at once or only the first, and `poor` cannot take what it is sent.
+fn refused(poor: usize, both: bool) {
+    let cluster = Cluster::new(2);
+    let (to_1, _at_1) = cluster.inbox::<Item>(1, 8);
+    let (to_0, _at_0) = cluster.inbox::<Item>(0, 8);
+    let there = cluster.address::<Item>(0, &to_1);
+    let back = cluster.address::<Item>(1, &to_0);
+    cluster.starve(poor, true);
+    let mut sends: Vec<_> = (0..3).map(|_| Box::pin(there.send(item()))).collect();
+    if both {
+        sends.push(Box::pin(back.send(item())));
+    }
+    assert!(sends.iter_mut().all(|send| poll(send.as_mut()).is_pending()), "the link is being made");
+    cluster.run_until_idle();
+    let mut why = Vec::new();
+    for send in &mut sends {
+        let Poll::Ready(Err(error)) = poll(send.as_mut()) else {
+            panic!("nobody waits for what does not come")
+        };
+        assert!(matches!(error.reason, SendFailure::NoLink(_)) && error.is_retryable(), "{error}");
+        why.push(error.to_string());
+    }
+    assert!(why.iter().all(|why| why.contains("ulimit -n")), "{why:?}");
+    let says = |text: &str| why.iter().any(|why| why.contains(text));
+    assert!(
+        says(&format!("process {} lacks", cluster.process(poor))) || says("this process lacks"),
+        "{why:?}"
+    );
+    assert_eq!((cluster.links(0), cluster.links(1)), (0, 0), "nothing is left of it");
+
+    // The next use makes another link, for both.
+    cluster.starve(poor, false);
+    let (mut send, mut other) = (pin!(there.send(item())), pin!(back.send(item())));
+    let _ = (poll(send.as_mut()), poll(other.as_mut()));
+    cluster.run_until_idle();
+    assert!(matches!(poll(send.as_mut()), Poll::Ready(Ok(()))));
+    assert!(matches!(poll(other.as_mut()), Poll::Ready(Ok(()))));
+    cluster.run_until_idle();
+    let received = [0, 1].map(|i| cluster.transport(i).stats().received);
+    assert_eq!(received, [1, 1]);
+    assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
+}
+
+#[test]
+fn senders_are_told_who_cannot_take_the_half_and_the_next_use_begins_anew() {
+    refused(1, false);
+    // The receiver answers with a half of its own, which the sender cannot take.
+    refused(0, false);
+    refused(0, true);
+    refused(1, true);
+}
+
+/// Both lack descriptors: two refusals cross.
+#[test]
+fn refusals_that_cross_are_for_one_link() {
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<Item>(1, 8);
+    let (to_0, _inbox_0) = cluster.inbox::<Item>(0, 8);
+    let (there, back) = (cluster.address::<Item>(0, &to), cluster.address::<Item>(1, &to_0));
+    for _ in 0..3 {
+        [0, 1].into_iter().for_each(|i| cluster.starve(i, true));
+        [0, 1].into_iter().for_each(|i| cluster.stop(i));
+        let (mut one, mut other) = (pin!(there.send(item())), pin!(back.send(item())));
+        assert!(poll(one.as_mut()).is_pending() && poll(other.as_mut()).is_pending());
+        cluster.run_node_until_idle();
+        [0, 1].into_iter().for_each(|i| cluster.go_on(i));
+        cluster.run_until_idle();
+        assert!(matches!(poll(one.as_mut()), Poll::Ready(Err(_))));
+        assert!(matches!(poll(other.as_mut()), Poll::Ready(Err(_))));
+    }
+    [0, 1].into_iter().for_each(|i| cluster.starve(i, false));
+    let mut send = pin!(there.send(item()));
+    assert!(poll(send.as_mut()).is_pending());
+    cluster.run_until_idle();
+    assert!(matches!(poll(send.as_mut()), Poll::Ready(Ok(()))));
+    assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
+}
+
+/// A lease on a third process's memory needs a link to that process. A frame that cannot have it is refused, with the reason,
+/// and holds nobody up.
+#[test]
+fn a_frame_whose_link_is_refused_goes_back_and_the_next_is_taken() {
+    let cluster = Cluster::new(3);
+    let (to_1, at_1) = cluster.inbox::<Tensor>(1, 8);
+    let (to_2, at_2) = cluster.inbox::<Tensor>(2, 8);
+    let (plain, at_plain) = cluster.inbox::<u32>(2, 8);
+    let tensor = cluster.stream(0).from_slice(&[2], &[1_u32, 2]).expect("memory").freeze();
+    let id = tensor.lease().id();
+    cluster.send(0, &to_1, tensor);
+    cluster.run_until_idle();
+    let tensor = at_1.take_one().message;
+    // The link from 1 to 2 is there, that from 2 to 0 is not.
+    cluster.send(1, &plain, 6);
+    cluster.run_until_idle();
+    cluster.starve(0, true);
+    cluster.send(1, &to_2, tensor.clone());
+    cluster.send(1, &plain, 7);
+    cluster.run_until_idle();
+    assert!(at_2.is_empty());
+    assert_eq!(at_plain.take().into_iter().map(|got| got.message).collect::<Vec<_>>(), [6, 7]);
+    assert_eq!(cluster.transport(2).stats().rejected, 1);
+    cluster.starve(0, false);
+    cluster.send(1, &to_2, tensor);
+    cluster.run_until_idle();
+    assert_eq!(at_2.take_one().message.to_vec::<u32>().expect("data"), [1, 2]);
+    cluster.run_until_idle();
+    assert_eq!(cluster.shares(0, id), None, "{}", cluster.stream(0).pool().holders());
+    assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
+}
+
+/// What the node would not pass on changes nothing either: a refusal of an open link, or of another half.
+#[test]
+fn an_open_link_is_not_refused() {
+    let cluster = Cluster::new(2);
+    let (to, inbox) = cluster.inbox::<u32>(1, 8);
+    cluster.connect();
+    let peer = cluster.process(1);
+    for number in 0..4 {
+        let (name, why) = (String::new(), WhyRefused::FILES);
+        let refused = FromNode::LinkRefused { peer, number, by: peer, name, why };
+        cluster.transport(0).from_node(refused, vec![]);
+    }
+    cluster.run_until_idle();
+    cluster.send(0, &to, 5);
+    cluster.run_until_idle();
+    assert_eq!((inbox.take_one().message, cluster.links(0)), (5, 1));
+}
+
+/// An error of the system that is no lack of descriptors, and a half that cannot be.
+#[test]
+fn a_half_that_is_not_taken_is_refused_whatever_is_wrong() {
+    for (error, void) in [
+        (BadHalf::Io(rustix::io::Errno::NOMEM.into()), true),
+        (BadHalf::Memory(BadMemfd::Os(rustix::io::Errno::NODEV.into())), true),
+        (BadHalf::Clock(BadClockPage::Memory(BadMemfd::Os(rustix::io::Errno::NFILE.into()))), true),
+        (BadHalf::Io(std::io::ErrorKind::InvalidData.into()), false),
+        (BadHalf::Memory(BadMemfd::NotMemfd), false),
+        (BadHalf::Twice, false),
+    ] {
+        assert_eq!(error.lack().is_some(), void, "{error}");
+    }
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<Item>(1, 8);
+    let address = cluster.address::<Item>(0, &to);
+    // It gets a half of which two descriptors are missing, in place of that which is sent.
+    cluster.stop(1);
+    let mut send = pin!(address.send(item()));
+    assert!(poll(send.as_mut()).is_pending());
+    cluster.run_node_until_idle();
+    cluster.transport(1).half_came(cluster.process(0), 1, Vec::new());
+    cluster.run_node_until_idle();
+    let Poll::Ready(Err(error)) = poll(send.as_mut()) else { panic!("it is told") };
+    assert!(error.to_string().contains("its log says why"), "{error}");
+}

@@ -1,0 +1,262 @@
+//! A node that has too little of something: this program again, as a node in a scene, and an actor that uses up what its
+//! process may have.
+//!
+//! Limits are a process's, so each case starts a process that is a node.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, set_parent_process_death_signal};
+use tensorpost::node::{Node, Spawned};
+use tensorpost::prelude::*;
+
+use crate::harness::{self, Builder, Case};
+use crate::holder::{Hold, Holder, LetGo, Read as ReadIt};
+use crate::wait::{ask, deliver, numbers, until, until_free};
+
+/// Set in the program that is a node in want: which scene it plays, and for whom.
+const SCENE: &str = "TENSORPOST_TESTS_WANT";
+
+/// How long what takes milliseconds may take on a busy machine.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// An actor that uses up what its process may have.
+#[derive(Debug)]
+pub struct Greedy {
+    stream: DeviceStream,
+    files: Vec<File>,
+    tensors: Vec<TensorMut>,
+}
+
+/// "Open files until so many descriptors are left, or close them."
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+pub struct Open(pub Option<usize>);
+
+/// "Make so many tensors of so many bytes, or as many as there is room for." The reply is how many there were, and why there
+/// were no more.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = (usize, Option<String>))]
+pub struct Allocate {
+    /// How many.
+    pub count: usize,
+    /// The bytes of each.
+    pub bytes: usize,
+}
+
+/// "Drop them."
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+pub struct Free;
+
+/// "Send this one something." The reply is why that was not possible.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Option<String>)]
+pub struct Tell(pub Address<Hold>);
+
+/// "Have that one send this one something." The reply is why that was not possible.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Option<String>)]
+pub struct Through {
+    /// Who sends.
+    pub by: Address<Tell>,
+    /// To whom.
+    pub to: Address<Hold>,
+}
+
+/// "What is the last element of this?"
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = u32)]
+pub struct Last(#[tensor(dtype = u32)] pub Tensor);
+
+impl Actor for Greedy {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Greedy {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Greedy { stream: env.stream(), files: Vec::new(), tensors: Vec::new() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Open>().message::<Allocate>().message::<Free>().message::<Tell>().message::<Through>();
+        on.message::<Last>();
+    }
+}
+
+impl Handler<Open> for Greedy {
+    type Result = MessageResult<Open>;
+
+    fn handle(&mut self, Open(left): Open, _: &mut Context<Self>) -> Self::Result {
+        self.files.clear();
+        self.files = left.map_or(Vec::new(), all_files_but);
+        MessageResult(())
+    }
+}
+
+impl Handler<Allocate> for Greedy {
+    type Result = MessageResult<Allocate>;
+
+    fn handle(&mut self, Allocate { count, bytes }: Allocate, _: &mut Context<Self>) -> Self::Result {
+        let why = (0..count).find_map(|_| match self.stream.zeros(DType::U8, &[bytes]) {
+            Ok(tensor) => {
+                self.tensors.push(tensor);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        });
+        MessageResult((self.tensors.len(), why))
+    }
+}
+
+impl Handler<Free> for Greedy {
+    type Result = MessageResult<Free>;
+
+    fn handle(&mut self, _: Free, _: &mut Context<Self>) -> Self::Result {
+        self.tensors.clear();
+        MessageResult(())
+    }
+}
+
+impl Handler<Tell> for Greedy {
+    type Result = ResponseFuture<Option<String>>;
+
+    fn handle(&mut self, Tell(to): Tell, _: &mut Context<Self>) -> Self::Result {
+        Box::pin(async move { to.send(Hold::label(5)).await.err().map(|error| error.to_string()) })
+    }
+}
+
+impl Handler<Through> for Greedy {
+    type Result = ResponseFuture<Option<String>>;
+
+    fn handle(&mut self, Through { by, to }: Through, _: &mut Context<Self>) -> Self::Result {
+        Box::pin(async move { by.ask(Tell(to)).await.unwrap_or_else(|error| Some(error.to_string())) })
+    }
+}
+
+impl Handler<Last> for Greedy {
+    type Result = MessageResult<Last>;
+
+    fn handle(&mut self, Last(tensor): Last, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(*tensor.as_slice::<u32>().unwrap().last().unwrap())
+    }
+}
+
+/// As many files as this process can open, but for so many.
+pub fn all_files_but(left: usize) -> Vec<File> {
+    let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    files.truncate(files.len().saturating_sub(left));
+    files
+}
+
+/// This program again, in a scene.
+pub fn scene(mut command: Command, name: &str, folder: &Path) -> Command {
+    command.env(SCENE, format!("{name}:{}", std::process::id())).env("TMPDIR", folder).env_remove("RUST_LOG");
+    command
+}
+
+/// Plays a scene to its end, and returns what its processes have written.
+pub fn play(name: &str) -> String {
+    play_as(Command::new("/proc/self/exe"), name)
+}
+
+/// As [`play`], by another command.
+pub fn play_as(command: Command, name: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut command = scene(command, name, folder.path());
+    command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    // The pipe ends with the last process that has it: one that is left behind hangs this.
+    let mut text = Vec::new();
+    reader.read_to_end(&mut text).unwrap();
+    let (status, text) = (child.wait().unwrap(), String::from_utf8_lossy(&text).into_owned());
+    assert!(status.success(), "{status}:\n{text}");
+    nothing_is_left(folder.path());
+    text
+}
+
+/// A folder is empty, and no shared memory has a name.
+pub fn nothing_is_left(folder: &Path) {
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(names(folder), Vec::<String>::new());
+    assert!(names(Path::new("/dev/shm")).iter().all(|name| !name.contains("tensorpost")));
+}
+
+/// All of these are in the text.
+#[track_caller]
+pub fn has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is missing in: {text}");
+    }
+}
+
+/// The descriptors of a process.
+pub fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// Sets the soft limit of a process, or takes it away.
+pub fn limit(pid: u32, resource: Resource, current: Option<u64>) {
+    let maximum = getrlimit(resource).maximum;
+    prlimit(pid_of(pid), resource, Rlimit { current: current.or(maximum), maximum }).unwrap();
+}
+
+/// The process with that number.
+pub fn pid_of(pid: u32) -> Option<Pid> {
+    Pid::from_raw(pid.cast_signed())
+}
+
+/// The process of an actor.
+pub fn pid<A: RemoteActor>(node: &Node, of: &Spawned<A>) -> u32 {
+    node.supervisor().worker(of.worker()).unwrap().pid
+}
+
+/// They answer, and get what they are sent.
+pub fn serve(node: &Node, holders: &[Spawned<Holder>]) {
+    let stream = node.host_stream().unwrap();
+    for holder in holders {
+        deliver(node, &holder.address(), Hold::with(7, numbers(&stream, 3, 50)));
+        assert_eq!(ask(node, &holder.address(), ReadIt(numbers(&stream, 5, 3))), [5, 6, 7]);
+        assert_eq!(ask(node, &holder.address(), LetGo), [7]);
+    }
+    until_free(node);
+}
+
+/// A node that has come and gone: what its program keeps after that is no leak of the next one.
+pub fn first_node(builder: Builder) -> usize {
+    let node = builder.start().unwrap();
+    serve(&node, &[node.spawn::<Holder>(()).start().unwrap()]);
+    end(node, (), usize::MAX);
+    descriptors(std::process::id())
+}
+
+/// Ends a node, none of whose workers is in the middle of anything, and drops what the test still holds of it.
+pub fn end(node: Node, held: impl Sized, descriptors_before: usize) {
+    let report = node.shutdown(LONG).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    drop((held, node));
+    until("all descriptors are closed", || descriptors(std::process::id()) <= descriptors_before);
+}
+
+/// Becomes a worker, or plays a scene, or runs the cases, one after the other.
+pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>, scenes: &[(&str, fn())]) {
+    let Ok(set) = std::env::var(SCENE) else { harness::run_one_by_one(program, cases, harness::DEADLINE) };
+    let _ = program(Node::builder()).run_if_worker();
+    let (scene, parent) = set.split_once(':').unwrap();
+    // A test that is given up leaves no node behind.
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    assert_eq!(std::os::unix::process::parent_id().to_string(), parent);
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).init();
+    let (_, play) = scenes.iter().find(|(name, _)| *name == scene).expect("a scene of that name");
+    play();
+}
