@@ -149,6 +149,9 @@ mod doctests {
     #[doc = include_str!("../derive/GUIDE.md")]
     struct DeriveGuide;
 
+    #[doc = include_str!("../derive/PORTABLE.md")]
+    struct PortableDerive;
+
     #[doc = include_str!("../derive/ACTOR.md")]
     struct ActorDerive;
 
