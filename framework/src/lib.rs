@@ -126,7 +126,7 @@
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `testing`: an attribute for tests that start workers, faults at named points and
+//! `ndarray` views. `dlpack`: tensors to and from other libraries of the process. `testing`: an attribute for tests that start workers, faults at named points and
 //! leak checks, for tests of programs.
 
 #[cfg(feature = "testing")]

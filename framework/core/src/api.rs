@@ -71,6 +71,8 @@ pub mod tensor {
         DType, DeviceStream, Element, JoinError, Layout, LayoutError, NotSole, NotSoleReason, SplitError,
         Tensor, TensorError, TensorMut, TensorPart, TensorStatus,
     };
+    #[cfg(feature = "dlpack")]
+    pub use crate::tensor::{DlPack, DlPackReady};
 }
 
 /// For tests of your own programs (feature `testing`).

@@ -135,7 +135,7 @@ fn compare<M: GpuMessage + Portable>(file: &str, message: &M) {
             generation: 1,
         },
         offset: 4096 * index as u64,
-        bytes: lease.bytes() as u64,
+        bytes: lease.bytes(),
         ready: None,
         sole: true,
         in_parts: false,

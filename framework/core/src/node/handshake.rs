@@ -141,13 +141,18 @@ impl fmt::Display for Build {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "the worker runs another build than the node expects.\n  expected: {expected}\n  worker:   {worker}\n\
-     They differ in {differ}; rebuild the program{both} and start the node again{schemas}"
+     They differ in {}; rebuild the program{both} and start the node again{}", .differ.parts, .differ.schemas
 )]
 pub struct BuildMismatch {
     expected: Box<Build>,
     worker: Box<Build>,
-    differ: String,
+    differ: Box<Differ>,
     both: &'static str,
+}
+
+#[derive(Clone, Debug)]
+struct Differ {
+    parts: String,
     /// Where the two describe the same message differently: a line for each difference.
     schemas: String,
 }
@@ -174,9 +179,11 @@ pub(crate) fn check(expected: &Build, worker: &Build) -> Result<(), BuildMismatc
     Err(BuildMismatch {
         expected: Box::new(expected.clone()),
         worker: Box::new(worker.clone()),
-        differ: differ.join(" and "),
+        differ: Box::new(Differ {
+            parts: differ.join(" and "),
+            schemas: schemas.iter().map(|line| format!("\n  {line}")).collect(),
+        }),
         both: if expected.executable == worker.executable { "" } else { " and its worker program together" },
-        schemas: schemas.iter().map(|line| format!("\n  {line}")).collect(),
     })
 }
 
@@ -199,7 +206,7 @@ mod tests {
         assert!(text.contains("aaaa") && text.contains("bbbb"), "{text}");
         assert!(text.contains("registered actor and message types") && text.contains("rebuild"), "{text}");
 
-        assert!(!text.contains("portable"), "{text}");
+        assert!(!text.contains("portable messages"), "{text}");
 
         let other = Build::of_program(0xaaaa_u64, Path::new("/proc/self/status")).unwrap();
         assert!(check(&node, &other).unwrap_err().to_string().contains("the program file"));

@@ -109,7 +109,7 @@ use crate::transport::Transport;
 pub use self::builder::NodeBuilder;
 pub use self::console::Console;
 pub use self::group::{Group, Strategy};
-pub use self::handshake::{BuildMismatch, KnownTypes};
+pub use self::handshake::BuildMismatch;
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
 #[cfg(feature = "inside")]
 pub use self::host::{Activity, Identity, Notices, Open, ProcessRuntime};

@@ -139,7 +139,8 @@ impl Container {
         let (mut rename_all, mut rename_all_fields) = (Case::default(), Case::default());
         let (mut default, mut transparent, mut untagged) = (false, false, false);
         let (mut tag, mut content) = (None, None);
-        let (mut from, mut into): (Option<(LitStr, &Meta)>, Option<(LitStr, &Meta)>) = (None, None);
+        let mut from: Option<(LitStr, &Meta)> = None;
+        let mut into: Option<(LitStr, &Meta)> = None;
         for (key, meta) in keys(&message.serde) {
             match key.as_str() {
                 "rename_all" => rename_all = reading.case(meta),

@@ -113,12 +113,14 @@ pub enum Body {
 
 /// What a field asks of its tensors. What is `None` may be anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "as in `TensorSpec`")]
 pub struct TensorShape {
+    /// Type of the elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
+    /// Extent of each axis, `None` for any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<Option<u64>>>,
+    /// Kind of device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
 }
