@@ -29,7 +29,7 @@ pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
 const MAX_TYPES: usize = 1 << 14;
 
 /// A type whose form on the wire is known by name in other languages: what a field of a
-/// [portable](derive@crate::message::Portable) message may be. Derive it for structs and enums inside such messages; a message itself
+/// [portable](derive@crate::api::message::Portable) message may be. Derive it for structs and enums inside such messages; a message itself
 /// has it by `#[gpu_message(portable)]`.
 ///
 /// ```
@@ -54,7 +54,7 @@ const MAX_TYPES: usize = 1 << 14;
 )]
 pub trait Portable: 'static {
     /// The canonical text: for a message with its name and its reply, and then the message's key is the text's FNV-1a hash
-    /// (64 bits). `PORTABLE.md` of the crate `tensorpost-derive` describes it, and so does the [derive](derive@crate::message::Portable).
+    /// (64 bits). `PORTABLE.md` of the crate `tensorpost-derive` describes it, and so does the [derive](derive@crate::api::message::Portable).
     ///
     /// # Panics
     /// With more than 16,384 types in it.
