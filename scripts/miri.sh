@@ -21,12 +21,12 @@ readonly FILTERS=(
     message::nesting message::wire message::check
     node::control node::limits node::questions node::reclaim node::registry node::restart node::roster node::taint node::watches
     observe::metrics observe::text observe::trace::chrome observe::trace::record observe::trace::timeline
-    tensor::dtype tensor::layout
+    tensor::dlpack tensor::dtype tensor::layout
     transport::ring transport::doorbell transport::entry transport::spin
 )
 
 if [ $# -eq 0 ]; then
     set -- "${FILTERS[@]}"
 fi
-exec cargo +nightly miri test -p tensorpost-core --features testing --lib -- \
+exec cargo +nightly miri test -p tensorpost-core --features testing,dlpack --lib -- \
     --skip stress --skip random --skip handlers_that_never_ended --skip names_have_bounds "$@"

@@ -126,7 +126,7 @@
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host tensors as
-//! `ndarray` views. `testing`: an attribute for tests that start workers, faults at named points and
+//! `ndarray` views. `dlpack`: tensors to and from other libraries of the process. `testing`: an attribute for tests that start workers, faults at named points and
 //! leak checks, for tests of programs.
 
 #[cfg(feature = "testing")]
@@ -148,6 +148,9 @@ pub use tensorpost_core::__private;
 mod doctests {
     #[doc = include_str!("../derive/GUIDE.md")]
     struct DeriveGuide;
+
+    #[doc = include_str!("../derive/PORTABLE.md")]
+    struct PortableDerive;
 
     #[doc = include_str!("../derive/ACTOR.md")]
     struct ActorDerive;

@@ -23,12 +23,13 @@ pub mod device {
 
 /// Messages: values with tensors anywhere inside.
 pub mod message {
-    pub use tensorpost_derive::GpuMessage;
+    pub use tensorpost_derive::{GpuMessage, Portable};
 
     pub use crate::limits::{MAX_BODY, MAX_NESTING, MAX_TENSORS};
     pub use crate::message::nesting::NestingError;
     pub use crate::message::{
-        CheckTensors, EncodeError, GpuMessage, TensorCheckError, TensorMismatch, TensorSpec, bytes_of,
+        CheckTensors, EncodeError, GpuMessage, Portable, TensorCheckError, TensorMismatch, TensorSpec,
+        bytes_of,
     };
 }
 
@@ -70,6 +71,8 @@ pub mod tensor {
         DType, DeviceStream, Element, JoinError, Layout, LayoutError, NotSole, NotSoleReason, SplitError,
         Tensor, TensorError, TensorMut, TensorPart, TensorStatus,
     };
+    #[cfg(feature = "dlpack")]
+    pub use crate::tensor::{DlPack, DlPackReady};
 }
 
 /// For tests of your own programs (feature `testing`).

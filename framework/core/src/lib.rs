@@ -137,6 +137,9 @@ pub mod __private {
     pub use crate::actor::{Env, Handles, RemoteActor};
     pub use crate::device::DeviceKind;
     pub use crate::message::holds::{Otherwise, Probe};
+    pub use crate::message::portable::{
+        Body, Describe, Describer, Field, Interface, Portable, Repr, Shape, Variant, schema_of,
+    };
     pub use crate::message::{CheckTensors, GpuMessage, SentBack, TensorCheckError, TensorSpec};
     pub use crate::tensor::DType;
     #[cfg(feature = "testing")]

@@ -73,6 +73,9 @@ pub const MAX_FORWARDED: usize = RETURN_SLOTS - MAX_GRANTED;
 /// Largest packet in bytes on a control socket.
 pub const MAX_PACKET: usize = 64 << 10;
 
+/// Bytes of portable schemas that a worker shows with its greeting, which is to fit one packet with all else.
+pub const MAX_INTERFACE_BYTES: usize = MAX_PACKET / 2;
+
 /// Most descriptors that one packet on a control socket carries. The kernel takes up to 253.
 pub const MAX_PACKET_FDS: usize = 16;
 

@@ -71,6 +71,30 @@ pub(crate) fn where_clause(message: &Message, private: &TokenStream) -> Option<W
     Some(clause)
 }
 
+/// Adds to the clause what a portable schema asks: of the parameters that are in what is sent, that they have one too.
+pub(crate) fn portable(message: &Message, private: &TokenStream, clause: &mut Option<WhereClause>) {
+    let params: BTreeSet<String> =
+        message.generics.type_params().map(|param| param.ident.to_string()).collect();
+    if params.is_empty() {
+        return;
+    }
+    let mut used = Usage::of(&message.reply, &params);
+    for field in message.fields().filter(|field| !field.serde.skips()) {
+        used.field(field.portable_as.as_ref().unwrap_or(&field.ty));
+    }
+    let clause = clause.get_or_insert_with(|| parse_quote!(where));
+    for param in message.generics.type_params().map(|param| &param.ident) {
+        if used.found.contains(&param.to_string()) {
+            clause.predicates.push(parse_quote!(#param: #private::Portable));
+        } else {
+            clause.predicates.push(parse_quote!(#param: 'static));
+        }
+    }
+    for ty in &used.associated {
+        clause.predicates.push(parse_quote!(#ty: #private::Portable));
+    }
+}
+
 /// Which type parameters occur in the types that it visited.
 struct Usage<'a> {
     params: &'a BTreeSet<String>,

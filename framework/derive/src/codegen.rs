@@ -7,22 +7,40 @@ use syn::spanned::Spanned;
 use crate::{
     bounds,
     ir::{Body, Field, Message, TensorCheck},
-    schema,
+    portable, schema,
 };
 
 /// Everything the derive adds beside the type.
-pub(crate) fn impls(message: &Message) -> TokenStream {
+///
+/// # Errors
+/// What keeps a message that is to be portable from being it.
+pub(crate) fn impls(message: &Message) -> syn::Result<TokenStream> {
     let Message { ident, name, reply, root, .. } = message;
     let private = quote!(#root::__private);
     let (impl_generics, ty_generics, _) = message.generics.split_for_impl();
-    let where_clause = bounds::where_clause(message, &private);
+    let mut where_clause = bounds::where_clause(message, &private);
+    let mut portable = portable::Impls::default();
+    if message.portable {
+        bounds::portable(message, &private, &mut where_clause);
+        portable = portable::of_message(message, &private, &where_clause)?;
+    }
+    if let Some(ty) =
+        message.fields().filter(|_| !message.portable).find_map(|field| field.portable_as.as_ref())
+    {
+        return Err(syn::Error::new_spanned(
+            ty,
+            "#[portable(as = ..)] says what a field is in a portable message; add `portable` to the type's #[gpu_message(..)]",
+        ));
+    }
+    let portable::Impls { constant, portable } = portable;
     let schema = schema::hash(message);
     let checks = checks(message, &private);
     let may_hold = may_hold(message, &private);
     let reply_check = reply_check(message, &private);
 
-    quote! {
+    Ok(quote! {
         #reply_check
+        #portable
 
         #[automatically_derived]
         impl #impl_generics #private::actix::Message for #ident #ty_generics #where_clause {
@@ -34,6 +52,7 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
             type Reply = #reply;
             const NAME: &'static str = #name;
             const SCHEMA: u64 = #schema;
+            #constant
             #may_hold
 
             #[allow(deprecated)]
@@ -42,7 +61,7 @@ pub(crate) fn impls(message: &Message) -> TokenStream {
                 ::core::result::Result::Ok(())
             }
         }
-    }
+    })
 }
 
 /// The constants that say whether the message, and its reply, can hold tensors.
@@ -149,7 +168,7 @@ fn one_check(
 
 /// A `&'static TensorSpec`. An inline constant, because a shape may name a const parameter of the message, which a
 /// `const` item could not.
-fn spec(check: &TensorCheck, private: &TokenStream) -> TokenStream {
+pub(crate) fn spec(check: &TensorCheck, private: &TokenStream) -> TokenStream {
     let dtype = option(check.dtype.map(|dtype| {
         let variant = Ident::new(dtype.variant(), Span::call_site());
         quote!(#private::DType::#variant)

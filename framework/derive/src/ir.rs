@@ -2,7 +2,7 @@
 //! [`codegen`](crate::codegen).
 
 use proc_macro2::{Ident, TokenStream};
-use syn::{Expr, Generics, Member, Path, Type};
+use syn::{Expr, Generics, Member, Meta, Path, Type};
 
 /// A type that derives `GpuMessage`.
 pub(crate) struct Message {
@@ -13,6 +13,8 @@ pub(crate) struct Message {
     pub(crate) reply: Type,
     /// The path under which `tensorpost` is reachable.
     pub(crate) root: Path,
+    /// Whether its schema is to be one that other languages can write.
+    pub(crate) portable: bool,
     pub(crate) serde: SerdeAttrs,
     pub(crate) body: Body,
 }
@@ -49,6 +51,8 @@ pub(crate) struct Field {
     pub(crate) ty: Type,
     pub(crate) serde: SerdeAttrs,
     pub(crate) check: Option<TensorCheck>,
+    /// The type that a portable schema takes it for.
+    pub(crate) portable_as: Option<Type>,
 }
 
 /// One `#[tensor(..)]`; a part that is `None` is not checked.
@@ -67,6 +71,8 @@ pub(crate) struct SerdeAttrs {
     pub(crate) tokens: Vec<TokenStream>,
     /// The keys in them: `skip`, `rename`, …
     pub(crate) keys: Vec<String>,
+    /// The same with their values.
+    pub(crate) metas: Vec<Meta>,
 }
 
 impl SerdeAttrs {

@@ -10,6 +10,7 @@ mod bounds;
 mod codegen;
 mod ir;
 mod parse;
+mod portable;
 mod refuse;
 mod remote_actor;
 mod schema;
@@ -20,9 +21,16 @@ use syn::{DeriveInput, ItemFn, parse_macro_input};
 
 // The guide's examples need `tensorpost`, which depends on this crate; they are run as doctests over there.
 #[cfg_attr(not(doctest), doc = include_str!("../GUIDE.md"))]
-#[proc_macro_derive(GpuMessage, attributes(gpu_message, tensor))]
+#[proc_macro_derive(GpuMessage, attributes(gpu_message, tensor, portable))]
 pub fn derive_gpu_message(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     expand(&parse_macro_input!(input as DeriveInput)).into()
+}
+
+// As above.
+#[cfg_attr(not(doctest), doc = include_str!("../PORTABLE.md"))]
+#[proc_macro_derive(Portable, attributes(portable))]
+pub fn derive_portable(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    portable::expand(&parse_macro_input!(input as DeriveInput)).into()
 }
 
 // As above.
@@ -41,8 +49,6 @@ pub fn test(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) -
 
 /// The impls for `input`, or one `compile_error!` for each thing that is wrong with it.
 fn expand(input: &DeriveInput) -> TokenStream {
-    match parse::message(input) {
-        Ok(message) => codegen::impls(&message),
-        Err(errors) => errors.to_compile_error(),
-    }
+    let impls = parse::message(input).and_then(|message| codegen::impls(&message));
+    impls.unwrap_or_else(|errors| errors.to_compile_error())
 }

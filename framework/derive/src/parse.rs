@@ -53,6 +53,7 @@ pub(crate) fn message(input: &DeriveInput) -> syn::Result<Message> {
             name: container.name,
             reply: container.reply,
             root: container.root,
+            portable: container.portable,
             serde: serde_attrs(&input.attrs),
             body,
         }),
@@ -82,7 +83,9 @@ impl Errors {
         result.map_err(|error| self.add(error)).ok()
     }
 
-    fn finish(self) -> syn::Result<()> {
+    /// # Errors
+    /// All that were found, if any were.
+    pub(crate) fn finish(self) -> syn::Result<()> {
         self.0.map_or(Ok(()), Err)
     }
 }
@@ -102,8 +105,8 @@ fn refuse_lifetimes(generics: &Generics, errors: &mut Errors) {
 
 fn variant(syntax: &syn::Variant, errors: &mut Errors) -> Variant {
     let name = syntax.ident.unraw();
-    for attribute in ["tensor", "gpu_message"] {
-        let belongs = if attribute == "tensor" { "a field of it" } else { "the enum" };
+    for attribute in ["tensor", "portable", "gpu_message"] {
+        let belongs = if attribute == "gpu_message" { "the enum" } else { "a field of it" };
         misplaced(
             &syntax.attrs,
             attribute,
@@ -162,6 +165,7 @@ fn one_field(
             ),
         );
     }
+    let portable_as = errors.take(container::portable_as(&label, &syntax.attrs)).flatten();
     refuse::field(&label, &syntax.ty, skipped, errors);
 
     let member = match &syntax.ident {
@@ -171,7 +175,7 @@ fn one_field(
             Member::Unnamed(Index { index: u32::try_from(index).unwrap_or(u32::MAX), span: syntax.ty.span() })
         }
     };
-    Field { member, label, ty: syntax.ty.clone(), serde, check }
+    Field { member, label, ty: syntax.ty.clone(), serde, check, portable_as }
 }
 
 /// Pushes `message` for each attribute called `name`, which has no meaning where it stands.
@@ -192,6 +196,7 @@ fn serde_attrs(attrs: &[Attribute]) -> SerdeAttrs {
             continue;
         };
         found.keys.extend(metas.iter().filter_map(|meta| meta.path().get_ident()).map(Ident::to_string));
+        found.metas.extend(metas);
     }
     found
 }

@@ -12,6 +12,7 @@ use super::error::SendError;
 use super::sending::{self, Send};
 use super::standing::unless_standing;
 use crate::ids::ActorId;
+use crate::message::portable::{Describer, Portable, Shape};
 use crate::message::{GpuMessage, message_key, scope};
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannelClosed, Location};
@@ -160,6 +161,13 @@ impl<M: GpuMessage> Address<M> {
 
     pub(super) fn takes(&self) -> bool {
         self.takes
+    }
+}
+
+/// With what can be sent to it: two programs that hold one address mean the same messages by it.
+impl<M: GpuMessage + Portable> Portable for Address<M> {
+    fn describe(describer: &mut Describer) -> Shape {
+        Shape::Address(Box::new(describer.message::<M>()))
     }
 }
 

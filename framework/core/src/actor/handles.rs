@@ -18,6 +18,7 @@ use super::receive::Receive;
 use crate::clock::{ClockDomain, ClockError, Ticket};
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
+use crate::message::portable::Describe;
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::trace::FrameId;
 use crate::os::vital;
@@ -44,6 +45,8 @@ struct Entry<A: RemoteActor> {
     name: &'static str,
     decode: Decode<A>,
     accept: fn(inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::LocalMessage>,
+    /// Of a portable message.
+    describe: Option<Describe>,
 }
 
 /// A message in an actor's mailbox.
@@ -134,7 +137,7 @@ impl<A: RemoteActor> Handles<A> {
         M: GpuMessage,
         A: Handler<M>,
     {
-        let entry = Entry { name: M::NAME, decode, accept: accept::<A, M> };
+        let entry = Entry { name: M::NAME, decode, accept: accept::<A, M>, describe: M::PORTABLE };
         let key = message_key::<M>();
         match self.by_key.binary_search_by_key(&key, |(key, _)| *key) {
             Ok(at) => self.by_key[at].1 = entry,
@@ -158,6 +161,11 @@ impl<A: RemoteActor> Handles<A> {
         let mut keys: Vec<_> = self.by_key.iter().map(|(key, entry)| (entry.name, *key)).collect();
         keys.sort_unstable();
         keys
+    }
+
+    /// How the portable messages describe themselves.
+    pub(super) fn portable(&self) -> Vec<Describe> {
+        self.by_key.iter().filter_map(|(_, entry)| entry.describe).collect()
     }
 
     pub(super) fn decode(

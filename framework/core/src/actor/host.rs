@@ -24,6 +24,8 @@ use super::{Env, RemoteActor};
 use crate::fault;
 use crate::ids::{ActorId, DeviceId};
 use crate::message::codec;
+use crate::message::portable::Describe;
+use crate::message::portable::interfaces::Interfaces;
 use crate::observe::metrics::user::Owner;
 use crate::os::{process, vital};
 use crate::stream::turn::Turn;
@@ -66,6 +68,8 @@ struct Starting {
 struct ActorType {
     start: StartFn,
     keys: Vec<(&'static str, u64)>,
+    /// Of the portable messages among them.
+    portable: Vec<Describe>,
     id: TypeId,
     /// Whether another type has the same name: which of the two is meant cannot be told.
     ambiguous: bool,
@@ -73,9 +77,11 @@ struct ActorType {
 
 impl ActorType {
     fn of<A: RemoteActor>() -> Self {
+        let handles = Handles::<A>::of();
         ActorType {
             start: |starting| start::<A>(starting).boxed_local(),
-            keys: Handles::<A>::of().keys(),
+            keys: handles.keys(),
+            portable: handles.portable(),
             id: TypeId::of::<A>(),
             ambiguous: false,
         }
@@ -132,6 +138,12 @@ impl Program {
     fn find(&self, name: &str) -> Option<&ActorType> {
         let linked = || self.linked.0.get(name).filter(|known| !known.ambiguous);
         self.types.0.get(name).or_else(linked)
+    }
+
+    /// The schemas of the portable messages that its actors take, of those too that it has only a `spawn` for.
+    pub(crate) fn interfaces(&self) -> Interfaces {
+        let types = self.types.0.values().chain(self.linked.0.values());
+        Interfaces::of(types.flat_map(|kind| kind.portable.iter().copied()))
     }
 
     /// Differs between programs to which other actor or message types were added. (What is linked into a program is not in it:

@@ -18,6 +18,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::LeaseId;
+#[cfg(feature = "dlpack")]
+use super::foreign::{Collector, Foreign};
 use super::pool::Pool;
 use super::sharing::{Handles, is_last};
 use super::table::Uses;
@@ -25,6 +27,8 @@ use super::writers::Writers;
 use crate::clock::taint::Tainted;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::{Access, ChunkMapping, DeviceError};
+#[cfg(feature = "dlpack")]
+use crate::ids::ChunkId;
 use crate::ids::{DeviceId, ProcessId};
 use crate::stream::Stream;
 
@@ -99,6 +103,9 @@ enum Origin {
     Own(Arc<Pool>),
     /// Another's.
     Other(Arc<dyn Returns>),
+    /// Nobody's here: another library of this process keeps it.
+    #[cfg(feature = "dlpack")]
+    Foreign(Foreign),
 }
 
 impl fmt::Debug for Lease {
@@ -137,6 +144,31 @@ impl Lease {
         sole: bool,
     ) -> Self {
         Self::new(id, domain, mapping, offset, bytes, Origin::Other(returns), sole)
+    }
+
+    /// A lease on memory that another library of this process keeps: the only one, for it is in no lease table. `sole`: whether
+    /// that library does not use it.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn foreign(
+        domain: Arc<ClockDomain>,
+        mapping: Arc<ChunkMapping>,
+        bytes: u64,
+        sole: bool,
+        collector: &'static Collector,
+    ) -> Self {
+        // Told apart for whoever debugs; the memory is in no chunk that anybody else could name.
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let chunk = ChunkId { owner: domain.own(), index: u32::MAX };
+        let id = LeaseId { chunk, entry: NUMBER.fetch_add(1, Ordering::Relaxed), generation: 0 };
+        Self::new(id, domain, mapping, 0, bytes, Origin::Foreign(Foreign::new(collector)), sole)
+    }
+
+    /// Whether other processes can have leases on the memory.
+    pub(crate) fn can_leave(&self) -> bool {
+        #[cfg(feature = "dlpack")]
+        return !matches!(self.0.origin, Origin::Foreign(_));
+        #[cfg(not(feature = "dlpack"))]
+        true
     }
 
     fn new(
@@ -185,7 +217,7 @@ impl Lease {
         pub fn pool(&self) -> Option<&Arc<Pool>> {
             match &self.0.origin {
                 Origin::Own(pool) => Some(pool),
-                Origin::Other(_) => None,
+                _ => None,
             }
         }
     }
@@ -238,7 +270,7 @@ impl Lease {
             let Origin::Other(returns) = &self.0.origin else {
                 return Err(DeviceError::Unsupported {
                     device: self.0.device,
-                    what: "writing to a chunk of its own that is mapped read-only".into(),
+                    what: "writing to memory that is there to be read only; copy it with `stream.copy(&tensor)`".into(),
                 });
             };
             let mut writable = self.0.writable.lock();
@@ -291,7 +323,7 @@ impl Lease {
             Origin::Own(pool) => {
                 (self.came_sole() && pool.came_back_sole(self.0.id)) || pool.is_sole(self.0.id)
             }
-            Origin::Other(_) => self.came_sole(),
+            _ => self.came_sole(),
         }
     }
 
@@ -304,7 +336,7 @@ impl Lease {
                     (self.came_sole() && pool.is_only_local(self.0.id))
                         || pool.is_sole_of(self.0.id, to, shared)
                 }
-                Origin::Other(_) => self.came_sole(),
+                _ => self.came_sole(),
             };
         self.0.sole.store(false, Ordering::Relaxed);
         sole
@@ -347,6 +379,8 @@ impl Lease {
         match &self.0.origin {
             Origin::Own(pool) => pool.writers(),
             Origin::Other(returns) => returns.writers(),
+            #[cfg(feature = "dlpack")]
+            Origin::Foreign(foreign) => &foreign.writers,
         }
     }
 
@@ -354,7 +388,7 @@ impl Lease {
     pub(crate) fn recorded_uses(&self) -> Uses {
         match &self.0.origin {
             Origin::Own(pool) => pool.uses(self.0.id),
-            Origin::Other(_) => Uses::new(),
+            _ => Uses::new(),
         }
     }
 
@@ -505,6 +539,8 @@ impl Drop for Inner {
                 }
                 returns.release(self.id, &uses);
             }
+            #[cfg(feature = "dlpack")]
+            Origin::Foreign(foreign) => foreign.release(&self.domain, &self.mapping, uses),
         }
     }
 }

@@ -8,9 +8,11 @@
 //! are kept by holder for that reason (LEASE-4). On a crash of the owner the chunk lives on in its descriptor.
 //!
 //! The parts: [`table`] counts, [`pool`] turns the lease table, an allocator and a device into memory with an end to
-//! it, [`handle`] is what a tensor holds, [`writers`] says which pieces of split allocations are written here.
+//! it, [`handle`] is what a tensor holds, `foreign` is memory that another library keeps, [`writers`] says which pieces of split allocations are written here.
 
 mod error;
+#[cfg(feature = "dlpack")]
+pub(crate) mod foreign;
 pub mod handle;
 pub mod pool;
 mod sharing;

@@ -57,6 +57,14 @@ pub enum EncodeError {
     /// Nested too deep.
     #[error("its body is {0}")]
     Nesting(#[from] NestingError),
+    /// It has a tensor on memory that other processes cannot map.
+    #[error(
+        "the {shape:?} tensor in it stands on memory that another library of this process keeps (it came by DLPack), which other          processes cannot map; send a copy, made with `stream.copy(&tensor)`"
+    )]
+    NotShared {
+        /// The tensor's shape.
+        shape: Vec<usize>,
+    },
     /// It has what could be read as a part of a split tensor, and is none of the parts in it.
     #[error(
         "it describes a part {index} of a split tensor by hand, under the key `$part`, which only a TensorPart may; rename the key, \
@@ -153,6 +161,20 @@ pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, Enc
     parts::check(&body, &outgoing)?;
     let Outgoing { leases, tensors, parts } = outgoing;
     Ok(Encoded { body, leases, tensors, parts })
+}
+
+/// As [`encode`], for another process: all memory has to be such that it can be mapped there.
+///
+/// # Errors
+/// See [`EncodeError`]; `value` is untouched.
+pub(crate) fn encode_for_peer<T: Serialize>(value: &T, body: Vec<u8>) -> Result<Encoded, EncodeError> {
+    let encoded = encode(value, body)?;
+    if let Some(lease) = encoded.leases.iter().position(|(lease, _)| !lease.can_leave()) {
+        let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
+        let shape = encoded.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec());
+        return Err(EncodeError::NotShared { shape: shape.unwrap_or_default() });
+    }
+    Ok(encoded)
 }
 
 /// [`tensors`], for the fuzz targets. Never for a program: a second tensor on the lease of a writable one is a second name for

@@ -34,6 +34,7 @@ pub(crate) mod holds;
 mod meter;
 pub mod nesting;
 pub(crate) mod parts;
+pub mod portable;
 pub mod scope;
 mod search;
 pub mod wire;
@@ -43,6 +44,7 @@ use serde::de::DeserializeOwned;
 
 pub use check::{CheckTensors, TensorCheckError, TensorMismatch, TensorSpec};
 pub use codec::EncodeError;
+pub use portable::Portable;
 
 /// A message that can go to an actor in any process. Derive it.
 ///
@@ -74,8 +76,12 @@ pub trait GpuMessage:
     type Reply: Serialize + DeserializeOwned + Send + 'static;
     /// The type's name, for errors and logs.
     const NAME: &'static str;
-    /// Hash of the definition.
+    /// Hash of the definition as it is written. With the type's path it tells messages of one program apart; a portable
+    /// message is told by [`Portable::schema`] instead.
     const SCHEMA: u64;
+    /// How a portable message describes itself.
+    #[doc(hidden)]
+    const PORTABLE: Option<portable::Describe> = None;
     /// False where the derive knows that no value holds a tensor: then nobody looks for one.
     #[doc(hidden)]
     const MAY_HOLD_TENSORS: bool = true;
@@ -115,11 +121,17 @@ pub fn bytes_of<M: GpuMessage>(message: &M) -> Result<u64, EncodeError> {
     Ok(encoded.tensors.iter().map(bytes).sum::<u64>() + encoded.body.len() as u64)
 }
 
-/// Tells one message type from another on the wire: its name, its definition and its type arguments.
+/// Tells one message type from another on the wire: its name, its definition and its type arguments, or its portable schema.
 pub fn message_key<M: GpuMessage>() -> u64 {
-    // FNV-1a, 64 bit: <http://www.isthe.com/chongo/tech/comp/fnv/>.
+    if let Some(describe) = M::PORTABLE {
+        return portable::key(std::any::TypeId::of::<M>(), describe);
+    }
+    fnv1a([M::NAME.as_bytes(), &M::SCHEMA.to_le_bytes(), std::any::type_name::<M>().as_bytes()])
+}
+
+/// FNV-1a, 64 bit: <http://www.isthe.com/chongo/tech/comp/fnv/>.
+pub(crate) fn fnv1a<const N: usize>(parts: [&[u8]; N]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let parts = [M::NAME.as_bytes(), &M::SCHEMA.to_le_bytes(), std::any::type_name::<M>().as_bytes()];
     for byte in parts.into_iter().flatten() {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::console::{self, Console, LogRing};
-use super::handshake::THIS_PROGRAM;
+use super::handshake::{KnownTypes, THIS_PROGRAM};
 use super::hang::OnHang;
 use super::host::{Identity, Open, ProcessRuntime};
 use super::limits::START_DEADLINE;
@@ -140,7 +140,7 @@ impl NodeBuilder {
     /// something to do before they start a node, such as a test harness: call it first in `main`.
     pub fn run_if_worker(self) -> Self {
         mps::run_if_keeper();
-        worker::run_if_worker(self.types.fingerprint(), &opens(&self.types));
+        worker::run_if_worker(&self.types, &opens(&self.types));
         self
     }
 
@@ -151,43 +151,43 @@ impl NodeBuilder {
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
     pub fn start(mut self) -> Result<Node, NodeError> {
         let types = std::mem::take(&mut self.types);
-        let (actors, processes) = self.start_processes(types.fingerprint(), &opens(&types))?;
+        let (actors, processes) = self.start_processes(&types, &opens(&types))?;
         Ok(Node { types, transport: Arc::clone(actors.transport()), processes })
     }
 
     inside! {
         /// As [`start`](Self::start), with processes that run something else than actors of registered types. Only
-        /// programs with the same `fingerprint` are workers of each other's nodes.
+        /// programs with the same types, or one number in their place, are workers of each other's nodes.
         pub fn start_processes<R: ProcessRuntime>(
             self,
-            fingerprint: u64,
+            types: impl Into<KnownTypes>,
             open: &Open<'_, R>,
         ) -> Result<(Arc<R>, Processes), NodeError> {
-            self.start_as(fingerprint, open)
+            self.start_as(types.into(), open)
         }
     }
 
     fn start_as<R: ProcessRuntime>(
         self,
-        fingerprint: u64,
+        types: KnownTypes,
         open: &Open<'_, R>,
     ) -> Result<(Arc<R>, Processes), NodeError> {
         let (program, host_budget) = (self.program.clone(), self.host_budget);
-        let started = self.try_start_as(fingerprint, open);
+        let started = self.try_start_as(types, open);
         started.map_err(|error| error.examined(program.as_deref(), host_budget))
     }
 
     fn try_start_as<R: ProcessRuntime>(
         self,
-        fingerprint: u64,
+        types: KnownTypes,
         open: &Open<'_, R>,
     ) -> Result<(Arc<R>, Processes), NodeError> {
         mps::run_if_keeper();
-        worker::run_if_worker(fingerprint, open);
+        worker::run_if_worker(types.clone(), open);
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");
-        let program = Program::new(self.program.as_deref(), fingerprint);
+        let program = Program::new(self.program.as_deref(), types);
         let program = program.map_err(|source| NodeError::Program {
             program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
             source,

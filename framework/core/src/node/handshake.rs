@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::actor::Program;
+use crate::message::portable::interfaces::Interfaces;
 use crate::node::control::PROTOCOL;
 use crate::node::limits::MAX_NAME;
 use crate::observe::text::shown;
@@ -21,7 +23,30 @@ pub(crate) struct Build {
     protocol: u32,
     version: String,
     fingerprint: u64,
+    interfaces: Interfaces,
     executable: Executable,
+}
+
+/// What a program knows of actors and messages.
+#[derive(Clone, Debug, Default)]
+pub struct KnownTypes {
+    /// Differs where the types that were added to the program differ.
+    fingerprint: u64,
+    /// The portable messages, which two programs may have by different definitions.
+    interfaces: Interfaces,
+}
+
+impl From<&Program> for KnownTypes {
+    fn from(program: &Program) -> Self {
+        KnownTypes { fingerprint: program.fingerprint(), interfaces: program.interfaces() }
+    }
+}
+
+/// Of processes that run no actors.
+impl From<u64> for KnownTypes {
+    fn from(fingerprint: u64) -> Self {
+        KnownTypes { fingerprint, interfaces: Interfaces::default() }
+    }
 }
 
 /// A file on disk, as it was when it was looked at.
@@ -47,10 +72,11 @@ impl Eq for Executable {}
 impl Build {
     /// As it can be shown, whoever says that it runs this.
     pub(crate) fn bounded(self) -> Self {
-        let Build { protocol, version, fingerprint, executable } = self;
+        let Build { protocol, version, fingerprint, interfaces, executable } = self;
+        let interfaces = interfaces.bounded();
         let path = shown(executable.path, MAX_NAME);
         let version = shown(version, MAX_NAME);
-        Build { protocol, version, fingerprint, executable: Executable { path, ..executable } }
+        Build { protocol, version, fingerprint, interfaces, executable: Executable { path, ..executable } }
     }
 }
 
@@ -70,30 +96,27 @@ impl Executable {
 }
 
 impl Build {
-    /// The build of this process, whose registered types have `fingerprint`.
+    /// The build of this process, which knows these types.
     ///
     /// # Errors
     /// When `/proc/self/exe` cannot be looked at.
-    pub(crate) fn of_this_process(fingerprint: u64) -> io::Result<Self> {
+    pub(crate) fn of_this_process(types: impl Into<KnownTypes>) -> io::Result<Self> {
         let shown = std::env::current_exe().unwrap_or_else(|_| PathBuf::from(THIS_PROGRAM));
-        Self::new(fingerprint, Executable::of(Path::new(THIS_PROGRAM), shown)?)
+        Ok(Self::new(types.into(), Executable::of(Path::new(THIS_PROGRAM), shown)?))
     }
 
     /// The build that a worker which runs `program` must have.
     ///
     /// # Errors
     /// When `program` cannot be looked at.
-    pub(crate) fn of_program(fingerprint: u64, program: &Path) -> io::Result<Self> {
-        Self::new(fingerprint, Executable::of(program, program.to_path_buf())?)
+    pub(crate) fn of_program(types: impl Into<KnownTypes>, program: &Path) -> io::Result<Self> {
+        Ok(Self::new(types.into(), Executable::of(program, program.to_path_buf())?))
     }
 
-    fn new(fingerprint: u64, executable: Executable) -> io::Result<Self> {
-        Ok(Build {
-            protocol: PROTOCOL,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            fingerprint,
-            executable,
-        })
+    fn new(types: KnownTypes, executable: Executable) -> Self {
+        let KnownTypes { fingerprint, interfaces } = types;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Build { protocol: PROTOCOL, version, fingerprint, interfaces, executable }
     }
 }
 
@@ -118,13 +141,20 @@ impl fmt::Display for Build {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "the worker runs another build than the node expects.\n  expected: {expected}\n  worker:   {worker}\n\
-     They differ in {differ}; rebuild the program{both} and start the node again"
+     They differ in {}; rebuild the program{both} and start the node again{}", .differ.parts, .differ.schemas
 )]
 pub struct BuildMismatch {
     expected: Box<Build>,
     worker: Box<Build>,
-    differ: String,
+    differ: Box<Differ>,
     both: &'static str,
+}
+
+#[derive(Clone, Debug)]
+struct Differ {
+    parts: String,
+    /// Where the two describe the same message differently: a line for each difference.
+    schemas: String,
 }
 
 /// Whether `worker` may join a node that expects `expected`.
@@ -139,13 +169,20 @@ pub(crate) fn check(expected: &Build, worker: &Build) -> Result<(), BuildMismatc
     if expected.executable != worker.executable {
         differ.push("the program file");
     }
+    let schemas = expected.interfaces.differences(&worker.interfaces, "the node", "the worker");
+    if !schemas.is_empty() {
+        differ.push("the definitions of portable messages");
+    }
     if differ.is_empty() {
         return Ok(());
     }
     Err(BuildMismatch {
         expected: Box::new(expected.clone()),
         worker: Box::new(worker.clone()),
-        differ: differ.join(" and "),
+        differ: Box::new(Differ {
+            parts: differ.join(" and "),
+            schemas: schemas.iter().map(|line| format!("\n  {line}")).collect(),
+        }),
         both: if expected.executable == worker.executable { "" } else { " and its worker program together" },
     })
 }
@@ -156,20 +193,54 @@ mod tests {
 
     #[test]
     fn a_process_runs_its_own_build() {
-        let build = Build::of_this_process(1).unwrap();
-        let by_path = Build::of_program(1, &std::env::current_exe().unwrap()).unwrap();
+        let build = Build::of_this_process(1_u64).unwrap();
+        let by_path = Build::of_program(1_u64, &std::env::current_exe().unwrap()).unwrap();
         assert!(check(&build, &by_path).is_ok());
     }
 
     #[test]
     fn a_mismatch_names_both_builds_and_what_to_do() {
-        let node = Build::of_this_process(0xaaaa).unwrap();
-        let worker = Build::of_this_process(0xbbbb).unwrap();
+        let node = Build::of_this_process(0xaaaa_u64).unwrap();
+        let worker = Build::of_this_process(0xbbbb_u64).unwrap();
         let text = check(&node, &worker).unwrap_err().to_string();
         assert!(text.contains("aaaa") && text.contains("bbbb"), "{text}");
         assert!(text.contains("registered actor and message types") && text.contains("rebuild"), "{text}");
 
-        let other = Build::of_program(0xaaaa, Path::new("/proc/self/status")).unwrap();
+        assert!(!text.contains("portable messages"), "{text}");
+
+        let other = Build::of_program(0xaaaa_u64, Path::new("/proc/self/status")).unwrap();
         assert!(check(&node, &other).unwrap_err().to_string().contains("the program file"));
+    }
+
+    mod here {
+        use serde::{Deserialize, Serialize};
+
+        #[derive(Serialize, Deserialize, tensorpost_derive::GpuMessage)]
+        #[gpu_message(crate = crate, portable)]
+        pub(super) struct Frame {
+            id: u64,
+        }
+    }
+
+    mod there {
+        use serde::{Deserialize, Serialize};
+
+        #[derive(Serialize, Deserialize, tensorpost_derive::GpuMessage)]
+        #[gpu_message(crate = crate, portable)]
+        pub(super) struct Frame {
+            id: u32,
+        }
+    }
+
+    #[test]
+    fn a_message_with_two_definitions_is_told_field_by_field() {
+        use crate::message::GpuMessage;
+        let of = |interfaces| Build::of_this_process(KnownTypes { fingerprint: 1, interfaces }).unwrap();
+        let node = of(Interfaces::of(here::Frame::PORTABLE));
+        let worker = of(Interfaces::of(there::Frame::PORTABLE)).bounded();
+        let text = check(&node, &worker).unwrap_err().to_string();
+        assert!(text.contains("They differ in the definitions of portable messages"), "{text}");
+        assert!(text.ends_with("id: the node has u64, the worker has u32"), "{text}");
+        assert!(check(&node, &of(Interfaces::default())).is_ok());
     }
 }

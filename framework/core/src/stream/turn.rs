@@ -63,6 +63,12 @@ impl Turn {
         turn
     }
 
+    /// Whether there can be a turn on this thread: not when it is ending, and what belongs to it is gone.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn is_possible() -> bool {
+        TURN.try_with(|_| ()).is_ok()
+    }
+
     /// Opens a turn, or joins the one that is open.
     pub(crate) fn begin() -> Self {
         let outermost = TURN.with_borrow_mut(|turn| {

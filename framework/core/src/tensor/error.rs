@@ -97,6 +97,12 @@ pub enum TensorError {
         /// Where the stream is.
         stream: String,
     },
+    /// What another library gave by DLPack cannot be a tensor.
+    #[error("the DLPack tensor cannot be taken: {why}")]
+    DlPack {
+        /// What it has that cannot be, and what to do.
+        why: String,
+    },
     /// Bytes that are neither 0 nor 1 in a tensor of bool.
     #[error("a tensor of bool holds bytes other than 0 and 1; whoever wrote it made a mistake")]
     NotBool,

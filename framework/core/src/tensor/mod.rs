@@ -34,6 +34,8 @@ mod cast;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device_stream;
+#[cfg(feature = "dlpack")]
+mod dlpack;
 pub mod dtype;
 pub mod error;
 pub mod host;
@@ -53,6 +55,8 @@ use std::fmt;
 use std::ops::RangeBounds;
 
 pub use device_stream::DeviceStream;
+#[cfg(feature = "dlpack")]
+pub use dlpack::{DlPack, DlPackReady};
 pub use dtype::{DType, Element};
 pub use error::TensorError;
 pub use layout::{Layout, LayoutError};

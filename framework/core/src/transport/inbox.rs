@@ -197,7 +197,7 @@ impl Receipt {
     pub fn reply<R: Serialize>(mut self, reply: R) {
         let Some(correlation) = self.correlation.take() else { return };
         let asked = self.credit.take();
-        match codec::encode(&reply, codec::buffer()) {
+        match codec::encode_for_peer(&reply, codec::buffer()) {
             Ok(encoded) => match encoded.taint() {
                 Some(tainted) => {
                     self.transport.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);

@@ -113,7 +113,7 @@ impl Transport {
         // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
         // write. It ends, and publishes the frame, when this returns.
         let _turn = Turn::begin();
-        let encoded = codec::encode(value, codec::buffer())?;
+        let encoded = codec::encode_for_peer(value, codec::buffer())?;
         let claim = self.claim(link, &destination, &encoded)?;
         // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
         let correlation = expect();

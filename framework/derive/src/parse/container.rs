@@ -1,4 +1,4 @@
-//! `#[gpu_message(reply = .., name = "..", crate = ..)]`.
+//! `#[gpu_message(reply = .., name = "..", portable, crate = ..)]`, and what `#[portable(..)]` takes.
 
 use syn::{Attribute, Ident, LitStr, Path, Type, ext::IdentExt, meta::ParseNestedMeta, parse_quote};
 
@@ -7,6 +7,7 @@ pub(super) struct Container {
     pub(super) name: String,
     pub(super) reply: Type,
     pub(super) root: Path,
+    pub(super) portable: bool,
 }
 
 /// Reads the `#[gpu_message(..)]` attributes of a type.
@@ -15,14 +16,23 @@ pub(super) struct Container {
 ///
 /// An unknown key, one given twice, a value of the wrong kind, or an empty name.
 pub(super) fn parse(ident: &Ident, attrs: &[Attribute]) -> syn::Result<Container> {
-    let (mut name, mut reply, mut root) = (None, None, None);
+    let (mut name, mut reply, mut root, mut portable) = (None, None, None, None);
     for attr in attrs.iter().filter(|attr| attr.path().is_ident("gpu_message")) {
         attr.parse_nested_meta(|meta| match key(&meta).as_str() {
             "reply" => once("gpu_message", &mut reply, &meta, |meta| meta.value()?.parse::<Type>()),
             "name" => once("gpu_message", &mut name, &meta, wire_name),
             "crate" => once("gpu_message", &mut root, &meta, crate_path),
+            "portable" => once("gpu_message", &mut portable, &meta, |_| Ok(())),
             other => Err(meta.error(format_args!(
-                "unknown key `{other}`; #[gpu_message(..)] takes reply = Type, name = \"..\" and crate = path"
+                "unknown key `{other}`; #[gpu_message(..)] takes reply = Type, name = \"..\", portable and crate = path"
+            ))),
+        })?;
+    }
+    for attr in attrs.iter().filter(|attr| attr.path().is_ident("portable")) {
+        attr.parse_nested_meta(|meta| match key(&meta).as_str() {
+            "crate" => once("portable", &mut root, &meta, crate_path),
+            other => Err(meta.error(format_args!(
+                "unknown key `{other}`; #[portable(..)] takes crate = path on the type, and as = Type on a field"
             ))),
         })?;
     }
@@ -30,6 +40,7 @@ pub(super) fn parse(ident: &Ident, attrs: &[Attribute]) -> syn::Result<Container
         name: name.unwrap_or_else(|| ident.unraw().to_string()),
         reply: reply.unwrap_or_else(|| parse_quote!(())),
         root: root.unwrap_or_else(|| parse_quote!(::tensorpost)),
+        portable: portable.is_some(),
     })
 }
 
@@ -76,4 +87,21 @@ fn crate_path(meta: &ParseNestedMeta<'_>) -> syn::Result<Path> {
     } else {
         value.call(Path::parse_mod_style)
     }
+}
+
+/// The type in a field's `#[portable(as = Type)]`.
+///
+/// # Errors
+/// Each names the field: an unknown key, one that is there twice, no type.
+pub(super) fn portable_as(label: &str, attrs: &[Attribute]) -> syn::Result<Option<Type>> {
+    let mut found = None;
+    for attr in attrs.iter().filter(|attr| attr.path().is_ident("portable")) {
+        attr.parse_nested_meta(|meta| match key(&meta).as_str() {
+            "as" => once("portable", &mut found, &meta, |meta| meta.value()?.parse::<Type>()),
+            other => Err(meta.error(format_args!(
+                "field `{label}`: unknown key `{other}`; on a field, #[portable(..)] takes as = Type"
+            ))),
+        })?;
+    }
+    Ok(found)
 }

@@ -140,7 +140,7 @@ fn unknown_and_repeated_keys_are_refused() {
     );
     refused(
         parse_quote! { #[gpu_message(answer = u8)] struct F; },
-        "unknown key `answer`; #[gpu_message(..)] takes reply = Type, name = \"..\" and crate = path",
+        "unknown key `answer`; #[gpu_message(..)] takes reply = Type, name = \"..\", portable and crate = path",
     );
     refused(
         parse_quote! { #[gpu_message(reply = u8)] #[gpu_message(reply = u8)] struct F; },

@@ -54,11 +54,18 @@ impl<M: GpuMessage> Channel<M> {
     ) -> (Arc<ChannelInbox<M>>, Self) {
         // Unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
         let (sender, envelopes) = mpsc::unbounded_channel();
-        transport.domain().tracer().name(Of::Message, message_key::<M>(), M::NAME);
+        let key = message_key::<M>();
+        transport.domain().tracer().name(Of::Message, key, M::NAME);
         let transport = Arc::downgrade(transport);
         let local = LocalCredits::new(capacity);
-        let inbox =
-            ChannelInbox { actor, capacity, local, transport: transport.clone(), sender: Mutex::new(sender) };
+        let inbox = ChannelInbox {
+            actor,
+            capacity,
+            key,
+            local,
+            transport: transport.clone(),
+            sender: Mutex::new(sender),
+        };
         (Arc::new(inbox), Channel { envelopes, transport, index, ended: Some(ended) })
     }
 
@@ -143,6 +150,8 @@ impl<M: GpuMessage> std::fmt::Debug for Channel<M> {
 pub(crate) struct ChannelInbox<M: GpuMessage> {
     actor: ActorId,
     capacity: u32,
+    /// The message's type on the wire.
+    key: u64,
     local: Arc<LocalCredits>,
     transport: Weak<Transport>,
     /// In a lock because a message need not be `Sync`.
@@ -160,7 +169,7 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
 
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
         let Delivery { key, body, tensors, tickets, receipt } = delivery;
-        if key != message_key::<M>() {
+        if key != self.key {
             let error = Undelivered::Unregistered { key };
             receipt.refuse(&Refusal::Undelivered(error.to_string()));
             return Err(error);

@@ -159,7 +159,7 @@ impl CudaBackend {
     }
 
     /// Its number in this process.
-    #[cfg(any(test, feature = "inside"))]
+    #[cfg(any(test, feature = "inside", feature = "dlpack"))]
     pub fn ordinal(&self) -> usize {
         self.shared.context.ordinal()
     }

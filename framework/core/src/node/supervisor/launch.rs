@@ -17,7 +17,7 @@ use rustix::stdio::{stderr, stdout};
 
 use crate::limits::CUDA_CONNECTIONS;
 use crate::node::arguments::arguments;
-use crate::node::handshake::{Build, THIS_PROGRAM};
+use crate::node::handshake::{Build, KnownTypes, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
 use crate::os::{Launcher, PidFd, Seqpacket};
 
@@ -37,19 +37,19 @@ pub(crate) struct Program {
 
 impl Program {
     /// This program again, or `other`, which gets no arguments.
-    pub(crate) fn new(other: Option<&Path>, fingerprint: u64) -> io::Result<Self> {
+    pub(crate) fn new(other: Option<&Path>, types: KnownTypes) -> io::Result<Self> {
         match other {
             None => Ok(Program {
                 path: THIS_PROGRAM.into(),
                 name: std::env::args_os().next(),
                 arguments: arguments(),
-                build: Build::of_this_process(fingerprint)?,
+                build: Build::of_this_process(types)?,
             }),
             Some(path) => Ok(Program {
                 path: path.to_path_buf(),
                 name: None,
                 arguments: Vec::new(),
-                build: Build::of_program(fingerprint, path)?,
+                build: Build::of_program(types, path)?,
             }),
         }
     }

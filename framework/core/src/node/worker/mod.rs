@@ -28,7 +28,7 @@ use crate::clock::{ClockPage, ProcessPages};
 use crate::fault;
 use crate::node::control::{ControlError, Down, Up, decode, encode};
 use crate::node::files;
-use crate::node::handshake::Build;
+use crate::node::handshake::{Build, KnownTypes};
 use crate::node::host::{Identity, Open, ProcessRuntime};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
@@ -50,10 +50,11 @@ fn starved() -> String {
 const EXIT_REFUSED: i32 = 78;
 
 /// Returns if this process is not a worker; otherwise runs it, and the process ends with it.
-pub fn run_if_worker<R: ProcessRuntime>(fingerprint: u64, open: &Open<'_, R>) {
+pub fn run_if_worker<R: ProcessRuntime>(types: impl Into<KnownTypes>, open: &Open<'_, R>) {
     let Some(socket) = inherited::take() else { return };
+    let types = types.into();
     let run = || -> ! {
-        match Worker::start(fingerprint, open, Arc::new(socket)) {
+        match Worker::start(types, open, Arc::new(socket)) {
             Ok(worker) => worker.run(),
             Err(failure) => exit_with(&failure),
         }
@@ -80,12 +81,12 @@ struct Worker {
 
 impl Worker {
     fn start<R: ProcessRuntime>(
-        fingerprint: u64,
+        types: KnownTypes,
         open: &Open<'_, R>,
         socket: Arc<Seqpacket>,
     ) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
-        let (identity, log_filter, pages) = handshake(fingerprint, &socket, &mut receiving)?;
+        let (identity, log_filter, pages) = handshake(types, &socket, &mut receiving)?;
         process::show_process_as(&identity.name);
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
@@ -166,11 +167,11 @@ fn end_on_failure(uplink: &Arc<Uplink>) {
 
 /// Says hello and waits for the answer: who we are, what to log, and the pages that the node has made for us.
 fn handshake(
-    fingerprint: u64,
+    types: KnownTypes,
     socket: &Arc<Seqpacket>,
     receiving: &mut Receiving,
 ) -> Result<(Identity, String, ProcessPages), String> {
-    let build = Build::of_this_process(fingerprint).map_err(|error| {
+    let build = Build::of_this_process(types).map_err(|error| {
         format!("this worker's own program cannot be looked at: {error}; is /proc mounted?")
     })?;
     let hello = encode(&Up::Hello { build, pid: std::process::id() }).map_err(|error| error.to_string())?;

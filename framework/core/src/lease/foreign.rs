@@ -1,0 +1,145 @@
+//! Memory that is nobody's chunk: another library of this process keeps it, and is told when it is not used any more.
+//!
+//! A lease on it stands in no table, for there is nobody to share it with: only this process can reach the memory. When the last
+//! handle drops, the lease goes to the collector with the tickets of every local stream that used it (CLOCK-2); it lets the
+//! memory go when all have passed.
+//!
+//! **The collector** is one thread of the process. What it calls may take its time, and may wait for a lock that the thread which
+//! dropped the last handle has (Python's): so it is called nowhere else. Who drops waits for nothing (LEASE-2).
+//!
+//! **Locks.** None is held while anything is dropped. **On a crash** of this process the library goes with it. **On the death of
+//! another process** whose clock a use waits for, that clock is released, and so the use passes (DEATH-1).
+
+use std::any::Any;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::table::Uses;
+use super::writers::Writers;
+use crate::clock::ClockDomain;
+use crate::device::{ChunkMapping, DeviceError};
+use crate::os::vital;
+
+/// Longest time between two looks at uses that have not passed.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// What a lease on such memory has of its own.
+pub(crate) struct Foreign {
+    collector: &'static Collector,
+    /// The pieces of it that have a writer, where it was split.
+    pub(super) writers: Writers,
+}
+
+impl Foreign {
+    pub(super) fn new(collector: &'static Collector) -> Self {
+        Foreign { collector, writers: Writers::default() }
+    }
+
+    /// The last handle was dropped.
+    pub(super) fn release(&self, domain: &Arc<ClockDomain>, mapping: &Arc<ChunkMapping>, uses: Uses) {
+        self.collector.put(Job::AfterUses {
+            domain: Arc::clone(domain),
+            uses,
+            held: Box::new(Arc::clone(mapping)),
+        });
+    }
+}
+
+enum Job {
+    /// Drop this when these uses have passed.
+    AfterUses { domain: Arc<ClockDomain>, uses: Uses, held: Box<dyn Any + Send> },
+    /// Drop this.
+    Now(Box<dyn Any + Send>),
+}
+
+/// The thread that lets such memory go.
+pub(crate) struct Collector {
+    jobs: Mutex<Sender<Job>>,
+}
+
+static COLLECTOR: OnceLock<Option<Collector>> = OnceLock::new();
+
+impl Collector {
+    /// The process's, started at the first call.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub(crate) fn get() -> Result<&'static Self, DeviceError> {
+        let started = COLLECTOR.get_or_init(|| {
+            let (sender, jobs) = channel();
+            match vital::spawn("tp-foreign", move || run(&jobs)) {
+                Ok(_) => Some(Collector { jobs: Mutex::new(sender) }),
+                Err(error) => {
+                    tracing::error!(%error, "no thread for memory of other libraries");
+                    None
+                }
+            }
+        });
+        started.as_ref().ok_or_else(|| DeviceError::Refused {
+            what: "memory of another library, because the system gave no thread to let it go on".to_owned(),
+        })
+    }
+
+    /// Drops `owner` on the collector's thread, for a thread that cannot.
+    pub(crate) fn drop_elsewhere(owner: Box<dyn Any + Send>) {
+        match Self::get() {
+            Ok(collector) => collector.put(Job::Now(owner)),
+            Err(error) => {
+                tracing::error!(%error, "a tensor that another library let go is kept");
+                std::mem::forget(owner);
+            }
+        }
+    }
+
+    fn put(&self, job: Job) {
+        // The thread ends with the process only.
+        let _ = self.jobs.lock().send(job);
+    }
+}
+
+/// Something that is dropped on the collector's thread, wherever this is dropped: a stream may be the last that has it.
+pub(crate) struct Collected<T: Send + 'static> {
+    held: Mutex<Option<T>>,
+    collector: &'static Collector,
+}
+
+impl<T: Send + 'static> Collected<T> {
+    pub(crate) fn new(held: T, collector: &'static Collector) -> Self {
+        Collected { held: Mutex::new(Some(held)), collector }
+    }
+}
+
+impl<T: Send + 'static> Drop for Collected<T> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.get_mut().take() {
+            self.collector.put(Job::Now(Box::new(held)));
+        }
+    }
+}
+
+type Waiting = (Arc<ClockDomain>, Uses, Box<dyn Any + Send>);
+
+fn run(jobs: &Receiver<Job>) {
+    let mut waiting: Vec<Waiting> = Vec::new();
+    loop {
+        let job = if waiting.is_empty() {
+            jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            jobs.recv_timeout(LOOK_AGAIN)
+        };
+        match job {
+            Ok(Job::Now(held)) => drop(held),
+            Ok(Job::AfterUses { domain, uses, held }) => waiting.push((domain, uses, held)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        waiting.retain_mut(|(domain, uses, _)| {
+            // The clock of a process that this one no longer knows was released when that ended.
+            uses.retain(|ticket| !domain.passed(ticket).unwrap_or(true));
+            !uses.is_empty()
+        });
+    }
+}

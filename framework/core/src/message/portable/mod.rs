@@ -1,0 +1,176 @@
+//! Schemas that a program in another language can write too: of a message, and of everything inside.
+//!
+//! The key of a message is usually made of its definition's tokens and its path ([`message_key`](super::message_key)), which
+//! no other language has. That of a portable message is the hash of a text that describes what is on the wire, and nothing
+//! else. Each type describes itself ([`Portable`]), so a change inside a nested type changes the text of every message that it is in
+//! (WIRE-1). `tensorpost-derive/PORTABLE.md` has the text's form.
+//!
+//! A type that holds itself is described once: the second time it is a number that says how many of the `recursive` around
+//! it are between. Who writes the text: [`shape`]. Who compares two: [`difference`]. [`interfaces`] is what a worker and
+//! its node show each other.
+
+mod difference;
+mod implementations;
+pub(crate) mod interfaces;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use std::any::TypeId;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use super::{GpuMessage, TensorSpec};
+pub use implementations::PortableBytes;
+pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
+
+/// Most types in one schema, counted as often as they are in it. A schema is text that two programs compare, and this many
+/// lines are more than anybody reads.
+const MAX_TYPES: usize = 1 << 14;
+
+/// A type whose form on the wire is known by name in other languages: what a field of a
+/// [portable](derive@crate::api::message::Portable) message may be. Derive it for structs and enums inside such messages; a message itself
+/// has it by `#[gpu_message(portable)]`.
+///
+/// ```
+/// use tensorpost::message::Portable;
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, Portable)]
+/// struct Region {
+///     label: String,
+///     #[serde(default)]
+///     crop: Option<Tensor>,
+/// }
+///
+/// let crop = r#"{"name":"crop","type":{"option":{"tensor":{}}},"optional":true}"#;
+/// assert_eq!(Region::schema(), format!(r#"{{"struct":[{{"name":"label","type":"str"}},{crop}]}}"#));
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no portable schema",
+    label = "other languages do not know what this is on the wire",
+    note = "for a struct or an enum of this program, add `#[derive(Portable)]` (`tensorpost::message::Portable`)",
+    note = "for another type, put `#[portable(as = Type)]` on the field, with a type that serde writes in the same way"
+)]
+pub trait Portable: 'static {
+    /// The canonical text: for a message with its name and its reply, and then the message's key is the text's FNV-1a hash
+    /// (64 bits). `PORTABLE.md` of the crate `tensorpost-derive` describes it, and so does the [derive](derive@crate::api::message::Portable).
+    ///
+    /// # Panics
+    /// With more than 16,384 types in it.
+    fn schema() -> String
+    where
+        Self: Sized,
+    {
+        Describer::default().of::<Self>().text()
+    }
+
+    /// What it is on the wire.
+    #[doc(hidden)]
+    fn describe(describer: &mut Describer) -> Shape;
+}
+
+/// Describes a message; [`GpuMessage::PORTABLE`].
+pub type Describe = fn(&mut Describer) -> Interface;
+
+/// The canonical text of a portable message.
+pub fn schema_of<M: GpuMessage + Portable>() -> String {
+    Describer::default().message::<M>().text()
+}
+
+/// A walk through a type and those inside it.
+#[derive(Debug, Default)]
+pub struct Describer {
+    /// The structs and enums that are being described, from the outermost on.
+    open: Vec<TypeId>,
+    /// What the field that is being described asks of its tensors.
+    spec: Option<&'static TensorSpec>,
+    types: usize,
+}
+
+impl Describer {
+    /// Describes `T`.
+    ///
+    /// # Panics
+    /// When there are too many types: without a bound, one in which each type holds two of the next would take all memory.
+    pub fn of<T: Portable + ?Sized>(&mut self) -> Shape {
+        self.types += 1;
+        assert!(
+            self.types <= MAX_TYPES,
+            "the portable schema of a message holds more than {MAX_TYPES} types, `{}` among them; send parts of it as \
+             messages of their own",
+            std::any::type_name::<T>()
+        );
+        T::describe(self)
+    }
+
+    /// Describes the type of a field whose tensors are checked.
+    pub fn checked<T: Portable + ?Sized>(&mut self, spec: &'static TensorSpec) -> Shape {
+        let outer = self.spec.replace(spec);
+        let shape = self.of::<T>();
+        self.spec = outer;
+        shape
+    }
+
+    /// Describes a field that is written as bytes.
+    pub fn bytes<T: PortableBytes + ?Sized>(&mut self) -> Shape {
+        T::as_bytes()
+    }
+
+    /// Describes `T` by what `body` says, unless it is being described already.
+    pub fn named<T: 'static + ?Sized>(&mut self, body: impl FnOnce(&mut Self) -> Shape) -> Shape {
+        let id = TypeId::of::<T>();
+        if self.open.contains(&id) {
+            return Shape::Open(id);
+        }
+        self.open.push(id);
+        let mut shape = body(self);
+        self.open.pop();
+        if shape.close(id, 0) { Shape::Recursive(Box::new(shape)) } else { shape }
+    }
+
+    /// Describes a message, with its name and its reply.
+    pub fn message<M: GpuMessage>(&mut self) -> Interface {
+        const {
+            assert!(
+                M::PORTABLE.is_some(),
+                "a portable message can only hold addresses for portable messages: add `portable` to the \
+                 `#[gpu_message(..)]` of the message that this address is for"
+            );
+        }
+        match M::PORTABLE {
+            Some(describe) => describe(self),
+            None => unreachable!("the constant above says that it is one"),
+        }
+    }
+
+    /// The parts of a message, as its derive knows them.
+    pub fn parts<M: GpuMessage + Portable>(&mut self) -> Interface
+    where
+        M::Reply: Portable,
+    {
+        // What is asked of the field that an address stands in, is not asked of what is sent there.
+        let spec = self.spec.take();
+        let (body, reply) = (self.of::<M>(), self.of::<M::Reply>());
+        self.spec = spec;
+        Interface { message: M::NAME.to_owned(), body, reply }
+    }
+
+    fn tensor(&self) -> TensorShape {
+        TensorShape::of(self.spec)
+    }
+}
+
+/// The key of a message type that describes itself, which is the same in every process and language.
+pub(super) fn key(message: TypeId, describe: Describe) -> u64 {
+    thread_local! {
+        /// The text is written once: a key is asked for with every address that comes in a message.
+        static KEYS: RefCell<HashMap<TypeId, u64>> = RefCell::new(HashMap::new());
+    }
+    if let Some(known) = KEYS.with_borrow(|keys| keys.get(&message).copied()) {
+        return known;
+    }
+    let key = super::fnv1a([describe(&mut Describer::default()).text().as_bytes()]);
+    KEYS.with_borrow_mut(|keys| keys.insert(message, key));
+    key
+}

@@ -1,0 +1,234 @@
+//! Tensors of other libraries in the same process, by DLPack, without a copy in either direction.
+//!
+//! **Out.** What a consumer is given keeps the tensor, and so its lease, until the consumer calls the deleter. That may be on any
+//! thread, at any time, in the middle of a call of somebody else's: [`let_go`] makes a turn of it, so that the clock writes and
+//! the return of the lease go out at once, and leaves it to another thread where this one is ending.
+//!
+//! **In.** Memory of somebody else's becomes a chunk with one lease on it that no pool knows
+//! ([`lease::foreign`](crate::lease::foreign)). It lives until the last handle on it was dropped and all work of this process's
+//! streams with it has passed; then its deleter is called, on a thread of its own: it may wait for Python's lock, which nobody
+//! else here may. Other processes cannot map it, so it cannot be sent to them; `stream.copy(&tensor)` can.
+//!
+//! **Ready.** DLPack itself has no clocks. `Tensor::to_dlpack` waits on the host until the data is there; on a stream
+//! (`DeviceStream::to_dlpack`) nobody waits, and the consumer works on that stream.
+//!
+//! **Writes.** A shared tensor is marked READ_ONLY. (numpy heeds that, PyTorch does not.) A `TensorMut` is marked as the
+//! consumer's alone, and such a one of somebody else's can become a `TensorMut` here.
+
+#![expect(unsafe_code, reason = "the structs are C's, and what they point to is somebody else's")]
+
+mod abi;
+mod describe;
+mod managed;
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+pub use managed::DlPack;
+
+use super::host::in_reach;
+use super::{DeviceStream, Tensor, TensorError, TensorMut};
+use crate::clock::Ticket;
+use crate::device::{Access, ChunkMapping};
+use crate::ids::DeviceId;
+use crate::lease::Lease;
+use crate::lease::foreign::{Collected, Collector};
+use crate::stream::turn::Turn;
+use describe::{Described, Place, data_type, describe};
+use managed::Contents;
+
+/// When the data of a tensor that comes in by DLPack is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DlPackReady {
+    /// It is there: the other library works on the host, or its stream was synchronised.
+    Now,
+    /// With what is on this stream by now. So it is with Python's `__dlpack__(stream=…)` for the number of
+    /// this stream, or when the other library worked on it.
+    OnStream,
+}
+
+/// Drops what a consumer has let go of.
+fn let_go(owner: Box<dyn Any + Send>) {
+    if !Turn::is_possible() {
+        // The thread is ending, and what belongs to it is gone.
+        Collector::drop_elsewhere(owner);
+        return;
+    }
+    let _turn = Turn::begin();
+    drop(owner);
+}
+
+impl Tensor {
+    /// The tensor for another library in this process, to read: see [`DlPack`]. Blocks until the data is there. The lease stays
+    /// until the deleter is called; what a library then still has on a GPU of work with it has to be done.
+    /// [`DeviceStream::to_dlpack`] waits for nothing.
+    ///
+    /// # Errors
+    /// [`TensorError::Tainted`] where the data will never be there.
+    pub fn to_dlpack(&self) -> Result<DlPack, TensorError> {
+        self.wait(None)?;
+        exported_tensor(self, None)
+    }
+}
+
+impl TensorMut {
+    /// The tensor for another library in this process, which may write it and has it alone: see [`DlPack`]. Blocks until earlier
+    /// work on it is done. The memory comes back when the deleter is called; what a library then still has on a GPU of work
+    /// with it has to be done. [`DeviceStream::into_dlpack`] waits for nothing.
+    ///
+    /// # Errors
+    /// [`TensorError::Tainted`] where that work came to nothing, or memory that cannot be mapped writable. The tensor is
+    /// dropped.
+    pub fn into_dlpack(self) -> Result<DlPack, TensorError> {
+        self.wait(None)?;
+        exported_mut(self, None)
+    }
+}
+
+impl DeviceStream {
+    /// [`Tensor::to_dlpack`] for a consumer that works on this stream: the stream waits for the data, not the host, and the
+    /// memory's reuse waits for what is on the stream when the deleter is called.
+    ///
+    /// # Errors
+    /// Memory that this stream's device cannot reach, data that will never be there.
+    pub fn to_dlpack(&self, tensor: &Tensor) -> Result<DlPack, TensorError> {
+        in_reach(tensor.device(), self)?;
+        tensor.read_on(self.clocked())?;
+        exported_tensor(tensor, tensor.ready())
+    }
+
+    /// [`TensorMut::into_dlpack`] for a consumer that works on this stream: the stream waits for earlier work, not the host, and
+    /// the memory's reuse waits for what is on the stream when the deleter is called.
+    ///
+    /// # Errors
+    /// As for [`to_dlpack`](Self::to_dlpack). The tensor is dropped.
+    pub fn into_dlpack(&self, mut tensor: TensorMut) -> Result<DlPack, TensorError> {
+        in_reach(tensor.device(), self)?;
+        tensor.write_on(self.clocked())?;
+        // Behind all earlier use of the memory, for which the stream waits from here on.
+        let after = self.clocked().ticket();
+        exported_mut(tensor, after)
+    }
+
+    /// A tensor of another library in this process, which has to be on this stream's device, without a copy. It lives until its
+    /// last handle was dropped and all work of this process with it has passed; then its deleter is called, on a thread of
+    /// its own.
+    ///
+    /// It can be used like any other here, and by actors of this process. Other processes cannot map its memory: send them
+    /// `stream.copy(&tensor)`. It can become writable ([`Tensor::into_mut`]) if the other library says that it keeps nothing of
+    /// it (`DLPACK_FLAG_BITMASK_IS_COPIED`), as [`TensorMut::into_dlpack`] does.
+    ///
+    /// # Errors
+    /// [`TensorError::DlPack`] names what cannot be: a dtype or a device that there is not, lanes, negative strides, null
+    /// data, sizes beyond the address space. [`TensorError::OtherDevice`] for memory of another device. The deleter was
+    /// called then.
+    pub fn from_dlpack(&self, tensor: DlPack, ready: DlPackReady) -> Result<Tensor, TensorError> {
+        // SAFETY: who made it of a pointer has promised that its struct is valid, and so are its axes.
+        let described = unsafe { describe(&tensor.array())? };
+        let Described { place, dtype, layout, address, bytes } = described;
+        self.check_place(place)?;
+        let (sole, access) =
+            (tensor.is_sole(), if tensor.is_read_only() { Access::ReadOnly } else { Access::ReadWrite });
+        let collector = Collector::get()?;
+        // SAFE-1: of what never was a raw pointer nobody has promised that it is there.
+        let after = tensor.after();
+        let holder = Collected::new(tensor, collector);
+        // SAFETY: the memory is there until the deleter is called, as who made `tensor` of a pointer has promised, and the
+        // holder calls it when it is dropped. What has no elements touches no memory. Nobody is given a reference into it.
+        let mapping =
+            unsafe { ChunkMapping::new(address, bytes.max(1), access, self.device_id(), Box::new(holder)) };
+        let lease = Lease::foreign(Arc::clone(self.clocked().domain()), mapping, bytes, sole, collector);
+        lease.set_home(self.clocked());
+        let ready = match ready {
+            DlPackReady::Now => after,
+            DlPackReady::OnStream => {
+                self.clocked().wait(after)?;
+                lease.used_on(self.clocked());
+                self.clocked().ticket()
+            }
+        };
+        Ok(Tensor::from_parts(lease, dtype, layout, ready))
+    }
+
+    fn check_place(&self, place: Place) -> Result<(), TensorError> {
+        let is_here = match place {
+            Place::Host => self.device_id() == DeviceId::HOST,
+            Place::Cuda(ordinal) => self.ordinal() == Some(ordinal),
+        };
+        if is_here {
+            return Ok(());
+        }
+        let tensor = match place {
+            Place::Host => "the host".to_owned(),
+            Place::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        };
+        Err(TensorError::OtherDevice { tensor, stream: self.name() })
+    }
+
+    fn ordinal(&self) -> Option<i32> {
+        ordinal_of(self.device_id())
+    }
+}
+
+/// The number of a GPU in this process.
+#[cfg(feature = "cuda")]
+fn ordinal_of(device: DeviceId) -> Option<i32> {
+    if device == DeviceId::HOST {
+        return None;
+    }
+    let backend = crate::device::cuda::CudaBackend::by_id(device).ok()?;
+    i32::try_from(backend.ordinal()).ok()
+}
+
+/// There are no GPUs.
+#[cfg(not(feature = "cuda"))]
+fn ordinal_of(_: DeviceId) -> Option<i32> {
+    None
+}
+
+fn exported_tensor(tensor: &Tensor, after: Option<Ticket>) -> Result<DlPack, TensorError> {
+    let data = tensor.lease().address() + tensor.layout().offset() as u64 * tensor.dtype().size() as u64;
+    let contents = Contents {
+        data: pointer(data, tensor.is_empty()),
+        device: device_of(tensor.device())?,
+        dtype: data_type(tensor.dtype()),
+        shape: tensor.shape(),
+        strides: tensor.strides(),
+        flags: abi::READ_ONLY,
+    };
+    Ok(DlPack::of(&contents, after, Box::new(tensor.clone())))
+}
+
+fn exported_mut(tensor: TensorMut, after: Option<Ticket>) -> Result<DlPack, TensorError> {
+    let (address, _mapping) = tensor.lease().writable()?;
+    let data = address + tensor.layout().offset() as u64 * tensor.dtype().size() as u64;
+    let (shape, strides) = (tensor.shape().to_vec(), tensor.strides().to_vec());
+    let contents = Contents {
+        data: pointer(data, tensor.is_empty()),
+        device: device_of(tensor.device())?,
+        dtype: data_type(tensor.dtype()),
+        shape: &shape,
+        strides: &strides,
+        flags: abi::IS_COPIED,
+    };
+    Ok(DlPack::of(&contents, after, Box::new(tensor)))
+}
+
+/// DLPack wants null where there is no element.
+fn pointer(address: u64, is_empty: bool) -> *mut c_void {
+    // Lossless where memory files have these seals: addresses have 64 bits there.
+    if is_empty { std::ptr::null_mut() } else { std::ptr::with_exposed_provenance_mut(address as usize) }
+}
+
+fn device_of(device: DeviceId) -> Result<abi::Device, TensorError> {
+    if device == DeviceId::HOST {
+        return Ok(abi::Device { kind: abi::CPU, id: 0 });
+    }
+    let ordinal = ordinal_of(device).ok_or_else(|| TensorError::DlPack {
+        why: format!("{device} has no number in this process; use it on a stream of one that has"),
+    })?;
+    Ok(abi::Device { kind: abi::CUDA, id: ordinal })
+}
