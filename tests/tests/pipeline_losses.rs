@@ -449,6 +449,8 @@ fn an_order_goes_on_after_a_panic_while_other_things_move(builder: Builder) {
         running.cancel();
         let report = running.wait().unwrap();
         assert_accounted(&report, COUNT, &file);
+        let said = matches!(&report.deaths[..], [death] if death.why.contains("told to panic on 20"));
+        assert!(said, "{report}");
     }
 }
 

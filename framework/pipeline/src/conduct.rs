@@ -31,6 +31,7 @@ use super::trace::Trace;
 use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 
+mod causes;
 mod orders;
 mod orphans;
 
@@ -83,6 +84,8 @@ struct Conductor {
     /// What earlier lives told of themselves.
     past: Vec<Counts>,
     deaths: Vec<Death>,
+    /// Those of them that do not say why.
+    causeless: Vec<usize>,
     /// Members that have died and do not come back, each with its process, where that is known.
     exited: HashMap<usize, Option<ProcessId>>,
     /// The first death that nobody makes up for.
@@ -126,6 +129,7 @@ pub(super) async fn conduct(
         latest: HashMap::new(),
         past: Vec::new(),
         deaths: Vec::new(),
+        causeless: Vec::new(),
         exited: HashMap::new(),
         fatal_death: None,
         failure: None,
@@ -413,6 +417,9 @@ impl Conductor {
         }
         let death = Death { stage, replica, why, restarted: restarts };
         if restarts {
+            if causes::says_nothing(error) {
+                self.causeless.push(self.deaths.len());
+            }
             self.past.extend(self.latest.remove(&(of as u16, replica)).map(Counts::of_the_past));
             self.deaths.push(death);
             return true;
@@ -531,7 +538,8 @@ impl Conductor {
     }
 
     /// `complete`: whether what is lost or left over is an error, whatever explains it.
-    fn outcome(self, complete: bool) -> Result<Report, PipelineError> {
+    fn outcome(mut self, complete: bool) -> Result<Report, PipelineError> {
+        self.name_causes();
         let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
         report.cancelled = self.cancelled;
         report.waiting = self.stood_in.unwrap_or_default();

@@ -16,8 +16,10 @@
 //! - **A reader that dies** takes its leases with it (LEASE-4); the topic drops its question with the next version.
 //! - **When the publisher dies**, readers and the topic keep the last version: its memory outlives its owner. A new
 //!   publisher goes on, with the next number.
-//! - **When the topic dies**, readers keep what they have, and look for its name until it is there again. What is
-//!   published to a new topic has a higher number than anything that a reader of it has had.
+//! - **When the topic dies**, readers keep what they have, and look for its name until it is there again. It comes back
+//!   empty: a reader that begins then has nothing before somebody publishes again, so a program that restarts its topic
+//!   watches it ([`Node::watch`](crate::node::Node::watch)) and publishes anew on `Up`. What is published to a new topic has
+//!   a higher number than anything that a reader of it has had.
 //!
 //! ```no_run
 //! use std::time::Duration;
