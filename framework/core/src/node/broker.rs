@@ -302,8 +302,10 @@ impl Broker {
             ToNode::RefuseLink { peer, number, why } => {
                 expect(&descriptors, "the refusal of a link", 0)?;
                 if self.answers(from, peer, number, out)? {
-                    self.link_messages.void(peer, from);
                     out.push(refused((peer, from), number, from, why));
+                    // It may have sent its own while it refused: that is void too, and nobody waits for it.
+                    let own = self.link_messages.void(peer, from);
+                    out.extend(own.map(|number| refused((from, peer), number, from, why)));
                 }
                 Ok(())
             }

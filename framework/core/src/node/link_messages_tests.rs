@@ -66,7 +66,9 @@ fn another_half_goes_when_the_last_was_refused() {
     // That was for both: also one who had sent its own half sends another.
     say(&mut broker, 1, 2, half(5)).unwrap();
     say(&mut broker, 2, 1, half(1)).unwrap();
-    refuse(&mut broker, 1, 2, 1).unwrap();
+    let (one, other) = (process(1), process(2));
+    let told = refuse(&mut broker, 1, 2, 1).unwrap();
+    assert_eq!(refused(&told), [(other, one, 1, one), (one, other, 5, one)]);
     assert_eq!(say(&mut broker, 2, 1, half(2)).unwrap().len(), 1);
     assert_eq!(say(&mut broker, 1, 2, half(6)).unwrap().len(), 1);
 }

@@ -26,7 +26,7 @@ use super::{LinkRefused, Transport, WhyRefused};
 use crate::clock::{BadClockPage, ClockPage};
 use crate::fault;
 use crate::ids::ProcessId;
-use crate::os::BadMemfd;
+use crate::os::{BadMemfd, remedy};
 use crate::transport::control_channel::{LinkMessage, ToNode};
 
 /// Why a half was refused.
@@ -57,7 +57,8 @@ impl BadHalf {
         else {
             return None;
         };
-        Some(error).filter(|error| error.raw_os_error().is_some())
+        // Of anything else that the system says the descriptors may be the cause, and so their sender.
+        Some(error).filter(|error| remedy::known(error).is_some())
     }
 }
 
@@ -127,15 +128,14 @@ impl Transport {
             self.give_up(&link);
         });
         fault::point("transport.link.begin");
-        let descriptors = vec![
-            self.domain.own_page().export_fd()?,
-            self.wakeups.export()?,
-            link.export()?,
-            link.take_bell().ok_or(std::io::ErrorKind::AlreadyExists)?,
-        ];
-        let route =
-            ToNode::Route { to: link.peer, link_message: LinkMessage::Link { number: link.number() } };
-        self.control.send(route, descriptors).map_err(std::io::Error::other)?;
+        let mut descriptors =
+            vec![self.domain.own_page().export_fd()?, self.wakeups.export()?, link.export()?];
+        let link_message = LinkMessage::Link { number: link.number() };
+        link.send_half(|bell| {
+            descriptors.push(bell);
+            let route = ToNode::Route { to: link.peer, link_message };
+            self.control.send(route, descriptors).map_err(std::io::Error::other)
+        })?;
         // From here on the peer connects to it and answers. Without the link that answer would make another one, in whose
         // rings nobody reads: the node passes one half on.
         ScopeGuard::into_inner(unsent);
@@ -162,7 +162,8 @@ impl Transport {
             self.refuse_half(from, number, LinkRefused::here(lack), WhyRefused::of(lack));
             return;
         }
-        if let Some(link) = self.links.to(from) {
+        // Also where there is none yet: from here on nothing of the peer's is taken.
+        if let Some(link) = self.link(from) {
             self.give_up(&link);
         }
         self.say_refused(from, number, WhyRefused::BadHalf);

@@ -5,7 +5,7 @@
 //! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open only while the peer has acknowledged this
 //! process's half and neither is set. What was put off (`deferred`) is rung for by whoever takes it out of the mark.
 //!
-//! **Locks.** That of the bell's end, until it is sent; that of the ringer. Nothing inside of either, and `ring` may be
+//! **Locks.** That of the bell's end, under which it is sent to the node; that of the ringer. Nothing else inside of either, and `ring` may be
 //! called under the locks of the rings.
 //!
 //! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is logged and nothing else. **On
@@ -115,9 +115,18 @@ impl Link {
         self.connection.memory.export()
     }
 
-    /// The descriptor with which the peer rings here. There once: the peer alone has it.
-    pub(crate) fn take_bell(&self) -> Option<OwnedFd> {
-        self.connection.bell.lock().take().map(OwnedFd::from)
+    /// Has `send` send the half, with the descriptor with which the peer rings here: that is there once, and the peer alone
+    /// has it. Nothing is sent of a link that was refused meanwhile: the node would take the half for one that stands.
+    pub(crate) fn send_half<E: From<io::Error>>(
+        &self,
+        send: impl FnOnce(OwnedFd) -> Result<(), E>,
+    ) -> Result<(), E> {
+        // While it is sent: a refusal comes to the node behind it, or keeps it back.
+        let mut bell = self.connection.bell.lock();
+        if self.connection.refused.get().is_some() {
+            return Ok(());
+        }
+        send(bell.take().map(OwnedFd::from).ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?)
     }
 
     /// The number of this process's half.
@@ -159,8 +168,10 @@ impl Link {
         self.connection.broken.store(true, Ordering::Release);
     }
 
-    /// It never opens, for this reason. Whoever finds it broken finds that.
+    /// It never opens, for this reason. Whoever finds it broken finds that. A half that has not gone to the node by then does
+    /// not go.
     pub(crate) fn refuse(&self, why: LinkRefused) {
+        let _sent_or_not = self.connection.bell.lock();
         let _ = self.connection.refused.set(why);
         self.break_off();
     }
