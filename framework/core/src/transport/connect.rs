@@ -81,7 +81,9 @@ impl Transport {
     /// As [`link`](Self::link), and says where it is this process that lacks something for it.
     pub(super) fn link_or_lack(&self, peer: ProcessId) -> Result<Arc<Link>, NoLink> {
         if let Some(link) = self.links.to(peer) {
-            return if link.is_broken() { Err(NoLink::NoPeer) } else { Ok(link) };
+            // One that was refused, and is about to go, says why.
+            let given_up = link.is_broken() && link.refused().get().is_none();
+            return if given_up { Err(NoLink::NoPeer) } else { Ok(link) };
         }
         if self.lifecycle.exited.contains(peer)
             || peer.slot() == self.me.slot()
