@@ -6,7 +6,7 @@
 //! (WIRE-1). `tensorpost-derive/PORTABLE.md` has the text's form.
 //!
 //! A type that holds itself is described once: the second time it is a number that says how many of the `recursive` around
-//! it are between. Who writes the text: [`shape`]. Who compares two: [`difference`]. [`interfaces`] is what a worker and
+//! it are between. Who writes the text: `shape`. Who compares two: `difference`. `interfaces` is what a worker and
 //! its node show each other.
 
 mod difference;
