@@ -52,7 +52,9 @@ impl<T: Item> Branch<T> {
 
     /// Says that nothing comes with this place in the order.
     pub(in crate::worker) async fn gap(self: &Rc<Self>, order: Order) {
-        self.gap_by(0, order).await;
+        if self.overflow.as_ref().is_none_or(|overflow| !overflow.close(order)) {
+            self.gap_by(0, order).await;
+        }
     }
 
     /// [`gap`](Self::gap), by a replica from `first` on: one that is not between two lives, where there is one.

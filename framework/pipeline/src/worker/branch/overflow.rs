@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use super::{Asked, Branch, NotYet, Unsendable, bytes_of};
-use crate::item::Item;
+use crate::item::{Item, Order};
 use crate::out::Emitted;
 use crate::worker::meter::Cause;
 
@@ -76,6 +76,15 @@ impl<T> Overflow<T> {
         };
         self.dropped.set(self.dropped.get() + 1);
         dropped
+    }
+
+    /// Has the last item that waits with this place in an order close it, if there is one. A gap that went ahead of that would
+    /// have it come too late.
+    pub(super) fn close(&self, order: Order) -> bool {
+        let mut waiting = self.waiting.borrow_mut();
+        let mut places = waiting.iter_mut().rev().filter_map(|waits| waits.tag.order.as_mut());
+        let place = places.find(|place| Order { last: order.last, ..**place } == order);
+        place.map(|place| place.last |= order.last).is_some()
     }
 }
 
