@@ -10,7 +10,7 @@ use tensorpost_core::console::{self, ConsoleError, Look, Request, Traced};
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Trace, text};
 use tensorpost_tests::harness::{self, Builder};
-use tensorpost_tests::holder::{Check, Hold, Holder};
+use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
 use tensorpost_tests::wait::{ask, numbers, until};
 
 /// A node with its console at a path of its own, and a holder.
@@ -59,6 +59,8 @@ impl Scene {
     fn works(&self) {
         let stream = self.node.host_stream().unwrap();
         ask(&self.node, &self.holder.address(), Hold::with(1, numbers(&stream, 0, 16)));
+        // Or it would have all leases that there are before the interval is over.
+        ask(&self.node, &self.holder.address(), LetGo);
     }
 
     fn written(&self, traced: &Traced) -> Trace {

@@ -69,6 +69,8 @@ pub(super) struct Follow {
     pub(super) signals: bool,
     /// Why its workers take turns on a GPU that several of them are on.
     pub(super) time_slices: Option<String>,
+    /// Whether its workers end with it, on a node that goes on.
+    pub(super) lets_go: bool,
     /// The keeper of its workers.
     pub(super) supervisor: Arc<Supervisor>,
     /// Knows when the node shuts down.
@@ -103,6 +105,7 @@ struct Conductor {
     stood_in: Option<Vec<Waiting>>,
     began: Instant,
     supervisor: Arc<Supervisor>,
+    lets_go: bool,
     trace: Option<Trace>,
     stillness: Stillness,
     /// See [`Report::time_slices`].
@@ -140,6 +143,7 @@ pub(super) async fn conduct(
         node_stops: false,
         stood_in: None,
         supervisor: Arc::clone(&settings.supervisor),
+        lets_go: settings.lets_go,
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
         stillness: Stillness::new(settings.hang_limit, settings.told_every),
@@ -526,6 +530,10 @@ impl Conductor {
         let done = self.members.iter().zip(&self.counts).filter(|(_, counts)| counts.is_some());
         // An order to stop that nobody has heard by now is of no use, and would keep the last word waiting behind it.
         self.stops.clear();
+        if self.lets_go {
+            // First: one that dies with this word has no next life, which would not hear it.
+            self.members.iter().for_each(|member| self.supervisor.let_go(member.worker));
+        }
         self.sends.extend(done.map(|(member, _)| member.control.send(Control::Close)));
         if !self.killed {
             let all = async { while self.sends.next().await.is_some() {} };

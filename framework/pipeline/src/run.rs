@@ -220,6 +220,7 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
     let time_slices = node.time_slices().filter(|_| plan.shares_a_gpu()).map(str::to_owned);
     let follow = Follow {
         time_slices,
+        lets_go: !alone,
         told_every: settings.told_every(),
         hang_limit: settings.hang_limit,
         complete: settings.complete,
