@@ -73,6 +73,7 @@ const FOUND: &[Found] = found! {
     "back-when-all-had-ended", 10, "what a source was asked when all had ended came behind an order that nobody drove";
     "two-numberings-and-bytes", 4, "replicas had no room for the items that two orders waited for, nor for more";
     "two-numberings-and-drops", 4, "the same, in front of a stage that drops what it has no room for";
+    "back-at-the-end-of-its-pipeline", 4, "a stage that came back as its pipeline ended was not told, and its worker stayed (once in 5,000 runs)";
     "results-in-front-of-a-drop", 6, "the place of an item was closed when its last result was dropped, before the others that waited";
     "stage-and-its-dead-letters-gone", 3, "no defect: the stage that named what its dead letters' worker lost died before it could tell";
     "gap-around-a-loop", 3, "a gap went on behind the stage that restores the order, and around the loop there for ever";
