@@ -214,7 +214,7 @@ impl NodeBuilder {
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
-        let mps::Shared { mps, time_slices } = self.sharing.unwrap_or_default().begin()?;
+        let mps::Begun { mps, time_slices } = self.sharing.unwrap_or_default().begin()?;
         let listening = self.console.listen();
         let log_ring = listening.is_some().then(Arc::<LogRing>::default);
         let settings = Settings {

@@ -34,7 +34,7 @@ pub enum Sharing {
 }
 
 /// What came of a [`Sharing`].
-pub(super) struct Shared {
+pub(super) struct Begun {
     pub(super) mps: Option<Mps>,
     /// Why there is no MPS.
     pub(super) time_slices: Option<String>,
@@ -42,13 +42,13 @@ pub(super) struct Shared {
 
 impl Sharing {
     /// Starts what it needs.
-    pub(super) fn begin(self) -> Result<Shared, MpsError> {
-        let slices = |why: String| Shared { mps: None, time_slices: Some(why) };
+    pub(super) fn begin(self) -> Result<Begun, MpsError> {
+        let slices = |why: String| Begun { mps: None, time_slices: Some(why) };
         match self {
             Sharing::Isolated => Ok(slices("the node was built with `Sharing::Isolated`".to_owned())),
             Sharing::Auto if Device::best() == Device::host() => Ok(slices("there is no GPU".to_owned())),
             Sharing::Mps | Sharing::Auto => match (Mps::start(), self) {
-                (Ok(mps), _) => Ok(Shared { mps: Some(mps), time_slices: None }),
+                (Ok(mps), _) => Ok(Begun { mps: Some(mps), time_slices: None }),
                 (Err(error), Sharing::Auto) => {
                     tracing::info!(target: "tensorpost::node", "workers share GPUs in time slices: {error}");
                     Ok(slices(error.to_string()))

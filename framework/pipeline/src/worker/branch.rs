@@ -13,13 +13,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
-use futures_util::future::{FutureExt, LocalBoxFuture};
-use tensorpost_core::api::actor::{Address, Ask, AskError, Env, SendFailure};
+use futures_util::future::FutureExt;
+use tensorpost_core::api::actor::{Address, Ask, AskError, Env};
 use tensorpost_core::api::message;
 use tokio::sync::Notify;
 
 use super::ack_guard::AckGuards;
-use super::answers::{Unanswered, is_exited, is_final, why};
+use super::answers::{Unanswered, is_final, why};
 use super::args::{BranchArgs, Receiver};
 use super::meter::{Cause, Meter, Toward};
 use super::pick::{Choice, Load, Pick};
@@ -27,11 +27,12 @@ use super::waits::Wait;
 use super::window::Window;
 use crate::closures::UnknownClosure;
 use crate::item::{EdgeMessage, Item, ItemId, Order, Tag};
-use crate::limits::MAX_REPLICAS;
 use crate::out::Emitted;
+use delivery::{Tried, Turned};
 use overflow::Overflow;
 use watch::Watch;
 
+mod delivery;
 mod lost;
 pub(crate) mod overflow;
 mod watch;
@@ -359,117 +360,6 @@ impl<T: Item> Branch<T> {
         sent
     }
 
-    async fn deliver(
-        self: &Rc<Self>,
-        at: usize,
-        tag: Tag,
-        item: T,
-        bytes: u64,
-        ack_guard: AckGuards,
-    ) -> Result<(), Unsendable> {
-        self.deliver_past(at, tag, item, bytes, ack_guard, Tried::default()).await
-    }
-
-    /// [`deliver`](Self::deliver), to none of those that were tried.
-    async fn deliver_past(
-        self: &Rc<Self>,
-        mut at: usize,
-        mut tag: Tag,
-        mut item: T,
-        bytes: u64,
-        ack_guard: AckGuards,
-        mut tried: Tried,
-    ) -> Result<(), Unsendable> {
-        loop {
-            let copy = self.modes.resend.then(|| item.clone());
-            let address = match self.address(at).await {
-                Ok(address) => address,
-                // Nobody has the name any more. Lost, and named; that is no error of this stage.
-                Err(why) => {
-                    self.lost(&tag, Cause::Ended, &why).await;
-                    return Ok(());
-                }
-            };
-            let mut ask = self.ask(address, EdgeMessage::Item(tag.clone(), item), &tried);
-            match ask.accepted().await {
-                Ok(()) => {
-                    self.follow(ask, Underway { to: at, tag, bytes, copy, since: None, ack_guard });
-                    return Ok(());
-                }
-                Err(error) => {
-                    let turned = self.turned_away(error, at, &mut tag, &ack_guard, &mut tried);
-                    match turned.boxed_local().await {
-                        Turned::To(other, back) => (at, item) = (other, back),
-                        Turned::Away(end) => return end,
-                    }
-                }
-            }
-        }
-    }
-
-    /// Asks a replica. Where another could take the item as well, it does not wait for the next life of one that is
-    /// restarted.
-    fn ask(
-        &self,
-        to: Address<EdgeMessage<T>>,
-        message: EdgeMessage<T>,
-        tried: &Tried,
-    ) -> Ask<EdgeMessage<T>> {
-        let ask = to.ask(message);
-        let free = self.restarts && self.to.len() > 1 && self.pick.is_free() && !tried.all;
-        if free { ask.unless_restarting() } else { ask }
-    }
-
-    /// The receiver `at` has not accepted an item: finds out why, and who takes it instead.
-    async fn turned_away(
-        self: &Rc<Self>,
-        error: AskError<EdgeMessage<T>>,
-        at: usize,
-        tag: &mut Tag,
-        ack_guard: &AckGuards,
-        tried: &mut Tried,
-    ) -> Turned<T> {
-        // Accepted by a mailbox that ended at once: the message is gone, and nothing is left to send to another.
-        let why = why(&error);
-        let AskError::NotSent(error) = error else {
-            self.lost(tag, Unanswered::of(&error).cause(), &why).await;
-            return Turned::Away(Ok(()));
-        };
-        let EdgeMessage::Item(_, back) = error.message else { return Turned::Away(Ok(())) };
-        if let SendFailure::Tainted(_) = error.reason {
-            // Lost with a process (DEATH-3), and nobody's error.
-            drop(back);
-            self.lost_here(tag, &why, ack_guard).await;
-            return Turned::Away(Ok(()));
-        }
-        if let SendFailure::Restarting = error.reason {
-            tried.replicas |= 1 << at;
-            let left = |at| {
-                let load = self.replica(at);
-                Load { exited: load.exited || tried.replicas & (1 << at) != 0, ..load }
-            };
-            let Choice::One(other) = self.pick.choose(&back, self.to.len(), left) else {
-                tried.all = true;
-                return Turned::To(at, back);
-            };
-            return Turned::To(other, back);
-        }
-        // The item itself cannot be sent, to this replica or to any other. Its number is settled, or the window would
-        // wait for it.
-        if !is_exited(&error.reason) {
-            self.settle(tag);
-            return Turned::Away(Err(Unsendable { tag: tag.clone(), why }));
-        }
-        // Marked before the choice, which must not fall on it again. With nobody left the item is lost.
-        self.to[at].exited.set(true);
-        if let Choice::One(other) = self.pick.choose(&back, self.to.len(), |at| self.replica(at)) {
-            tag.attempt += 1;
-            return Turned::To(other, back);
-        }
-        self.lost(tag, Cause::Ended, &why).await;
-        Turned::Away(Ok(()))
-    }
-
     /// An item was accepted: follows it until it is answered.
     fn follow(self: &Rc<Self>, ask: Ask<EdgeMessage<T>>, mut underway: Underway<T>) {
         // Counted before the task runs: `idle` and the window must see the item from the moment it was accepted.
@@ -524,19 +414,6 @@ impl<T: Item> Branch<T> {
         }
         self.lost(&tag, Cause::Ended, &why).await;
         self.answered(to, bytes);
-    }
-
-    /// [`deliver`](Self::deliver), boxed because a delivery is watched, and watching may deliver.
-    fn deliver_again(
-        self: &Rc<Self>,
-        at: usize,
-        tag: Tag,
-        item: T,
-        bytes: u64,
-        ack_guard: AckGuards,
-    ) -> LocalBoxFuture<'static, bool> {
-        let branch = Rc::clone(self);
-        Box::pin(async move { branch.deliver(at, tag, item, bytes, ack_guard).await.is_ok() })
     }
 
     /// Sends the end. A receiver that is gone need not know it; its next life has to hear it too, so it is said again there.
@@ -624,25 +501,6 @@ impl<T: Item> Branch<T> {
             }
         }
     }
-}
-
-/// Replicas that are between two lives, for an item that any can take.
-#[derive(Default)]
-struct Tried {
-    /// By number.
-    replicas: u128,
-    /// Whether they all are: then the next life of one is waited for.
-    all: bool,
-}
-
-const _: () = assert!(MAX_REPLICAS <= u128::BITS);
-
-/// What becomes of an item that a receiver has not accepted.
-enum Turned<T> {
-    /// It goes to another receiver.
-    To(usize, T),
-    /// Nobody takes it.
-    Away(Result<(), Unsendable>),
 }
 
 /// Bytes that an item keeps in use: its tensors', and those of its body.

@@ -4,11 +4,13 @@ use std::rc::Rc;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
 
-use tensorpost_core::api::actor::{Ask, AskError, SendFailure};
+use tensorpost_core::api::actor::Ask;
 
 use super::Branch;
+use super::delivery::Tried;
 use crate::item::{EdgeMessage, Item, Order, Tag};
 use crate::worker::ack_guard::AckGuard;
+use crate::worker::answers::is_final;
 use crate::worker::meter::Cause;
 
 impl<T: Item> Branch<T> {
@@ -60,11 +62,11 @@ impl<T: Item> Branch<T> {
     /// [`gap`](Self::gap), by a replica from `first` on: one that is not between two lives, where there is one.
     async fn gap_by(self: &Rc<Self>, first: usize, order: Order) {
         let count = self.to.len();
-        let mut restarting = 0_u128;
+        let mut tried = Tried::default();
         loop {
             let mut there =
                 (0..count).map(|step| (first + step) % count).filter(|at| !self.to[*at].exited.get());
-            let up = there.clone().find(|at| restarting & (1 << at) == 0);
+            let up = there.clone().find(|at| !tried.has(*at));
             let Some(at) = up.or_else(|| there.next()) else { return };
             let Ok(address) = self.address(at).await else {
                 self.to[at].exited.set(true);
@@ -74,10 +76,10 @@ impl<T: Item> Branch<T> {
             let mut ask = if up.is_some() && count > 1 { ask.unless_restarting() } else { ask };
             match ask.accepted().await {
                 Ok(()) => return self.follow_gap(at, ask, order),
-                Err(AskError::NotSent(error)) if matches!(error.reason, SendFailure::Restarting) => {
-                    restarting |= 1 << at;
-                }
-                Err(_) => self.to[at].exited.set(true),
+                Err(error) if is_final(&error) => self.to[at].exited.set(true),
+                // Between two lives, or out of reach just now.
+                Err(_) if up.is_some() => tried.note(at),
+                Err(_) => return,
             }
         }
     }
