@@ -122,6 +122,10 @@ impl Look {
         }
         for actor in &mut self.actors {
             let of = self.processes.iter().find(|of| of.process == actor.process);
+            // What a process receives with itself, as the node does the reports of a pipeline.
+            if let Some(of) = of.filter(|_| actor.name.is_empty()) {
+                actor.name = format!("inbox of {}", of.name);
+            }
             if let Some(of) = of.filter(|_| actor.state == ProcessState::Running) {
                 actor.state = of.state;
             }

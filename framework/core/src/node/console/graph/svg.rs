@@ -1,5 +1,6 @@
-//! The graph as a picture: columns from senders to receivers, boxes in them, curves between. One file, readable on light and on
-//! dark ground.
+//! The graph as a picture: columns from senders to receivers, boxes in them, curves between. An edge that passes a column has a
+//! lane of its own above the boxes, one that leads back has one below them, so that no label stands on another. One file,
+//! readable on light and on dark ground.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -12,10 +13,36 @@ const ROW: usize = 76;
 /// Between columns: a label has to stand there.
 const GAP: usize = 150;
 const MARGIN: usize = 16;
+/// Between two lanes: a label has to stand there.
+const LANE: usize = 18;
 /// About the width of a letter of the larger size.
 const LETTER: usize = 8;
 /// Longest name that is written whole.
 const MAX_NAME: usize = 32;
+
+/// How far an edge to or from a lane goes to the side.
+const TURN: usize = 40;
+
+/// How an edge goes.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// To the next column.
+    Direct,
+    /// Past columns, in a lane.
+    Above,
+    /// Back, in a lane.
+    Below,
+}
+
+impl Way {
+    fn between(from: usize, to: usize) -> Self {
+        match to.checked_sub(from) {
+            None | Some(0) => Way::Below,
+            Some(1) => Way::Direct,
+            Some(_) => Way::Above,
+        }
+    }
+}
 
 pub(super) fn svg(graph: &Graph) -> String {
     let columns = columns(graph);
@@ -23,43 +50,52 @@ pub(super) fn svg(graph: &Graph) -> String {
     let width =
         graph.nodes.iter().map(|node| shortened(&node.name).chars().count().max(place(node).chars().count()));
     let width = width.max().unwrap_or(0).clamp(8, MAX_NAME + 8) * LETTER + 16;
+    let column = |id: &str| columns.get(id).copied().unwrap_or(0);
+    let ways: Vec<Way> =
+        graph.edges.iter().map(|edge| Way::between(column(&edge.from), column(&edge.to))).collect();
+    let lanes = |of: Way| ways.iter().filter(|way| **way == of).count();
+    let above = MARGIN + lanes(Way::Above) * LANE;
     let mut rows = vec![0_usize; last + 1];
     let mut places = HashMap::new();
     for node in &graph.nodes {
-        let column = columns.get(node.id.as_str()).copied().unwrap_or(0);
-        places.insert(node.id.as_str(), (MARGIN + column * (width + GAP), MARGIN + rows[column] * ROW));
+        let column = column(&node.id);
+        places.insert(node.id.as_str(), (MARGIN + column * (width + GAP), above + rows[column] * ROW));
         rows[column] += 1;
     }
     let most = rows.into_iter().max().unwrap_or(0).max(1);
-    // Edges that lead back go below all boxes.
-    let lead_back = |edge: &&GraphEdge| columns.get(edge.from.as_str()) >= columns.get(edge.to.as_str());
-    let below = MARGIN + most * ROW;
-    let height = below + if graph.edges.iter().any(|edge| lead_back(&edge)) { ROW } else { 0 };
+    let below = above + most * ROW;
+    let height = below + lanes(Way::Below) * LANE;
     let all = 2 * MARGIN + last * (width + GAP) + width;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{all}\" height=\"{height}\" viewBox=\"0 0 {all} {height}\" \
          font-family=\"ui-sans-serif,system-ui,sans-serif\">\n<defs><marker id=\"arrow\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" \
          markerWidth=\"8\" markerHeight=\"8\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\" fill=\"#57606a\"/></marker></defs>\n"
     );
-    for edge in &graph.edges {
+    let mut next_lanes = [MARGIN, below];
+    for (edge, way) in graph.edges.iter().zip(ways) {
         let (Some(from), Some(to)) = (places.get(edge.from.as_str()), places.get(edge.to.as_str())) else {
             continue;
         };
         let (x1, y1) = (from.0 + width, from.1 + BOX_HEIGHT / 2);
         let (x2, y2) = (to.0, to.1 + BOX_HEIGHT / 2);
-        let bottom = below + ROW / 2;
-        let (path, (x, y)) = match lead_back(&edge) {
-            true => (
-                format!(
-                    "M{x1} {y1}C{} {y1} {} {bottom} {x1} {bottom}L{x2} {bottom}C{} {bottom} {} {y2} {x2} {y2}",
-                    x1 + 40,
-                    x1 + 40,
-                    x2.saturating_sub(40),
-                    x2.saturating_sub(40)
-                ),
-                (x1.midpoint(x2), bottom - 4),
-            ),
-            false => (
+        let lane = match way {
+            Way::Direct => None,
+            Way::Above => next_lanes.first_mut(),
+            Way::Below => next_lanes.last_mut(),
+        };
+        let (path, (x, y)) = match lane {
+            Some(lane) => {
+                let y = *lane;
+                *lane += LANE;
+                let (out, back) = (x1 + TURN, x2.saturating_sub(TURN));
+                (
+                    format!(
+                        "M{x1} {y1}C{out} {y1} {out} {y} {x1} {y}L{x2} {y}C{back} {y} {back} {y2} {x2} {y2}"
+                    ),
+                    (x1.midpoint(x2), y - 4),
+                )
+            }
+            None => (
                 format!("M{x1} {y1}C{} {y1} {} {y2} {x2} {y2}", x1 + GAP / 2, x2 - GAP / 2),
                 (x1.midpoint(x2), y1.midpoint(y2) - 6),
             ),
@@ -165,6 +201,10 @@ mod tests {
         assert_eq!((placed["a1"], placed["a2"], placed["a3"]), (0, 1, 2));
         let drawn = svg(&graph);
         assert_eq!((drawn.matches("<rect").count(), drawn.matches("marker-end").count()), (3, 5));
+        // One passes a column and two lead back: each has a lane, and so its label a line, of its own.
+        let places: Vec<&str> =
+            drawn.split("<text x=\"").skip(1).filter_map(|text| text.split(" font").next()).collect();
+        assert!(places.iter().enumerate().all(|(at, place)| !places[..at].contains(place)), "{places:?}");
     }
 
     #[test]
