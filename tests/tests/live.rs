@@ -105,6 +105,35 @@ fn each_path_says_what_the_node_says(builder: Builder) {
     scene.end();
 }
 
+/// What the files for Prometheus and Grafana ask for, a node has.
+fn the_metrics_that_dashboards_name_are_there(builder: Builder) {
+    const FILES: [&str; 2] = [
+        include_str!("../../examples/observe/grafana.json"),
+        include_str!("../../examples/observe/alerts.yml"),
+    ];
+    let is_of_a_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let mut named: Vec<&str> = FILES
+        .iter()
+        .flat_map(|file| file.match_indices("tensorpost_").map(|(at, _)| &file[at..]))
+        .map(|rest| rest.split(|letter| !is_of_a_name(letter)).next().unwrap())
+        .map(|name| {
+            ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name)
+        })
+        .collect();
+    named.sort_unstable();
+    named.dedup();
+    assert!(named.len() >= 15, "{named:?}");
+
+    let scene = Scene::new(builder);
+    let stream = scene.node.host_stream().unwrap();
+    ask(&scene.node, &scene.holder.address(), Hold::with(1, numbers(&stream, 0, 1024)));
+    let metrics = scene.until("/metrics", |text| text.contains("tensorpost_messages_handled_total{"));
+    for name in named {
+        assert!(metrics.contains(&format!("# TYPE {name} ")), "{name} is not in {metrics}");
+    }
+    scene.end();
+}
+
 fn a_node_that_is_not_ready_says_why(builder: Builder) {
     let scene = Scene::new(builder);
     let gate = Gate::new();
@@ -198,6 +227,7 @@ fn main() {
         program,
         cases![
             each_path_says_what_the_node_says,
+            the_metrics_that_dashboards_name_are_there,
             a_node_that_is_not_ready_says_why,
             what_is_no_get_is_refused,
             a_thousand_connections_that_ask_nothing_keep_nobody_from_it,

@@ -141,9 +141,10 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>) 
             ("tensorpost_items_dropped_total", "What it dropped for want of room", metrics.dropped),
             ("tensorpost_items_missed_total", "What it was too late to make", metrics.missed),
         ] {
-            // Only of those that count themselves: most actors have no such series.
+            let series = text.family(name, "counter", help);
+            // Only of those that count themselves: most actors have no such series. Of the metric itself everybody is told.
             if count > 0 {
-                text.counter(name, help, &labels, count);
+                line(series, name, &labels, count);
             }
         }
         text.counter("tensorpost_stream_waits_total", "Waits put on its stream", &labels, metrics.waits);

@@ -88,12 +88,17 @@ pub(super) fn svg(graph: &Graph) -> String {
                 let y = *lane;
                 *lane += LANE;
                 let (out, back) = (x1 + TURN, x2.saturating_sub(TURN));
-                (
+                let path = if way == Way::Above {
+                    let (start, end) = (out + TURN / 2, back.saturating_sub(TURN / 2));
+                    format!(
+                        "M{x1} {y1}C{out} {y1} {x1} {y} {start} {y}L{end} {y}C{x2} {y} {back} {y2} {x2} {y2}"
+                    )
+                } else {
                     format!(
                         "M{x1} {y1}C{out} {y1} {out} {y} {x1} {y}L{x2} {y}C{back} {y} {back} {y2} {x2} {y2}"
-                    ),
-                    (x1.midpoint(x2), y - 4),
-                )
+                    )
+                };
+                (path, (x1.midpoint(x2), y - 4))
             }
             None => (
                 format!("M{x1} {y1}C{} {y1} {} {y2} {x2} {y2}", x1 + GAP / 2, x2 - GAP / 2),
@@ -150,19 +155,24 @@ fn columns(graph: &Graph) -> HashMap<&str, usize> {
     columns
 }
 
-/// Whether a receiver reaches its sender too: then the one that comes first in the list is in front.
+/// Whether a receiver reaches its sender too: then the one that comes first in the list is in front. A process is in front of
+/// actors, for the program's own starts them and gets their reports; so a way through a process makes no circle of actors.
 fn leads_back(graph: &Graph, edge: &GraphEdge) -> bool {
     let place = |id: &str| graph.nodes.iter().position(|node| node.id == id);
+    let is_process = |id: &str| graph.nodes.iter().any(|node| node.id == id && node.device.is_none());
+    let of_actors = !is_process(&edge.to);
+    if of_actors && is_process(&edge.from) {
+        return false;
+    }
     let mut reached = vec![edge.to.as_str()];
     let mut at = 0;
     while let Some(id) = reached.get(at).copied() {
         at += 1;
         if id == edge.from {
-            // A process that only sends stands before actors, and is behind them in the list.
-            return edge.from == edge.to || place(&edge.from) > place(&edge.to);
+            return edge.from == edge.to || !of_actors || place(&edge.from) > place(&edge.to);
         }
         for next in graph.edges.iter().filter(|next| next.from == id) {
-            if !reached.contains(&next.to.as_str()) {
+            if !reached.contains(&next.to.as_str()) && !(of_actors && is_process(&next.to)) {
                 reached.push(next.to.as_str());
             }
         }
@@ -184,6 +194,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::console::graph::GraphNode;
     use crate::node::console::graph::tests::graph;
 
     fn edge(from: &str, to: &str) -> GraphEdge {
@@ -194,7 +205,7 @@ mod tests {
     fn receivers_stand_behind_their_senders_and_circles_end() {
         let mut graph = graph();
         assert_eq!((columns(&graph)["a1"], columns(&graph)["a2"]), (0, 1));
-        let third = super::super::GraphNode { id: "a3".to_owned(), ..graph.nodes[0].clone() };
+        let third = GraphNode { id: "a3".to_owned(), ..graph.nodes[0].clone() };
         graph.nodes.push(third);
         graph.edges.extend([edge("a1", "a3"), edge("a2", "a3"), edge("a3", "a1"), edge("a3", "a3")]);
         let placed = columns(&graph);
@@ -205,6 +216,25 @@ mod tests {
         let places: Vec<&str> =
             drawn.split("<text x=\"").skip(1).filter_map(|text| text.split(" font").next()).collect();
         assert!(places.iter().enumerate().all(|(at, place)| !places[..at].contains(place)), "{places:?}");
+    }
+
+    #[test]
+    fn a_process_that_starts_all_and_hears_of_all_stands_in_front() {
+        let mut graph = graph();
+        let named = |id: &str| GraphNode { id: id.to_owned(), ..graph.nodes[0].clone() };
+        // In the list the second stage is before the first, as it may be started first.
+        let (second, first, sink) = (named("second"), named("first"), named("sink"));
+        let process = GraphNode { device: None, ..named("process") };
+        graph.nodes = vec![process, sink, second, first];
+        graph.edges = vec![edge("first", "second"), edge("second", "sink")];
+        for stage in ["first", "second", "sink"] {
+            graph.edges.extend([edge("process", stage), edge(stage, "process")]);
+        }
+        let placed = columns(&graph);
+        assert_eq!(["process", "first", "second", "sink"].map(|id| placed[id]), [0, 1, 2, 3]);
+        // Who only receives stands behind.
+        graph.edges.retain(|edge| edge.from != "process");
+        assert_eq!((columns(&graph)["first"], columns(&graph)["process"]), (0, 3));
     }
 
     #[test]
