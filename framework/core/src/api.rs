@@ -49,15 +49,16 @@ pub mod node {
 /// What a running node shows of itself.
 pub mod observe {
     pub use crate::observe::metrics::{
-        ActorMetrics, DEADLINE, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
+        ActorMetrics, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
     };
     pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
-    pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};
+    pub use crate::observe::trace::{TraceError, TraceSummary, chrome};
     pub use crate::os::monotonic_ns;
 }
 
 /// Tensors, and what computes on them.
 pub mod tensor {
+    pub use crate::ids::ChunkId;
     pub use crate::lease::pool::PoolStats;
     pub use crate::lease::{Lease, LeaseId, PoolError};
     pub use crate::limits::{MAX_PARTS, MAX_RANK};

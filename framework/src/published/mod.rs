@@ -60,7 +60,8 @@ use tensorpost_core::api::message::GpuMessage;
 
 pub use publisher::{Publisher, Publishing};
 pub use subscriber::{Follower, NotReady, Subscriber, TopicClosed};
-pub use topic::{Newer, Newest, Publish, Topic};
+pub use topic::{Publish, Topic};
+use topic::{Newer, Newest};
 
 /// What can be published: a message without a reply whose clones share their tensors.
 pub trait Publishable: GpuMessage<Reply = ()> + Clone + Sync {}

@@ -108,14 +108,14 @@ pub enum Step {
     End,
 }
 
-/// The slices of one row lie inside each other or apart: one that reaches beyond the one around it would be left out.
+/// The open slices of one row. They lie inside each other or apart: one that reaches beyond the one around it would be left out.
 #[derive(Default)]
-pub struct Row {
+pub struct Slices {
     /// When those that are open end, the inner ones last.
     around: Vec<u64>,
 }
 
-impl Row {
+impl Slices {
     /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which they
     /// begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
     pub fn fit(&mut self, at: u64, took: u64) -> u64 {
@@ -147,7 +147,7 @@ impl Args {
     }
 }
 
-/// Writes all events to a file, as [`write()`] does. The file appears whole or not at all: on a full disk what was there
+/// Writes all events to a file, and `about` the run behind them. The file appears whole or not at all: on a full disk what was there
 /// before stays, and nothing half written is left.
 ///
 /// # Errors
@@ -177,7 +177,7 @@ pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> 
 ///
 /// # Errors
 /// What `out` says.
-pub fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
+pub(crate) fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
     out.write_all(b"{\"traceEvents\":[")?;
     for (index, event) in events.iter().enumerate() {
         out.write_all(if index > 0 { b",\n" } else { b"\n" })?;
