@@ -10,6 +10,20 @@
 //! * the details of what lasts are those of its beginning and of its end together, each once;
 //! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
 //!   written before the flow that begins or ends in it.
+//!
+//! ```
+//! use tensorpost::observe::chrome::{Args, Event, write_file};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let name = Event::Name { pid: 1, tid: Some(1), name: "decode".into() };
+//! let args = Args::default().number("item", 7);
+//! let slice =
+//!     Event::Slice { pid: 1, tid: 1, at: 0, took: 1_500_000, cat: "stage", name: "process".into(), args };
+//! let path = std::env::temp_dir().join(format!("trace-{}.json", std::process::id()));
+//! write_file(&path, &[name, slice], Args::default())?; // for ui.perfetto.dev
+//! # std::fs::remove_file(path)
+//! # }
+//! ```
 
 use std::ffi::OsString;
 use std::fmt;
