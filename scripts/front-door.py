@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Types and traits of Tensorpost that its front door shows in a signature, a field or a variant, but that users cannot name.
+"""Two things that the front door of Tensorpost promises, and that rustdoc's JSON can tell:
 
-    scripts/unnameable.py FOLDER    reads tensorpost.json, tensorpost_core.json and tensorpost_pipeline.json there (rustdoc's JSON)
+- Users can name every type and trait that it shows in a signature, a field or a variant. Not looked at: traits that seal others,
+  what rustdoc hides, and an `impl` of a trait for arguments that cannot be named, because nobody has a value to call it with.
+- Every public module opens with an example.
 
-Each is printed with the public items that show it, and the exit status is 1 if there are any. Not looked at:
-traits that seal others, what rustdoc hides, and an `impl` of a trait for arguments that users cannot name, because they have
-no value to call it with.
+    scripts/front-door.py FOLDER    reads tensorpost.json, tensorpost_core.json and tensorpost_pipeline.json there
+
+Each breach is a line, and the exit status is 1 if there are any.
 """
 
 import json
@@ -50,6 +52,11 @@ class Crate:
             elif "use" in inner and inner["use"]["id"] is not None:
                 todo.append(str(inner["use"]["id"]))
         return found
+
+    def is_bare_module(self, number):
+        """Whether users meet a module here whose docs have no example. `api` is not met: its modules are."""
+        item = self.index[number]
+        return "module" in item["inner"] and item["name"] != "api" and "```" not in (item["docs"] or "")
 
     def parts(self, number, can_be_named):
         """The pieces of JSON in which an item shows other types: its own, its public fields and variants, its methods."""
@@ -125,8 +132,11 @@ def main():
                     if not can_be_named(path):
                         shown.setdefault(path, set()).add(crate.path(number) or crate.index[number]["name"])
     for path, items in sorted(shown.items()):
-        print(f"{path} cannot be named, and is shown by {', '.join(sorted(items))}")
-    sys.exit(1 if shown else 0)
+        print(f"{path} cannot be named, and is shown by {', '.join(sorted(items))}: export it, or box or flatten it")
+    bare = {crate.path(number) for crate, door in doors for number in door if crate.is_bare_module(number)}
+    for path in sorted(bare):
+        print(f"{path} opens without an example")
+    sys.exit(1 if shown or bare else 0)
 
 
 if __name__ == "__main__":
