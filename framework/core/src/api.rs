@@ -1,6 +1,30 @@
 //! What `tensorpost` shows of this crate: everything that a program, or a crate on top of this one, may name.
 
 /// Actors: what they are, their addresses, and what can go wrong with a message.
+///
+/// [`RemoteActor`](trait@actor::RemoteActor) is what an actor has to be to live in a worker, [`Address`](actor::Address) sends to it
+/// from anywhere, and [`Channel`](actor::Channel) is a mailbox that a program reads by itself.
+///
+/// ```
+/// use tensorpost::actor::SendFailure;
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// struct Sample(u64);
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// let (address, mut samples) = node.channel::<Sample>()?;
+/// address.try_send(Sample(1))?;
+/// assert_eq!(samples.blocking_recv()?.0, 1);
+///
+/// drop(samples); // nobody takes messages there now
+/// let refused = address.try_send(Sample(2)).unwrap_err();
+/// assert!(matches!(refused.reason, SendFailure::NoSuchActor));
+/// assert_eq!(refused.message.0, 2); // the sender has it back
+/// # Ok(())
+/// # }
+/// ```
 pub mod actor {
     pub use tensorpost_derive::RemoteActor;
 
@@ -15,13 +39,46 @@ pub mod actor {
     pub use crate::transport::{AskFailure, TransportStats};
 }
 
-/// Devices: the host and the GPUs.
+/// Devices: the host and the GPUs. An actor is given its device where it is spawned (`.on(..)`).
+///
+/// ```
+/// use tensorpost::device::{Device, DeviceKind};
+///
+/// for device in Device::all() {
+///     println!("{}: {}", device.id(), device.name());
+/// }
+/// assert_eq!(Device::host().kind(), DeviceKind::Host);
+/// assert!(Device::cuda(10_000).is_err()); // says what there is instead
+/// ```
 pub mod device {
     pub use crate::device::{Device, DeviceError, DeviceKind};
     pub use crate::ids::DeviceId;
 }
 
-/// Messages: values with tensors anywhere inside.
+/// Messages: values with tensors anywhere inside, and what is checked of them before they leave and when they arrive.
+///
+/// ```
+/// use tensorpost::message::bytes_of;
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// struct Frame {
+///     #[tensor(dtype = f32, shape = [_, 3])]
+///     points: Tensor,
+/// }
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// let stream = node.host_stream()?;
+/// let frame = Frame { points: stream.zeros(DType::F32, &[100, 3])?.freeze() };
+/// frame.check()?; // sending does this too
+/// assert!(bytes_of(&frame)? >= 100 * 3 * 4);
+///
+/// let flat = Frame { points: stream.zeros(DType::F32, &[100, 2])?.freeze() };
+/// assert_eq!(flat.check().unwrap_err().field, "points");
+/// # Ok(())
+/// # }
+/// ```
 pub mod message {
     pub use tensorpost_derive::{GpuMessage, Portable};
 
@@ -34,6 +91,18 @@ pub mod message {
 }
 
 /// Nodes: the processes of a program, their start, their supervision and their end.
+///
+/// ```
+/// use std::time::Duration;
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?; // in a worker this never returns
+/// assert!(node.workers().is_empty()); // none before the first `spawn`
+/// println!("{}", node.shutdown(Duration::from_secs(10))?); // who was late, if anybody was
+/// # Ok(())
+/// # }
+/// ```
 pub mod node {
     pub use crate::ids::ProcessId;
     pub use crate::limits::{DEFAULT_HOST_BUDGET, MAX_PROCESSES};
@@ -46,18 +115,50 @@ pub mod node {
     };
 }
 
-/// What a running node shows of itself.
+/// What a running node shows of itself: metrics, progress, traces, and one clock for all processes.
+///
+/// ```
+/// use tensorpost::observe::monotonic_ns;
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let before = monotonic_ns();
+/// let node = Node::builder().start()?;
+/// let metrics = node.metrics()?;
+/// assert_eq!(metrics.processes.len(), 1); // the program's own
+/// assert!(metrics.silent.is_empty() && metrics.at >= before);
+/// # Ok(())
+/// # }
+/// ```
 pub mod observe {
     pub use crate::observe::metrics::{
-        ActorMetrics, DEADLINE, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
+        ActorMetrics, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
     };
     pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
-    pub use crate::observe::trace::{TraceError, TraceSummary, VARIABLE, chrome};
+    pub use crate::observe::trace::{TraceError, TraceSummary, chrome};
     pub use crate::os::monotonic_ns;
 }
 
-/// Tensors, and what computes on them.
+/// Tensors, and what computes on them: memory comes from a [`DeviceStream`](tensor::DeviceStream), and work goes to it, in order.
+///
+/// ```
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// let stream = node.host_stream()?;
+/// let ones = stream.from_slice(&[2, 2], &[1.0_f32; 4])?.freeze();
+/// let mut doubled = stream.empty(DType::F32, &[2, 2])?;
+/// stream.run((ones.of::<f32>(), doubled.of_mut::<f32>()), |(ones, doubled)| {
+///     doubled.iter_mut().zip(ones).for_each(|(to, from)| *to = 2.0 * from);
+/// })?; // enqueued; whoever reads the result waits for it
+/// let column = doubled.freeze().slice(1, 0..1)?; // the same memory and lease
+/// assert_eq!(column.to_vec::<f32>()?, [2.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub mod tensor {
+    pub use crate::ids::ChunkId;
     pub use crate::lease::pool::PoolStats;
     pub use crate::lease::{Lease, LeaseId, PoolError};
     pub use crate::limits::{MAX_PARTS, MAX_RANK};

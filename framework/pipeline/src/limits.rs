@@ -1,4 +1,19 @@
-//! The bounds of a pipeline (MBX-2).
+//! The bounds of a pipeline (MBX-2): what it takes unless the program says otherwise, and the most that it can be told.
+//!
+//! ```
+//! use tensorpost::pipeline::limits::MAX_REPLICAS;
+//! use tensorpost::prelude::*;
+//!
+//! #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+//! struct Number(u64);
+//!
+//! let wide = Pipeline::new("numbers")
+//!     .items("count", |_| (0..9).map(Number))
+//!     .replicas(MAX_REPLICAS + 1)
+//!     .for_each("print", |Number(n)| Ok(println!("{n}")));
+//! let refused = wide.run().unwrap_err(); // before a process is started
+//! assert!(refused.to_string().contains("replicas"), "{refused}");
+//! ```
 
 use tensorpost_core::api::actor::MAX_MAILBOX;
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
 
-use tensorpost_core::api::observe::chrome::{self, Args, Event, Row, Step};
+use tensorpost_core::api::observe::chrome::{self, Args, Event, Slices, Step};
 
 use super::item::ItemId;
 use super::plan::Plan;
@@ -49,7 +49,7 @@ impl Trace {
         for (actor, spans) in rows.iter_mut().enumerate() {
             spans.sort_by_key(|(_, span)| (span.from, Reverse(span.took)));
             let (stage, _, pid) = self.actors[actor];
-            let (tid, mut row) = (actor as u32 + 1, Row::default());
+            let (tid, mut row) = (actor as u32 + 1, Slices::default());
             for (index, span) in spans.iter() {
                 let (at, took) = (span.from - zero, span.took.max(1));
                 let args = span.id.map_or_else(Args::default, |id| Args::default().text("item", id));

@@ -13,6 +13,8 @@
 //! - **Late readers** get the newest version as soon as they ask.
 //! - **A version costs each reader a round trip.** In return the topic keeps no list of readers, and a reader that is
 //!   slow or dead costs nothing but an unanswered question.
+//! - **Bounds.** At most three versions are held for a reader: the one that it has, one that came, and one on its way. All
+//!   readers share the topic's mailbox: 128 in one process need a larger `.mailbox(n)`.
 //! - **A reader that dies** takes its leases with it (LEASE-4); the topic drops its question with the next version.
 //! - **When the publisher dies**, readers and the topic keep the last version: its memory outlives its owner. A new
 //!   publisher goes on, with the next number.
@@ -60,7 +62,8 @@ use tensorpost_core::api::message::GpuMessage;
 
 pub use publisher::{Publisher, Publishing};
 pub use subscriber::{Follower, NotReady, Subscriber, TopicClosed};
-pub use topic::{Newer, Newest, Publish, Topic};
+pub use topic::{Publish, Topic};
+use topic::{Newer, Newest};
 
 /// What can be published: a message without a reply whose clones share their tensors.
 pub trait Publishable: GpuMessage<Reply = ()> + Clone + Sync {}

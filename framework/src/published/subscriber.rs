@@ -188,7 +188,7 @@ async fn follow<M: Publishable>(
                 }
             }
             Err(LookupError::Unknown(_) | LookupError::Blocking(_)) => {}
-            Err(LookupError::NodeExited(_)) => return,
+            Err(LookupError::NodeExited) => return,
         }
         sleep(pause).await;
         pause = (2 * pause).min(LONGEST_PAUSE);

@@ -71,8 +71,8 @@ pub enum LookupError {
     )]
     Blocking(String),
     /// The node is gone.
-    #[error(transparent)]
-    NodeExited(#[from] NodeExited),
+    #[error("the node has ended")]
+    NodeExited,
 }
 
 /// Why a name was not registered.
@@ -82,19 +82,8 @@ pub enum RegisterError {
     #[error("`{0}` cannot be registered: another actor has it, or it is no name")]
     Taken(String),
     /// The node is gone.
-    #[error(transparent)]
-    NodeExited(#[from] NodeExited),
-}
-
-/// The node is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the node has ended")]
-pub struct NodeExited;
-
-impl From<ControlChannelClosed> for NodeExited {
-    fn from(_: ControlChannelClosed) -> Self {
-        NodeExited
-    }
+    #[error("the node has ended")]
+    NodeExited,
 }
 
 impl<M: GpuMessage> Address<M> {
@@ -178,7 +167,7 @@ pub(crate) async fn lookup<M: GpuMessage>(
 ) -> Result<Address<M>, LookupError> {
     let found = unless_standing(transport.lookup(name.to_owned())).await;
     let found = found.ok_or_else(|| LookupError::Blocking(name.to_owned()))?;
-    match found.map_err(NodeExited::from)? {
+    match found.map_err(|ControlChannelClosed| LookupError::NodeExited)? {
         Some((actor, location)) => Ok(Address::new(Arc::clone(transport), actor, location, true)),
         None => Err(LookupError::Unknown(name.to_owned())),
     }
@@ -190,7 +179,8 @@ pub(crate) async fn register(
     name: &str,
     actor: ActorId,
 ) -> Result<(), RegisterError> {
-    let result = transport.register(name.to_owned(), actor).await.map_err(NodeExited::from)?;
+    let result = transport.register(name.to_owned(), actor).await;
+    let result = result.map_err(|ControlChannelClosed| RegisterError::NodeExited)?;
     result.map_err(|_| RegisterError::Taken(name.to_owned()))
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::RemoteActor;
 use super::dead_letter::DeadLetter;
 use super::receive::Receive;
-use crate::clock::{ClockDomain, ClockError, Ticket};
+use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::message::portable::Describe;
@@ -392,8 +392,8 @@ impl<M: GpuMessage> Envelope<M> {
     where
         A: RemoteActor + Handler<M>,
     {
-        if let DeviceError::Clock(ClockError::Tainted(tainted)) = &error {
-            return self.tainted(tainted.by, actor, ctx, transport);
+        if let DeviceError::Tainted { by } = error {
+            return self.tainted(by, actor, ctx, transport);
         }
         tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
         let Envelope { message, tickets: _, done } = self;

@@ -23,6 +23,7 @@
 //! One suite checks the contract for every implementation: `device::conformance` (feature `testing`).
 
 use std::any::Any;
+use std::error;
 use std::fmt::{self, Debug};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -302,7 +303,7 @@ pub enum DeviceError {
     },
     /// A descriptor from a peer is not the memory it should be (WIRE-1).
     #[error("the descriptor of a chunk was refused")]
-    Memory(#[from] BadMemfd),
+    Memory(#[source] Box<dyn error::Error + Send + Sync>),
     /// The operating system failed.
     #[error("could not {action}: {source}{}", remedy(.source))]
     Os {
@@ -330,16 +331,37 @@ pub enum DeviceError {
         /// What happened.
         message: String,
     },
+    /// The data that the work was to wait for was lost with a process (DEATH-3).
+    #[error("the data depends on work that {by} had not done when it died; make it again")]
+    Tainted {
+        /// The process that died.
+        by: ProcessId,
+    },
     /// A clock could not be used.
     #[error(transparent)]
-    Clock(#[from] ClockError),
+    Clock(Box<dyn error::Error + Send + Sync>),
+}
+
+impl From<BadMemfd> for DeviceError {
+    fn from(error: BadMemfd) -> Self {
+        DeviceError::Memory(error.into())
+    }
+}
+
+impl From<ClockError> for DeviceError {
+    fn from(error: ClockError) -> Self {
+        match error {
+            ClockError::Tainted(tainted) => DeviceError::Tainted { by: tainted.by },
+            error => DeviceError::Clock(error.into()),
+        }
+    }
 }
 
 impl DeviceError {
     /// The process with which the data was lost that the device was to use, if that is what the error is about (DEATH-3).
     pub fn lost_with(&self) -> Option<ProcessId> {
         match self {
-            DeviceError::Clock(ClockError::Tainted(tainted)) => Some(tainted.by),
+            DeviceError::Tainted { by } => Some(*by),
             _ => None,
         }
     }

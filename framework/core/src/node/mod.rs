@@ -194,7 +194,7 @@ impl Node {
     }
 
     /// What all processes and actors have done and have before them. Waits for the answers, at most
-    /// [`DEADLINE`](crate::observe::metrics::DEADLINE), on this thread: an async function calls it in its runtime's
+    /// a second, on this thread: an async function calls it in its runtime's
     /// `spawn_blocking`. What comes is also given to the recorder of the `metrics`
     /// crate, if the program has installed one (after the start: before it, each worker would install one too).
     ///

@@ -1,5 +1,7 @@
 //! What can be wrong with a use of a tensor.
 
+use std::error::Error;
+
 use super::dtype::DType;
 use super::layout::LayoutError;
 use crate::clock::ClockError;
@@ -126,7 +128,7 @@ pub enum TensorError {
     Device(DeviceError),
     /// The data will not come.
     #[error(transparent)]
-    Clock(ClockError),
+    Clock(Box<dyn Error + Send + Sync>),
     /// The deadline came before the data.
     #[error("the data was not there by the deadline; wait longer, or look at what its writer does")]
     TimedOut,
@@ -138,7 +140,6 @@ impl TensorError {
         match self {
             TensorError::Tainted { by } => Some(*by),
             TensorError::Device(error) => error.lost_with(),
-            TensorError::Clock(ClockError::Tainted(tainted)) => Some(tainted.by),
             _ => None,
         }
     }
@@ -154,7 +155,7 @@ impl From<ClockError> for TensorError {
     fn from(error: ClockError) -> Self {
         match error {
             ClockError::Tainted(tainted) => tainted.into(),
-            error => TensorError::Clock(error),
+            error => TensorError::Clock(error.into()),
         }
     }
 }
@@ -162,7 +163,7 @@ impl From<ClockError> for TensorError {
 impl From<DeviceError> for TensorError {
     fn from(error: DeviceError) -> Self {
         match error {
-            DeviceError::Clock(error @ ClockError::Tainted(_)) => error.into(),
+            DeviceError::Tainted { by } => TensorError::Tainted { by },
             error => TensorError::Device(error),
         }
     }

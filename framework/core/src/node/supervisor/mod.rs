@@ -347,8 +347,7 @@ impl Supervisor {
             .or_else(|| self.worker(worker).map(|status| status.state).filter(ended))
     }
 
-    /// Asks all processes for their metrics, and waits for them, for at most
-    /// [`DEADLINE`](crate::observe::metrics::DEADLINE).
+    /// Asks all processes for their metrics, and waits for them, for at most a second.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.

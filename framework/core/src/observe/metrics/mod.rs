@@ -30,7 +30,7 @@ pub(crate) use tally::Tally;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 
 /// How long a process has to say its metrics.
-pub const DEADLINE: Duration = Duration::from_secs(1);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(1);
 
 /// One actor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ pub struct Metrics {
     pub at: u64,
     /// The processes that answered, the node first.
     pub processes: Vec<NamedProcess>,
-    /// The processes that did not answer within [`DEADLINE`].
+    /// The processes that did not answer within a second.
     pub silent: Vec<String>,
 }
 

@@ -10,6 +10,20 @@
 //! * the details of what lasts are those of its beginning and of its end together, each once;
 //! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a slice is
 //!   written before the flow that begins or ends in it.
+//!
+//! ```
+//! use tensorpost::observe::chrome::{Args, Event, write_file};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let name = Event::Name { pid: 1, tid: Some(1), name: "decode".into() };
+//! let args = Args::default().number("item", 7);
+//! let slice =
+//!     Event::Slice { pid: 1, tid: 1, at: 0, took: 1_500_000, cat: "stage", name: "process".into(), args };
+//! let path = std::env::temp_dir().join(format!("trace-{}.json", std::process::id()));
+//! write_file(&path, &[name, slice], Args::default())?; // for ui.perfetto.dev
+//! # std::fs::remove_file(path)
+//! # }
+//! ```
 
 use std::ffi::OsString;
 use std::fmt;
@@ -108,14 +122,14 @@ pub enum Step {
     End,
 }
 
-/// The slices of one row lie inside each other or apart: one that reaches beyond the one around it would be left out.
+/// The open slices of one row. They lie inside each other or apart: one that reaches beyond the one around it would be left out.
 #[derive(Default)]
-pub struct Row {
+pub struct Slices {
     /// When those that are open end, the inner ones last.
     around: Vec<u64>,
 }
 
-impl Row {
+impl Slices {
     /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which they
     /// begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
     pub fn fit(&mut self, at: u64, took: u64) -> u64 {
@@ -147,7 +161,7 @@ impl Args {
     }
 }
 
-/// Writes all events to a file, as [`write()`] does. The file appears whole or not at all: on a full disk what was there
+/// Writes all events to a file, and `about` the run behind them. The file appears whole or not at all: on a full disk what was there
 /// before stays, and nothing half written is left.
 ///
 /// # Errors
@@ -177,7 +191,7 @@ pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> 
 ///
 /// # Errors
 /// What `out` says.
-pub fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
+pub(crate) fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
     out.write_all(b"{\"traceEvents\":[")?;
     for (index, event) in events.iter().enumerate() {
         out.write_all(if index > 0 { b",\n" } else { b"\n" })?;

@@ -49,7 +49,7 @@ use crate::ids::ActorId;
 use crate::os::monotonic_ns;
 
 /// The environment variable that names the file of a node's trace, where the program names none.
-pub const VARIABLE: &str = "TENSORPOST_TRACE";
+pub(crate) const VARIABLE: &str = "TENSORPOST_TRACE";
 
 /// Records that a process keeps, unless the node says otherwise: 64 bytes each, so 8 MiB.
 pub const DEFAULT_RECORDS: usize = 1 << 17;

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::chrome::{Args, Event, Row, Step};
+use super::chrome::{Args, Event, Slices, Step};
 use super::collect::TracedProcess;
 use super::record::{Form, FrameId, LeaseName, Record, Track, What};
 use super::ring::{Of, Snapshot};
@@ -311,7 +311,7 @@ fn write_row(
     out: &mut Vec<(u64, Event)>,
 ) {
     slices.sort_by_key(|slice| (slice.at, std::cmp::Reverse(slice.took)));
-    let mut row = Row::default();
+    let mut row = Slices::default();
     for Slice { at, took, cat, name, args, flow } in slices {
         let took = row.fit(at, took);
         out.push((at, Event::Slice { pid, tid, at, took, cat, name, args }));

@@ -1,5 +1,6 @@
 //! Taking a tensor apart.
 
+use std::error::Error;
 use std::ops::Range;
 
 use super::seal::{seal, tokens};
@@ -59,10 +60,16 @@ pub enum SplitReason {
     Layout(#[from] LayoutError),
     /// The memory is written as parts already: somebody sent this process what was not theirs.
     #[error(transparent)]
-    Clash(#[from] Clash),
+    Clash(Box<dyn Error + Send + Sync>),
     /// The memory cannot be mapped writable.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+}
+
+impl From<Clash> for SplitReason {
+    fn from(clash: Clash) -> Self {
+        SplitReason::Clash(clash.into())
+    }
 }
 
 impl TensorMut {
