@@ -135,6 +135,8 @@ pub use tensorpost_core::api::testing::{self, test};
 #[doc(inline)]
 pub use tensorpost_core::api::{actor, device, message, node, observe, tensor};
 #[doc(inline)]
+pub use tensorpost_derive::{actor, stage};
+#[doc(inline)]
 pub use tensorpost_pipeline as pipeline;
 
 pub mod prelude;
@@ -152,8 +154,14 @@ mod doctests {
     #[doc = include_str!("../derive/PORTABLE.md")]
     struct PortableDerive;
 
-    #[doc = include_str!("../derive/ACTOR.md")]
+    #[doc = include_str!("../derive/REMOTE_ACTOR.md")]
     struct ActorDerive;
+
+    #[doc = include_str!("../derive/ACTOR.md")]
+    struct ActorAttribute;
+
+    #[doc = include_str!("../derive/STAGE.md")]
+    struct StageAttribute;
 
     #[doc = include_str!("../../README.md")]
     struct Readme;

@@ -25,6 +25,9 @@ pub use actix::{
 };
 #[doc(no_inline)]
 pub use serde::{Deserialize, Serialize};
+// Not from the front door itself, where `actor` is a module too.
+#[doc(no_inline)]
+pub use tensorpost_derive::{actor, stage};
 
 #[doc(no_inline)]
 pub use crate::actor::{

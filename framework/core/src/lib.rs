@@ -134,7 +134,7 @@ pub mod console {
 /// What the derive's code refers to. Not for anyone else.
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::actor::{Env, Handles, RemoteActor};
+    pub use crate::actor::{DeadLetter, Env, Handles, RemoteActor};
     pub use crate::device::DeviceKind;
     pub use crate::message::holds::{Otherwise, Probe};
     pub use crate::message::portable::{

@@ -42,7 +42,7 @@
 //!         .stage::<Invert>(())
 //!         .for_each("check", |frame: Frame| Ok(anyhow::ensure!(frame.pixels.to_vec::<f32>()? == [1.0; 4096])))
 //!         .run()?; // starts three worker processes, which are this program again; they never return from here
-//!     print!("{report}");
+//!     println!("{report}");
 //!     assert_eq!(report.stage("check").map(|stage| stage.items_in), Some(100));
 //!     Ok(())
 //! }

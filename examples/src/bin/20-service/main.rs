@@ -127,7 +127,7 @@ fn serve(service: Arc<Service>, running: Running, port: u16) -> anyhow::Result<(
         axum::serve(listener, http::routes(Arc::clone(&service))).with_graceful_shutdown(until).await
     })?;
     let report = running.finish(DEADLINE)?;
-    print!("{report}");
+    println!("{report}");
     println!("{}", service.node.shutdown(DEADLINE)?);
     Ok(())
 }

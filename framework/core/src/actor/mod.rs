@@ -364,21 +364,23 @@ impl Env {
 
     /// Counts what the actor has made and passed on, beside the messages that it handles: it is in
     /// [`ActorMetrics::emitted`](crate::observe::metrics::ActorMetrics::emitted) and the recorder's
-    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was accepted.
+    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was accepted. A count of 0 says
+    /// that it may come to that: the counter is there from then on.
     pub fn note_emitted(&self, count: u64) {
         self.tally.emitted(count);
     }
 
     /// Counts what the actor has dropped because who was to take it had no room, as
     /// [`ActorMetrics::dropped`](crate::observe::metrics::ActorMetrics::dropped) and `tensorpost_items_dropped_total`. In a
-    /// pipeline those count that send to a stage with `drop_oldest` or `drop_newest`.
+    /// pipeline those count that send to a stage with `drop_oldest` or `drop_newest`. A count of 0 says that it may come to
+    /// that: the counter is there from then on.
     pub fn note_dropped(&self, count: u64) {
         self.tally.dropped(count);
     }
 
     /// Counts times at which the actor was to make something and did not, because it was late, as
     /// [`ActorMetrics::missed`](crate::observe::metrics::ActorMetrics::missed) and `tensorpost_items_missed_total`. A source
-    /// with a rate does.
+    /// with a rate does. A count of 0 says that it may come to that: the counter is there from then on.
     pub fn note_missed(&self, count: u64) {
         self.tally.missed(count);
     }
