@@ -144,5 +144,6 @@ pub mod __private {
     pub use crate::tensor::DType;
     #[cfg(feature = "testing")]
     pub use crate::testing::under_libtest::begin as begin_test;
+    pub use tensorpost_derive::GpuMessage;
     pub use {actix, anyhow, serde};
 }

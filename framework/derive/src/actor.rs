@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::meta::ParseNestedMeta;
 use syn::parse::Parser;
@@ -11,7 +11,7 @@ use syn::spanned::Spanned;
 use syn::{Error, ImplItem, ImplItemFn, ItemImpl, Meta, Path, Token, Type, parenthesized, parse_quote};
 
 use crate::create;
-use crate::methods::{self, Form, Method, Receiver, Value, bare, is_handler, method};
+use crate::methods::{self, Form, Method, Receiver, Value, is_handler, method};
 use crate::parse::{Errors, crate_path, key, once};
 
 const HANDLER: Form = Form {
@@ -27,6 +27,13 @@ const HANDLER: Form = Form {
     ),
     optional: true,
     written: "fn found(&mut self, message: Found, ctx: &mut Context<Self>) -> Reply, without `ctx` where it does not need it",
+};
+
+const ASKED: Form = Form {
+    value: Value::None,
+    written: "fn look(&mut self, ctx: &mut Context<Self>) -> Reply, without `ctx` where it does not need it: its message is the \
+              one that is named in #[handler(message = ..)]",
+    ..HANDLER
 };
 
 const HANDLES: Form = Form {
@@ -77,6 +84,8 @@ struct Settings {
 /// A method with `#[handler]`.
 struct Handler<'a> {
     function: &'a ImplItemFn,
+    /// Its message has no fields, and is written here.
+    message: Option<Ident>,
     /// Its senders only want to know when it is done.
     acknowledged: bool,
 }
@@ -148,14 +157,23 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
     let mut seen = HashSet::new();
     let (mut entries, mut handlers) = (TokenStream::new(), TokenStream::new());
     for handler in &marked {
-        let Some(method) = errors.take(HANDLER.read(handler.function)) else { continue };
-        let message = method.value;
+        let form = if handler.message.is_some() { &ASKED } else { &HANDLER };
+        let Some(method) = errors.take(form.read(handler.function)) else { continue };
+        let message = match (&handler.message, method.value) {
+            (Some(message), _) => message.to_token_stream(),
+            (None, value) => value.to_token_stream(),
+        };
         if !seen.insert(message.to_token_stream().to_string()) {
             errors.push(message, "another method is the handler of this message");
             continue;
         }
-        let Some(written) = errors.take(handles_one(block, &method, &private)) else { continue };
+        let Some(written) = errors.take(handles_one(block, &method, &message, &private)) else { continue };
         let cfgs = &method.cfgs;
+        if let Some(name) = &handler.message
+            && let Some(question) = errors.take(question(name, handler.function, &method, root))
+        {
+            handlers.extend(quote!(#(#cfgs)* #question));
+        }
         handlers.extend(quote!(#(#cfgs)* #written));
         let enter = if handler.acknowledged { quote!(acknowledged) } else { quote!(message) };
         entries.extend(quote_spanned!(Span::mixed_site()=> #(#cfgs)* exclusive.#enter::<#message>();));
@@ -201,19 +219,17 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
 /// What `#[handler]` on a method says.
 fn handler(function: &ImplItemFn) -> syn::Result<Handler<'_>> {
     let mut marks = function.attrs.iter().filter(|attribute| is_handler(attribute));
-    let mut acknowledged = false;
+    let (mut acknowledged, mut message) = (None, None);
     if let Some(mark) = marks.next()
         && !matches!(mark.meta, Meta::Path(_))
     {
-        mark.parse_nested_meta(|meta| {
-            acknowledged = true;
-            match key(&meta).as_str() {
-                "acknowledged" => Ok(()),
-                other => Err(meta.error(format_args!(
-                    "unknown key `{other}`; #[handler] takes acknowledged, for messages that are asked only to know when \
-                     they are done with"
-                ))),
-            }
+        mark.parse_nested_meta(|meta| match key(&meta).as_str() {
+            "acknowledged" => once("handler", &mut acknowledged, &meta, |_| Ok(())),
+            "message" => once("handler", &mut message, &meta, |meta| meta.value()?.parse()),
+            other => Err(meta.error(format_args!(
+                "unknown key `{other}`; #[handler(..)] takes message = Look, which writes that message without fields, and \
+                 acknowledged, for messages that are asked only to know when they are done with"
+            ))),
         })?;
     }
     if let Some(second) = marks.next() {
@@ -224,19 +240,55 @@ fn handler(function: &ImplItemFn) -> syn::Result<Handler<'_>> {
         let why = format!("`{name}` is a method of every actor; a handler needs another name");
         return Err(Error::new_spanned(&function.sig.ident, why));
     }
-    Ok(Handler { function, acknowledged })
+    Ok(Handler { function, message, acknowledged: acknowledged.is_some() })
+}
+
+/// A message without fields, with the docs and the visibility of its handler.
+fn question(
+    name: &Ident,
+    function: &ImplItemFn,
+    method: &Method<'_>,
+    root: &Path,
+) -> syn::Result<TokenStream> {
+    let output = method.returns.output;
+    let later =
+        |name| output.and_then(|output| methods::arguments(output, name)).and_then(|of| of.last().copied());
+    let reply =
+        ["ResponseFuture", "ResponseActFuture", "AtomicResponse"].into_iter().find_map(later).or(output);
+    if let Some(of) = output.filter(|output| methods::arguments(output, "MessageResult").is_some()) {
+        return Err(ASKED.refusal(of, "has to return the reply itself, which becomes the one of the message"));
+    }
+    let reply = reply.map_or_else(|| quote!(()), ToTokens::to_token_stream);
+    let docs = function.attrs.iter().filter(|attribute| attribute.path().is_ident("doc"));
+    let (vis, private) = (&function.vis, quote!(#root::__private));
+    let serde = quote!(#private::serde).to_string();
+    Ok(quote! {
+        #(#docs)*
+        #[derive(
+            ::core::clone::Clone,
+            ::core::marker::Copy,
+            ::core::fmt::Debug,
+            #private::serde::Serialize,
+            #private::serde::Deserialize,
+            #private::GpuMessage,
+        )]
+        #[serde(crate = #serde)]
+        #[gpu_message(reply = #reply, crate = #root)]
+        #vis struct #name;
+    })
 }
 
 /// The names of actix for what resolves later, or says itself what it is the reply to.
 const AS_THEY_ARE: [&str; 4] = ["ResponseFuture", "ResponseActFuture", "AtomicResponse", "MessageResult"];
 
 /// The `impl Handler` of one message.
-fn handles_one(block: &ItemImpl, method: &Method<'_>, private: &TokenStream) -> syn::Result<TokenStream> {
-    let message = method.value;
-    let output = match &method.sig.output {
-        syn::ReturnType::Type(_, ty) => Some(bare(ty)),
-        syn::ReturnType::Default => None,
-    };
+fn handles_one(
+    block: &ItemImpl,
+    method: &Method<'_>,
+    message: &TokenStream,
+    private: &TokenStream,
+) -> syn::Result<TokenStream> {
+    let output = method.returns.output;
     let call = method.plain_call();
     let (result, body) = match output {
         Some(Type::ImplTrait(future)) => {
@@ -244,7 +296,7 @@ fn handles_one(block: &ItemImpl, method: &Method<'_>, private: &TokenStream) -> 
                         `ResponseFuture<Reply>`, and the future goes into a `Box::pin(..)`";
             return Err(HANDLER.refusal(future, what));
         }
-        Some(output) if AS_THEY_ARE.iter().any(|name| methods::argument(output, name).is_some()) => {
+        Some(output) if AS_THEY_ARE.iter().any(|name| methods::arguments(output, name).is_some()) => {
             (output.to_token_stream(), call)
         }
         // That the reply is the one of the message, is checked where it is put into this: the error is at the user's type.

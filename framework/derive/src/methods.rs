@@ -116,6 +116,8 @@ pub(crate) struct Method<'a> {
 
 /// What a method returns.
 pub(crate) struct Returns<'a> {
+    /// As it is written.
+    pub(crate) output: Option<&'a Type>,
     /// Whether that is a `Result`.
     pub(crate) fallible: bool,
     /// The value, or that of the `Result`; none for `()`.
@@ -244,26 +246,31 @@ impl Method<'_> {
 
 fn returns(sig: &Signature) -> Returns<'_> {
     let ReturnType::Type(_, ty) = &sig.output else {
-        return Returns { fallible: false, value: None, span: sig.ident.span() };
+        return Returns { output: None, fallible: false, value: None, span: sig.ident.span() };
     };
     let (fallible, value) = match argument(ty, "Result") {
         Some(value) => (true, value),
         None => (false, Some(bare(ty))),
     };
     let value = value.filter(|ty| !matches!(ty, Type::Tuple(tuple) if tuple.elems.is_empty()));
-    Returns { fallible, value, span: ty.span() }
+    Returns { output: Some(bare(ty)), fallible, value, span: ty.span() }
 }
 
 /// Whether the type's name is `name`, in any module; and its first argument, if it has one.
 pub(crate) fn argument<'a>(ty: &'a Type, name: &str) -> Option<Option<&'a Type>> {
+    arguments(ty, name).map(|arguments| arguments.first().copied())
+}
+
+/// As [`argument`], with all arguments that are types.
+pub(crate) fn arguments<'a>(ty: &'a Type, name: &str) -> Option<Vec<&'a Type>> {
     let Type::Path(path) = bare(ty) else { return None };
     let last = path.path.segments.last().filter(|last| last.ident == name)?;
-    let PathArguments::AngleBracketed(arguments) = &last.arguments else { return Some(None) };
-    let first = arguments.args.iter().find_map(|argument| match argument {
+    let PathArguments::AngleBracketed(arguments) = &last.arguments else { return Some(Vec::new()) };
+    let types = arguments.args.iter().filter_map(|argument| match argument {
         GenericArgument::Type(ty) => Some(bare(ty)),
         _ => None,
     });
-    Some(first)
+    Some(types.collect())
 }
 
 /// The type without what `macro_rules!` and parentheses put around it.

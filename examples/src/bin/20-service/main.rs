@@ -24,9 +24,9 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use http::Service;
-use messages::{Found, Frame, Latency, Weights};
+use messages::{Found, Frame, Weights};
 use stages::{Background, Camera, Detect, WEIGHTS};
-use tracker::Tracker;
+use tracker::{Latency, Tracker};
 
 /// How long everything may take to end.
 const DEADLINE: Duration = Duration::from_secs(30);

@@ -3,7 +3,7 @@
 use tensorpost::observe::Histogram;
 use tensorpost::prelude::*;
 
-use crate::messages::{Found, LastFrame, Latency, Look, Region, Scene, Track};
+use crate::messages::{Found, Region, Scene, Track};
 
 /// A track that was not seen for so many frames is gone.
 const FORGOTTEN_AFTER: u64 = 25;
@@ -37,18 +37,21 @@ impl Tracker {
         self.last = Some(found.pixels);
     }
 
-    #[handler]
-    fn look(&self, _: Look) -> Scene {
+    /// "What is there now?"
+    #[handler(message = Look)]
+    pub(crate) fn look(&self) -> Scene {
         self.scene.clone()
     }
 
-    #[handler]
-    fn last(&self, _: LastFrame) -> Option<Tensor> {
+    /// "The last frame, please."
+    #[handler(message = LastFrame)]
+    pub(crate) fn last(&self) -> Option<Tensor> {
         self.last.clone()
     }
 
-    #[handler]
-    fn latency(&self, _: Latency) -> Histogram {
+    /// "How long did it take from the camera to you?"
+    #[handler(message = Latency)]
+    pub(crate) fn latency(&self) -> Histogram {
         self.latency.clone()
     }
 

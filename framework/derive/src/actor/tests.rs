@@ -49,6 +49,26 @@ fn a_marked_method_is_a_handler_and_in_the_list() {
 }
 
 #[test]
+fn a_message_without_fields_is_written_with_its_handler() {
+    let block = "/// What is there.
+        #[handler(message = Look)] pub(crate) fn look(&self) -> Option<Scene> {}
+        #[handler(message = Tick, acknowledged)] fn tick(&mut self, ctx: &mut Context<Self>) -> ResponseActFuture<Self, u8> {}
+        #[handler(message = Stop)] fn stop(&mut self) {}";
+    has(
+        &expanded("", block),
+        &[
+            "Self :: look (self)",
+            "__private :: GpuMessage ,)] # [serde (crate = \":: tensorpost :: __private :: serde\")] \
+             # [gpu_message (reply = Option < Scene > , crate = :: tensorpost)] pub (crate) struct Look ;",
+            "# [doc = \" What is there.\"] # [derive",
+            "reply = u8 , crate = :: tensorpost)] struct Tick ;",
+            "reply = () , crate = :: tensorpost)] struct Stop ;",
+            "exclusive . message :: < Look > () ; exclusive . acknowledged :: < Tick > () ; exclusive . message :: < Stop > () ;",
+        ],
+    );
+}
+
+#[test]
 fn what_resolves_later_stays_what_it_is() {
     for output in ["ResponseFuture<u8>", "actix::ResponseActFuture<Self, u8>", "MessageResult<Look>"] {
         let written = expanded("", &format!("#[handler] fn look(&mut self, _: Look) -> {output} {{}}"));
@@ -116,6 +136,12 @@ fn what_is_no_handler_is_refused() {
             "#[handler] fn a(&mut self, _: A) {} #[handler] fn b(&mut self, _: A) {}",
             "another method is the handler of this",
         ),
+        ("#[handler(message = Look)] fn look(&self, _: Look) -> u8 {}", "is not called with this"),
+        (
+            "#[handler(message = Look)] fn look(&self) -> MessageResult<Look> {}",
+            "has to return the reply itself",
+        ),
+        ("#[handler(acknowledged, acknowledged)] fn a(&self, _: A) {}", "has `acknowledged` twice"),
         ("#[handler(soon)] fn found(&mut self, _: Found) {}", "unknown key `soon`"),
         ("#[handler] #[handler] fn found(&mut self, _: Found) {}", "marked with #[handler] already"),
         ("#[handler] fn started(&mut self, _: Found) {}", "`started` is a method of every actor"),

@@ -79,6 +79,17 @@ impl Tracker {
         Box::pin(async {}.into_actor(self))
     }
 
+    /// Is it on?
+    #[handler(message = IsOn)]
+    fn is_on(&self) -> bool {
+        self.seen
+    }
+
+    #[handler(message = Slowly)]
+    fn slowly(&self, _: &mut Context<Self>) -> ResponseFuture<Scene> {
+        Box::pin(std::future::ready(self.scene.clone()))
+    }
+
     fn is_full(&self) -> bool {
         self.scene.0 > 100
     }
@@ -162,6 +173,10 @@ fn main() {
     has_result::<Tracker, Look, MessageResult<Look>>();
     has_result::<Tracker, Last, MessageResult<Last>>();
     has_result::<Tracker, Later, ResponseFuture<Result<Scene, String>>>();
+    has_result::<Tracker, IsOn, MessageResult<IsOn>>();
+    has_result::<Tracker, Slowly, ResponseFuture<Scene>>();
+    let _: (Option<bool>, Option<Scene>) =
+        (None::<<IsOn as GpuMessage>::Reply>, None::<<Slowly as GpuMessage>::Reply>);
     has_result::<Tracker, Tick, ResponseActFuture<Tracker, ()>>();
 
     // The block's methods are called as they are written.
