@@ -126,7 +126,11 @@ fn it_answers_takes_new_weights_survives_a_crash_and_ends_in_order() {
     assert_eq!(service.worker("detect.1").0, 200);
     let (status, metrics) = service.text("GET", "/metrics");
     assert_eq!(status, 200, "{metrics}");
-    for line in ["regions_found{actor=\"detect.", "latency_seconds", "tensorpost_messages_handled_total{"] {
+    // The counters of what may be dropped or missed are there before anything was.
+    let dropped = "tensorpost_items_dropped_total{process=\"camera\",actor=\"camera.0\"}";
+    let missed = "tensorpost_items_missed_total{";
+    let handled = "tensorpost_messages_handled_total{";
+    for line in ["regions_found{actor=\"detect.", "latency_seconds", handled, dropped, missed] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
 

@@ -29,39 +29,16 @@
 //!     next: Address<Frame>,
 //! }
 //!
-//! impl Actor for Invert {
-//!     type Context = Context<Self>;
-//! }
-//!
-//! impl RemoteActor for Invert {
-//!     type Args = Address<Frame>; // addresses travel in arguments and in messages
-//!
-//!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
-//!         Ok(Invert { stream: env.stream(), next }) // in the worker process
-//!     }
-//!
-//!     fn handles(on: &mut Handles<Self>) {
-//!         on.message::<Frame>();
-//!     }
-//! }
-//!
+//! #[actor]
 //! impl Invert {
-//!     fn invert(&self, frame: Frame) -> Result<Frame, TensorError> {
-//!         let mut inverted = self.stream.empty(DType::F32, frame.pixels.shape())?;
-//!         let arguments = (frame.pixels.of::<f32>(), inverted.of_mut::<f32>());
-//!         self.stream.run(arguments, |(pixels, inverted)| {
-//!             for (inverted, pixel) in inverted.iter_mut().zip(pixels) {
-//!                 *inverted = 1.0 - pixel;
-//!             }
-//!         })?;
-//!         Ok(Frame { pixels: inverted.freeze(), ..frame })
+//!     // In the worker process. Addresses travel in arguments and in messages.
+//!     fn create(next: Address<Frame>, env: &Env) -> Self {
+//!         Invert { stream: env.stream(), next }
 //!     }
-//! }
 //!
-//! impl Handler<Frame> for Invert {
-//!     type Result = ResponseFuture<()>; // the sender has its place in the mailbox back when this resolves
-//!
-//!     fn handle(&mut self, frame: Frame, _: &mut Context<Self>) -> Self::Result {
+//!     // The sender has its place in the mailbox back when what this returns resolves.
+//!     #[handler]
+//!     fn frame(&mut self, frame: Frame) -> ResponseFuture<()> {
 //!         match self.invert(frame) {
 //!             Ok(frame) => {
 //!                 let sending = self.next.send(frame);
@@ -77,30 +54,26 @@
 //!             }
 //!         }
 //!     }
+//!
+//!     fn invert(&self, frame: Frame) -> Result<Frame, TensorError> {
+//!         let mut inverted = self.stream.empty(DType::F32, frame.pixels.shape())?;
+//!         let arguments = (frame.pixels.of::<f32>(), inverted.of_mut::<f32>());
+//!         self.stream.run(arguments, |(pixels, inverted)| {
+//!             for (inverted, pixel) in inverted.iter_mut().zip(pixels) {
+//!                 *inverted = 1.0 - pixel;
+//!             }
+//!         })?;
+//!         Ok(Frame { pixels: inverted.freeze(), ..frame })
+//!     }
 //! }
 //!
+//! #[derive(Default)]
 //! struct Print;
 //!
-//! impl Actor for Print {
-//!     type Context = Context<Self>;
-//! }
-//!
-//! impl RemoteActor for Print {
-//!     type Args = ();
-//!
-//!     fn create((): (), _: &Env) -> anyhow::Result<Self> {
-//!         Ok(Print)
-//!     }
-//!
-//!     fn handles(on: &mut Handles<Self>) {
-//!         on.message::<Frame>();
-//!     }
-//! }
-//!
-//! impl Handler<Frame> for Print {
-//!     type Result = ();
-//!
-//!     fn handle(&mut self, frame: Frame, _: &mut Context<Self>) {
+//! #[actor]
+//! impl Print {
+//!     #[handler]
+//!     fn frame(&mut self, frame: Frame) {
 //!         println!("{}: {:?} {:?}", frame.id, frame.pixels, frame.pixels.to_vec::<f32>());
 //!     }
 //! }
@@ -118,9 +91,9 @@
 //! ```
 //!
 //! # Where to read on
-//! The [derive](derive@message::GpuMessage) says what a message may hold; that of
-//! [actors](derive@actor::RemoteActor) spares a plain one its impls. [`tensor`] has tensors and what computes on
-//! them, [`actor`] addresses, [`node`] processes, [`pipeline`] and [`published`] what stands on them. Bounds are constants in
+//! The [derive](derive@message::GpuMessage) says what a message may hold; [`#[actor]`](macro@crate::actor) writes the impls of
+//! actors, and [`#[stage]`](macro@crate::stage) those of stages, sources and sinks. [`tensor`] has tensors and what computes on
+//! them, [`mod@actor`] addresses, [`node`] processes, [`pipeline`] and [`published`] what stands on them. Bounds are constants in
 //! the module that they are about. `SEMANTICS.md` in the repository says in
 //! plain sentences what is promised, `PIPELINES.md` what pipelines add, `ARCHITECTURE.md` how it is done.
 //!
@@ -134,6 +107,8 @@
 pub use tensorpost_core::api::testing::{self, test};
 #[doc(inline)]
 pub use tensorpost_core::api::{actor, device, message, node, observe, tensor};
+#[doc(inline)]
+pub use tensorpost_derive::{actor, stage};
 #[doc(inline)]
 pub use tensorpost_pipeline as pipeline;
 
@@ -152,8 +127,14 @@ mod doctests {
     #[doc = include_str!("../derive/PORTABLE.md")]
     struct PortableDerive;
 
-    #[doc = include_str!("../derive/ACTOR.md")]
+    #[doc = include_str!("../derive/REMOTE_ACTOR.md")]
     struct ActorDerive;
+
+    #[doc = include_str!("../derive/ACTOR.md")]
+    struct ActorAttribute;
+
+    #[doc = include_str!("../derive/STAGE.md")]
+    struct StageAttribute;
 
     #[doc = include_str!("../../README.md")]
     struct Readme;

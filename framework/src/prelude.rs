@@ -1,6 +1,6 @@
 //! Everything that a program with actors and tensors starts with: `use tensorpost::prelude::*;`.
 //!
-//! It has what actors need of actix and serde, the derive, and the types that nearly every program names. `serde` has
+//! It has what actors need of actix and serde, the derives and attributes, and the types that nearly every program names. `serde` has
 //! to be a dependency of the program itself, because its derives name it.
 //!
 //! ```
@@ -25,6 +25,9 @@ pub use actix::{
 };
 #[doc(no_inline)]
 pub use serde::{Deserialize, Serialize};
+// Not from the front door itself, where `actor` is a module too.
+#[doc(no_inline)]
+pub use tensorpost_derive::{actor, stage};
 
 #[doc(no_inline)]
 pub use crate::actor::{

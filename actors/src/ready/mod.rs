@@ -31,7 +31,7 @@
 //!         .stage::<Edges<Named>>(())
 //!         .sink::<SavePng<Named>>(SavePngArgs { folder: edges.clone(), gain: 0.25 })
 //!         .run()?;
-//!     print!("{report}");
+//!     println!("{report}");
 //!     # assert!(edges.join("00001-chelsea.png").exists());
 //!     # std::fs::remove_dir_all(edges)?;
 //!     Ok(())

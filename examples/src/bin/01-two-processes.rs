@@ -16,33 +16,21 @@ struct Doubler {
     stream: DeviceStream,
 }
 
-impl Actor for Doubler {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Doubler {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Doubler { stream: env.stream() })
+#[actor]
+impl Doubler {
+    fn create(env: &Env) -> Self {
+        Doubler { stream: env.stream() }
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Double>();
-    }
-}
-
-impl Handler<Double> for Doubler {
-    type Result = MessageResult<Double>;
-
-    fn handle(&mut self, message: Double, _: &mut Context<Self>) -> Self::Result {
+    #[handler]
+    fn double(&self, message: Double) -> Tensor {
         let double = || -> Result<Tensor, TensorError> {
             // By the CPU, which is short and the same on every device; 05, 09 and 11 launch kernels.
             let mut values = self.stream.download::<f32>(&message.values)?;
             values.iter_mut().for_each(|value| *value *= 2.0);
             Ok(self.stream.from_slice(message.values.shape(), &values)?.freeze())
         };
-        MessageResult(double().expect("room for a tensor as large as the one that came"))
+        double().expect("room for a tensor as large as the one that came")
     }
 }
 

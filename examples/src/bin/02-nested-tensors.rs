@@ -26,28 +26,13 @@ enum Mask {
     Alpha { values: Box<Tensor>, gain: f32 },
 }
 
+#[derive(Default)]
 struct Describer;
 
-impl Actor for Describer {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Describer {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Describer)
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Scene>();
-    }
-}
-
-impl Handler<Scene> for Describer {
-    type Result = MessageResult<Scene>;
-
-    fn handle(&mut self, scene: Scene, _: &mut Context<Self>) -> Self::Result {
+#[actor]
+impl Describer {
+    #[handler]
+    fn describe(&self, scene: Scene) -> Vec<String> {
         let mut lines = vec![format!("scene `{}`", scene.title)];
         for Region { label, crop } in &scene.regions {
             let crop = crop.as_ref().map_or("no crop".to_owned(), |crop| format!("{crop:?}"));
@@ -58,7 +43,7 @@ impl Handler<Scene> for Describer {
             Mask::Nothing => "no mask".to_owned(),
             Mask::Alpha { values, gain } => format!("mask: {values:?}, gain {gain}"),
         });
-        MessageResult(lines)
+        lines
     }
 }
 

@@ -22,32 +22,18 @@ struct Sorter {
     stream: DeviceStream,
 }
 
-impl Actor for Sorter {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Sorter {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Sorter { stream: env.stream() })
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Sort>();
-    }
-}
-
-impl Handler<Sort> for Sorter {
-    type Result = MessageResult<Sort>;
-
-    fn handle(&mut self, sort: Sort, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(self.sort(&sort.values).map_err(|error| format!("{error:#}")))
-    }
-}
-
+#[actor]
 impl Sorter {
-    fn sort(&self, values: &Tensor) -> anyhow::Result<Sorted> {
+    fn create(env: &Env) -> Self {
+        Sorter { stream: env.stream() }
+    }
+
+    #[handler]
+    fn sort(&self, sort: Sort) -> Result<Sorted, String> {
+        self.sorted(&sort.values).map_err(|error| format!("{error:#}"))
+    }
+
+    fn sorted(&self, values: &Tensor) -> anyhow::Result<Sorted> {
         let mut values = self.stream.download::<f32>(values)?;
         anyhow::ensure!(!values.is_empty(), "there are no values");
         anyhow::ensure!(values.iter().all(|value| !value.is_nan()), "there is a NaN among the values");

@@ -15,27 +15,15 @@ struct Worker {
     results: Address<Work>,
 }
 
-impl Actor for Worker {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Worker {
-    type Args = Address<Work>;
-
-    fn create(results: Address<Work>, _: &Env) -> anyhow::Result<Self> {
-        Ok(Worker { results })
+#[actor]
+impl Worker {
+    fn create(results: Address<Work>) -> Self {
+        Worker { results }
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Work>();
-    }
-}
-
-impl Handler<Work> for Worker {
-    // The sender has its credit back when this resolves.
-    type Result = ResponseFuture<()>;
-
-    fn handle(&mut self, work: Work, _: &mut Context<Self>) -> Self::Result {
+    /// The sender has its credit back when this resolves.
+    #[handler]
+    fn work(&self, work: Work) -> ResponseFuture<()> {
         let taken = self.results.ask(work);
         Box::pin(async move {
             // A channel gives no replies, but it says so when the message is taken out.

@@ -37,13 +37,8 @@ struct Stamper {
     stamp: Stamp,
 }
 
-impl Actor for Stamper {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Stamper {
-    type Args = Stamp;
-
+#[actor]
+impl Stamper {
     fn create(stamp: Stamp, env: &Env) -> anyhow::Result<Self> {
         let stream = env.stream();
         let kernel = match stream.kind() {
@@ -57,15 +52,8 @@ impl RemoteActor for Stamper {
         Ok(Stamper { stream, kernel, stamp })
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Document>();
-    }
-}
-
-impl Handler<Document> for Stamper {
-    type Result = ResponseFuture<()>;
-
-    fn handle(&mut self, document: Document, _: &mut Context<Self>) -> Self::Result {
+    #[handler]
+    fn pass_on(&self, document: Document) -> ResponseFuture<()> {
         let sending = self.stamp(document).map(|document| self.stamp.next.send(document));
         Box::pin(async move {
             match sending {
@@ -74,9 +62,7 @@ impl Handler<Document> for Stamper {
             }
         })
     }
-}
 
-impl Stamper {
     fn stamp(&self, Document { values, mut trail }: Document) -> anyhow::Result<Document> {
         // Fails, and gives the tensor back, if anybody else still holds it.
         let mut values = values.into_mut(&self.stream)?;

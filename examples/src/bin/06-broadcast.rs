@@ -19,32 +19,20 @@ struct Summer {
     stream: DeviceStream,
 }
 
-impl Actor for Summer {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Summer {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Summer { stream: env.stream() })
+#[actor]
+impl Summer {
+    fn create(env: &Env) -> Self {
+        Summer { stream: env.stream() }
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Sum>();
-    }
-}
-
-impl Handler<Sum> for Summer {
-    type Result = MessageResult<Sum>;
-
-    fn handle(&mut self, Sum { table, share }: Sum, _: &mut Context<Self>) -> Self::Result {
+    #[handler]
+    fn sum(&self, Sum { table, share }: Sum) -> f64 {
         let rows = table.shape()[0] / WORKERS;
         let sum = || -> Result<f64, TensorError> {
             let part = table.slice(0, share * rows..(share + 1) * rows)?;
             Ok(self.stream.download::<f32>(&part)?.into_iter().map(f64::from).sum())
         };
-        MessageResult(sum().unwrap_or(f64::NAN))
+        sum().unwrap_or(f64::NAN)
     }
 }
 

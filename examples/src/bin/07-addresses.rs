@@ -17,56 +17,29 @@ struct Order {
 struct Total(i64);
 
 /// Adds up.
+#[derive(Default)]
 struct Till(i64);
 
-impl Actor for Till {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Till {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Till(0))
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Add>();
-    }
-}
-
-impl Handler<Add> for Till {
-    type Result = MessageResult<Add>;
-
-    fn handle(&mut self, Add(values): Add, _: &mut Context<Self>) -> Self::Result {
+#[actor]
+impl Till {
+    #[handler]
+    fn add(&mut self, Add(values): Add) -> i64 {
         self.0 += values.to_vec::<i64>().map_or(0, |values| values.iter().sum());
-        MessageResult(self.0)
+        self.0
     }
 }
 
 /// Was told no address at all.
 struct Clerk(Env);
 
-impl Actor for Clerk {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Clerk {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Clerk(env.clone()))
+#[actor]
+impl Clerk {
+    fn create(env: &Env) -> Self {
+        Clerk(env.clone())
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Order>();
-    }
-}
-
-impl Handler<Order> for Clerk {
-    type Result = ResponseFuture<()>;
-
-    fn handle(&mut self, Order { values, reply_to }: Order, _: &mut Context<Self>) -> Self::Result {
+    #[handler]
+    fn order(&self, Order { values, reply_to }: Order) -> ResponseFuture<()> {
         let env = self.0.clone();
         let work = async move {
             let till = env.lookup::<Add>("till").await?;

@@ -22,37 +22,19 @@ struct Place {
     thread: String,
 }
 
+#[derive(Default)]
 struct Guest;
 
-impl Actor for Guest {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Guest {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Guest)
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<WhereAreYou>().message::<Meet>();
-    }
-}
-
-impl Handler<WhereAreYou> for Guest {
-    type Result = MessageResult<WhereAreYou>;
-
-    fn handle(&mut self, _: WhereAreYou, _: &mut Context<Self>) -> Self::Result {
+#[actor]
+impl Guest {
+    #[handler]
+    fn place(&self, _: WhereAreYou) -> Place {
         let thread = format!("{:?}", std::thread::current().id());
-        MessageResult(Place { process: std::process::id(), thread })
+        Place { process: std::process::id(), thread }
     }
-}
 
-impl Handler<Meet> for Guest {
-    type Result = bool;
-
-    fn handle(&mut self, _: Meet, _: &mut Context<Self>) -> bool {
+    #[handler]
+    fn meet(&self, _: Meet) -> bool {
         MEETING.wait();
         true
     }

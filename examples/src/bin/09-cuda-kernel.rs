@@ -35,26 +35,20 @@ struct Scaler {
     kernel: CudaFunction,
 }
 
-impl Actor for Scaler {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Scaler {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+#[actor]
+impl Scaler {
+    fn create(env: &Env) -> anyhow::Result<Self> {
         let stream = env.stream();
         let module = Arc::clone(stream.cuda_context()?).load_module(cudarc::nvrtc::compile_ptx(SOURCE)?)?;
         Ok(Scaler { kernel: module.load_function("scale")?, stream })
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Scale>();
+    #[handler]
+    fn scale(&self, message: Scale) -> Scaled {
+        Scaled { values: self.scaled(&message).expect("a launch on a tensor of the GPU") }
     }
-}
 
-impl Scaler {
-    fn scale(&self, message: &Scale) -> anyhow::Result<Tensor> {
+    fn scaled(&self, message: &Scale) -> anyhow::Result<Tensor> {
         let mut scaled = self.stream.empty(DType::F32, message.values.shape())?;
         let n = message.values.len() as u32;
         let mut launch = self.stream.launch_builder(&self.kernel)?;
@@ -62,15 +56,6 @@ impl Scaler {
         // SAFETY: the kernel has these parameters, and stays below `n`, the number of elements of both tensors.
         unsafe { launch.launch(LaunchConfig::for_num_elems(n))? };
         Ok(scaled.freeze()) // the kernel may still run: whoever gets the tensor waits for it on the GPU
-    }
-}
-
-impl Handler<Scale> for Scaler {
-    type Result = MessageResult<Scale>;
-
-    fn handle(&mut self, message: Scale, _: &mut Context<Self>) -> Self::Result {
-        let values = self.scale(&message).expect("a launch on a tensor of the GPU");
-        MessageResult(Scaled { values })
     }
 }
 

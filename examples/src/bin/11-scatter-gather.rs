@@ -36,14 +36,9 @@ struct Adder {
     kernel: Option<CudaFunction>,
 }
 
-impl Actor for Adder {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Adder {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+#[actor]
+impl Adder {
+    fn create(env: &Env) -> anyhow::Result<Self> {
         let stream = env.stream();
         let kernel = match stream.kind() {
             DeviceKind::Host => None,
@@ -56,13 +51,13 @@ impl RemoteActor for Adder {
         Ok(Adder { stream, kernel })
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Add>();
+    #[handler]
+    fn add(&self, Add { mut part }: Add) -> Result<TensorPart, String> {
+        self.add_to(&mut part).map_err(|error| format!("{error:#}"))?;
+        Ok(part)
     }
-}
 
-impl Adder {
-    fn add(&self, part: &mut TensorPart) -> anyhow::Result<()> {
+    fn add_to(&self, part: &mut TensorPart) -> anyhow::Result<()> {
         let first = part.start()[1];
         let Some(kernel) = &self.kernel else {
             self.stream.run((part.of_mut::<u32>(),), move |(mut part,)| {
@@ -83,15 +78,6 @@ impl Adder {
         // which are `stride` elements apart.
         unsafe { launch.launch(LaunchConfig::for_num_elems(rows * columns))? };
         Ok(())
-    }
-}
-
-impl Handler<Add> for Adder {
-    type Result = MessageResult<Add>;
-
-    fn handle(&mut self, Add { mut part }: Add, _: &mut Context<Self>) -> Self::Result {
-        let added = self.add(&mut part).map_err(|error| format!("{error:#}"));
-        MessageResult(added.map(|()| part))
     }
 }
 

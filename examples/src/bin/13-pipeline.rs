@@ -58,7 +58,7 @@ fn main() -> anyhow::Result<()> {
     let report = pipeline.run()?; // a worker process never returns from here
     print!("{}", pipeline.describe());
     if args.report {
-        print!("{report}");
+        println!("{report}");
     }
     let written = report.stage("SavePng").map_or(0, |stage| stage.items_in);
     println!("{written} images of edges written");

@@ -22,39 +22,24 @@ struct Divider {
     stream: DeviceStream,
 }
 
-impl Actor for Divider {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Divider {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Divider { stream: env.stream() })
+#[actor]
+impl Divider {
+    fn create(env: &Env) -> Self {
+        Divider { stream: env.stream() }
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Divide>().message::<Die>();
-    }
-}
-
-impl Handler<Divide> for Divider {
-    type Result = MessageResult<Divide>;
-
-    fn handle(&mut self, Divide { values, by }: Divide, _: &mut Context<Self>) -> Self::Result {
+    #[handler]
+    fn divide(&self, Divide { values, by }: Divide) -> Tensor {
         let divide = || -> Result<Tensor, TensorError> {
             let elements: Vec<i32> =
                 self.stream.download(&values)?.into_iter().map(|value: i32| value / by).collect();
             Ok(self.stream.from_slice(values.shape(), &elements)?.freeze())
         };
-        MessageResult(divide().expect("room for a tensor as large as the one that came"))
+        divide().expect("room for a tensor as large as the one that came")
     }
-}
 
-impl Handler<Die> for Divider {
-    type Result = ();
-
-    fn handle(&mut self, _: Die, _: &mut Context<Self>) {
+    #[handler]
+    fn die(&self, _: Die) {
         kill_process(getpid(), Signal::KILL).expect("every process may kill itself");
     }
 }

@@ -134,7 +134,7 @@ pub mod console {
 /// What the derive's code refers to. Not for anyone else.
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::actor::{Env, Handles, RemoteActor};
+    pub use crate::actor::{DeadLetter, Env, Handles, RemoteActor};
     pub use crate::device::DeviceKind;
     pub use crate::message::holds::{Otherwise, Probe};
     pub use crate::message::portable::{
@@ -144,5 +144,6 @@ pub mod __private {
     pub use crate::tensor::DType;
     #[cfg(feature = "testing")]
     pub use crate::testing::under_libtest::begin as begin_test;
+    pub use tensorpost_derive::GpuMessage;
     pub use {actix, anyhow, serde};
 }

@@ -1,19 +1,26 @@
-//! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attribute of its tests. Use them
-//! through that crate, which re-exports them.
+//! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attributes of stages, of actors and of
+//! tests. Use them through that crate, which re-exports them.
 //!
 //! The derive of messages is three steps, one module each: `parse` turns the item into the plain data of `ir` and refuses
 //! what cannot be a message, `codegen` turns that into the two impls. Beside them, `refuse` knows the field
 //! types that can never be sent, `bounds` the where clause of a generic message, and `schema` the hash by
 //! which two processes see that they mean the same definition.
+//!
+//! The attributes `stage` and `actor` read the methods of an `impl` block by their names and parameters (`methods`), and write
+//! impls of traits that call them; `create` is what both have in common.
 
+mod actor;
 mod bounds;
 mod codegen;
+mod create;
 mod ir;
+mod methods;
 mod parse;
 mod portable;
 mod refuse;
 mod remote_actor;
 mod schema;
+mod stage;
 mod test_attribute;
 
 use proc_macro2::TokenStream;
@@ -34,7 +41,7 @@ pub fn derive_portable(input: proc_macro::TokenStream) -> proc_macro::TokenStrea
 }
 
 // As above.
-#[cfg_attr(not(doctest), doc = include_str!("../ACTOR.md"))]
+#[cfg_attr(not(doctest), doc = include_str!("../REMOTE_ACTOR.md"))]
 #[proc_macro_derive(RemoteActor, attributes(remote_actor))]
 pub fn derive_remote_actor(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     remote_actor::expand(&parse_macro_input!(input as DeriveInput)).into()
@@ -45,6 +52,20 @@ pub fn derive_remote_actor(input: proc_macro::TokenStream) -> proc_macro::TokenS
 #[proc_macro_attribute]
 pub fn test(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
     test_attribute::expand(&arguments.into(), &parse_macro_input!(item as ItemFn)).into()
+}
+
+// As above.
+#[cfg_attr(not(doctest), doc = include_str!("../STAGE.md"))]
+#[proc_macro_attribute]
+pub fn stage(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    stage::expand(arguments.into(), item.into()).into()
+}
+
+// As above.
+#[cfg_attr(not(doctest), doc = include_str!("../ACTOR.md"))]
+#[proc_macro_attribute]
+pub fn actor(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    actor::expand(arguments.into(), item.into()).into()
 }
 
 /// The impls for `input`, or one `compile_error!` for each thing that is wrong with it.

@@ -4,7 +4,7 @@
 mod container;
 mod tensor;
 
-pub(crate) use container::{key, once};
+pub(crate) use container::{crate_path, key, once};
 
 use quote::ToTokens;
 use syn::{
@@ -72,14 +72,15 @@ impl Errors {
         self.add(syn::Error::new_spanned(at, message));
     }
 
-    fn add(&mut self, error: syn::Error) {
+    pub(crate) fn add(&mut self, error: syn::Error) {
         match &mut self.0 {
             Some(errors) => errors.combine(error),
             None => self.0 = Some(error),
         }
     }
 
-    fn take<T>(&mut self, result: syn::Result<T>) -> Option<T> {
+    /// The value, or nothing with its error added.
+    pub(crate) fn take<T>(&mut self, result: syn::Result<T>) -> Option<T> {
         result.map_err(|error| self.add(error)).ok()
     }
 

@@ -15,20 +15,16 @@
 //!
 //! struct Invert(DeviceStream);
 //!
-//! impl Stage for Invert {
-//!     type Args = ();
-//!     type In = Frame;
-//!     type Out = Frame;
-//!
-//!     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-//!         Ok(Invert(env.stream())) // in its worker process
+//! #[stage]
+//! impl Invert {
+//!     fn create(env: &Env) -> Self {
+//!         Invert(env.stream()) // in its worker process
 //!     }
 //!
-//!     fn process(&mut self, frame: Frame, out: &mut Out<Frame>) -> anyhow::Result<()> {
+//!     fn process(&mut self, frame: Frame) -> anyhow::Result<Frame> {
 //!         let mut pixels = frame.pixels.into_mut(&self.0)?; // the memory that the source wrote
 //!         self.0.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = 1.0 - *p))?;
-//!         out.emit(Frame { pixels: pixels.freeze() });
-//!         Ok(())
+//!         Ok(Frame { pixels: pixels.freeze() })
 //!     }
 //! }
 //!
@@ -42,7 +38,7 @@
 //!         .stage::<Invert>(())
 //!         .for_each("check", |frame: Frame| Ok(anyhow::ensure!(frame.pixels.to_vec::<f32>()? == [1.0; 4096])))
 //!         .run()?; // starts three worker processes, which are this program again; they never return from here
-//!     print!("{report}");
+//!     println!("{report}");
 //!     assert_eq!(report.stage("check").map(|stage| stage.items_in), Some(100));
 //!     Ok(())
 //! }
@@ -66,7 +62,7 @@
 //! ```
 //!
 //! # Where to read on
-//! [`Source`], [`Stage`] and [`Sink`] are what you write; [`Flow`] has all that can be done with items on the way:
+//! [`Source`], [`Stage`] and [`Sink`] are what you write, with the attribute `#[stage]` or by hand; [`Flow`] has all that can be done with items on the way:
 //! replicas and their order, closures, forks and joins, batches and windows, loops, errors and restarts. [`Pipeline`] runs:
 //! on a node of its own ([`run`](Pipeline::run)), or on one that is there
 //! ([`Node::run_pipeline`](RunPipeline::run_pipeline)). A pipeline can be [described](Pipeline::describe) as text and

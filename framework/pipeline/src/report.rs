@@ -322,41 +322,41 @@ impl fmt::Display for Report {
         }
         table(f, &rows)?;
         let end = if self.cancelled { "cancelled after" } else { "took" };
-        writeln!(f, "{} {end} {:.3} s", self.pipeline, self.seconds)?;
+        write!(f, "{} {end} {:.3} s", self.pipeline, self.seconds)?;
         if let Some(incomplete) = self.incomplete() {
-            writeln!(f, "incomplete: {incomplete}")?;
+            write!(f, "\nincomplete: {incomplete}")?;
         }
         for stage in self.stages.iter().filter(|stage| stage.dropped > 0) {
-            writeln!(f, "dropped: {} in front of {}", stage.dropped, stage.stage)?;
+            write!(f, "\ndropped: {} in front of {}", stage.dropped, stage.stage)?;
         }
         for stage in self.stages.iter().filter(|stage| stage.missed > 0) {
-            writeln!(f, "late: {} missed {} of its times", stage.stage, stage.missed)?;
+            write!(f, "\nlate: {} missed {} of its times", stage.stage, stage.missed)?;
         }
         if let Some(why) = &self.time_slices {
-            writeln!(f, "time slices: stages on one GPU took turns, some 145 us each: {why}")?;
+            write!(f, "\ntime slices: stages on one GPU took turns, some 145 us each: {why}")?;
         }
         for death in &self.deaths {
             let then = if death.restarted { "died and was restarted" } else { "died" };
-            writeln!(f, "{then}: {} (replica {}): {}", death.stage, death.replica, death.why)?;
+            write!(f, "\n{then}: {} (replica {}): {}", death.stage, death.replica, death.why)?;
         }
         for waiting in self.waiting.iter().take(20) {
-            writeln!(f, "waiting: {waiting}")?;
+            write!(f, "\nwaiting: {waiting}")?;
         }
         for failure in self.failures.iter().take(10) {
             let id = failure.id.map_or_else(String::new, |id| format!(" on {id}"));
-            writeln!(f, "failed: {}{id}: {}", failure.stage, failure.why)?;
+            write!(f, "\nfailed: {}{id}: {}", failure.stage, failure.why)?;
         }
         for lost in self.lost.iter().take(10) {
-            writeln!(f, "lost: {} at {}: {}", lost.id, lost.stage, lost.why)?;
+            write!(f, "\nlost: {} at {}: {}", lost.id, lost.stage, lost.why)?;
         }
         if self.lost_count > 10 {
-            writeln!(f, "lost: {} in all", self.lost_count)?;
+            write!(f, "\nlost: {} in all", self.lost_count)?;
         }
         for left in self.left_over.iter().take(10) {
-            writeln!(f, "left over: {} at {}: {}", left.id, left.stage, left.why)?;
+            write!(f, "\nleft over: {} at {}: {}", left.id, left.stage, left.why)?;
         }
         if self.left_over_count > 10 {
-            writeln!(f, "left over: {} in all", self.left_over_count)?;
+            write!(f, "\nleft over: {} in all", self.left_over_count)?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! What a user of pipelines writes: sources, stages and sinks.
+//! What a user of pipelines writes: sources, stages and sinks. The attribute `#[stage]` writes the impls of these traits from the
+//! methods of an `impl` block.
 //!
 //! `create` makes each in its worker process, and `prepare` may wait there for what it needs before its first item. Its
 //! other methods run there too, on the thread of that process's actors, one call at a time. They are plain code: nothing is
@@ -14,7 +15,7 @@ use super::item::Item;
 use super::out::Out;
 use super::pairs::PartnerNews;
 
-/// Where items come from.
+/// Where items come from. `#[stage]` on an `impl` block with `next` writes this; by hand it is
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -85,7 +86,7 @@ pub trait Source: Sized + 'static {
     }
 }
 
-/// What becomes of items: any number of results for each.
+/// What becomes of items: any number of results for each. `#[stage]` on an `impl` block with `process` writes this; by hand it is
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -185,7 +186,7 @@ pub trait Stage: Sized + 'static {
     }
 }
 
-/// Where items end.
+/// Where items end. `#[stage]` on an `impl` block with `consume` writes this; by hand it is
 ///
 /// ```
 /// use tensorpost::prelude::*;

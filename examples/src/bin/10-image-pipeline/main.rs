@@ -42,7 +42,7 @@ fn run(began: SystemTime) -> anyhow::Result<bool> {
     // Of a worker, which has none: its stage gets its own from the program that started it.
     let args = Args::parse();
     let report = pipeline(&args).run()?; // a worker process, which is this program again, never returns from here
-    print!("{report}");
+    println!("{report}");
     println!("{}", summary(&report, check::first_file(&args, began)));
     println!("written to {}", args.out.display());
     let written = report.stage("write").map_or(0, |stage| stage.items_in);

@@ -38,26 +38,14 @@ struct Trainer {
     learn: Flowers,
 }
 
-impl Actor for Trainer {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Trainer {
-    type Args = Publisher<Weights>;
-
+#[actor]
+impl Trainer {
     fn create(weights: Publisher<Weights>, env: &Env) -> anyhow::Result<Self> {
         Ok(Trainer { stream: env.stream(), weights, learn: iris::flowers()?.0 })
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Train>();
-    }
-}
-
-impl Handler<Train> for Trainer {
-    type Result = ResponseFuture<Result<f32, String>>;
-
-    fn handle(&mut self, Train { steps }: Train, _: &mut Context<Self>) -> Self::Result {
+    #[handler]
+    fn train(&self, Train { steps }: Train) -> ResponseFuture<Result<f32, String>> {
         let (stream, publisher, learn) = (self.stream.clone(), self.weights.clone(), self.learn.clone());
         let train = async move {
             let mut training = Training::new(&learn)?;
@@ -95,14 +83,9 @@ struct Evaluator {
     test: Flowers,
 }
 
-impl Actor for Evaluator {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Evaluator {
-    type Args = ();
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+#[actor]
+impl Evaluator {
+    fn create(env: &Env) -> anyhow::Result<Self> {
         Ok(Evaluator {
             stream: env.stream(),
             weights: Subscriber::follow(env, "weights"),
@@ -110,15 +93,8 @@ impl RemoteActor for Evaluator {
         })
     }
 
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Evaluate>();
-    }
-}
-
-impl Handler<Evaluate> for Evaluator {
-    type Result = ResponseFuture<Result<Report, String>>;
-
-    fn handle(&mut self, Evaluate { until }: Evaluate, _: &mut Context<Self>) -> Self::Result {
+    #[handler]
+    fn evaluate(&self, Evaluate { until }: Evaluate) -> ResponseFuture<Result<Report, String>> {
         let (stream, mut weights, test) = (self.stream.clone(), self.weights.clone(), self.test.clone());
         let evaluate = async move {
             let (mut steps, mut right) = (Vec::new(), Vec::new());

@@ -14,8 +14,8 @@ use tensorpost::node::WorkerState;
 use tensorpost::prelude::*;
 use tensorpost_actors::ready::encode_png;
 
-use crate::messages::{LastFrame, Look, Weights};
-use crate::tracker::Tracker;
+use crate::messages::Weights;
+use crate::tracker::{LastFrame, Look, Tracker};
 
 /// What the answers are made from.
 pub(crate) struct Service {

@@ -24,9 +24,9 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use http::Service;
-use messages::{Found, Frame, Latency, Weights};
+use messages::{Found, Frame, Weights};
 use stages::{Background, Camera, Detect, WEIGHTS};
-use tracker::Tracker;
+use tracker::{Latency, Tracker};
 
 /// How long everything may take to end.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -127,7 +127,7 @@ fn serve(service: Arc<Service>, running: Running, port: u16) -> anyhow::Result<(
         axum::serve(listener, http::routes(Arc::clone(&service))).with_graceful_shutdown(until).await
     })?;
     let report = running.finish(DEADLINE)?;
-    print!("{report}");
+    println!("{report}");
     println!("{}", service.node.shutdown(DEADLINE)?);
     Ok(())
 }

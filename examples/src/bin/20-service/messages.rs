@@ -1,10 +1,10 @@
-//! What travels: frames through the pipeline, weights to the detectors, questions to the tracker.
+//! What travels: frames through the pipeline, weights to the detectors, what they find to the tracker.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use tensorpost::observe::{Histogram, monotonic_ns};
+use tensorpost::observe::monotonic_ns;
 use tensorpost::prelude::*;
 use tensorpost_actors::ready::carrier;
 
@@ -80,11 +80,6 @@ pub(crate) struct Weights {
     pub(crate) threshold: f32,
 }
 
-/// "What is there now?"
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = Scene)]
-pub(crate) struct Look;
-
 /// What the tracker knows.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Scene {
@@ -115,13 +110,3 @@ pub(crate) struct Track {
     pub(crate) last_seen: u64,
     pub(crate) region: Region,
 }
-
-/// "The last frame, please."
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = Option<Tensor>)]
-pub(crate) struct LastFrame;
-
-/// "How long did it take from the camera to you?"
-#[derive(Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = Histogram)]
-pub(crate) struct Latency;

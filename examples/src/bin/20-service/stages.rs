@@ -19,13 +19,11 @@ pub(crate) struct Camera {
     frame: u64,
 }
 
-impl Source for Camera {
-    /// Rows and columns.
-    type Args = [usize; 2];
-    type Out = Frame;
-
-    fn create(size: Self::Args, env: &Env) -> anyhow::Result<Self> {
-        Ok(Camera { stream: env.stream(), size, frame: 0 })
+#[stage]
+impl Camera {
+    /// Of rows and columns.
+    fn create(size: [usize; 2], env: &Env) -> Self {
+        Camera { stream: env.stream(), size, frame: 0 }
     }
 
     fn next(&mut self) -> anyhow::Result<Option<Frame>> {
@@ -65,16 +63,13 @@ pub(crate) struct Background {
     background: Option<TensorMut>,
 }
 
-impl Stage for Background {
-    type Args = ();
-    type In = Frame;
-    type Out = Frame;
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Background { stream: env.stream(), background: None })
+#[stage]
+impl Background {
+    fn create(env: &Env) -> Self {
+        Background { stream: env.stream(), background: None }
     }
 
-    fn process(&mut self, Frame { stamp, pixels }: Frame, out: &mut Out<Frame>) -> anyhow::Result<()> {
+    fn process(&mut self, Frame { stamp, pixels }: Frame) -> anyhow::Result<Frame> {
         let mut pixels = pixels.into_mut(&self.stream)?;
         let background = match &mut self.background {
             Some(background) => background,
@@ -92,8 +87,7 @@ impl Stage for Background {
                 *pixel = difference.abs();
             }
         })?;
-        out.emit(Frame { stamp, pixels: pixels.freeze() });
-        Ok(())
+        Ok(Frame { stamp, pixels: pixels.freeze() })
     }
 }
 
@@ -103,28 +97,24 @@ pub(crate) struct Detect {
     weights: Subscriber<Weights>,
 }
 
-impl Stage for Detect {
-    type Args = ();
-    type In = Frame;
-    type Out = Found;
-
-    fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        Ok(Detect { env: env.clone(), weights: Subscriber::follow(env, WEIGHTS) })
+#[stage]
+impl Detect {
+    fn create(env: &Env) -> Self {
+        Detect { env: env.clone(), weights: Subscriber::follow(env, WEIGHTS) }
     }
 
-    async fn prepare(&mut self, _: &Env) -> anyhow::Result<()> {
+    async fn prepare(&mut self) -> anyhow::Result<()> {
         self.weights.ready(FIRST_WEIGHTS).await?; // so the first frame of each life has weights
         Ok(())
     }
 
-    fn process(&mut self, Frame { stamp, pixels }: Frame, out: &mut Out<Found>) -> anyhow::Result<()> {
+    fn process(&mut self, Frame { stamp, pixels }: Frame) -> anyhow::Result<Found> {
         let weights = self.weights.latest().expect("`prepare` has waited for them");
         let colours = weights.value.colours.to_vec::<f32>()?;
         let regions = regions(&pixels, &colours, weights.value.threshold)?;
         metrics::counter!("regions_found").increment(regions.len() as u64);
         let by = (self.env.name().to_owned(), self.env.incarnation());
-        out.emit(Found { stamp, regions, weights: weights.number, by, pixels });
-        Ok(())
+        Ok(Found { stamp, regions, weights: weights.number, by, pixels })
     }
 }
 

@@ -3,7 +3,7 @@
 use tensorpost::observe::Histogram;
 use tensorpost::prelude::*;
 
-use crate::messages::{Found, LastFrame, Latency, Look, Region, Scene, Track};
+use crate::messages::{Found, Region, Scene, Track};
 
 /// A track that was not seen for so many frames is gone.
 const FORGOTTEN_AFTER: u64 = 25;
@@ -11,8 +11,7 @@ const FORGOTTEN_AFTER: u64 = 25;
 /// How far something moves between two frames at most, as a share of the frame.
 const REACH: f32 = 0.3;
 
-#[derive(Default, RemoteActor)]
-#[remote_actor(handles(Found, Look, LastFrame, Latency))]
+#[derive(Default)]
 pub(crate) struct Tracker {
     scene: Scene,
     next_track: u64,
@@ -20,10 +19,10 @@ pub(crate) struct Tracker {
     latency: Histogram,
 }
 
-impl Handler<Found> for Tracker {
-    type Result = ();
-
-    fn handle(&mut self, found: Found, _: &mut Context<Self>) {
+#[actor]
+impl Tracker {
+    #[handler]
+    fn found(&mut self, found: Found) {
         self.latency.note(found.stamp.age());
         metrics::histogram!("latency_seconds").record(found.stamp.age());
         self.scene.frame = found.stamp.frame;
@@ -37,9 +36,25 @@ impl Handler<Found> for Tracker {
         self.scene.tracks.retain(|track| track.last_seen + FORGOTTEN_AFTER > found.stamp.frame);
         self.last = Some(found.pixels);
     }
-}
 
-impl Tracker {
+    /// "What is there now?"
+    #[handler(message = Look)]
+    pub(crate) fn look(&self) -> Scene {
+        self.scene.clone()
+    }
+
+    /// "The last frame, please."
+    #[handler(message = LastFrame)]
+    pub(crate) fn last(&self) -> Option<Tensor> {
+        self.last.clone()
+    }
+
+    /// "How long did it take from the camera to you?"
+    #[handler(message = Latency)]
+    pub(crate) fn latency(&self) -> Histogram {
+        self.latency.clone()
+    }
+
     /// The nearest track that was not seen in this frame yet has moved there, or something new has come.
     fn follow(&mut self, region: Region, frame: u64) {
         let distance = |track: &Track| {
@@ -54,29 +69,5 @@ impl Tracker {
             self.scene.tracks.push(Track { id: self.next_track, seen: 1, last_seen: frame, region });
             self.next_track += 1;
         }
-    }
-}
-
-impl Handler<Look> for Tracker {
-    type Result = MessageResult<Look>;
-
-    fn handle(&mut self, _: Look, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(self.scene.clone())
-    }
-}
-
-impl Handler<LastFrame> for Tracker {
-    type Result = MessageResult<LastFrame>;
-
-    fn handle(&mut self, _: LastFrame, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(self.last.clone())
-    }
-}
-
-impl Handler<Latency> for Tracker {
-    type Result = MessageResult<Latency>;
-
-    fn handle(&mut self, _: Latency, _: &mut Context<Self>) -> Self::Result {
-        MessageResult(self.latency.clone())
     }
 }

@@ -343,6 +343,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
             handler,
             waits,
             waited,
+            counted: self.tally.counted(),
         })
     }
 }

@@ -25,35 +25,16 @@
 //!     next: Address<Frame>,
 //! }
 //!
-//! impl Actor for Brighten {
-//!     type Context = Context<Self>;
-//! }
-//!
-//! impl RemoteActor for Brighten {
-//!     type Args = Address<Frame>; // addresses travel in arguments and in messages
-//!
-//!     fn create(next: Address<Frame>, env: &Env) -> anyhow::Result<Self> {
-//!         Ok(Brighten { stream: env.stream(), next }) // runs in the worker process
-//!     }
-//!
-//!     fn handles(on: &mut Handles<Self>) {
-//!         on.message::<Frame>();
-//!     }
-//! }
-//!
+//! #[actor]
 //! impl Brighten {
-//!     fn brighten(&self, frame: Frame) -> Result<Frame, TensorError> {
-//!         // In place if nobody else holds the pixels, in a copy otherwise.
-//!         let mut pixels = frame.pixels.into_mut(&self.stream).or_else(|shared| self.stream.copy(&shared.tensor))?;
-//!         self.stream.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = (2.0 *
-//!         *p).min(1.0)))?; Ok(Frame { pixels: pixels.freeze(), ..frame })
+//!     // Runs in the worker process. Addresses travel in arguments and in messages.
+//!     fn create(next: Address<Frame>, env: &Env) -> Self {
+//!         Brighten { stream: env.stream(), next }
 //!     }
-//! }
 //!
-//! impl Handler<Frame> for Brighten {
-//!     type Result = ResponseFuture<()>; // the frame is done with when this resolves
-//!
-//!     fn handle(&mut self, frame: Frame, _: &mut Context<Self>) -> Self::Result {
+//!     // The frame is done with when what this returns resolves.
+//!     #[handler]
+//!     fn frame(&mut self, frame: Frame) -> ResponseFuture<()> {
 //!         let sending = self.brighten(frame).map(|frame| self.next.send(frame));
 //!         Box::pin(async move {
 //!             match sending {
@@ -65,6 +46,13 @@
 //!                 Err(error) => eprintln!("a frame was dropped: {error}"),
 //!             }
 //!         })
+//!     }
+//!
+//!     fn brighten(&self, frame: Frame) -> Result<Frame, TensorError> {
+//!         // In place if nobody else holds the pixels, in a copy otherwise.
+//!         let mut pixels = frame.pixels.into_mut(&self.stream).or_else(|shared| self.stream.copy(&shared.tensor))?;
+//!         self.stream.run((pixels.of_mut::<f32>(),), |(pixels,)| pixels.iter_mut().for_each(|p| *p = (2.0 *
+//!         *p).min(1.0)))?; Ok(Frame { pixels: pixels.freeze(), ..frame })
 //!     }
 //! }
 //!
@@ -126,7 +114,8 @@ use crate::transport::control_channel::Location;
 pub use crate::transport::lifecycle::{EndReason, ExitedProcess, Lifecycle};
 use crate::transport::{Transport, TransportStats};
 
-/// An actor that can be started in a worker process.
+/// An actor that can be started in a worker process. The attribute `#[actor]` writes this, with the `Handler`s, from the methods
+/// of an `impl` block; by hand it is as below.
 ///
 /// `Args` travel to the worker; they may hold addresses. `create` runs there, on the actor's thread.
 ///
@@ -364,21 +353,23 @@ impl Env {
 
     /// Counts what the actor has made and passed on, beside the messages that it handles: it is in
     /// [`ActorMetrics::emitted`](crate::observe::metrics::ActorMetrics::emitted) and the recorder's
-    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was accepted.
+    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was accepted. A count of 0 says
+    /// that it may come to that: the counter is there from then on.
     pub fn note_emitted(&self, count: u64) {
         self.tally.emitted(count);
     }
 
     /// Counts what the actor has dropped because who was to take it had no room, as
     /// [`ActorMetrics::dropped`](crate::observe::metrics::ActorMetrics::dropped) and `tensorpost_items_dropped_total`. In a
-    /// pipeline those count that send to a stage with `drop_oldest` or `drop_newest`.
+    /// pipeline those count that send to a stage with `drop_oldest` or `drop_newest`. A count of 0 says that it may come to
+    /// that: the counter is there from then on.
     pub fn note_dropped(&self, count: u64) {
         self.tally.dropped(count);
     }
 
     /// Counts times at which the actor was to make something and did not, because it was late, as
     /// [`ActorMetrics::missed`](crate::observe::metrics::ActorMetrics::missed) and `tensorpost_items_missed_total`. A source
-    /// with a rate does.
+    /// with a rate does. A count of 0 says that it may come to that: the counter is there from then on.
     pub fn note_missed(&self, count: u64) {
         self.tally.missed(count);
     }

@@ -331,7 +331,7 @@ impl Node {
     /// let node = Node::builder().pipeline(&pipeline).start()?;
     /// let running = node.run_pipeline(&pipeline)?;
     /// node.run_until_ctrl_c_or(running.ended(), Duration::from_secs(10))?;
-    /// print!("{}", running.wait()?);
+    /// println!("{}", running.wait()?);
     /// # Ok(())
     /// # }
     /// ```

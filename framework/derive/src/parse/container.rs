@@ -80,7 +80,7 @@ fn wire_name(meta: &ParseNestedMeta<'_>) -> syn::Result<String> {
 }
 
 /// A path, bare or in quotes as serde has it.
-fn crate_path(meta: &ParseNestedMeta<'_>) -> syn::Result<Path> {
+pub(crate) fn crate_path(meta: &ParseNestedMeta<'_>) -> syn::Result<Path> {
     let value = meta.value()?;
     if value.peek(LitStr) {
         value.parse::<LitStr>()?.parse_with(Path::parse_mod_style)

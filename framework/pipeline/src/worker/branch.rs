@@ -155,7 +155,10 @@ impl<T: Item> Branch<T> {
             restarts_together: args.restarts_together,
             modes,
             window: RefCell::default(),
-            overflow: args.overflow.map(|args| Rc::new(Overflow::new(args))),
+            overflow: args.overflow.map(|args| {
+                env.note_dropped(0); // so that there is a counter before the first drop
+                Rc::new(Overflow::new(args))
+            }),
             handled: Cell::new(0),
             hurried: Cell::new(false),
             held_up: Cell::new(None),

@@ -35,7 +35,10 @@ impl<T: Item> Outlet<T> {
         let pick = Pick::among_branches(&args.select)?;
         let branch = |args: BranchArgs<T>| Branch::new(args, modes, meter, env).map(Rc::new);
         let fork_tracker = ForkTracker::new(args.tell, args.tell_still, args.source, args.branches.len());
-        let branches = args.branches.into_iter().map(branch).collect::<Result<_, _>>()?;
+        let branches = args.branches.into_iter().map(branch).collect::<Result<Vec<_>, _>>()?;
+        if !branches.is_empty() {
+            env.note_emitted(0); // so that there is a counter before the first item
+        }
         Ok(Outlet { pick, branches, fork_tracker })
     }
 

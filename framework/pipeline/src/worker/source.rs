@@ -51,6 +51,9 @@ impl<S: Source> RemoteActor for SourceActor<S> {
         let part = Part::new(args.config, env);
         let length = source.length();
         part.meter.note(|counts| counts.length = length);
+        if part.config.pace.is_some() {
+            env.note_missed(0); // so that there is a counter before the first that it misses
+        }
         let modes = Modes { chain: part.config.chain, resend: part.config.resend, origin: true };
         let core = Core {
             results: Outlet::new(args.results, modes, &part.meter, env)?,

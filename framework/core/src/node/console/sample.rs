@@ -32,6 +32,7 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
             handler,
             waits: 0,
             waited: Some(Duration::ZERO),
+            counted: [false; 3],
         };
         ActorFacts {
             actor: metrics.actor,

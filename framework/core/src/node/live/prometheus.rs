@@ -136,14 +136,17 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>) 
         }
         let Some(metrics) = &of.metrics else { continue };
         text.counter("tensorpost_messages_handled_total", "Handler calls", &labels, metrics.handled);
-        for (name, help, count) in [
+        for ((name, help, count), counted) in [
             ("tensorpost_items_emitted_total", "What an actor made and passed on", metrics.emitted),
             ("tensorpost_items_dropped_total", "What it dropped for want of room", metrics.dropped),
             ("tensorpost_items_missed_total", "What it was too late to make", metrics.missed),
-        ] {
+        ]
+        .into_iter()
+        .zip(metrics.counted)
+        {
             let series = text.family(name, "counter", help);
             // Only of those that count themselves: most actors have no such series. Of the metric itself everybody is told.
-            if count > 0 {
+            if counted {
                 line(series, name, &labels, count);
             }
         }

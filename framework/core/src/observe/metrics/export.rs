@@ -26,12 +26,15 @@ fn export_actor(process: &str, actor: &ActorMetrics) {
     let labels = [("process", process.to_owned()), ("actor", actor.name.clone())];
     counter!("tensorpost_messages_handled_total", &labels).absolute(actor.handled);
     // Only of those that count themselves: most actors have no such series.
-    for (name, count) in [
+    for ((name, count), counted) in [
         ("tensorpost_items_emitted_total", actor.emitted),
         ("tensorpost_items_dropped_total", actor.dropped),
         ("tensorpost_items_missed_total", actor.missed),
-    ] {
-        if count > 0 {
+    ]
+    .into_iter()
+    .zip(actor.counted)
+    {
+        if counted {
             counter!(name, &labels).absolute(count);
         }
     }
@@ -120,10 +123,14 @@ pub(super) mod tests {
         assert_eq!(seen["tensorpost_messages_handled_total w/blur"], 10.0);
         assert_eq!(seen["tensorpost_items_emitted_total w/blur"], 20.0);
         assert_eq!(seen["tensorpost_items_missed_total w/blur"], 4.0);
-        assert!(!seen.contains_key("tensorpost_items_dropped_total w/blur"), "it has dropped nothing");
+        assert!(!seen.contains_key("tensorpost_items_dropped_total w/blur"), "it does not count that");
         assert_eq!(seen["tensorpost_bytes_in_flight w"], 4096.0);
         assert_eq!(seen["tensorpost_mailbox_messages w/blur"], 3.0);
         assert!((seen["tensorpost_handler_p99_seconds w/blur"] - 1e-4).abs() < 2e-5);
+        let mut drops = super::super::tests::metrics(5, 10);
+        drops.processes[0].metrics.actors[0].counted = [true; 3];
+        metrics::with_local_recorder(&kept, || export(&drops));
+        assert_eq!(kept.seen()["tensorpost_items_dropped_total w/blur"], 0.0, "it may come to drop");
         export(&super::super::tests::metrics(5, 10)); // without a recorder: nothing
     }
 }

@@ -64,6 +64,10 @@ pub struct ActorMetrics {
     pub waits: u64,
     /// How long its stream stood in them. `None` where the device does not tell: a GPU's stream.
     pub waited: Option<Duration>,
+    /// Whether it counts what it emits, drops and misses, in this order. What it does count is in the recorder and on the
+    /// live page from the start, with a 0.
+    #[serde(default)]
+    pub counted: [bool; 3],
 }
 
 /// One process. Counts are since it began.
@@ -257,6 +261,7 @@ pub(crate) mod tests {
             handler: meter.histogram(),
             waits: 0,
             waited: Some(Duration::from_millis(handled)),
+            counted: [true, false, true],
         };
         let metrics =
             ProcessMetrics { bytes_in_flight: 4096, actors: vec![actor], ..ProcessMetrics::default() };

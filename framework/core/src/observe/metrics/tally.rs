@@ -1,31 +1,73 @@
 //! What an actor counts itself, because no message to it says so: items that it makes and passes on, and those that it drops.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// The counts of one life of an actor. The actor's thread adds, and the control thread reads: each is right by itself, and
 /// nothing else is ordered by them.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    emitted: AtomicU64,
-    dropped: AtomicU64,
-    missed: AtomicU64,
+    emitted: Count,
+    dropped: Count,
+    missed: Count,
+}
+
+/// A count, of those that count this at all: whoever may come to count begins with a 0.
+#[derive(Debug, Default)]
+struct Count {
+    sum: AtomicU64,
+    begun: AtomicBool,
+}
+
+impl Count {
+    fn add(&self, count: u64) {
+        if count == 0 {
+            self.begun.store(true, Relaxed);
+        } else {
+            self.sum.fetch_add(count, Relaxed);
+        }
+    }
 }
 
 impl Tally {
     pub(crate) fn emitted(&self, count: u64) {
-        self.emitted.fetch_add(count, Relaxed);
+        self.emitted.add(count);
     }
 
     pub(crate) fn dropped(&self, count: u64) {
-        self.dropped.fetch_add(count, Relaxed);
+        self.dropped.add(count);
     }
 
     pub(crate) fn missed(&self, count: u64) {
-        self.missed.fetch_add(count, Relaxed);
+        self.missed.add(count);
     }
 
     /// What was emitted, dropped and missed.
     pub(crate) fn counts(&self) -> [u64; 3] {
-        [&self.emitted, &self.dropped, &self.missed].map(|count| count.load(Relaxed))
+        self.each().map(|count| count.sum.load(Relaxed))
+    }
+
+    /// Which of these the actor counts, in that order.
+    pub(crate) fn counted(&self) -> [bool; 3] {
+        self.each().map(|count| count.begun.load(Relaxed) || count.sum.load(Relaxed) > 0)
+    }
+
+    fn each(&self) -> [&Count; 3] {
+        [&self.emitted, &self.dropped, &self.missed]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_begins_with_0() {
+        let tally = Tally::default();
+        assert_eq!((tally.counts(), tally.counted()), ([0; 3], [false; 3]));
+        tally.dropped(0);
+        tally.missed(2);
+        assert_eq!((tally.counts(), tally.counted()), ([0, 0, 2], [false, true, true]));
+        tally.dropped(1);
+        assert_eq!((tally.counts(), tally.counted()), ([0, 1, 2], [false, true, true]));
     }
 }

@@ -1,0 +1,16 @@
+//! Nothing is marked.
+
+use tensorpost::prelude::*;
+
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Found(u64);
+
+#[derive(Default)]
+struct Tracker;
+
+#[actor]
+impl Tracker {
+    fn found(&mut self, _: Found) {}
+}
+
+fn main() {}
