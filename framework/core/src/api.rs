@@ -131,10 +131,12 @@ pub mod node {
 /// # }
 /// ```
 pub mod observe {
+    pub use crate::observe::context::TraceContext;
     pub use crate::observe::metrics::{
         ActorMetrics, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
     };
     pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
+    pub use crate::observe::telemetry::Telemetry;
     pub use crate::observe::trace::{TraceError, TraceSummary, chrome};
     pub use crate::os::monotonic_ns;
 }

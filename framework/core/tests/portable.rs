@@ -122,6 +122,7 @@ fn compare<M: GpuMessage + Portable>(file: &str, message: &M) {
     let header = Header {
         kind: Kind::Send,
         body_in_lease: false,
+        has_context: false,
         index: 2,
         actor: ActorId(7),
         correlation: 0,

@@ -13,7 +13,16 @@ const LIAR: usize = 0;
 const B: usize = 1;
 
 fn header(kind: Kind, index: u16, actor: u64, correlation: u64) -> Header {
-    Header { kind, body_in_lease: false, index, actor: ActorId(actor), correlation, key: 0, body_bytes: 0 }
+    Header {
+        kind,
+        body_in_lease: false,
+        has_context: false,
+        index,
+        actor: ActorId(actor),
+        correlation,
+        key: 0,
+        body_bytes: 0,
+    }
 }
 
 /// A frame that names as many chunks as one can, none of which there is.

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use tensorpost_core::api::message::GpuMessage;
+use tensorpost_core::api::observe::TraceContext;
 
 /// What can flow through a pipeline: any message without a reply that can be cloned. (Cloning a tensor clones a handle,
 /// not the memory.) Nobody implements this; deriving [`GpuMessage`](derive@GpuMessage) and `Clone` does.
@@ -69,6 +70,9 @@ pub(super) struct Tag {
     /// 0 unless it was sent again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) attempt: u32,
+    /// Of the call that made it.
+    #[serde(default, skip_serializing_if = "TraceContext::is_none")]
+    pub(super) span: TraceContext,
 }
 
 /// What an item was made of, in numbers of ids: a pair has two, a batch of pairs has parts of two each.
@@ -93,6 +97,7 @@ impl Tag {
             rounds: Vec::new(),
             lane: None,
             attempt: 0,
+            span: TraceContext::default(),
         }
     }
 
@@ -125,7 +130,7 @@ impl Tag {
             let id = own.next()?;
             let (also, parts) = (own.collect(), shape.parts.clone());
             let (order, rounds, lane, attempt) = (self.order, self.rounds.clone(), self.lane, self.attempt);
-            Some(Tag { id, also, parts, order, rounds, lane, attempt })
+            Some(Tag { id, also, parts, order, rounds, lane, attempt, span: self.span })
         });
         tags.collect()
     }

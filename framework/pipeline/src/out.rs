@@ -100,6 +100,8 @@ impl<T> Out<T> {
         let (here, here_ack_guard) = self.here();
         let (mut ids, mut shapes) = (Vec::new(), Vec::new());
         let (mut ack_guard, mut rounds) = (AckGuards::new(), None);
+        // Of a call without an item, that of the first item that has one.
+        let mut span = here.span;
         let mut newest: Option<Order> = None;
         for held in parts {
             // One that was given up is done with, but still a part of what it is in.
@@ -108,6 +110,7 @@ impl<T> Out<T> {
                 part.unwrap_or_else(|id| RetainedItem { tag: Tag::of(id), ack_guard: AckGuards::new() });
             rounds.get_or_insert_with(|| part.tag.rounds.clone());
             newest = [newest, part.tag.order].into_iter().flatten().max_by_key(|order| order.number);
+            span = if span.is_none() { part.tag.span } else { span };
             ids.extend(part.tag.ids());
             shapes.push(part.tag.shape());
             ack_guard.append(&mut part.ack_guard);
@@ -126,7 +129,7 @@ impl<T> Out<T> {
         // to be over when the item was kept, and so passes none that came here before.
         let place = newest.filter(|_| self.current.is_none()).map(|order| Order { last: false, ..order });
         let order = here.order.or(place);
-        let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0 };
+        let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0, span };
         self.emitted.push(Emitted { tag, item, ack_guard });
     }
 

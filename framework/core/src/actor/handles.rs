@@ -14,12 +14,14 @@ use tokio::sync::oneshot;
 
 use super::RemoteActor;
 use super::dead_letter::DeadLetter;
+use super::host::short;
 use super::receive::Receive;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::message::portable::Describe;
 use crate::message::{GpuMessage, codec, message_key, scope};
+use crate::observe::context::TraceContext;
 use crate::observe::trace::FrameId;
 use crate::os::vital;
 use crate::stream::Stream;
@@ -215,7 +217,7 @@ where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
-    let Delivery { body, tensors, tickets, receipt, .. } = delivery;
+    let Delivery { body, tensors, tickets, receipt, context: span, .. } = delivery;
     let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Transport>::clone(transport);
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
     let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
@@ -224,7 +226,9 @@ where
         Err(panic) => Err(format!("checking it panicked: {}", vital::panic_text(panic.as_ref()))),
     });
     match checked {
-        Ok(message) => Ok(Box::new(Envelope { message, tickets, done: Done::Remote(receipt) })),
+        Ok(message) => {
+            Ok(Box::new(Envelope { message, tickets, context: span, done: Done::Remote(receipt) }))
+        }
         Err(why) => {
             receipt.refuse(&Refusal::Undelivered(why.clone()));
             Err(Undelivered::Malformed { message: M::NAME, why })
@@ -245,6 +249,8 @@ where
 pub(super) struct Envelope<M: GpuMessage> {
     pub(super) message: M,
     pub(super) tickets: SmallVec<[Ticket; 2]>,
+    /// Of the span that sent it.
+    pub(super) context: TraceContext,
     pub(super) done: Done<M::Reply>,
 }
 
@@ -396,7 +402,7 @@ impl<M: GpuMessage> Envelope<M> {
             return self.tainted(by, actor, ctx, transport);
         }
         tracing::error!(message = M::NAME, %error, "a message was dropped: its tensors cannot be waited for");
-        let Envelope { message, tickets: _, done } = self;
+        let Envelope { message, done, .. } = self;
         done.refuse(Refusal::Undelivered(error.to_string()));
         drop(message);
     }
@@ -437,7 +443,17 @@ where
             self.tainted(by, actor, ctx, transport);
             return None;
         }
-        let Envelope { message, tickets: _, done } = *self;
+        let Envelope { message, tickets: _, context, done } = *self;
+        // Until this returns: a future that is the result runs in it where the handler has put it there.
+        let span = context.child(|| {
+            tracing::info_span!(
+                "handle",
+                otel.name = M::NAME,
+                otel.kind = "consumer",
+                actor = short(type_name::<A>())
+            )
+        });
+        let _span = span.enter();
         let response = <A as Handler<M>>::handle(actor, message, ctx);
         // A handler that returns `()` or its reply is done; any other result may resolve later, and holds the credit until
         // then.

@@ -28,6 +28,7 @@ use super::standing::stands_still;
 use crate::ids::ActorId;
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
+use crate::observe::context::TraceContext;
 use crate::transport::control_channel::Location;
 use crate::transport::inbox::{Inbox, Undelivered};
 use crate::transport::{
@@ -107,7 +108,12 @@ fn offer<M: GpuMessage>(
         return Err(SendFailure::Full);
     }
     let receipt = LocalReceipt::new(Arc::clone(local), Arc::clone(address.transport()), answer.take());
-    let envelope = Envelope { message: value, tickets: Default::default(), done: Done::Local(receipt) };
+    let envelope = Envelope {
+        message: value,
+        tickets: Default::default(),
+        context: TraceContext::current(),
+        done: Done::Local(receipt),
+    };
     inbox.offer(address.key(), Box::new(envelope)).map_err(|(envelope, why)| {
         if let Ok(envelope) = envelope.downcast::<Envelope<M>>() {
             let Envelope { message: value, done, .. } = *envelope;
@@ -139,6 +145,7 @@ fn post<M: GpuMessage>(
         actor,
         correlation: 0,
         key: address.key(),
+        has_context: false,
         capacity: location.capacity,
     };
     let expect = || answer.take().map(|answer| expect::<M>(transport, location, actor, answer));

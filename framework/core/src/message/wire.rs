@@ -24,6 +24,7 @@ use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::lease::LeaseId;
 use crate::limits::{ALLOCATION_UNIT, MAX_BODY, MAX_STREAMS, MAX_TENSORS};
 use crate::message::scope::Outline;
+use crate::observe::context::CONTEXT_BYTES;
 use crate::tensor::Layout;
 use crate::tensor::layout::{LayoutError, WIRE_BYTES};
 
@@ -57,6 +58,8 @@ pub struct Header {
     pub kind: Kind,
     /// Whether the body is in the last lease.
     pub body_in_lease: bool,
+    /// Whether the last 32 bytes of the body are the [context of a span](crate::observe::context).
+    pub has_context: bool,
     /// Index of the actor in its process; 0 in replies.
     pub index: u16,
     /// The actor; 0 in replies.
@@ -169,7 +172,10 @@ pub fn write_head(
     out.clear();
     out.extend_from_slice(&MAGIC.to_le_bytes());
     out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&[header.kind as u8, u8::from(header.body_in_lease)]);
+    out.extend_from_slice(&[
+        header.kind as u8,
+        u8::from(header.body_in_lease) | u8::from(header.has_context) << 1,
+    ]);
     out.extend_from_slice(&(leases.len() as u16).to_le_bytes());
     out.extend_from_slice(&(tensors.len() as u16).to_le_bytes());
     out.extend_from_slice(&header.index.to_le_bytes());
@@ -261,9 +267,8 @@ impl<'a> Frame<'a> {
             4 => Kind::Refusal,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         };
-        let body_in_lease = match reader.u8()? {
-            0 => false,
-            1 => true,
+        let (body_in_lease, has_context) = match reader.u8()? {
+            flags @ 0..=3 => (flags & 1 != 0, flags & 2 != 0),
             other => return Err(WireError::Field { field: "flags", value: u64::from(other) }),
         };
         let leases = usize::from(reader.u16()?);
@@ -282,6 +287,9 @@ impl<'a> Frame<'a> {
         if body_bytes as usize > MAX_BODY {
             return Err(WireError::Field { field: "body length", value: u64::from(body_bytes) });
         }
+        if has_context && (body_bytes as usize) < CONTEXT_BYTES {
+            return Err(WireError::Field { field: "body length", value: u64::from(body_bytes) });
+        }
         if reserved != 0 {
             return Err(WireError::Field { field: "reserved word", value: u64::from(reserved) });
         }
@@ -292,7 +300,7 @@ impl<'a> Frame<'a> {
         if bytes.len() > wanted {
             return Err(WireError::Trailing { bytes: bytes.len() - wanted });
         }
-        let header = Header { kind, body_in_lease, index, actor, correlation, key, body_bytes };
+        let header = Header { kind, body_in_lease, has_context, index, actor, correlation, key, body_bytes };
         let mut lease_entries: SmallVec<[LeaseEntry; 2]> = SmallVec::with_capacity(leases);
         for _ in 0..leases {
             lease_entries.push(LeaseEntry::read(reader.array()?)?);

@@ -19,6 +19,7 @@ use crate::actor::{self, ProcessActors};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::limits::DEFAULT_HOST_BUDGET;
+use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{self, Collector, TraceRing};
 use crate::transport::control_channel::ControlChannel;
 
@@ -28,6 +29,7 @@ pub struct NodeBuilder {
     program: Option<PathBuf>,
     start_deadline: Duration,
     worker_log: Option<String>,
+    worker_telemetry: Option<worker::WorkerTelemetry>,
     host_budget: u64,
     gpu_budget: Option<u64>,
     sharing: Option<Sharing>,
@@ -44,6 +46,7 @@ impl NodeBuilder {
             program: None,
             start_deadline: START_DEADLINE,
             worker_log: None,
+            worker_telemetry: None,
             host_budget: DEFAULT_HOST_BUDGET,
             gpu_budget: None,
             sharing: None,
@@ -73,6 +76,15 @@ impl NodeBuilder {
     /// node, or `info`. A worker that installs a `tracing` subscriber before it starts the node keeps its own.
     pub fn worker_log(mut self, filter: impl Into<String>) -> Self {
         self.worker_log = Some(filter.into());
+        self
+    }
+
+    /// Adds a layer of the program's own to the `tracing` subscriber of each worker, beside the one that forwards its log:
+    /// `telemetry` is called in each worker with its name. With the feature `otel` and a layer of `tracing-opentelemetry`, in
+    /// the node's process too, one trace goes through all processes; `docs/OBSERVING.md` has an example. It has no part in a
+    /// worker that installs a subscriber before it starts the node.
+    pub fn worker_telemetry(mut self, telemetry: impl FnOnce(&str) -> Telemetry + Send + 'static) -> Self {
+        self.worker_telemetry = Some(Box::new(telemetry));
         self
     }
 
@@ -138,9 +150,9 @@ impl NodeBuilder {
 
     /// If this process is a worker, runs it and ends the process with it; otherwise returns. For programs that have
     /// something to do before they start a node, such as a test harness: call it first in `main`.
-    pub fn run_if_worker(self) -> Self {
+    pub fn run_if_worker(mut self) -> Self {
         mps::run_if_keeper();
-        worker::run_if_worker(&self.types, &opens(&self.types));
+        worker::run_with(&self.types, &opens(&self.types), self.worker_telemetry.take());
         self
     }
 
@@ -183,7 +195,7 @@ impl NodeBuilder {
         open: &Open<'_, R>,
     ) -> Result<(Arc<R>, Processes), NodeError> {
         mps::run_if_keeper();
-        worker::run_if_worker(types.clone(), open);
+        worker::run_with(types.clone(), open, self.worker_telemetry);
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");

@@ -145,7 +145,7 @@ impl<M: DeserializeOwned + Send + 'static> Inbox for TestInbox<M> {
     }
 
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
-        let Delivery { key, body, tensors, tickets, receipt } = delivery;
+        let Delivery { key, body, tensors, tickets, receipt, context: _ } = delivery;
         if key != test_key::<M>() {
             drop(tensors);
             return self.refuse(Undelivered::Unregistered { key }, receipt);

@@ -94,6 +94,7 @@ impl Prepared {
             actor: to.actor,
             correlation,
             key: to.key,
+            has_context: false,
             capacity: to.location.capacity,
         };
         let encoded = match codec::encode(&message, Vec::new()) {

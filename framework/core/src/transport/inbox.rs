@@ -23,6 +23,7 @@ use super::{Link, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
 use crate::message::codec;
+use crate::observe::context::TraceContext;
 use crate::observe::hang_probe::ActorProbe;
 use crate::observe::log::MAX_TEXT;
 use crate::observe::metrics::ActorMetrics;
@@ -84,6 +85,8 @@ pub struct Delivery<'a> {
     pub tickets: SmallVec<[Ticket; 2]>,
     /// To be kept until the message is done with.
     pub receipt: Receipt,
+    /// Of the span that sent it.
+    pub context: TraceContext,
 }
 
 /// Why a message was not delivered.

@@ -40,6 +40,7 @@ use crate::lease::table::LeaseTableError;
 use crate::lease::{Lease, LeaseId, Returns};
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry};
+use crate::observe::context::TraceContext;
 use crate::observe::log::MAX_TEXT;
 use crate::observe::text::shown;
 use crate::tensor::DType;
@@ -451,7 +452,11 @@ impl Transport {
         let correlation = (frame.header.kind == Kind::Ask).then_some(frame.header.correlation);
         let credit = Credit { index, capacity: inbox.capacity() };
         let receipt = Receipt::new(transport, Arc::clone(link), credit, correlation, inbound.taking);
-        let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt };
+        let (body, context) = match frame.header.has_context {
+            true => TraceContext::split(body),
+            false => (body, TraceContext::default()),
+        };
+        let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt, context };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             let error = shown(error.to_string(), MAX_TEXT);

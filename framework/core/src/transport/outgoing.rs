@@ -37,11 +37,12 @@ use crate::fault;
 use crate::ids::{ActorId, ProcessId};
 use crate::lease::table::Uses;
 use crate::lease::{Lease, PoolError};
-use crate::limits::MAX_INLINE_BODY;
+use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
 use crate::message::EncodeError;
 use crate::message::codec::{self, Encoded};
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
+use crate::observe::context::TraceContext;
 use crate::stream::turn::Turn;
 use crate::tensor::TensorError;
 use crate::transport::ring::RingCorrupt;
@@ -57,6 +58,8 @@ pub(crate) struct Destination {
     pub(crate) actor: ActorId,
     pub(crate) correlation: u64,
     pub(crate) key: u64,
+    /// Whether the body ends with the context of a span.
+    pub(crate) has_context: bool,
     /// Of the mailbox, per sending process.
     pub(crate) capacity: u32,
 }
@@ -113,7 +116,8 @@ impl Transport {
         // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
         // write. It ends, and publishes the frame, when this returns.
         let _turn = Turn::begin();
-        let encoded = codec::encode_for_peer(value, codec::buffer())?;
+        let mut encoded = codec::encode_for_peer(value, codec::buffer())?;
+        destination.has_context = TraceContext::current().append(&mut encoded.body, MAX_BODY);
         let claim = self.claim(link, &destination, &encoded)?;
         // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
         let correlation = expect();
@@ -186,6 +190,7 @@ impl Transport {
         let header = Header {
             kind: destination.kind,
             body_in_lease: claim.body().is_some(),
+            has_context: destination.has_context,
             index: destination.index,
             actor: destination.actor,
             correlation: destination.correlation,
@@ -342,7 +347,15 @@ impl Transport {
         asked: Option<Credit>,
         acknowledges: bool,
     ) {
-        let destination = Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, capacity: 0 };
+        let destination = Destination {
+            kind,
+            index: 0,
+            actor: ActorId(0),
+            correlation,
+            key: 0,
+            has_context: false,
+            capacity: 0,
+        };
         // A reply does not overtake those that wait. Replies need no order, but the first ones have waited longest.
         let claim = if link.has_backlog() {
             Err(TransmitError::NotNow(NotNow::RingFull))
@@ -368,6 +381,7 @@ impl Transport {
                 let header = Header {
                     kind,
                     body_in_lease: false,
+                    has_context: false,
                     index: 0,
                     actor: ActorId(0),
                     correlation,
@@ -419,6 +433,7 @@ impl Transport {
                 actor: ActorId(0),
                 correlation: header.correlation,
                 key: 0,
+                has_context: false,
                 capacity: 0,
             };
             match self.claim(link, &destination, &encoded) {

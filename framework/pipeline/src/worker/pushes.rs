@@ -12,7 +12,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
+use tensorpost_core::api::observe::TraceContext;
 use tokio::sync::Notify;
+use tracing::Instrument;
 
 use super::ack_guard::AckGuard;
 use super::core::Part;
@@ -46,7 +48,11 @@ impl Pushes {
         for Pushed { at, of, push } in out.take_pushed() {
             *self.held_up.borrow_mut() = Some(push.to());
             let from = Instant::now();
-            let taken = push.begin().await;
+            // Its receiver's span is one under the call's, which has returned.
+            let context = of.as_ref().map_or_else(TraceContext::default, |(tag, _)| tag.span);
+            let span = context.child(|| tracing::info_span!("send", otel.kind = "producer", to = push.to()));
+            let sending = span.in_scope(|| push.begin());
+            let taken = sending.instrument(span).await;
             self.part.meter.note(|counts| counts.waiting += from.elapsed());
             *self.held_up.borrow_mut() = None;
             match taken {

@@ -9,6 +9,7 @@ use actix::{ActorContext, AsyncContext};
 use futures_util::future::FutureExt;
 use smallvec::smallvec;
 use tensorpost_core::api::actor::{Env, Handles, RemoteActor, step_aside};
+use tensorpost_core::api::observe::TraceContext;
 use tokio::sync::Notify;
 
 use super::ack_guard::AckGuard;
@@ -134,13 +135,18 @@ impl<S: Source> Core<S> {
                 }
             }
             let from = Instant::now();
-            let next = part.env.without_waiting(|| self.source.borrow_mut().next());
+            let span = TraceContext::root(
+                || tracing::info_span!("next", otel.name = %part.config.stage, otel.kind = "producer", item = number),
+            );
+            let (next, made_in) = span.in_scope(|| {
+                (part.env.without_waiting(|| self.source.borrow_mut().next()), TraceContext::current())
+            });
             let id = ItemId { source: part.config.source, number };
             match next {
                 Ok(None) => break,
                 Ok(Some(item)) => {
                     part.meter.called(from, Some(id));
-                    self.send(id, item).await;
+                    self.send(Tag { span: made_in, ..Tag::of(id) }, item).await;
                     number += 1;
                 }
                 Err(error) => {
@@ -195,9 +201,10 @@ impl<S: Source> Core<S> {
         }
     }
 
-    async fn send(&self, id: ItemId, item: S::Out) {
+    async fn send(&self, tag: Tag, item: S::Out) {
+        let id = tag.id;
         let ack_guard = smallvec![AckGuard::default()];
-        let sent = match self.results.send_now(Emitted { tag: Tag::of(id), item, ack_guard }) {
+        let sent = match self.results.send_now(Emitted { tag, item, ack_guard }) {
             Ok(()) => Ok(()),
             Err(not_yet) => {
                 self.results.stand(Some(id));

@@ -17,6 +17,7 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::smallvec;
 use tensorpost_core::api::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
 use tensorpost_core::api::node::ProcessId;
+use tensorpost_core::api::observe::TraceContext;
 
 use super::ack_guard::AckGuard;
 use super::args::{Control, Run, StageArgs};
@@ -401,13 +402,19 @@ impl<S: Stage> Core<S> {
     /// Calls the stage with an item.
     fn attempt(&self, tag: &Tag, ack_guard: &AckGuard, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
         let config = &self.part.config;
-        let current =
-            Current { tag: tag.clone(), ack_guard: ack_guard.clone(), holds: config.chain || config.holds };
+        let span = tag.span.child(
+            || tracing::info_span!("process", otel.name = %config.stage, otel.kind = "consumer", item = %tag.id),
+        );
+        let _span = span.enter();
+        let tag =
+            if span.is_none() { tag.clone() } else { Tag { span: TraceContext::current(), ..tag.clone() } };
+        let (id, holds) = (tag.id, config.chain || config.holds);
+        let current = Current { tag, ack_guard: ack_guard.clone(), holds };
         let mut out = Out::during(Some(current), &self.retained);
         let from = Instant::now();
         // Plain code: what it waited for on this thread would never come.
         let result = self.part.env.without_waiting(|| self.stage.borrow_mut().process(item, &mut out));
-        self.part.meter.called(from, Some(tag.id));
+        self.part.meter.called(from, Some(id));
         (result, out)
     }
 

@@ -118,7 +118,7 @@ impl<M: GpuMessage> Channel<M> {
         let transport = self.transport.upgrade();
         let tainted = transport.as_ref().and_then(|transport| message.taint(transport.domain()));
         let Some(by) = tainted else {
-            let handles::Envelope { message, tickets: _, done } = message;
+            let handles::Envelope { message, done, .. } = message;
             done.taken();
             return Some(message);
         };
@@ -168,7 +168,7 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
     }
 
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
-        let Delivery { key, body, tensors, tickets, receipt } = delivery;
+        let Delivery { key, body, tensors, tickets, receipt, context } = delivery;
         if key != self.key {
             let error = Undelivered::Unregistered { key };
             receipt.refuse(&Refusal::Undelivered(error.to_string()));
@@ -179,7 +179,7 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
         match decoded.and_then(|message| message.check().map(|()| message).map_err(|error| error.to_string()))
         {
             Ok(message) => {
-                let message = handles::Envelope { message, tickets, done: Done::Remote(receipt) };
+                let message = handles::Envelope { message, tickets, context, done: Done::Remote(receipt) };
                 self.sender.lock().send(message).map_err(|_| Undelivered::Stopped)
             }
             Err(why) => {

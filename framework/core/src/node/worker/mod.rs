@@ -16,9 +16,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use self::main_loop::Task;
 use self::uplink::Uplink;
@@ -34,6 +34,7 @@ use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
+use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{Ring, TraceRing};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, process, vital};
@@ -49,12 +50,24 @@ fn starved() -> String {
 /// The status with which a worker exits that the node refused, or that could not be opened.
 const EXIT_REFUSED: i32 = 78;
 
+/// Makes the telemetry of a worker of this name.
+pub(crate) type WorkerTelemetry = Box<dyn FnOnce(&str) -> Telemetry + Send>;
+
 /// Returns if this process is not a worker; otherwise runs it, and the process ends with it.
 pub fn run_if_worker<R: ProcessRuntime>(types: impl Into<KnownTypes>, open: &Open<'_, R>) {
+    run_with(types, open, None);
+}
+
+/// As [`run_if_worker`], with the program's own telemetry.
+pub(crate) fn run_with<R: ProcessRuntime>(
+    types: impl Into<KnownTypes>,
+    open: &Open<'_, R>,
+    telemetry: Option<WorkerTelemetry>,
+) {
     let Some(socket) = inherited::take() else { return };
     let types = types.into();
     let run = || -> ! {
-        match Worker::start(types, open, Arc::new(socket)) {
+        match Worker::start(types, open, Arc::new(socket), telemetry) {
             Ok(worker) => worker.run(),
             Err(failure) => exit_with(&failure),
         }
@@ -77,6 +90,8 @@ struct Worker {
     uplink: Arc<Uplink>,
     tasks: tokio::sync::mpsc::Receiver<Task>,
     user_metrics: UserMetrics,
+    /// What the program wants done at a clean end.
+    at_end: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Worker {
@@ -84,13 +99,14 @@ impl Worker {
         types: KnownTypes,
         open: &Open<'_, R>,
         socket: Arc<Seqpacket>,
+        telemetry: Option<WorkerTelemetry>,
     ) -> Result<Self, String> {
         let mut receiving = Receiving::new(socket.clone());
         let (identity, log_filter, pages) = handshake(types, &socket, &mut receiving)?;
         process::show_process_as(&identity.name);
         let uplink = Uplink::new(socket.clone()).map_err(|error| format!("no descriptor left: {error}"))?;
         let uplink = Arc::new(uplink);
-        install_logs(&uplink, &log_filter);
+        let at_end = install_logs(&uplink, &log_filter, telemetry.map(|make| make(&identity.name)));
         let user_metrics = UserMetrics::install(&uplink);
         files::raise_limit();
         end_on_failure(&uplink);
@@ -120,17 +136,20 @@ impl Worker {
         };
         vital::spawn("tensorpost-control", move || control.run())
             .map_err(|error| format!("the control thread could not be started: {error}"))?;
-        Ok(Worker { identity, process_runtime, uplink, tasks, user_metrics })
+        Ok(Worker { identity, process_runtime, uplink, tasks, user_metrics, at_end })
     }
 
     fn run(self) -> ! {
-        let Worker { identity, process_runtime, uplink, tasks, user_metrics } = self;
+        let Worker { identity, process_runtime, uplink, tasks, user_metrics, at_end } = self;
         actix::System::new().block_on(async move {
             match process_runtime.begin_hosting() {
                 Ok(()) => {
                     let _ = uplink.send(&Up::Ready, Vec::new());
                     main_loop::run(&process_runtime, tasks, &uplink).await;
                     user_metrics.tell(&uplink);
+                    if let Some(at_end) = at_end {
+                        at_end();
+                    }
                     uplink.drain();
                 }
                 Err(why) => {
@@ -224,7 +243,12 @@ fn begin_trace(uplink: &Uplink, records: u32, interval: Option<u64>) -> Option<T
     }
 }
 
-fn install_logs(uplink: &Arc<Uplink>, log_filter: &str) {
+/// Returns what is to be done at the end.
+fn install_logs(
+    uplink: &Arc<Uplink>,
+    log_filter: &str,
+    telemetry: Option<Telemetry>,
+) -> Option<Box<dyn FnOnce() + Send>> {
     let sink: Arc<dyn LogSink> = uplink.clone();
     forward_panics(sink.clone());
     let (filter, error) = match EnvFilter::try_new(log_filter) {
@@ -232,10 +256,14 @@ fn install_logs(uplink: &Arc<Uplink>, log_filter: &str) {
         Err(error) => (EnvFilter::new("info"), Some(error)),
     };
     // A program that has installed a subscriber of its own keeps it.
-    let _ = tracing_subscriber::registry().with(filter).with(Forward::new(sink)).try_init();
+    let (layer, at_end) = telemetry.map(|Telemetry { layer, at_end }| (layer, at_end)).unzip();
+    // The filter is the log's: what a layer of the program's records, that decides.
+    let log = Forward::new(sink).with_filter(filter);
+    let _ = tracing_subscriber::registry().with(layer).with(log).try_init();
     if let Some(error) = error {
         tracing::warn!(%error, log_filter, "the filter for the workers' logs was not understood; it is `info` now");
     }
+    at_end.flatten()
 }
 
 /// The control thread: takes what the node says, and sends what was queued.
