@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -296,6 +296,53 @@ fn replicas_restore_the_order_of_what_is_left(builder: Builder) {
     assert!(arrived.last() == Some(&2999) && report.is_complete(), "the newest always arrives: {report}");
 }
 
+/// A stage panics whose worker goes on, while it keeps items for one that drops. Its next life sends at once, and the sink
+/// stands at its first item meanwhile: nothing of what was kept comes behind that. It is named, and what comes is in order.
+fn what_a_stage_that_panics_had_kept_comes_behind_nothing(builder: Builder) {
+    let (node, folder, [gate, last_one]) =
+        (builder.start().unwrap(), tempfile::tempdir().unwrap(), [(); 2].map(|()| Gate::new()));
+    let file = folder.path().join("out");
+    let flow = Pipeline::new("live").source::<Count>(CountArgs { elements: 0, ..CountArgs::to(60) });
+    let flow = flow.stage::<Obey>(Orders::default()).named("first").restart(Restart::on_failure(1));
+    let orders = Orders { panics: Some(20), door: Some((59, last_one.door())), ..Orders::default() };
+    let flow = flow.stage::<Obey>(orders).named("second").beside().restart(Restart::on_failure(1));
+    let sink = WriteDownArgs { door: Some((0, gate.door())), ..WriteDownArgs::to(&file) };
+    let end = flow.sink::<WriteDown>(sink).named("slow").mailbox(4).drop_oldest();
+    let running = node.run_pipeline(&end.pipeline()).unwrap();
+    let at_the_sink = gate.arrival();
+    let in_its_second_life = last_one.arrival();
+    at_the_sink.open();
+    in_its_second_life.open();
+    let report = running.wait().unwrap();
+    let arrived = written(&file);
+    assert!(arrived.is_sorted() && arrived.ends_with(&[59]), "{arrived:?}");
+    let mut lost: Vec<_> = report.lost.iter().map(|lost| lost.id.number).collect();
+    lost.dedup();
+    assert!((16..=20).all(|number| lost.contains(&number)), "{report}");
+    // What was done in the last moment may be named too.
+    let dropped = report.stage("slow").unwrap().dropped as usize;
+    assert!(arrived.len() + dropped + lost.len() >= 60, "{arrived:?}, {report}");
+}
+
+/// A stage has panicked, and its worker went on. What stands still later is noticed: nobody hears of the life before.
+fn what_stands_still_after_a_panic_is_reported(builder: Builder) {
+    let Some(events) = events() else { return };
+    let node = builder.start().unwrap();
+    let (outside, _full) = node.channel::<Numbered>().unwrap();
+    let flow = Pipeline::new("stands").source::<Count>(CountArgs { elements: 0, ..CountArgs::endless() });
+    let flow = flow.stage::<Obey>(Orders::default()).named("first").restart(Restart::on_failure(1));
+    let panics = Orders { panics: Some(1), ..Orders::default() };
+    let flow = flow.stage::<Obey>(panics).named("second").beside().restart(Restart::on_failure(1));
+    // Nobody takes anything out of it.
+    let pipeline = flow.sink_to(&outside).pipeline().hang_limit(Duration::from_millis(500));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    let is_said = |seen: &Seen| seen.message == "nothing moves" && has(seen, "pipeline", "stands");
+    until("it is said", || events.0.lock().iter().any(is_said));
+    running.kill();
+    let error = running.wait().unwrap_err();
+    assert!(matches!(error, PipelineError::Killed { .. }), "{error}");
+}
+
 fn at_least_once_drops_nothing(_: Builder) {
     let flow = Pipeline::new("wrong").source::<Count>(CountArgs::to(3));
     let end = flow.sink::<WriteDown>(WriteDownArgs::default()).drop_oldest();
@@ -401,21 +448,35 @@ impl Visit for Fields {
     }
 }
 
+/// All that this process logs from the first call on. `None` where somebody else has the log.
+fn events() -> Option<&'static Events> {
+    static EVENTS: OnceLock<Option<Events>> = OnceLock::new();
+    let begin = || {
+        let events = Events::default();
+        // For the whole process, with the other cases in it: one of a thread's own would miss callsites that others register.
+        let subscriber = tracing_subscriber::registry().with(events.clone());
+        tracing::subscriber::set_global_default(subscriber).is_ok().then_some(events)
+    };
+    let events = EVENTS.get_or_init(begin).as_ref();
+    if events.is_none() {
+        eprintln!("RUST_LOG is set: the log is somebody else's, and this case sees nothing");
+    }
+    events
+}
+
+fn has(seen: &Seen, name: &str, value: &str) -> bool {
+    seen.fields.get(name).is_some_and(|is| is == value)
+}
+
 /// What a worker writes into a field is a field in the node's log, and a restart that was asked for is one warning.
 fn the_log_has_the_workers_fields_and_one_line_on_a_restart(builder: Builder) {
-    let (events, gate) = (Events::default(), Gate::new());
-    // For the whole process, with the other cases in it: one of a thread's own would miss callsites that others register.
-    let subscriber = tracing_subscriber::registry().with(events.clone());
-    if tracing::subscriber::set_global_default(subscriber).is_err() {
-        eprintln!("RUST_LOG is set: the log is somebody else's, and this case sees nothing");
-        return;
-    }
+    let Some(events) = events() else { return };
+    let gate = Gate::new();
     let node = builder.start().unwrap();
     let flow = Pipeline::new("looked at").source::<Camera>((gate.door(), true)).named("eye");
     let running = node.run_pipeline(&flow.sink::<WriteDown>(nowhere()).pipeline()).unwrap();
     gate.arrival().open();
     let seen = |wanted: &dyn Fn(&Seen) -> bool| events.0.lock().iter().any(wanted);
-    let has = |seen: &Seen, name: &str, value: &str| seen.fields.get(name).is_some_and(|is| is == value);
     until("the camera's fields are in the log", || {
         seen(&|seen| has(seen, "worker", "eye") && has(seen, "picture", "2") && has(seen, "shutter", "open"))
     });
@@ -452,6 +513,8 @@ fn main() {
             the_node_runs_until_the_pipeline_has_ended,
             a_stage_that_is_slow_gets_the_newest_or_the_oldest,
             replicas_restore_the_order_of_what_is_left,
+            what_a_stage_that_panics_had_kept_comes_behind_nothing,
+            what_stands_still_after_a_panic_is_reported,
             at_least_once_drops_nothing,
             a_source_keeps_its_rate,
             a_source_counts_the_times_that_it_missed,

@@ -1,5 +1,6 @@
 //! The workers of a pipeline on a node that goes on: they end with it, and what it made stays.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,10 @@ use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::pipes::{Count, CountArgs, Numbered, Obey, Orders};
 use tensorpost_tests::wait::until;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -181,6 +186,60 @@ fn one_that_is_coming_back_ends_too(builder: Builder) {
     assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
 }
 
+/// Holds up whoever logs that a run of this name is incomplete: its conductor, when it has told all actors to end.
+struct HoldsUp(&'static str, Door);
+
+impl<S: Subscriber> Layer<S> for HoldsUp {
+    fn on_event(&self, event: &Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        let mut found = Named { pipeline: self.0, is_that: false, is_incomplete: false };
+        event.record(&mut found);
+        if found.is_that && found.is_incomplete {
+            self.1.pass().expect("the gate is there");
+        }
+    }
+}
+
+struct Named {
+    pipeline: &'static str,
+    is_that: bool,
+    is_incomplete: bool,
+}
+
+impl Visit for Named {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.is_incomplete |= field.name() == "message" && format!("{value:?}") == "a run is incomplete";
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.is_that |= field.name() == "pipeline" && value == self.pipeline;
+    }
+}
+
+/// Its stage would come back after each end. It has none but the one that it is told of, however long the program takes to
+/// hear of the run: all workers are let go before their actors are told to end.
+fn one_that_always_comes_back_is_let_go_first(builder: Builder) {
+    let gate = Gate::new();
+    let subscriber = tracing_subscriber::registry().with(HoldsUp("held up", gate.door()));
+    if tracing::subscriber::set_global_default(subscriber).is_err() {
+        eprintln!("RUST_LOG is set: the log is somebody else's, and this case holds up nobody");
+        return;
+    }
+    let node = builder.start().unwrap();
+    let (to, _shown) = node.channel::<Numbered>().unwrap();
+    let flow = Pipeline::new("held up").source::<Count>(CountArgs::to(3));
+    let flow = flow.stage::<Obey>(Orders { panics: Some(1), ..Orders::default() });
+    let flow = flow.restart(Restart::always(100).backoff(Duration::from_millis(1), Duration::from_millis(1)));
+    let running = node.run_pipeline(&flow.sink::<Show>(ShowArgs { to, door: None }).pipeline()).unwrap();
+    let conductor = gate.arrival();
+    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Exited { .. });
+    until("all have ended for good", || node.workers().iter().all(is_over));
+    let ends = ended(&node);
+    assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
+    conductor.open();
+    let report = running.wait().unwrap();
+    assert!(!report.is_complete() && report.deaths.len() == 1, "{report}");
+}
+
 /// No policy brings one back.
 fn killed_they_end_at_once(builder: Builder) {
     let (node, gate) = (builder.start().unwrap(), Gate::new());
@@ -221,6 +280,7 @@ fn main() {
             a_death_meanwhile_is_not_theirs,
             a_restart_policy_does_not_keep_them,
             one_that_is_coming_back_ends_too,
+            one_that_always_comes_back_is_let_go_first,
             killed_they_end_at_once,
             one_that_does_not_start_leaves_nothing,
         ],

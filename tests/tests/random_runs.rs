@@ -78,6 +78,7 @@ const FOUND: &[Found] = found! {
     "stage-and-its-dead-letters-gone", 3, "no defect: the stage that named what its dead letters' worker lost died before it could tell";
     "gap-around-a-loop", 3, "a gap went on behind the stage that restores the order, and around the loop there for ever";
     "stopped-before-it-had-made-all-again", 5, "what a dead source had not written was not named, if its next life was stopped before it made that again";
+    "kept-by-a-stage-that-panicked", 10, "what a stage that had panicked kept for one that drops came behind its next life's items";
     "sent-again-to-one-that-had-failed", 5, "no defect: what a dead replica had came again to others, which had failed the pipeline";
 };
 

@@ -32,16 +32,16 @@ use super::worker::args::{Control, Event, Run};
 use super::worker::meter::{Counts, Failure};
 
 mod causes;
+mod closing;
+mod lives;
 mod orders;
 mod orphans;
 
+use lives::Told;
 use orders::{Order, Orders};
 
 /// When nothing has moved for so long, members are told again what one that has begun anew may not know.
 const REMIND: Duration = Duration::from_secs(2);
-
-/// How long members that are done may take to hear that all is over.
-const CLOSING: Duration = Duration::from_secs(1);
 
 /// What the program says to a running pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,9 +82,8 @@ struct Conductor {
     plan: Plan,
     members: Vec<Member>,
     counts: Vec<Option<Counts>>,
-    latest: HashMap<(u16, u16), Counts>,
-    /// What earlier lives told of themselves.
-    past: Vec<Counts>,
+    /// What members told of themselves, and earlier lives of them.
+    told: Told,
     deaths: Vec<Death>,
     /// Those of them that do not say why.
     causeless: Vec<usize>,
@@ -129,8 +128,7 @@ pub(super) async fn conduct(
     let mut reporter = Reporter::new(settings.progress.clone());
     let mut conductor = Conductor {
         counts: vec![None; members.len()],
-        latest: HashMap::new(),
-        past: Vec::new(),
+        told: Told::default(),
         deaths: Vec::new(),
         causeless: Vec::new(),
         exited: HashMap::new(),
@@ -264,17 +262,19 @@ impl Conductor {
     /// The last counts of each actor, or the latest that are known.
     fn all_counts(&self) -> Vec<Counts> {
         let last = self.members.iter().zip(&self.counts).filter_map(|(member, counts)| {
-            let latest = || self.latest.get(&(member.stage as u16, member.replica)).cloned();
-            counts.clone().or_else(latest)
+            let latest = || self.told.latest(member.stage as u16, member.replica);
+            counts.as_ref().or_else(latest).cloned()
         });
-        last.chain(self.past.iter().cloned()).collect()
+        last.chain(self.told.past().iter().cloned()).collect()
     }
 
     fn event(&mut self, event: Event) {
         match event {
             Event::Progress(counts, waits) => {
-                self.stillness.told(&counts, waits);
-                self.latest.insert((counts.stage, counts.replica), *counts);
+                // What a life that has ended still tells says nothing of the one that goes on.
+                if let Some(counts) = self.told.note(*counts) {
+                    self.stillness.told(counts, waits);
+                }
             }
             Event::Failed(failure) => {
                 self.failure.get_or_insert(failure);
@@ -424,7 +424,7 @@ impl Conductor {
             if causes::says_nothing(error) {
                 self.causeless.push(self.deaths.len());
             }
-            self.past.extend(self.latest.remove(&(of as u16, replica)).map(Counts::of_the_past));
+            self.told.ended(of as u16, replica);
             self.deaths.push(death);
             return true;
         }
@@ -447,6 +447,7 @@ impl Conductor {
 
     /// A member is done: all its items and ends were answered.
     fn finished(&mut self, index: usize, counts: Counts) {
+        self.told.is_at(&counts);
         self.counts[index] = Some(counts);
         // An end was answered by a life that may have died since; the next one would wait for it.
         for (other, member) in self.members.iter().enumerate() {
@@ -507,11 +508,13 @@ impl Conductor {
         while !asks.is_empty() && !self.killed {
             tokio::select! {
                 Some((index, answer)) = asks.next() => {
-                    if let Ok(counts) = answer
-                        && let Some(before) = self.counts[index].replace(counts)
-                        && before.life != self.counts[index].as_ref().map_or(0, |counts| counts.life)
-                    {
-                        self.past.push(before.of_the_past());
+                    if let Ok(counts) = answer {
+                        self.told.is_at(&counts);
+                        let life = counts.life;
+                        let before = self.counts[index].replace(counts);
+                        if let Some(before) = before.filter(|before| before.life != life) {
+                            self.told.keep(before);
+                        }
                     }
                 }
                 Some(_) = self.sends.next() => {}
@@ -521,26 +524,6 @@ impl Conductor {
                 Ok(event) = events.recv() => self.event(event),
                 () = reached(self.kill_at) => self.command(Command::Kill),
                 order = orders.next() => self.order(order),
-            }
-        }
-    }
-
-    /// Ends the members that are done. Those that were killed need no word.
-    async fn close(&mut self) {
-        let done = self.members.iter().zip(&self.counts).filter(|(_, counts)| counts.is_some());
-        // An order to stop that nobody has heard by now is of no use, and would keep the last word waiting behind it.
-        self.stops.clear();
-        if self.lets_go {
-            // First: one that dies with this word has no next life, which would not hear it.
-            self.members.iter().for_each(|member| self.supervisor.let_go(member.worker));
-        }
-        self.sends.extend(done.map(|(member, _)| member.control.send(Control::Close)));
-        if !self.killed {
-            let all = async { while self.sends.next().await.is_some() {} };
-            if tokio::time::timeout(CLOSING, all).await.is_err() {
-                tracing::debug!(
-                    "a stage was not told that its pipeline is over; its worker ends all the same"
-                );
             }
         }
     }

@@ -15,12 +15,17 @@ use crate::item::ItemId;
 /// Spans in one message.
 const SPANS: usize = 2048;
 
+/// Between two looks at what an actor that has ended had sent.
+const LAST_WORDS: Duration = Duration::from_millis(20);
+
 /// An actor's part in the run of its pipeline.
 pub(super) struct Part {
     pub(super) config: Config,
     pub(super) meter: Meter,
     pub(super) env: Env,
     finished: Cell<bool>,
+    /// The actor has ended.
+    gone: Cell<bool>,
     changed: Notify,
     reporting: Cell<bool>,
     waits: RefCell<Box<Waits>>,
@@ -40,6 +45,7 @@ impl Part {
             meter,
             env: env.clone(),
             finished: Cell::new(false),
+            gone: Cell::new(false),
             changed: Notify::new(),
             reporting: Cell::new(false),
             waits: RefCell::new(Box::new(Vec::new)),
@@ -104,6 +110,13 @@ impl Part {
         *self.toward.borrow_mut() = Box::new(toward);
     }
 
+    /// The actor has ended, and its process may go on. What it had sent is still followed there, and told until all of it
+    /// was answered.
+    pub(super) fn end(&self) {
+        self.gone.set(true);
+        self.changed.notify_waiters();
+    }
+
     /// Begins to tell how far it is. On a task of its own: the actor takes no message while it waits for room.
     pub(super) fn report(self: &Rc<Self>) {
         if self.reporting.replace(true) {
@@ -114,17 +127,39 @@ impl Part {
         actix::spawn(async move {
             let mut ticks = tokio::time::interval(Duration::from_millis(every.max(1)));
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-            loop {
-                ticks.tick().await;
+            while !part.gone.get() {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    () = part.changed.notified() => continue,
+                }
                 // After its answer nobody reads reports.
                 if part.is_finished() {
                     return;
                 }
                 // Progress that nobody has room for is old when there is room.
-                let waits = (part.waits.borrow())();
-                let _ = part.config.events.try_send(Event::Progress(Box::new(part.counts()), waits));
+                let _ = part.config.events.try_send(part.progress());
             }
+            part.last_words().await;
         });
+    }
+
+    /// Tells what became of what an actor that has ended had sent, until all of it was answered.
+    async fn last_words(&self) {
+        let mut told = None;
+        while !self.is_finished() {
+            let Counts { lost, in_flight, .. } = self.meter.counts();
+            let news = told.replace(lost) != Some(lost) || in_flight == 0;
+            // A conductor that has gone needs no event.
+            if (news && self.config.events.send(self.progress()).await.is_err()) || in_flight == 0 {
+                return;
+            }
+            tokio::time::sleep(LAST_WORDS).await;
+        }
+    }
+
+    fn progress(&self) -> Event {
+        let waits = (self.waits.borrow())();
+        Event::Progress(Box::new(self.counts()), waits)
     }
 
     fn counts(&self) -> Counts {

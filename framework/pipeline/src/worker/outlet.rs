@@ -109,14 +109,24 @@ impl<T: Item> Outlet<T> {
         }
     }
 
+    /// The actor has ended. What has gone is followed to its end, and nothing more goes.
+    pub(super) fn abandon(&self) {
+        // It waits for no acknowledgement any more.
+        self.go_on();
+        for branch in &self.branches {
+            branch.abandon();
+        }
+    }
+
     /// What the actor waits for at the receivers.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> + '_ {
         self.branches.iter().flat_map(|branch| branch.waits())
     }
 
-    /// What became of the items at each receiver.
-    pub(super) fn toward(&self) -> impl Iterator<Item = Toward> + '_ {
-        self.branches.iter().map(|branch| branch.toward())
+    /// How to find out what became of the items at each receiver, also when the actor has ended.
+    pub(super) fn toward(&self) -> impl Fn() -> Vec<Toward> + 'static {
+        let branches = self.branches.clone();
+        move || branches.iter().map(|branch| branch.toward()).collect()
     }
 
     /// The actor makes nothing more before something is acknowledged; `next` waits for that. Of a source, those who pair its

@@ -44,6 +44,13 @@ impl<S: Source> actix::Actor for SourceActor<S> {
     type Context = actix::Context<Self>;
 }
 
+impl<S: Source> Drop for SourceActor<S> {
+    fn drop(&mut self) {
+        self.core.results.abandon();
+        self.core.part.end();
+    }
+}
+
 impl<S: Source> RemoteActor for SourceActor<S> {
     type Args = SourceArgs<S>;
 
@@ -66,11 +73,10 @@ impl<S: Source> RemoteActor for SourceActor<S> {
         };
         let core = Rc::new(core);
         let weak = Rc::downgrade(&core);
-        let sent = weak.clone();
-        core.part.toward_as(move || {
-            sent.upgrade().map_or_else(Vec::new, |core: Rc<Core<S>>| core.results.toward().collect())
+        core.part.toward_as(core.results.toward());
+        core.part.waits_as(move || {
+            weak.upgrade().map_or_else(Vec::new, |core: Rc<Core<S>>| core.waits().collect())
         });
-        core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits().collect()));
         Ok(SourceActor { core, running: false })
     }
 

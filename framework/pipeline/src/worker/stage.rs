@@ -78,6 +78,14 @@ impl<S: Stage> actix::Actor for StageActor<S> {
     type Context = actix::Context<Self>;
 }
 
+impl<S: Stage> Drop for StageActor<S> {
+    fn drop(&mut self) {
+        self.core.results.abandon();
+        self.core.dead.abandon();
+        self.core.part.end();
+    }
+}
+
 impl<S: Stage> RemoteActor for StageActor<S> {
     type Args = StageArgs<S>;
 
@@ -102,10 +110,9 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             seen_down: RefCell::default(),
         });
         let weak = Rc::downgrade(&core);
-        let sent = weak.clone();
-        let toward = move |core: Rc<Core<S>>| core.results.toward().chain(core.dead.toward()).collect();
-        core.part.toward_as(move || sent.upgrade().map_or_else(Vec::new, toward));
-        core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core| core.waits()));
+        let (results, dead) = (core.results.toward(), core.dead.toward());
+        core.part.toward_as(move || results().into_iter().chain(dead()).collect());
+        core.part.waits_as(move || weak.upgrade().map_or_else(Vec::new, |core: Rc<Core<S>>| core.waits()));
         Ok(StageActor { core, timer: None })
     }
 

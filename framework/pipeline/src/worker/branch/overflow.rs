@@ -4,8 +4,10 @@
 //! oldest few of them; a task, the pump, sends what is kept when the stage is ready. An item that is dropped gives its
 //! tensors back at once, because it never left its sender.
 //!
-//! **On a death of the stage** what is kept waits for its next life. **On a death of this process** what is kept is lost
-//! with it; its own senders name it, because it is not answered before it was accepted or dropped.
+//! **On a death of the stage** what is kept waits for its next life. **On a death of the actor that keeps it**, or of its
+//! process, what is kept is lost with it; its own senders name it, because it is not answered before it was accepted or
+//! dropped. A process that outlives its actor sends none of it: its next life sends too, and the order between the two would
+//! be lost.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,10 +16,12 @@ use std::rc::Rc;
 use futures_util::future::FutureExt;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
 use super::{Asked, Branch, NotYet, Unsendable, bytes_of};
 use crate::item::{Item, Order};
 use crate::out::Emitted;
+use crate::worker::ack_guard::AckGuard;
 use crate::worker::meter::Cause;
 
 /// What a stage does without that it has no room for.
@@ -42,6 +46,7 @@ pub(super) struct Overflow<T> {
     args: OverflowArgs,
     waiting: RefCell<VecDeque<Emitted<T>>>,
     pumping: Cell<bool>,
+    pump: RefCell<Option<JoinHandle<()>>>,
     dropped: Cell<u64>,
     /// Whoever waits until nothing waits is told here.
     drained: Notify,
@@ -53,6 +58,7 @@ impl<T> Overflow<T> {
             args,
             waiting: RefCell::default(),
             pumping: Cell::new(false),
+            pump: RefCell::default(),
             dropped: Cell::new(0),
             drained: Notify::new(),
         }
@@ -109,9 +115,24 @@ impl<T: Item> Branch<T> {
             self.did_without(dropped);
         }
         if !overflow.pumping.replace(true) {
-            let (branch, overflow) = (Rc::clone(self), Rc::clone(overflow));
-            actix::spawn(async move { branch.pump(&overflow, offered).await });
+            let (branch, pumped) = (Rc::clone(self), Rc::clone(overflow));
+            let pump = actix::spawn(async move { branch.pump(&pumped, offered).await });
+            overflow.pump.replace(Some(pump));
         }
+    }
+
+    /// The actor has ended: nothing of what waits is sent any more.
+    pub(in crate::worker) fn abandon(&self) {
+        let Some(overflow) = &self.overflow else { return };
+        if let Some(pump) = overflow.pump.take() {
+            pump.abort();
+        }
+        for Emitted { ack_guard, .. } in overflow.waiting.take() {
+            // Not done with: nobody is to be answered that it is.
+            ack_guard.iter().for_each(AckGuard::lose);
+        }
+        overflow.pumping.set(false);
+        overflow.drained.notify_one();
     }
 
     /// Sends what waits, as there is room, until nothing does.

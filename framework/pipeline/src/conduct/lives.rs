@@ -1,0 +1,122 @@
+//! What members tell of themselves, life by life.
+//!
+//! Used by the conductor. Counts of a life that has ended are kept beside those of the one that runs, and still change: where
+//! a process outlives the panic of one of its actors, what that had sent is followed there to its end; and the last word of a
+//! process may be read after its end. Each life counts once.
+
+use std::collections::HashMap;
+
+use crate::worker::meter::Counts;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Told {
+    /// Of the life that runs, as far as anybody knows, by stage and replica.
+    latest: HashMap<(u16, u16), Counts>,
+    /// The last life of each that has answered, or told anything.
+    lives: HashMap<(u16, u16), u32>,
+    /// Of lives that have ended.
+    past: Vec<Counts>,
+}
+
+impl Told {
+    /// Notes the progress of a life. Returns it if that is the one that runs.
+    pub(super) fn note(&mut self, counts: Counts) -> Option<&Counts> {
+        self.is_at(&counts);
+        let member = (counts.stage, counts.replica);
+        if self.lives[&member] > counts.life || self.is_past(&counts) {
+            self.keep(counts);
+            return None;
+        }
+        Some(self.latest.entry(member).insert_entry(counts).into_mut())
+    }
+
+    /// A life has answered or told something, so those before it have ended.
+    pub(super) fn is_at(&mut self, counts: &Counts) {
+        let member = (counts.stage, counts.replica);
+        let life = self.lives.entry(member).or_default();
+        *life = counts.life.max(*life);
+        let life = *life;
+        if self.latest.get(&member).is_some_and(|latest| latest.life < life) {
+            self.ended(member.0, member.1);
+        }
+    }
+
+    /// The life that runs has ended.
+    pub(super) fn ended(&mut self, stage: u16, replica: u16) {
+        if let Some(latest) = self.latest.remove(&(stage, replica)) {
+            self.keep(latest);
+        }
+    }
+
+    /// Keeps what is known of a life that has ended.
+    pub(super) fn keep(&mut self, counts: Counts) {
+        let counts = counts.of_the_past();
+        match self.past.iter_mut().find(|past| is_same(past, &counts)) {
+            // What its process has not copied is no more its own from its end on.
+            Some(past) => *past = Counts { bytes_not_copied: past.bytes_not_copied, ..counts },
+            None => self.past.push(counts),
+        }
+    }
+
+    /// The last that the life that runs has told.
+    pub(super) fn latest(&self, stage: u16, replica: u16) -> Option<&Counts> {
+        self.latest.get(&(stage, replica))
+    }
+
+    /// The last of each life that has ended.
+    pub(super) fn past(&self) -> &[Counts] {
+        &self.past
+    }
+
+    fn is_past(&self, counts: &Counts) -> bool {
+        self.past.iter().any(|past| is_same(past, counts))
+    }
+}
+
+fn is_same(one: &Counts, other: &Counts) -> bool {
+    (one.stage, one.replica, one.life) == (other.stage, other.replica, other.life)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(life: u32, items_in: u64) -> Counts {
+        Counts { stage: 1, life, items_in, ..Counts::default() }
+    }
+
+    /// What is known: of the life that runs, and of each that has ended.
+    fn known(told: &Told) -> (Option<u64>, Vec<u64>) {
+        let past = told.past().iter().map(|counts| counts.items_in).collect();
+        (told.latest(1, 0).map(|counts| counts.items_in), past)
+    }
+
+    #[test]
+    fn what_a_life_that_has_ended_tells_is_not_taken_for_the_next_ones() {
+        let mut told = Told::default();
+        assert!(told.note(counts(0, 5)).is_some());
+        told.ended(1, 0);
+        assert!(told.note(counts(0, 6)).is_none(), "it has ended");
+        assert_eq!(known(&told), (None, vec![6]));
+        assert!(told.note(counts(1, 2)).is_some());
+        assert!(told.note(counts(0, 7)).is_none());
+        assert_eq!(known(&told), (Some(2), vec![7]));
+        told.ended(1, 0);
+        assert_eq!(known(&told), (None, vec![7, 2]), "each counts once");
+    }
+
+    #[test]
+    fn a_life_that_had_told_nothing_when_it_ended_counts_too() {
+        let mut told = Told::default();
+        told.ended(1, 0);
+        // As nobody knows that there was a life before.
+        assert!(told.note(counts(0, 6)).is_some());
+        assert!(told.note(counts(1, 1)).is_some());
+        assert_eq!(known(&told), (Some(1), vec![6]));
+        let mut told = Told::default();
+        told.is_at(&counts(1, 9));
+        assert!(told.note(counts(0, 6)).is_none(), "the next one is done");
+        assert_eq!(known(&told), (None, vec![6]));
+    }
+}
