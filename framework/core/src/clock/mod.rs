@@ -3,6 +3,8 @@
 //! Each process has one page of clocks that only it writes (ONE-WRITER) and every peer maps read-only. A sender
 //! puts a [`Ticket`] on a tensor; the receiver's stream, never its host thread, waits until the clock has passed
 //! it (CLOCK-1), and the owner does the same in the other direction before it reuses the memory (CLOCK-2).
+//! The driver's interprocess events would order streams too, but cost a time slice of the GPU even where there is nothing to
+//! compute.
 //!
 //! Used by the streams of devices, which advance clocks and wait for them, by [`stream`](crate::stream), which gives out
 //! the tickets, and by everything that asks whether data is there. A clock knows no device and no stream.
