@@ -193,7 +193,7 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
     let (ty, (impl_generics, _, where_clause)) = (&block.self_ty, block.generics.split_for_impl());
     Ok(quote_spanned! {Span::mixed_site()=>
         #[automatically_derived]
-        #[allow(unused_variables)]
+        #[allow(unused_variables, clippy::needless_question_mark)]
         impl #impl_generics #private::actix::Actor for #ty #where_clause {
             type Context = #private::actix::Context<Self>;
 
@@ -201,7 +201,7 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
         }
 
         #[automatically_derived]
-        #[allow(unused_variables)]
+        #[allow(unused_variables, clippy::needless_question_mark)]
         impl #impl_generics #private::RemoteActor for #ty #where_clause {
             #create
 

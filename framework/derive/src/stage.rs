@@ -151,7 +151,7 @@ fn implementation(block: &ItemImpl, root: &Path) -> syn::Result<TokenStream> {
     let (ty, (impl_generics, _, where_clause)) = (&block.self_ty, block.generics.split_for_impl());
     Ok(quote_spanned! {Span::mixed_site()=>
         #[automatically_derived]
-        #[allow(unused_variables)]
+        #[allow(unused_variables, clippy::needless_question_mark)]
         impl #impl_generics #root::pipeline::#name for #ty #where_clause {
             #create
             #items

@@ -171,8 +171,9 @@ fn leads_back(graph: &Graph, edge: &GraphEdge) -> bool {
         if id == edge.from {
             return edge.from == edge.to || !of_actors || place(&edge.from) > place(&edge.to);
         }
-        for next in graph.edges.iter().filter(|next| next.from == id) {
-            if !reached.contains(&next.to.as_str()) && !(of_actors && is_process(&next.to)) {
+        let is_on_the_way = |next: &&GraphEdge| next.from == id && !(of_actors && is_process(&next.to));
+        for next in graph.edges.iter().filter(is_on_the_way) {
+            if !reached.contains(&next.to.as_str()) {
                 reached.push(next.to.as_str());
             }
         }
