@@ -152,7 +152,7 @@ impl NodeBuilder {
     /// something to do before they start a node, such as a test harness: call it first in `main`.
     pub fn run_if_worker(mut self) -> Self {
         mps::run_if_keeper();
-        worker::run_with(&self.types, &opens(&self.types), self.worker_telemetry.take());
+        worker::run_if_worker(&self.types, &opens(&self.types), self.worker_telemetry.take());
         self
     }
 
@@ -195,7 +195,7 @@ impl NodeBuilder {
         open: &Open<'_, R>,
     ) -> Result<(Arc<R>, Processes), NodeError> {
         mps::run_if_keeper();
-        worker::run_with(types.clone(), open, self.worker_telemetry);
+        worker::run_if_worker(types.clone(), open, self.worker_telemetry);
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");

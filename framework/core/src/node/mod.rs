@@ -130,7 +130,7 @@ pub use self::supervisor::{
     Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };
 #[cfg(feature = "inside")]
-pub use self::worker::run_if_worker;
+pub use self::worker::{WorkerTelemetry, run_if_worker};
 #[cfg(feature = "inside")]
 pub use crate::actor::{NewActor, StartActor};
 

@@ -51,15 +51,10 @@ fn starved() -> String {
 const EXIT_REFUSED: i32 = 78;
 
 /// Makes the telemetry of a worker of this name.
-pub(crate) type WorkerTelemetry = Box<dyn FnOnce(&str) -> Telemetry + Send>;
+pub type WorkerTelemetry = Box<dyn FnOnce(&str) -> Telemetry + Send>;
 
-/// Returns if this process is not a worker; otherwise runs it, and the process ends with it.
-pub fn run_if_worker<R: ProcessRuntime>(types: impl Into<KnownTypes>, open: &Open<'_, R>) {
-    run_with(types, open, None);
-}
-
-/// As [`run_if_worker`], with the program's own telemetry.
-pub(crate) fn run_with<R: ProcessRuntime>(
+/// Returns if this process is not a worker; otherwise runs it, and the process ends with it. `telemetry` is the program's own.
+pub fn run_if_worker<R: ProcessRuntime>(
     types: impl Into<KnownTypes>,
     open: &Open<'_, R>,
     telemetry: Option<WorkerTelemetry>,
