@@ -64,7 +64,8 @@ pub(crate) fn items(block: &ItemImpl, private: &TokenStream, errors: &mut Errors
         type Args = #args;
 
         fn create(value: Self::Args, shared: &#private::Env) -> #private::anyhow::Result<Self> {
-            ::core::result::Result::Ok(#made)
+            let made = #made;
+            ::core::result::Result::Ok(made)
         }
 
         #prepare

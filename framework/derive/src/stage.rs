@@ -256,7 +256,8 @@ fn source(block: &ItemImpl, root: &Path, errors: &mut Errors) -> Option<TokenStr
         type Out = #made;
 
         fn next(&mut self) -> #root::__private::anyhow::Result<::core::option::Option<Self::Out>> {
-            ::core::result::Result::Ok(#call)
+            let made = #call;
+            ::core::result::Result::Ok(made)
         }
 
         #length

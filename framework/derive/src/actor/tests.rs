@@ -108,7 +108,7 @@ fn other_methods_of_actors_are_known_by_their_names() {
         ),
         &[
             "type Args = Address < Found > ;",
-            "Ok (Self :: create (value , shared) ?)",
+            "let made = Self :: create (value , shared) ? ;",
             "Self :: prepare (self , shared) . await ? ;",
             "fn dead_letter (& mut self , value : :: tensorpost :: __private :: DeadLetter , exclusive :",
             "Self :: dead_letter (self , value)",

@@ -39,7 +39,7 @@ fn a_stage_says_what_it_takes_and_makes() {
         &[
             "impl < T : Item > :: tensorpost :: pipeline :: Stage for Invert < T > where T : Copy",
             "type Args = u8 ; fn create (value : Self :: Args , shared : & :: tensorpost :: __private :: Env)",
-            "Ok (Self :: create (value , shared) ?)",
+            "let made = Self :: create (value , shared) ? ;",
             "type In = T ; type Out = Vec < T > ;",
             "Self :: process (self , value , exclusive) ? ; :: core :: result :: Result :: Ok (())",
         ],
@@ -50,11 +50,14 @@ fn a_stage_says_what_it_takes_and_makes() {
 fn parameters_are_told_by_what_they_are_and_may_be_missing() {
     let process = "fn process(&self, Frame { id, .. }: Frame) -> Frame { todo }";
     let create = |create: &str| expanded("", &format!("impl Invert {{ {create} {process} }}"));
-    has(&create(""), &["type Args = () ;", "Ok (< Invert as :: core :: default :: Default > :: default ())"]);
-    has(&create("fn create() -> Self { todo }"), &["type Args = () ;", "Ok (Self :: create ())"]);
+    has(
+        &create(""),
+        &["type Args = () ;", "let made = < Invert as :: core :: default :: Default > :: default () ;"],
+    );
+    has(&create("fn create() -> Self { todo }"), &["type Args = () ;", "let made = Self :: create () ;"]);
     has(
         &create("fn create(env: &Env) -> Self { todo }"),
-        &["type Args = () ;", "Ok (Self :: create (shared))"],
+        &["type Args = () ;", "let made = Self :: create (shared) ;"],
     );
     has(
         &create("fn create(env: &Env, n: (u8,)) -> Self {}"),
@@ -62,7 +65,7 @@ fn parameters_are_told_by_what_they_are_and_may_be_missing() {
     );
     has(
         &create("fn create(n: u8) -> io::Result<Self> {}"),
-        &["type Args = u8 ;", "Ok (Self :: create (value) ?)"],
+        &["type Args = u8 ;", "let made = Self :: create (value) ? ;"],
     );
     let prepared = create("async fn prepare(&mut self) -> anyhow::Result<()> {}");
     has(&prepared, &["async fn prepare (& mut self , shared :", "Self :: prepare (self) . await ? ;"]);
@@ -94,7 +97,7 @@ fn a_source_has_next_and_a_sink_consume() {
         &[
             "post :: pipeline :: Source for Camera",
             "type Out = Frame ;",
-            "Ok (Self :: next (self) ?)",
+            "let made = Self :: next (self) ? ;",
             "Self :: length (self)",
         ],
     );
