@@ -62,8 +62,8 @@ use tensorpost_core::api::message::GpuMessage;
 
 pub use publisher::{Publisher, Publishing};
 pub use subscriber::{Follower, NotReady, Subscriber, TopicClosed};
-pub use topic::{Publish, Topic};
 use topic::{Newer, Newest};
+pub use topic::{Publish, Topic};
 
 /// What can be published: a message without a reply whose clones share their tensors.
 pub trait Publishable: GpuMessage<Reply = ()> + Clone + Sync {}
