@@ -42,7 +42,7 @@ fn a_marked_method_is_a_handler_and_in_the_list() {
             "Result = Self :: found (self , value , exclusive) ; ",
             "Result = Self :: look (self , value) ; :: tensorpost :: __private :: actix :: MessageResult (reply)",
             "exclusive . message :: < Found > () ; exclusive . acknowledged :: < Look > () ; }",
-            "Ok (< Tracker < T > as :: core :: default :: Default > :: default ())",
+            "let made = < Tracker < T > as :: core :: default :: Default > :: default () ;",
         ],
     );
     assert!(!written.contains("# [handler") && !written.contains("Handler < Other >"), "{written}");
