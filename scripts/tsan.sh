@@ -9,6 +9,8 @@
 # It knows no fences (`fence(SeqCst)` and `Acquire` behind a relaxed load are none to it). Where the fence stands behind a load,
 # the load itself acquires under `cfg(tensorpost_tsan)`, which is set here. scripts/tsan.supp is for what else rests on a fence,
 # each with the model that explores it; there are none in it yet.
+# One test at a time: memory is mapped and unmapped by system calls that it does not see, so it takes what two tests that run side
+# by side write to one address, one after the other, for a race.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,4 +29,4 @@ for name in "$@"; do
     tests+=(--test "$name")
 done
 exec cargo +nightly test -Zbuild-std --target "$TARGET" -p tensorpost-core --features testing,ndarray --lib "${tests[@]}" -- \
-    --test-threads=2
+    --test-threads=1
