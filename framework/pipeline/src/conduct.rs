@@ -258,6 +258,11 @@ fn is_killed_by_the_node(error: &AskError<Run>) -> bool {
     matches!(exited.worker, Some((_, EndReason::KilledByNode(_))))
 }
 
+/// Whether a member was between two lives when the node shut down.
+fn is_kept_from_its_next_life(error: &AskError<Run>) -> bool {
+    matches!(error, AskError::NotSent(SendError { reason: SendFailure::GaveUp(EndReason::NodeStopped), .. }))
+}
+
 impl Conductor {
     /// The last counts of each actor, or the latest that are known.
     fn all_counts(&self) -> Vec<Counts> {
@@ -430,7 +435,8 @@ impl Conductor {
         }
         self.deaths.push(death.clone());
         self.exited.insert(index, process_of(error));
-        if !replaced {
+        // A life that the shutdown has kept from beginning is no failure: what it would have had is named as lost.
+        if !replaced && !is_kept_from_its_next_life(error) {
             self.fatal_death.get_or_insert(death);
             self.stop_sources();
         }

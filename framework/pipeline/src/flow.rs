@@ -472,9 +472,9 @@ impl<T, At: Tuned> Flow<T, At> {
 }
 
 impl<T> Flow<T, AfterSource> {
-    /// Asks the source for an item so often at most: the first at once, each other `time` after the one before it, or as
-    /// soon as the pipeline has taken that. What is late is not made up for: each whole `time` that has passed counts as
-    /// missed ([`StageReport::missed`](super::StageReport::missed)). A source that is stopped stops at once.
+    /// Asks the source for an item at fixed times: the first at once, each other `time` after the time of the one before it,
+    /// or as soon after that as the pipeline has taken that one. So the rate holds however long a call takes, while that is
+    /// less than `time`. What is late is not made up for: each time at which none could be asked for counts as missed ([`StageReport::missed`](super::StageReport::missed)). A source that is stopped stops at once.
     pub fn every(self, time: Duration) -> Self {
         self.tune(|stage| stage.pace = Some(time))
     }

@@ -33,8 +33,8 @@ pub enum SendFailure {
     /// The actor is between two lives: its supervisor restarts it.
     #[error("the actor is being restarted; wait with `send`, or try again later")]
     Restarting,
-    /// The actor's restarts are used up, and it ended once more, for this reason.
-    #[error("the actor has ended, and its restarts are used up: {0}")]
+    /// The actor's restarts are used up, and it ended once more, for this reason; or the node shuts down.
+    #[error("{}", gave_up(.0))]
     GaveUp(EndReason),
     /// The actor's process has ended, and the actor does not come back.
     #[error("{0}")]
@@ -153,6 +153,13 @@ impl<M> fmt::Display for AskError<M> {
 }
 
 impl<M> std::error::Error for AskError<M> {}
+
+fn gave_up(reason: &EndReason) -> String {
+    match reason {
+        EndReason::NodeStopped => format!("the actor has ended: {reason}"),
+        reason => format!("the actor has ended, and its restarts are used up: {reason}"),
+    }
+}
 
 /// The last part of a type's path.
 fn short_name<M>() -> &'static str {

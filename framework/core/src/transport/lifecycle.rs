@@ -40,6 +40,8 @@ pub enum EndReason {
     Group(String),
     /// It ended before anybody asked, too long ago for the node to remember why.
     Forgotten,
+    /// It was between two lives, for whatever reason, when the node shut down: no other follows.
+    NodeStopped,
     /// It stopped because it, or the node's program, wanted to.
     Normal,
 }
@@ -55,8 +57,11 @@ impl EndReason {
             EndReason::Hung(text) => EndReason::Hung(change(text)),
             EndReason::Linked(text) => EndReason::Linked(change(text)),
             EndReason::Group(text) => EndReason::Group(change(text)),
-            plain
-            @ (EndReason::Exit(_) | EndReason::Signal(_) | EndReason::Forgotten | EndReason::Normal) => plain,
+            plain @ (EndReason::Exit(_)
+            | EndReason::Signal(_)
+            | EndReason::Forgotten
+            | EndReason::NodeStopped
+            | EndReason::Normal) => plain,
         }
     }
 
@@ -79,6 +84,7 @@ impl fmt::Display for EndReason {
             EndReason::Linked(what) => write!(f, "what it is linked to went down: {what}"),
             EndReason::Group(what) => write!(f, "it restarts with others: {what}"),
             EndReason::Forgotten => f.write_str("it ended some time ago"),
+            EndReason::NodeStopped => f.write_str("it is not restarted any more, the node shuts down"),
             EndReason::Normal => f.write_str("it stopped"),
         }
     }
@@ -106,7 +112,7 @@ pub enum Lifecycle {
         /// The life: 0 was the first.
         incarnation: u32,
     },
-    /// A life of it has ended, and its restarts are used up. This was the last event.
+    /// A life of it has ended, and its restarts are used up, or the node shuts down. This was the last event.
     GaveUp {
         /// The actor.
         actor: ActorId,
@@ -149,6 +155,9 @@ impl fmt::Display for Lifecycle {
             }
             Lifecycle::Down { actor, reason, will_restart: false } => write!(f, "{actor} ended: {reason}"),
             Lifecycle::Up { actor, incarnation } => write!(f, "{actor} is up, in life {incarnation}"),
+            Lifecycle::GaveUp { actor, reason: reason @ EndReason::NodeStopped } => {
+                write!(f, "{actor} ended: {reason}")
+            }
             Lifecycle::GaveUp { actor, reason } => {
                 write!(f, "{actor} ended, and its restarts are used up: {reason}")
             }

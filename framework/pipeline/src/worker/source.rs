@@ -134,8 +134,7 @@ impl<S: Source> Core<S> {
         while !self.stopped.get() && !part.has_failed() {
             if let Some(pace) = part.config.pace {
                 let now = self.until(due).await;
-                self.missed(now - due, pace);
-                due = now + pace;
+                due += pace * (1 + self.missed(now - due, pace));
                 if self.stopped.get() {
                     break;
                 }
@@ -189,12 +188,14 @@ impl<S: Source> Core<S> {
     }
 
     /// Counts the times that have passed since one was due.
-    fn missed(&self, late: Duration, pace: Duration) {
-        let missed = late.as_nanos().checked_div(pace.as_nanos()).unwrap_or_default() as u64;
+    fn missed(&self, late: Duration, pace: Duration) -> u32 {
+        let missed = late.as_nanos().checked_div(pace.as_nanos()).unwrap_or_default();
+        let missed = u32::try_from(missed).unwrap_or(u32::MAX - 1);
         if missed > 0 {
-            self.part.meter.note(|counts| counts.missed += missed);
-            self.part.env.note_missed(missed);
+            self.part.meter.note(|counts| counts.missed += u64::from(missed));
+            self.part.env.note_missed(u64::from(missed));
         }
+        missed
     }
 
     /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind it: that is what

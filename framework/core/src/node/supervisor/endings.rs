@@ -209,8 +209,7 @@ impl State {
         let supervised = std::mem::take(&mut self.restarts.supervised);
         for actor in supervised.into_keys() {
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
-                let reason = EndReason::KilledByNode("the node shuts down".to_owned());
-                self.give_up_actor(actor, reason, &mut told);
+                self.give_up_actor(actor, EndReason::NodeStopped, &mut told);
             }
         }
         self.deliver(told);
