@@ -44,6 +44,7 @@ pub(crate) struct Job {
     pub(crate) tree: Tree,
     pub(crate) told: Told,
     #[serde(skip)]
+    #[expect(dead_code, reason = "it is not on the wire, which is what it shows")]
     pub(crate) here: u8,
 }
 
@@ -144,11 +145,9 @@ pub(crate) struct Everything {
     pub(crate) loose: Vec<Loose>,
     pub(crate) expression: Expression,
     pub(crate) function: Function,
-    #[serde(with = "in_bytes")]
-    #[portable(as = Bytes)]
+    #[serde(with = "serde_bytes")]
     pub(crate) raw: Vec<u8>,
-    #[serde(with = "in_bytes")]
-    #[portable(as = Option<Bytes>)]
+    #[serde(with = "serde_bytes")]
     pub(crate) maybe_raw: Option<Vec<u8>>,
     pub(crate) names: BTreeSet<String>,
     pub(crate) levels: BTreeMap<i16, Level>,
