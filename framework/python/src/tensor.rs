@@ -1,6 +1,6 @@
 //! Tensors of the host in Python: from any object that speaks DLPack, and to it, without a copy.
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -162,7 +162,17 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>) -> PyResult<Tensor> {
             return Err(refused(format!("the {name} {what}; {remedy}")));
         }
     }
-    let (kind, id): (i32, i32) = source.call_method0("__dlpack_device__")?.extract()?;
+    let unwilling = |cause: PyErr| {
+        if !cause.is_instance_of::<PyException>(py) {
+            // Ctrl-C, or the end of the program, and nothing of the object's.
+            return cause;
+        }
+        let error = refused(format!("the {name} does not give itself by DLPack: {}", cause.value(py)));
+        error.set_cause(py, Some(cause));
+        error
+    };
+    let device = source.call_method0("__dlpack_device__").and_then(|device| device.extract::<(i32, i32)>());
+    let (kind, id) = device.map_err(unwilling)?;
     if !ON_HOST.contains(&kind) {
         let device =
             if kind == 2 { format!("cuda:{id}") } else { format!("device {id} of DLPack's type {kind}") };
@@ -170,11 +180,7 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>) -> PyResult<Tensor> {
             "the {name} is on {device}, and tensors of Python are on the host; copy it there first, with `.cpu()` for one"
         )));
     }
-    let given = given(source).map_err(|cause| {
-        let error = refused(format!("the {name} does not give itself by DLPack: {}", cause.value(py)));
-        error.set_cause(py, Some(cause));
-        error
-    })?;
+    let given = given(source).map_err(unwilling)?;
     let managed = capsule::take(&given)?;
     let tensor = stream(py)?.from_dlpack(managed, DlPackReady::Now);
     tensor.map_err(|error| refused(format!("the {name} cannot be taken: {}", why(&error))))
@@ -190,9 +196,7 @@ fn given<'py>(source: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         PyResult::Ok(arguments.unbind())
     })?;
     match source.call_method("__dlpack__", (), Some(arguments.bind(py))) {
-        Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
-            source.call_method0("__dlpack__")
-        }
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => source.call_method0("__dlpack__"),
         given => given,
     }
 }

@@ -63,7 +63,7 @@ def test_tensors_are_where_rust_finds_them() -> None:
 def test_what_was_written_here_is_what_it_was() -> None:
     """`TENSORPOST_WRITE_GOLDEN=1` writes the file; then the Rust test has to say what is in it."""
     values = {
-        "scalars": Scalars((255, 0, 1, 2, 3, -4, 5, -6), (7, 8), [1e300, 0.1], -0.25, False, "€", "", None, "é", tp.Duration(9, 1)),
+        "scalars": Scalars((255, 0, 1, 2, 3, -4, 5, -6), (7, 8), [1e300, 0.1], -0.25, False, "€", "", None, "77", tp.Duration(9, 1)),
         "job": Job(each_way=[Tuple(0, -128), Unit()], left_out=7, absent=8, tree=Tree(-1, []), told=OneLine("𝄞")),
         "image": Image(1, PIXELS, {"left": [], "right": [GRAY]}),
     }

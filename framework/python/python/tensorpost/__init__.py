@@ -29,6 +29,7 @@ from ._native import Tensor, __version__
 from ._native import differences as _differences
 from ._types import (
     Array,
+    Length,
     Tagged,
     TensorSpec,
     Untagged,
@@ -53,6 +54,7 @@ __all__ = [
     "Duration",
     "EncodeError",
     "Error",
+    "Length",
     "SchemaError",
     "Tagged",
     "Tensor",
@@ -116,9 +118,9 @@ def differences(this: type | str, that: type | str, *, names: tuple[str, str] = 
     difference. Each is a message, or the text of one's :func:`schema`. None where they are the same; an error where they have
     not the same name, for then they are two messages.
     """
-    texts = [one if isinstance(one, str) else schema(one) for one in (this, that)]
-    lines = _differences(*texts, *names)
-    if not lines and texts[0] != texts[1]:
+    here, there = (one if isinstance(one, str) else schema(one) for one in (this, that))
+    lines = _differences(here, there, *names)
+    if not lines and here != there:
         raise SchemaError("these are not two definitions of one message: they have other names, or one is no schema of a message")
     return lines
 

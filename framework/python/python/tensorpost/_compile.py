@@ -148,7 +148,7 @@ class _Compiler:
     def class_of(self, cls: type, info: Info | None) -> tuple[type, str, str, list[Any]]:
         assert info is not None
         hints = hints_of(cls, info)
-        fields = [self.field(cls, field, hints) for field in dataclasses.fields(cls) if not _options(field).get("skip")]  # type: ignore[arg-type]
+        fields = [self.field(cls, field, hints) for field in dataclasses.fields(cls) if not _options(field).get("skip")]
         names = [name for name, *_ in fields]
         if len(set(names)) < len(names):
             raise SchemaError(f"{cls.__name__}: two fields have one name on the wire: {', '.join(names)}")
@@ -191,7 +191,8 @@ def _resolved(of: Any, cls: type, info: Info) -> Any:
 
 def plan_of(of: Any) -> Plan:
     """The plan of a type; that of a class is made once."""
-    if info_of(of) is not None and (known := vars(of).get(MARK + "plan")) is not None:
+    known: Plan | None = vars(of).get(MARK + "plan") if info_of(of) is not None else None
+    if known is not None:
         return known
     if isinstance(of, str):
         raise SchemaError(f"{of!r} is text; give the type itself")
@@ -215,6 +216,7 @@ def interface_of(cls: Any) -> tuple[str, int]:
     if info is None or info.is_variant:
         name = getattr(cls, "__name__", None) or repr(cls)
         raise SchemaError(f"`{name}` is no message; give it the decorator @tp.message")
+    known: tuple[str, int] | None
     if (known := vars(cls).get(MARK + "interface")) is None:
         known = plan_of(cls).interface(info.name, plan_of(reply_of(cls)))
         setattr(cls, MARK + "interface", known)

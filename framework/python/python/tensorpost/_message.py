@@ -57,7 +57,7 @@ def field(
     if omit_default and optional is False:
         raise SchemaError("a field with omit_default may be absent, and so is optional")
     options = {"name": name, "optional": optional, "omit_default": omit_default, "skip": skip}
-    arguments = {"metadata": {OPTIONS: options}}
+    arguments: dict[str, Any] = {"metadata": {OPTIONS: options}}
     for key, value in (("default", default), ("default_factory", default_factory), ("kw_only", kw_only)):
         if value is not MISSING:
             arguments[key] = value
@@ -69,7 +69,7 @@ def _decorate(cls: type, info: Info, frame: Any, **options: Any) -> type:
 
     if frame.f_locals is not frame.f_globals:
         info.names = dict(frame.f_locals)
-    made = dataclass(**options)(cls)
+    made: type = dataclass(**options)(cls)
     setattr(made, MARK, info)
     check(made)
     return made
@@ -105,7 +105,7 @@ def message(
     ``reply``: the type of the reply; without one it is nothing.
     ``tuple``: whether its fields have no names in Rust, as in ``struct Frame(u64, Tensor)``. A class without fields is
     ``struct Stop;``, and with ``tuple=False`` it is ``struct Stop {}``.
-    ``frozen``, ``kw_only``: as in dataclasses.
+    ``frozen``, ``kw_only``: as in dataclasses. Fields with defaults may come before others with ``kw_only``.
     """
     frame = sys._getframe(1)
     style = None if tuple is None else ("tuple" if tuple else "struct")

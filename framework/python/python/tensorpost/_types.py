@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from ._errors import SchemaError
 from ._native import Tensor
@@ -97,25 +97,22 @@ def tensor_of(asked: Any) -> Any:
 
 @dataclass(frozen=True)
 class Length:
-    """Items of an :class:`Array`."""
+    """How many items a list has, beside it: ``Annotated[list[tp.u8], Length(3)]`` is ``[u8; 3]`` in Rust."""
 
     items: int
 
+    def __post_init__(self) -> None:
+        if isinstance(self.items, bool) or not isinstance(self.items, int) or not 0 <= self.items < 2**64:
+            raise SchemaError(f"{self.items!r} is no number of items")
 
-if TYPE_CHECKING:
-    from typing import TypeAlias, TypeVar
 
-    _T = TypeVar("_T")
-    Array: TypeAlias = list
-else:
+class Array:
+    """``Array[T, 3]`` is short for ``Annotated[list[T], Length(3)]``."""
 
-    class Array:
-        """``Array[T, 3]``: a list of that length, ``[T; 3]`` in Rust."""
-
-        def __class_getitem__(cls, asked: Any) -> Any:
-            if not isinstance(asked, tuple) or len(asked) != 2 or not isinstance(asked[1], int):
-                raise SchemaError("write Array[type of the items, their number]")
-            return Annotated[list[asked[0]], Length(asked[1])]
+    def __class_getitem__(cls, asked: Any) -> Any:
+        if not isinstance(asked, tuple) or len(asked) != 2:
+            raise SchemaError("write Array[type of the items, their number]")
+        return Annotated[list[asked[0]], Length(asked[1])]  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
