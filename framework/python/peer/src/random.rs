@@ -242,7 +242,7 @@ impl Make for Figure {
 impl Make for Loose {
     fn make(r: &mut Random<'_>) -> Self {
         match r.below(4) {
-            0 => Loose::Named { name: String::make(r), tensor: r.tensor(DType::BF16, &[1, 2]) },
+            0 => Loose::Named { name: String::make(r), tensor: Box::new(r.tensor(DType::BF16, &[1, 2])) },
             1 => Loose::Both(u8::make(r), bool::make(r)),
             2 => Loose::Number(i64::make(r)),
             _ => Loose::Nothing,

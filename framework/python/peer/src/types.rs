@@ -114,7 +114,7 @@ pub(crate) enum Figure {
 #[portable(crate = tensorpost_core)]
 #[serde(untagged)]
 pub(crate) enum Loose {
-    Named { name: String, tensor: Tensor },
+    Named { name: String, tensor: Box<Tensor> },
     Both(u8, bool),
     Number(i64),
     Nothing,
@@ -135,6 +135,8 @@ pub(crate) struct Function {
     pub(crate) body: Option<Expression>,
 }
 
+type Curves = BTreeMap<u8, Vec<(f32, Option<f64>)>>;
+
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable, reply = Level)]
 pub(crate) struct Everything {
@@ -151,7 +153,7 @@ pub(crate) struct Everything {
     pub(crate) maybe_raw: Option<Vec<u8>>,
     pub(crate) names: BTreeSet<String>,
     pub(crate) levels: BTreeMap<i16, Level>,
-    pub(crate) nested: BTreeMap<String, BTreeMap<u8, Vec<(f32, Option<f64>)>>>,
+    pub(crate) nested: BTreeMap<String, Curves>,
     #[tensor(shape = [_, _], device = host)]
     pub(crate) tensor: Tensor,
     #[tensor(dtype = i64)]

@@ -112,7 +112,7 @@ class Array:
     def __class_getitem__(cls, asked: Any) -> Any:
         if not isinstance(asked, tuple) or len(asked) != 2:
             raise SchemaError("write Array[type of the items, their number]")
-        return Annotated[list[asked[0]], Length(asked[1])]  # type: ignore[valid-type]
+        return Annotated[list[asked[0]], Length(asked[1])]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ impl Interfaces {
     }
 
     /// The one message that this text describes.
+    #[cfg(feature = "inside")]
     pub(super) fn shown(text: &str) -> Self {
         Interfaces(vec![text.to_owned()])
     }

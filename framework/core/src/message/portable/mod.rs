@@ -22,6 +22,7 @@ use std::collections::HashMap;
 
 use super::{GpuMessage, TensorSpec};
 pub use implementations::PortableBytes;
+#[cfg(feature = "inside")]
 use interfaces::Interfaces;
 pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
 
@@ -80,7 +81,8 @@ pub fn schema_of<M: GpuMessage + Portable>() -> String {
 }
 
 /// What two definitions of a message differ in, as a handshake shows it: a heading, and a line for each difference. None
-/// where the texts are the same, or the names are not.
+/// where the texts are the same, or the names are not. For the Python package.
+#[cfg(feature = "inside")]
 pub fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<String> {
     Interfaces::shown(text).differences(&Interfaces::shown(other), this, that)
 }
