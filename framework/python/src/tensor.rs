@@ -7,9 +7,9 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tensorpost_core::api::message::TensorMismatch;
 use tensorpost_core::device::DeviceKind;
 use tensorpost_core::message::portable::TensorShape;
-use tensorpost_core::tensor::{DType, DlPackReady, Tensor};
+use tensorpost_core::tensor::{DType, DlPackReady, Tensor, TensorError};
 
-use crate::address_space::stream;
+use crate::address_space::stream as own_stream;
 use crate::capsule;
 use crate::failure::exception;
 
@@ -81,7 +81,7 @@ impl PyTensor {
 
     /// A copy of its elements, packed, the last axis first.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let stream = stream(py)?;
+        let stream = own_stream(py)?;
         let bytes = py.detach(|| stream.download_bytes(&self.tensor));
         let bytes = bytes.map_err(|error| exception(py, "TensorError", error.to_string()))?;
         Ok(PyBytes::new(py, &bytes))
@@ -109,10 +109,9 @@ impl PyTensor {
                 "the tensor is on the host, and a copy for device ({kind}, {id}) was asked for; take it on the host, and copy it there"
             )));
         }
-        let refused =
-            |error: tensorpost_core::tensor::TensorError| exception(py, "TensorError", error.to_string());
+        let refused = |error: TensorError| exception(py, "TensorError", error.to_string());
         let managed = if copy == Some(true) {
-            let own = crate::address_space::stream(py)?;
+            let own = own_stream(py)?;
             py.detach(|| own.copy(&self.tensor).and_then(|copy| copy.into_dlpack()))
         } else {
             py.detach(|| self.tensor.to_dlpack())
@@ -152,15 +151,8 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>) -> PyResult<Tensor> {
             "a {name} is no tensor; give a tp.Tensor, or an object with `__dlpack__`, such as a numpy array or a torch tensor"
         )));
     }
-    for (property, what, remedy) in [
-        ("requires_grad", "requires a gradient", "detach it first, with `.detach()`"),
-        ("is_sparse", "is sparse", "make it dense first, with `.to_dense()`"),
-        ("is_sparse_csr", "is sparse", "make it dense first, with `.to_dense()`"),
-        ("is_quantized", "is quantized", "convert it first, with `.dequantize()`"),
-    ] {
-        if source.getattr(property).is_ok_and(|has| has.is_truthy().unwrap_or(false)) {
-            return Err(refused(format!("the {name} {what}; {remedy}")));
-        }
+    if let Some(why) = is_not_plain(source) {
+        return Err(refused(format!("the {name} {why}")));
     }
     let unwilling = |cause: PyErr| {
         if !cause.is_instance_of::<PyException>(py) {
@@ -182,8 +174,22 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     }
     let given = given(source).map_err(unwilling)?;
     let managed = capsule::take(&given)?;
-    let tensor = stream(py)?.from_dlpack(managed, DlPackReady::Now);
+    let tensor = own_stream(py)?.from_dlpack(managed, DlPackReady::Now);
     tensor.map_err(|error| refused(format!("the {name} cannot be taken: {}", why(&error))))
+}
+
+/// What a tensor of PyTorch is that its memory alone does not say, and what to do.
+fn is_not_plain(source: &Bound<'_, PyAny>) -> Option<&'static str> {
+    let is = |property: &str| source.getattr(property).is_ok_and(|is| is.is_truthy().unwrap_or(false));
+    // Others have none of these, and are asked once.
+    let gradient = source.getattr("requires_grad").ok()?;
+    if gradient.is_truthy().unwrap_or(false) {
+        return Some("requires a gradient; detach it first, with `.detach()`");
+    }
+    if is("is_sparse") || is("is_sparse_csr") {
+        return Some("is sparse; make it dense first, with `.to_dense()`");
+    }
+    is("is_quantized").then_some("is quantized; convert it first, with `.dequantize()`")
 }
 
 /// Asks for a capsule with a version, and without one whoever does not know of versions.
@@ -202,9 +208,9 @@ fn given<'py>(source: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 }
 
 /// An error of the core's without the words that only its own programs know.
-fn why(error: &tensorpost_core::tensor::TensorError) -> String {
+fn why(error: &TensorError) -> String {
     match error {
-        tensorpost_core::tensor::TensorError::DlPack { why } => why.clone(),
+        TensorError::DlPack { why } => why.clone(),
         other => other.to_string(),
     }
 }

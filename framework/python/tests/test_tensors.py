@@ -171,7 +171,10 @@ def test_the_deleter_runs_once_and_on_a_thread_of_its_own() -> None:
     assert foreign.threads == []
     del arrays
     eventually(lambda: len(foreign.threads) > 0)
-    time.sleep(0.01)
+    # One thread lets go of all, in order: a second call for the first tensor would have come before this one.
+    another = Foreign()
+    tp.Tensor(another)
+    eventually(lambda: len(another.threads) > 0)
     assert len(foreign.threads) == 1 and foreign.threads[0] != threading.get_ident()
 
 
