@@ -11,6 +11,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::ffi;
@@ -55,9 +56,25 @@ struct GateState {
 
 static GATE: Gate = Gate { state: Mutex::new(GateState { closed: false, inside: 0 }), left: Condvar::new() };
 
+/// The process that loaded this. In one that was forked from it the thread that lets go of memory is not there, and the gate is as
+/// that thread left it: nobody may wait at it.
+static LOADED_IN: OnceLock<u32> = OnceLock::new();
+
+fn was_forked() -> bool {
+    LOADED_IN.get().is_some_and(|process| *process != std::process::id())
+}
+
+/// The module is loaded.
+pub(crate) fn open() {
+    let _ = LOADED_IN.set(std::process::id());
+}
+
 impl Gate {
     /// Runs `delete` with the interpreter, or not at all.
     fn through(&self, delete: impl FnOnce()) {
+        if was_forked() {
+            return;
+        }
         {
             let mut state = self.state.lock();
             if state.closed {
@@ -77,6 +94,9 @@ impl Gate {
 /// The interpreter is about to end: waits for deleters that are running, and lets no other begin.
 #[pyfunction]
 pub(crate) fn close(py: Python<'_>) {
+    if was_forked() {
+        return;
+    }
     py.detach(|| {
         let mut state = GATE.state.lock();
         state.closed = true;

@@ -28,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_function(wrap_pyfunction!(differences, module)?)?;
+    capsule::open();
     let close = wrap_pyfunction!(capsule::close, module)?;
     module.py().import("atexit")?.call_method1("register", (close,))?;
     Ok(())

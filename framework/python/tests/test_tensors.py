@@ -246,3 +246,20 @@ def test_a_program_may_end_with_tensors() -> None:
     for _ in range(5):
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
         assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_forked_process_may_end() -> None:
+    """It has the tensors, and not the thread that lets go of them."""
+    program = (
+        "import os, sys, numpy as np, tensorpost as tp\n"
+        "kept = [tp.Tensor(np.zeros(10)) for _ in range(100)]\n"
+        "del kept[::2]\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    del kept\n"
+        "    sys.exit(3)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (3, "")
