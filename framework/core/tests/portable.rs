@@ -168,6 +168,62 @@ fn compare<M: GpuMessage + Portable>(file: &str, message: &M) {
     );
 }
 
+/// What the Python package wrote (`framework/python/tests/test_golden.py`): the value of these bytes, which are written as they
+/// were.
+fn written_by_python<M: GpuMessage + Portable>(name: &str, tensors: &[Tensor]) -> M {
+    #[derive(Deserialize)]
+    struct Written {
+        schema: String,
+        key: String,
+        body: String,
+    }
+    let kept = include_str!("portable/from_python/written.json");
+    let mut kept: BTreeMap<String, Written> = serde_json::from_str(kept).expect("texts");
+    let Written { schema, key, body } = kept.remove(name).expect("it is there");
+    assert_eq!((M::schema(), format!("{:016x}", message_key::<M>())), (schema, key));
+    let digits = (0..body.len()).step_by(2).map(|at| u8::from_str_radix(&body[at..at + 2], 16));
+    let bytes: Vec<u8> = digits.collect::<Result<_, _>>().expect("hexadecimal");
+    let message = codec::decode::<M>(&bytes, tensors.to_vec(), None).expect("it can be read");
+    let again = codec::encode(&message, Vec::new()).expect("it can be sent");
+    assert_eq!(hex(&again.body), body);
+    let order = again.tensors.iter().map(|one| again.leases[usize::from(one.lease)].0.id());
+    assert!(order.eq(tensors.iter().map(|tensor| tensor.lease().id())), "tensors are met in their order");
+    message
+}
+
+#[test]
+fn what_python_writes_is_read() {
+    let scalars = Scalars {
+        integers: (255, 0, 1, 2, 3, -4, 5, -6),
+        sizes: (7, 8),
+        floats: [1e300, 0.1],
+        single: -0.25,
+        truth: false,
+        letter: '€',
+        text: String::new(),
+        nothing: (),
+        other: 77,
+        patience: Duration::new(9, 1),
+    };
+    assert_eq!(written_by_python::<Scalars>("scalars", &[]), scalars);
+    let job = Job {
+        each_way: vec![Way::Tuple(0, Some(-128)), Way::Unit],
+        left_out: Some(7),
+        absent: Some(8),
+        tree: Tree { value: -1, children: Vec::new() },
+        told: Told::OneLine("𝄞".to_owned()),
+        here: 0,
+    };
+    assert_eq!(written_by_python::<Job>("job", &[]), job);
+
+    let cluster = Cluster::new(1);
+    let tensor = |dtype, shape: &[usize]| cluster.stream(0).zeros(dtype, shape).expect("memory").freeze();
+    let tensors = [tensor(DType::F32, &[3, 2, 1]), tensor(DType::U8, &[2])];
+    let image = written_by_python::<Image>("image", &tensors);
+    assert_eq!((image.id, image.extras["left"].len(), image.extras["right"].len()), (1, 0, 1));
+    image.check().expect("they are what is asked of them");
+}
+
 fn round<M: GpuMessage + PartialEq + std::fmt::Debug>(message: &M) {
     let encoded = codec::encode(message, Vec::new()).expect("it can be sent");
     assert_eq!(&codec::decode::<M>(&encoded.body, Vec::new(), None).expect("it can be read"), message);

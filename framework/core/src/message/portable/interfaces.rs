@@ -28,6 +28,12 @@ impl Interfaces {
         Interfaces(texts).bounded()
     }
 
+    /// The one message that this text describes.
+    #[cfg(feature = "inside")]
+    pub(super) fn shown(text: &str) -> Self {
+        Interfaces(vec![text.to_owned()])
+    }
+
     /// As much as may be, whoever says it.
     pub(crate) fn bounded(self) -> Self {
         let mut room = MAX_INTERFACE_BYTES;

@@ -22,11 +22,13 @@ use std::collections::HashMap;
 
 use super::{GpuMessage, TensorSpec};
 pub use implementations::PortableBytes;
+#[cfg(feature = "inside")]
+use interfaces::Interfaces;
 pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
 
 /// Most types in one schema, counted as often as they are in it. A schema is text that two programs compare, and this many
 /// lines are more than anybody reads.
-const MAX_TYPES: usize = 1 << 14;
+pub const MAX_TYPES: usize = 1 << 14;
 
 /// A type whose form on the wire is known by name in other languages: what a field of a
 /// [portable](derive@crate::api::message::Portable) message may be. Derive it for structs and enums inside such messages; a message itself
@@ -78,6 +80,13 @@ pub fn schema_of<M: GpuMessage + Portable>() -> String {
     Describer::default().message::<M>().text()
 }
 
+/// What two definitions of a message differ in, as a handshake shows it: a heading, and a line for each difference. None
+/// where the texts are the same, or the names are not. For the Python package.
+#[cfg(feature = "inside")]
+pub fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<String> {
+    Interfaces::shown(text).differences(&Interfaces::shown(other), this, that)
+}
+
 /// A walk through a type and those inside it.
 #[derive(Debug, Default)]
 pub struct Describer {
@@ -124,9 +133,9 @@ impl Describer {
             return Shape::Open(id);
         }
         self.open.push(id);
-        let mut shape = body(self);
+        let shape = body(self);
         self.open.pop();
-        if shape.close(id, 0) { Shape::Recursive(Box::new(shape)) } else { shape }
+        shape.closed(&Shape::Open(id))
     }
 
     /// Describes a message, with its name and its reply.
@@ -170,7 +179,7 @@ pub(super) fn key(message: TypeId, describe: Describe) -> u64 {
     if let Some(known) = KEYS.with_borrow(|keys| keys.get(&message).copied()) {
         return known;
     }
-    let key = super::fnv1a([describe(&mut Describer::default()).text().as_bytes()]);
+    let key = describe(&mut Describer::default()).key();
     KEYS.with_borrow_mut(|keys| keys.insert(message, key));
     key
 }

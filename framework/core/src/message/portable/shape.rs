@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::TensorSpec;
+use super::super::{TensorSpec, fnv1a};
 
 /// The version of the text's form, which is in it.
 const VERSION: u32 = 1;
@@ -149,6 +149,11 @@ impl Interface {
         let Interface { message, body, reply } = self;
         written(&Text { schema: VERSION, message, body, reply })
     }
+
+    /// The message's key.
+    pub fn key(&self) -> u64 {
+        fnv1a([self.text().as_bytes()])
+    }
 }
 
 fn written(value: &impl Serialize) -> String {
@@ -229,16 +234,21 @@ impl Shape {
         written(self)
     }
 
-    /// Replaces what stands for the type `id`, with `inside` others around it that hold themselves, and says whether there
-    /// was any.
-    pub(super) fn close(&mut self, id: TypeId, inside: u64) -> bool {
-        if *self == Shape::Open(id) {
+    /// The shape of a type, of whose body this is: where `open`, which stands for the type itself, is in it, it becomes
+    /// [`Outer`](Self::Outer), and what holds itself [`Recursive`](Self::Recursive).
+    pub fn closed(mut self, open: &Shape) -> Shape {
+        if self.close(open, 0) { Shape::Recursive(Box::new(self)) } else { self }
+    }
+
+    /// Replaces what stands for the type, with `inside` others around it that hold themselves, and says whether there was any.
+    fn close(&mut self, open: &Shape, inside: u64) -> bool {
+        if self == open {
             *self = Shape::Outer(inside);
             return true;
         }
         let inside = inside + u64::from(matches!(self, Shape::Recursive(_)));
         let mut any = false;
-        self.each(&mut |shape| any |= shape.close(id, inside));
+        self.each(&mut |shape| any |= shape.close(open, inside));
         any
     }
 

@@ -1,0 +1,145 @@
+"""Messages and tensors of Tensorpost in Python.
+
+A class with :func:`message` equals a type with ``#[gpu_message(portable)]`` in Rust: the same canonical schema, the same key, the
+same bytes. Tensors come from and go to numpy, PyTorch and others by DLPack, without a copy::
+
+    import numpy as np, tensorpost as tp
+
+    @tp.message
+    class Frame:
+        id: tp.u64
+        pixels: tp.Tensor[tp.f32, 3, ..., ...]
+
+    body, tensors = tp.encode(Frame(1, np.zeros((3, 2, 2), np.float32)))
+    frame = tp.decode(Frame, body, tensors)
+    np.from_dlpack(frame.pixels)          # the same memory, read-only
+
+There are no actors in Python yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
+
+from ._compile import interface_of, plan_of
+from ._errors import DecodeError, EncodeError, Error, SchemaError, TensorError
+from ._message import field, info_of, message, variant
+from ._native import Tensor, __version__
+from ._native import differences as _differences
+from ._types import (
+    Array,
+    Length,
+    Tagged,
+    TensorSpec,
+    Untagged,
+    bf16,
+    char,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+
+__all__ = [
+    "Array",
+    "DecodeError",
+    "Duration",
+    "EncodeError",
+    "Error",
+    "Length",
+    "SchemaError",
+    "Tagged",
+    "Tensor",
+    "TensorError",
+    "TensorSpec",
+    "Untagged",
+    "__version__",
+    "bf16",
+    "char",
+    "decode",
+    "differences",
+    "encode",
+    "f16",
+    "f32",
+    "f64",
+    "field",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "key",
+    "message",
+    "schema",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "variant",
+]
+
+_T = TypeVar("_T")
+
+
+@message(frozen=True)
+class Duration:
+    """A span of time, ``std::time::Duration`` in Rust. (``datetime.timedelta`` has no nanoseconds.)"""
+
+    secs: u64
+    nanos: u32 = field(default=0, optional=False)
+
+    def total_seconds(self) -> float:
+        """The whole span."""
+        return self.secs + self.nanos * 1e-9
+
+
+def schema(of: Any) -> str:
+    """The canonical text of a message, as ``Portable::schema()`` gives it in Rust; of another type, that of the type."""
+    info = info_of(of)
+    if info is not None and not info.is_variant:
+        return interface_of(of)[0]
+    return plan_of(of).schema()
+
+
+def key(of: type) -> int:
+    """The key of a message: the 64-bit FNV-1a hash of its :func:`schema`."""
+    return interface_of(of)[1]
+
+
+def differences(this: type | str, that: type | str, *, names: tuple[str, str] = ("this", "that")) -> list[str]:
+    """What two definitions of a message differ in, as a node says it of a worker: a heading with the two keys, and a line for each
+    difference. Each is a message, or the text of one's :func:`schema`. None where they are the same; an error where they have
+    not the same name, for then they are two messages.
+    """
+    here, there = (one if isinstance(one, str) else schema(one) for one in (this, that))
+    lines = _differences(here, there, *names)
+    if not lines and here != there:
+        raise SchemaError("these are not two definitions of one message: they have other names, or one is no schema of a message")
+    return lines
+
+
+def encode(value: Any, of: Any = None) -> tuple[bytes, list[Tensor]]:
+    """The bytes of a value, as Rust writes them, and the tensors in it, in the order of their indices.
+
+    ``of`` is its type; that of a message is its class. A field for tensors may hold a :class:`Tensor`, or any object
+    with ``__dlpack__`` in host memory. The memory is borrowed: do not write it while one of the tensors is used.
+    """
+    return plan_of(type(value) if of is None else of).encode(value)
+
+
+@overload
+def decode(of: type[_T], body: bytes, tensors: Sequence[Any] = ...) -> _T: ...
+@overload
+def decode(of: Any, body: bytes, tensors: Sequence[Any] = ...) -> Any: ...
+def decode(of: Any, body: bytes, tensors: Sequence[Any] = ()) -> Any:
+    """The value of bytes that :func:`encode` or Rust wrote, with the tensors that came with them. Bytes need not be trusted: those that
+    are no value of the type are a :class:`DecodeError`.
+    """
+    return plan_of(of).decode(body, list(tensors))

@@ -1,0 +1,131 @@
+"""What stands in annotations: numbers of a width, tensors, arrays, and how the variant of a union is told.
+
+A number of a width is an ``int`` or a ``float`` for Python and for type checkers; its width is beside it, in ``Annotated``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Annotated, Any, get_args, get_origin
+
+from ._errors import SchemaError
+from ._native import Tensor
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """The name of a type of scalars, as Rust has it."""
+
+    name: str
+    """Such as ``"u8"``."""
+    tensors_only: bool = False
+    """Whether there are tensors of it, and no fields."""
+
+
+u8 = Annotated[int, Scalar("u8")]
+u16 = Annotated[int, Scalar("u16")]
+u32 = Annotated[int, Scalar("u32")]
+u64 = Annotated[int, Scalar("u64")]
+i8 = Annotated[int, Scalar("i8")]
+i16 = Annotated[int, Scalar("i16")]
+i32 = Annotated[int, Scalar("i32")]
+i64 = Annotated[int, Scalar("i64")]
+f16 = Annotated[float, Scalar("f16", tensors_only=True)]
+bf16 = Annotated[float, Scalar("bf16", tensors_only=True)]
+f32 = Annotated[float, Scalar("f32")]
+f64 = Annotated[float, Scalar("f64")]
+char = Annotated[str, Scalar("char")]
+
+DTYPES = frozenset("bool u8 u16 u32 u64 i8 i16 i32 i64 f16 bf16 f32 f64".split())
+DEVICES = frozenset(("host", "cuda"))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a field asks of its tensors, as ``#[tensor(dtype = .., shape = .., device = ..)]`` in Rust does. What is ``None``
+    may be anything. It stands beside a tensor: ``Annotated[Tensor, TensorSpec(dtype="f32")]``.
+    """
+
+    dtype: str | None = None
+    """Type of the elements, such as ``"f32"``."""
+    shape: tuple[int | None, ...] | None = None
+    """Extent of each axis, ``None`` for any."""
+    device: str | None = None
+    """Kind of device: ``"host"`` or ``"cuda"``."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise SchemaError(f"{self.dtype!r} is no dtype; there are {', '.join(sorted(DTYPES))}")
+        if self.device is not None and self.device not in DEVICES:
+            raise SchemaError(f'{self.device!r} is no kind of device; there are "host" and "cuda"')
+        for axis in self.shape or ():
+            if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or not 0 <= axis < 2**64):
+                raise SchemaError(f"{axis!r} is no extent of an axis; give a number, or None for any")
+
+
+def dtype_of(asked: Any) -> str | None:
+    """The name of a dtype, where ``asked`` is one."""
+    if asked is bool:
+        return "bool"
+    if asked is float:
+        return "f64"
+    if isinstance(asked, str) and asked in DTYPES:
+        return asked
+    if get_origin(asked) is Annotated:
+        for extra in get_args(asked)[1:]:
+            if isinstance(extra, Scalar) and extra.name in DTYPES:
+                return extra.name
+    return None
+
+
+def tensor_of(asked: Any) -> Any:
+    """``Tensor[dtype, axis, axis, ...]``: each axis an extent or ``...``, and at the end a kind of device where one is asked."""
+    parts = asked if isinstance(asked, tuple) else (asked,)
+    dtype, rest = None, list(parts)
+    if rest and (dtype := dtype_of(rest[0])) is not None:
+        rest = rest[1:]
+    device = rest.pop() if rest and isinstance(rest[-1], str) and rest[-1] in DEVICES else None
+    for axis in rest:
+        if not isinstance(axis, int | EllipsisType) or isinstance(axis, bool):
+            raise SchemaError(
+                f"Tensor[..] has a dtype, such as tp.f32, then extents, `...` for any, then a kind of device, and not {axis!r}"
+            )
+    shape = tuple(None if axis is ... else axis for axis in rest) if rest else None
+    return Annotated[Tensor, TensorSpec(dtype, shape, device)]
+
+
+@dataclass(frozen=True)
+class Length:
+    """How many items a list has, beside it: ``Annotated[list[tp.u8], Length(3)]`` is ``[u8; 3]`` in Rust."""
+
+    items: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.items, bool) or not isinstance(self.items, int) or not 0 <= self.items < 2**64:
+            raise SchemaError(f"{self.items!r} is no number of items")
+
+
+class Array:
+    """``Array[T, 3]`` is short for ``Annotated[list[T], Length(3)]``."""
+
+    def __class_getitem__(cls, asked: Any) -> Any:
+        if not isinstance(asked, tuple) or len(asked) != 2:
+            raise SchemaError("write Array[type of the items, their number]")
+        return Annotated[list[asked[0]], Length(asked[1])]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """How the variant of a union is told, beside it: ``Annotated[A | B, Tagged("kind")]``. With one name, the variant's name is
+    a field among the others (``#[serde(tag = "kind")]``); with two, what it holds is the second
+    (``#[serde(tag = "kind", content = "what")]``). Without this, a variant is a map from its name.
+    """
+
+    tag: str
+    content: str | None = None
+
+
+@dataclass(frozen=True)
+class Untagged:
+    """Beside a union: its variant is the first that fits (``#[serde(untagged)]``)."""

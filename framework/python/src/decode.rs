@@ -1,0 +1,440 @@
+//! From bytes to a value of Python. What serde's derive accepts of the types in Rust is accepted here: fields in any order,
+//! unknown ones, and lists of fields where a map could be.
+//!
+//! Bytes are somebody else's (WIRE-1): they were found to be one value that is not nested too deep, each type is checked, and
+//! what trying the variants of an untagged enum may cost is bounded.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyFloat, PyList, PySet, PyString, PyTuple};
+use tensorpost_core::message::portable::{Repr, TensorShape};
+
+use crate::encode::{MAX_DEPTH, listed};
+use crate::failure::{Failure, Result};
+use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
+use crate::reader::{Item, Reader};
+use crate::tensor::{PyTensor, check, taken};
+
+/// Values that are looked at: of an honest body a few for each byte, and some more for a body of few.
+const STEPS_PER_BYTE: usize = 1024;
+const STEPS: usize = 1 << 16;
+
+/// The key of a tensor in a body.
+const TENSOR: &str = "$tensor";
+
+struct Decoder<'a, 'py> {
+    py: Python<'py>,
+    plan: &'a Plan,
+    /// What the body came with. The first use of one makes a tensor of it, where it is another object.
+    tensors: Vec<Bound<'py, PyAny>>,
+    steps: usize,
+    depth: usize,
+}
+
+/// The value of a body.
+pub(crate) fn decode<'py>(
+    plan: &Plan,
+    py: Python<'py>,
+    body: &[u8],
+    tensors: Vec<Bound<'py, PyAny>>,
+) -> Result<Bound<'py, PyAny>> {
+    let mut reader = Reader::new(body)?;
+    let steps = STEPS + body.len().saturating_mul(STEPS_PER_BYTE);
+    let mut decoder = Decoder { py, plan, tensors, steps, depth: 0 };
+    let value = decoder.value(plan.root, &mut reader)?;
+    if reader.has_ended() { Ok(value) } else { Err(Failure::new("bytes follow the value")) }
+}
+
+fn wrong(wanted: &str, found: Item<'_>) -> Failure {
+    Failure::new(format!("it must be {wanted} and is {}", found.what()))
+}
+
+impl<'py> Decoder<'_, 'py> {
+    fn raised(&self, error: PyErr) -> Failure {
+        Failure::raised(self.py, error)
+    }
+
+    fn value(&mut self, at: usize, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
+        self.steps = self.steps.checked_sub(1).ok_or_else(|| {
+            Failure::new("reading it takes more steps than a body of its length may; tell the variants of its enums by a tag")
+        })?;
+        if self.depth == MAX_DEPTH {
+            return Err(Failure::new("it is nested too deep"));
+        }
+        self.depth += 1;
+        let read = self.typed(at, reader);
+        self.depth -= 1;
+        read
+    }
+
+    fn typed(&mut self, at: usize, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
+        let plan = self.plan;
+        match &plan.nodes[at] {
+            Node::Scalar(scalar) => self.scalar(*scalar, reader.next()?),
+            Node::Tensor(asked) => self.tensor(asked, reader),
+            Node::Option(inner) => {
+                if reader.peek()? == Item::Nil {
+                    reader.next()?;
+                    return Ok(self.py.None().into_bound(self.py));
+                }
+                self.value(*inner, reader)
+            }
+            Node::List(inner) => Ok(self.list(*inner, None, reader)?.into_any()),
+            Node::Array(inner, length) => Ok(self.list(*inner, Some(*length), reader)?.into_any()),
+            Node::Set(inner) => {
+                let items = self.list(*inner, None, reader)?;
+                PySet::new(self.py, items.iter()).map(Bound::into_any).map_err(|error| self.raised(error))
+            }
+            Node::Map(key, value) => self.map(*key, *value, reader),
+            Node::Tuple(inner) => {
+                let length = list_of(reader)?;
+                if length != inner.len() {
+                    return Err(Failure::new(format!("it must have {} items and has {length}", inner.len())));
+                }
+                let mut items = Vec::with_capacity(length);
+                for (index, inner) in inner.iter().enumerate() {
+                    items.push(self.value(*inner, reader).map_err(|failure| failure.at(index))?);
+                }
+                PyTuple::new(self.py, items).map(Bound::into_any).map_err(|error| self.raised(error))
+            }
+            Node::Struct(class) => self.body(class, None, reader),
+            Node::Enum(repr, variants) => self.variant(repr, variants, reader),
+            Node::Members(members) => {
+                let name = match reader.next()? {
+                    Item::Str(name) => name,
+                    // Serde takes this for a variant without content, too.
+                    Item::Map(1) => {
+                        let name = string(reader)?;
+                        nil(reader)?;
+                        name
+                    }
+                    other => return Err(wrong("the name of a member", other)),
+                };
+                let member = members.iter().find(|(known, _)| known == name);
+                let known = || listed(members.iter().map(|(name, _)| name));
+                let (_, member) =
+                    member.ok_or_else(|| Failure::new(format!("`{name}` is none of {}", known())))?;
+                Ok(member.bind(self.py).clone())
+            }
+        }
+    }
+
+    fn scalar(&self, scalar: Scalar, item: Item<'_>) -> Result<Bound<'py, PyAny>> {
+        let py = self.py;
+        let object = match (scalar, item) {
+            (Scalar::Nil, Item::Nil) => py.None().into_bound(py),
+            (Scalar::Bool, Item::Bool(truth)) => pyo3::types::PyBool::new(py, truth).to_owned().into_any(),
+            (Scalar::Int(signed, bits), Item::Int(value)) => {
+                let (least, most) = if signed {
+                    (-1_i128 << (bits - 1), (1 << (bits - 1)) - 1)
+                } else {
+                    (0, (1 << bits) - 1)
+                };
+                if value < least || value > most {
+                    let name = if signed { 'i' } else { 'u' };
+                    return Err(Failure::new(format!("{value} does not fit {name}{bits}")));
+                }
+                // Lossless: one of the two holds all 64 bits.
+                let object = if value < 0 {
+                    (value as i64).into_pyobject(py)
+                } else {
+                    (value as u64).into_pyobject(py)
+                };
+                match object {
+                    Ok(object) => object.into_any(),
+                    Err(never) => match never {},
+                }
+            }
+            (Scalar::F32, Item::F32(value)) => PyFloat::new(py, value.into()).into_any(),
+            // Lossless for f32; what was written as a wider one is rounded, as serde does it.
+            (Scalar::F32, Item::F64(value)) => PyFloat::new(py, (value as f32).into()).into_any(),
+            (Scalar::F32, Item::Int(value)) => PyFloat::new(py, (value as f32).into()).into_any(),
+            (Scalar::F64, Item::F32(value)) => PyFloat::new(py, value.into()).into_any(),
+            (Scalar::F64, Item::F64(value)) => PyFloat::new(py, value).into_any(),
+            (Scalar::F64, Item::Int(value)) => PyFloat::new(py, value as f64).into_any(),
+            (Scalar::Str, Item::Str(text)) => PyString::new(py, text).into_any(),
+            (Scalar::Char, Item::Str(text)) => {
+                if text.chars().count() != 1 {
+                    let count = text.chars().count();
+                    return Err(Failure::new(format!("it must be a str of one character and has {count}")));
+                }
+                PyString::new(py, text).into_any()
+            }
+            (Scalar::Bytes, Item::Bytes(bytes)) => PyBytes::new(py, bytes).into_any(),
+            (_, found) => {
+                let wanted = match scalar {
+                    Scalar::Nil => "nil",
+                    Scalar::Bool => "a bool",
+                    Scalar::Int(..) => "an integer",
+                    Scalar::F32 | Scalar::F64 => "a float",
+                    Scalar::Char | Scalar::Str => "a str",
+                    Scalar::Bytes => "bytes",
+                };
+                return Err(wrong(wanted, found));
+            }
+        };
+        Ok(object)
+    }
+
+    fn tensor(&mut self, asked: &TensorShape, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
+        let found = reader.next()?;
+        if found != Item::Map(1) || string(reader)? != TENSOR {
+            return Err(wrong("a tensor of the message", found));
+        }
+        let index = match reader.next()? {
+            Item::Int(index) => usize::try_from(index).unwrap_or(usize::MAX),
+            other => return Err(wrong("the index of a tensor", other)),
+        };
+        let came_with = self.tensors.len();
+        let given = self.tensors.get_mut(index).ok_or_else(|| {
+            Failure::new(format!("the message names tensor {index} but came with {came_with}"))
+        })?;
+        if !given.is_instance_of::<PyTensor>() {
+            let tensor = taken(given).and_then(|tensor| Bound::new(self.py, PyTensor::of(tensor)));
+            *given = tensor.map_err(|error| Failure::raised(self.py, error))?.into_any();
+        }
+        let object = given.clone();
+        let tensor = taken(&object).map_err(|error| self.raised(error))?;
+        check(&tensor, asked).map_err(Failure::new)?;
+        Ok(object)
+    }
+
+    fn list(
+        &mut self,
+        inner: usize,
+        wanted: Option<u64>,
+        reader: &mut Reader<'_>,
+    ) -> Result<Bound<'py, PyList>> {
+        let length = list_of(reader)?;
+        if let Some(wanted) = wanted
+            && wanted != length as u64
+        {
+            return Err(Failure::new(format!("it must have {wanted} items and has {length}")));
+        }
+        let list = PyList::empty(self.py);
+        for index in 0..length {
+            let item = self.value(inner, reader).map_err(|failure| failure.at(index))?;
+            list.append(item).map_err(|error| self.raised(error))?;
+        }
+        Ok(list)
+    }
+
+    fn map(&mut self, key: usize, value: usize, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
+        let length = match reader.next()? {
+            Item::Map(length) => length,
+            other => return Err(wrong("a map", other)),
+        };
+        let dict = PyDict::new(self.py);
+        for index in 0..length {
+            let its_key = self.value(key, reader).map_err(|failure| failure.at(index))?;
+            let its_value = self.value(value, reader).map_err(|failure| failure.of_key(&its_key))?;
+            dict.set_item(its_key, its_value).map_err(|error| self.raised(error))?;
+        }
+        Ok(dict.into_any())
+    }
+
+    /// What a class holds, as its style says; `tag` is a field that is somebody else's.
+    fn body(
+        &mut self,
+        class: &Class,
+        tag: Option<&str>,
+        reader: &mut Reader<'_>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let values = PyDict::new(self.py);
+        match class.style {
+            Style::Newtype => {
+                let field = &class.fields[0];
+                let value = match (&self.plan.nodes[field.node], tag) {
+                    (Node::Struct(inner), Some(_)) => self.body(inner, tag, reader),
+                    _ => self.value(field.node, reader),
+                };
+                self.set(&values, field, value)?;
+            }
+            Style::Unit if tag.is_some() => reader.skip()?,
+            Style::Unit => match reader.next()? {
+                Item::Nil | Item::List(0) => {}
+                other => return Err(wrong("nothing", other)),
+            },
+            Style::Tuple => self.places(class, reader, &values)?,
+            Style::Struct => match reader.peek()? {
+                Item::List(_) if tag.is_none() => self.places(class, reader, &values)?,
+                _ => self.fields(class, tag, reader, &values)?,
+            },
+        }
+        class.class.bind(self.py).call((), Some(&values)).map_err(|error| self.raised(error))
+    }
+
+    fn set(
+        &self,
+        values: &Bound<'py, PyDict>,
+        field: &Field,
+        value: Result<Bound<'py, PyAny>>,
+    ) -> Result<()> {
+        let attribute = field.attribute.bind(self.py);
+        let value = value.map_err(|failure| failure.in_field(&attribute.to_string()))?;
+        values.set_item(attribute, value).map_err(|error| self.raised(error))
+    }
+
+    /// The fields in their order.
+    fn places(&mut self, class: &Class, reader: &mut Reader<'_>, values: &Bound<'py, PyDict>) -> Result<()> {
+        let length = list_of(reader)?;
+        let wanted = class.fields.len();
+        if length > wanted || length < wanted && !class.fields[length..].iter().all(|field| field.optional) {
+            return Err(Failure::new(format!("it must have {wanted} items and has {length}")));
+        }
+        for field in &class.fields[..length] {
+            let value = self.value(field.node, reader);
+            self.set(values, field, value)?;
+        }
+        Ok(())
+    }
+
+    /// The fields by their names.
+    fn fields(
+        &mut self,
+        class: &Class,
+        tag: Option<&str>,
+        reader: &mut Reader<'_>,
+        values: &Bound<'py, PyDict>,
+    ) -> Result<()> {
+        let length = match reader.next()? {
+            Item::Map(length) => length,
+            other => return Err(wrong(&format!("the fields of {}", class.name), other)),
+        };
+        let mut seen = vec![false; class.fields.len()];
+        for place in 0..length {
+            let name = string(reader)?;
+            // They come in this order, nearly always.
+            let known = class.fields.get(place).filter(|field| field.name == name).map(|_| place);
+            let known = known.or_else(|| class.fields.iter().position(|field| field.name == name));
+            let Some(index) = known.filter(|_| tag != Some(name)) else {
+                reader.skip()?;
+                continue;
+            };
+            if std::mem::replace(&mut seen[index], true) {
+                return Err(Failure::new(format!("the field `{name}` is there twice")));
+            }
+            let field = &class.fields[index];
+            let value = self.value(field.node, reader);
+            self.set(values, field, value)?;
+        }
+        for (field, _) in class.fields.iter().zip(seen).filter(|(field, seen)| !seen && !field.optional) {
+            if !matches!(self.plan.nodes[field.node], Node::Option(_)) {
+                return Err(Failure::new(format!("the field `{}` is missing", field.name)));
+            }
+            self.set(values, field, Ok(self.py.None().into_bound(self.py)))?;
+        }
+        Ok(())
+    }
+
+    fn variant(
+        &mut self,
+        repr: &Repr,
+        variants: &[Variant],
+        reader: &mut Reader<'_>,
+    ) -> Result<Bound<'py, PyAny>> {
+        match repr {
+            Repr::External => {
+                let (name, has_content) = match reader.next()? {
+                    Item::Str(name) => (name, false),
+                    Item::Map(1) => (string(reader)?, true),
+                    other => return Err(wrong("the name of a variant, or a map from it", other)),
+                };
+                let variant = named(variants, name)?;
+                if variant.class.style != Style::Unit && !has_content {
+                    return Err(Failure::new(format!("the variant `{name}` has content, and it is missing")));
+                }
+                self.content(variant, has_content.then_some(reader))
+            }
+            Repr::Untagged => {
+                for variant in variants {
+                    let mut again = *reader;
+                    // Which one it is, is told by what fits. What a class's own code raises is no different from there.
+                    if let Ok(value) = self.body(&variant.class, None, &mut again) {
+                        *reader = again;
+                        return Ok(value);
+                    }
+                }
+                let names = listed(variants.iter().map(|variant| &variant.name));
+                Err(Failure::new(format!("it fits none of {names}")))
+            }
+            Repr::Internal(tag) => {
+                let name = find(*reader, tag)?
+                    .ok_or_else(|| Failure::new(format!("the field `{tag}` is missing")))?;
+                let variant = named(variants, tagged(name)?)?;
+                self.body(&variant.class, Some(tag), reader)
+                    .map_err(|failure| failure.in_field(&variant.name))
+            }
+            Repr::Adjacent(tag, content) => {
+                let name = find(*reader, tag)?
+                    .ok_or_else(|| Failure::new(format!("the field `{tag}` is missing")))?;
+                let variant = named(variants, tagged(name)?)?;
+                let mut held = find(*reader, content)?;
+                if held.is_none() && variant.class.style != Style::Unit {
+                    return Err(Failure::new(format!("the field `{content}` is missing")));
+                }
+                reader.skip()?;
+                self.content(variant, held.as_mut())
+            }
+        }
+    }
+
+    /// A variant whose name was read, with what stands beside it.
+    fn content(&mut self, variant: &Variant, reader: Option<&mut Reader<'_>>) -> Result<Bound<'py, PyAny>> {
+        let read = match reader {
+            Some(reader) => self.body(&variant.class, None, reader),
+            None => variant.class.class.bind(self.py).call0().map_err(|error| self.raised(error)),
+        };
+        read.map_err(|failure| failure.in_field(&variant.name))
+    }
+}
+
+fn list_of(reader: &mut Reader<'_>) -> Result<usize> {
+    match reader.next()? {
+        Item::List(length) => Ok(length),
+        other => Err(wrong("a list", other)),
+    }
+}
+
+fn string<'a>(reader: &mut Reader<'a>) -> Result<&'a str> {
+    match reader.next()? {
+        Item::Str(text) => Ok(text),
+        other => Err(wrong("a name", other)),
+    }
+}
+
+fn nil(reader: &mut Reader<'_>) -> Result<()> {
+    match reader.next()? {
+        Item::Nil => Ok(()),
+        other => Err(wrong("nil", other)),
+    }
+}
+
+fn tagged(mut reader: Reader<'_>) -> Result<&str> {
+    string(&mut reader)
+}
+
+/// The value of this key in the map that comes next.
+fn find<'a>(mut reader: Reader<'a>, key: &str) -> Result<Option<Reader<'a>>> {
+    let length = match reader.next()? {
+        Item::Map(length) => length,
+        other => return Err(wrong("a map", other)),
+    };
+    for _ in 0..length {
+        let its = reader.next()?;
+        if its == Item::Str(key) {
+            return Ok(Some(reader));
+        }
+        if matches!(its, Item::List(_) | Item::Map(_)) {
+            return Err(wrong("a name", its));
+        }
+        reader.skip()?;
+    }
+    Ok(None)
+}
+
+fn named<'a>(variants: &'a [Variant], name: &str) -> Result<&'a Variant> {
+    variants.iter().find(|variant| variant.name == name).ok_or_else(|| {
+        let known = listed(variants.iter().map(|variant| &variant.name));
+        Failure::new(format!("`{name}` is none of the variants {known}"))
+    })
+}

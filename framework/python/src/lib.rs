@@ -1,0 +1,35 @@
+//! The native half of the Python package `tensorpost`: types of messages, their values as bytes, and tensors by DLPack.
+//!
+//! Python reads annotations and makes a [`Plan`](plan::Plan) of each type; the canonical text, the bytes and the checks come from
+//! `tensorpost-core`, so there is one definition of each. Nothing here holds a lock while Python runs.
+
+mod address_space;
+mod capsule;
+mod decode;
+mod describe;
+mod encode;
+mod failure;
+mod plan;
+mod reader;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The lines in which two schemas of a message differ, as a handshake shows them.
+#[pyfunction]
+fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<String> {
+    tensorpost_core::message::portable::differences(text, other, this, that)
+}
+
+/// Everything that `tensorpost` is made of and that Python does not write itself.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<tensor::PyTensor>()?;
+    module.add_function(wrap_pyfunction!(differences, module)?)?;
+    capsule::open();
+    let close = wrap_pyfunction!(capsule::close, module)?;
+    module.py().import("atexit")?.call_method1("register", (close,))?;
+    Ok(())
+}

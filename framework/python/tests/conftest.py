@@ -1,0 +1,40 @@
+"""What the tests share: the Rust half, and how seeds are reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GOLDEN = Path(__file__).parents[2] / "core" / "tests" / "portable"
+
+
+class Peer:
+    """The program in `peer/`, which answers questions."""
+
+    def __init__(self, program: str) -> None:
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, **question: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"the Rust half ended at {question}"
+        return json.loads(line)
+
+
+@pytest.fixture(scope="session")
+def peer() -> Iterator[Peer]:
+    program = os.environ.get("TENSORPOST_PEER")
+    if not program:
+        pytest.skip("TENSORPOST_PEER names no program: scripts/python/test builds it")
+    peer = Peer(program)
+    yield peer
+    peer.process.stdin.close()  # type: ignore[union-attr]
+    assert peer.process.wait(timeout=30) == 0

@@ -1,0 +1,37 @@
+"""The program in the README, and that the package says what it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensorpost as tp
+
+
+def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    module = types.ModuleType("readme")
+    monkeypatch.setitem(sys.modules, "readme", module)
+    names = vars(module)
+    exec(program, names)
+    frame = names["frame"]
+    assert frame.how == names["Blurred"](0.5)
+    assert np.from_dlpack(frame.pixels).shape == (3, 2, 2)
+    assert tp.differences(names["Frame"], tp.schema(names["Frame"])) == []
+
+
+def test_all_is_documented() -> None:
+    assert tp.__version__ == version("tensorpost")
+    for name in tp.__all__:
+        thing = getattr(tp, name)
+        if isinstance(thing, type) or callable(thing) and not hasattr(thing, "__metadata__"):
+            assert thing.__doc__, name
+    for name in ("dtype", "shape", "strides", "tobytes", "__dlpack__", "__dlpack_device__"):
+        assert getattr(tp.Tensor, name).__doc__, name
