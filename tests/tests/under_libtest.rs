@@ -71,3 +71,33 @@ fn one_arms_a_fault() {
 fn another_arms_a_fault() {
     arms_a_fault();
 }
+
+#[derive(Default)]
+struct Square;
+
+#[stage]
+impl Square {
+    fn process(&mut self, Number(n): Number) -> Number {
+        Number(n * n)
+    }
+}
+
+/// As `docs/TESTING.md` has it.
+#[tensorpost::test]
+fn a_stage_that_dies_comes_back() -> anyhow::Result<()> {
+    let pipeline = Pipeline::new("squares");
+    let numbers =
+        pipeline.items("numbers", |_| (0..1000).map(Number)).every(std::time::Duration::from_millis(1));
+    let squares = numbers.stage::<Square>(()).named("square").restart(Restart::on_failure(100));
+    squares.for_each("check", |_| Ok(()));
+    let node = Node::builder().pipeline(&pipeline).start()?;
+    node.supervisor().arm_starts("square.0", Fault::new("wire.decoded", Action::Kill).at(20));
+    let running = node.run_pipeline(&pipeline)?;
+    while node.report()?.restarts.is_empty() {
+        std::thread::yield_now();
+    }
+    node.supervisor().disarm_starts();
+    let report = running.wait()?;
+    assert!(!report.deaths.is_empty() && report.deaths.iter().all(|death| death.restarted), "{report}");
+    Ok(())
+}

@@ -48,7 +48,7 @@ pub trait Carrier: Item {
 ///
 /// ```
 /// use tensorpost::prelude::*;
-/// use tensorpost_actors::ready::{Carrier, carrier};
+/// use tensorpost_actors::ready::{Carrier, carrier}; // `Carrier` for its methods; `carrier!` needs it not
 ///
 /// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 /// struct Frame {

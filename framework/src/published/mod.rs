@@ -19,13 +19,14 @@
 //! - **When the publisher dies**, readers and the topic keep the last version: its memory outlives its owner. A new
 //!   publisher goes on, with the next number.
 //! - **When the topic dies**, readers keep what they have, and look for its name until it is there again. It comes back
-//!   empty: a reader that begins then has nothing before somebody publishes again, so a program that restarts its topic
-//!   watches it ([`Node::watch`](crate::node::Node::watch)) and publishes anew on `Up`. What is published to a new topic has
+//!   empty: a reader that begins then has nothing before somebody publishes again. So give it a restart policy, watch it, and
+//!   publish anew on `Up`, as below. What is published to a new topic has
 //!   a higher number than anything that a reader of it has had.
 //!
 //! ```no_run
 //! use std::time::Duration;
 //! use tensorpost::prelude::*;
+//! use tensorpost::published::Publish;
 //!
 //! #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 //! struct Weights {
@@ -35,7 +36,7 @@
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let node = Node::builder().start()?;
-//! let topic = node.spawn::<Topic<Weights>>(()).name("weights").start()?;
+//! let topic = node.spawn::<Topic<Weights>>(()).name("weights").restart(Restart::on_failure(10)).start()?;
 //!
 //! // Who trains, usually in another process; a publisher can be in an actor's arguments, too.
 //! let publisher = Publisher::<Weights>::new(topic.address());
@@ -45,6 +46,17 @@
 //!
 //! // In a loop that waits for nothing: the newest is published, and what goes wrong is in the log.
 //! publisher.put(Weights { step: 1, layers: vec![] });
+//!
+//! // A topic that dies comes back empty.
+//! let mut watch = node.watch(&topic.address::<Publish<Weights>>());
+//! let (again, newest) = (publisher.clone(), Weights { step: 1, layers: vec![] });
+//! std::thread::spawn(move || {
+//!     while let Some(event) = watch.blocking_recv() {
+//!         if matches!(event, Lifecycle::Up { .. }) {
+//!             again.put(newest.clone());
+//!         }
+//!     }
+//! });
 //!
 //! // Who evaluates: in an actor's `create`, `Subscriber::follow(env, "weights")`, and `ready` in its `prepare`.
 //! let mut weights = Subscriber::<Weights>::follow(&node, "weights");

@@ -331,7 +331,16 @@ impl Node {
     /// let node = Node::builder().pipeline(&pipeline).start()?;
     /// let running = node.run_pipeline(&pipeline)?;
     /// node.run_until_ctrl_c_or(running.ended(), Duration::from_secs(10))?;
-    /// println!("{}", running.wait()?);
+    /// match running.wait() {
+    ///     Ok(report) => println!("{report}"),
+    ///     Err(error) => {
+    ///         // What it did until then is in the report too.
+    ///         if let Some(report) = error.report() {
+    ///             println!("{report}");
+    ///         }
+    ///         return Err(error.into());
+    ///     }
+    /// }
     /// # Ok(())
     /// # }
     /// ```
