@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Standing {
+struct Hangs {
     /// What did not move while this command looked.
     now: Vec<String>,
     /// What the node has reported since it began, where it has a limit for hangs.
@@ -38,28 +38,28 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let earlier = console.look()?;
     sleep(arguments.long);
     let now = console.look()?;
-    let standing = Standing {
-        now: standing(&earlier, &now),
+    let hangs = Hangs {
+        now: stalled(&earlier, &now),
         reported: now.hangs.iter().map(|hang| hang.text.clone()).collect(),
         hang_limit: now.node.hang_limit.map(|limit| limit.as_secs_f64()),
     };
     let text =
-        if arguments.json { serde_json::to_string_pretty(&standing)? + "\n" } else { plain(&standing, &now) };
+        if arguments.json { serde_json::to_string_pretty(&hangs)? + "\n" } else { plain(&hangs, &now) };
     put(&text)?;
-    Ok(if standing.now.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if hangs.now.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn plain(standing: &Standing, now: &Look) -> String {
+fn plain(hangs: &Hangs, now: &Look) -> String {
     let mut text = String::new();
-    for line in &standing.now {
+    for line in &hangs.now {
         text += &format!("{line}\n");
     }
-    if standing.now.is_empty() {
+    if hangs.now.is_empty() {
         text += "nothing stands still now\n";
     }
-    if !standing.reported.is_empty() {
+    if !hangs.reported.is_empty() {
         text += "\nreported earlier:\n";
-        standing.reported.iter().for_each(|line| text += &format!("{line}\n"));
+        hangs.reported.iter().for_each(|line| text += &format!("{line}\n"));
     }
     if now.node.hang_limit.is_none() {
         text += "\nthe node reports no hangs by itself: it was started without `.hang_limit(..)`, which also says who waits for whom\n";
@@ -75,7 +75,7 @@ fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
 }
 
 /// What has work and did none of it between two looks.
-pub(super) fn standing(earlier: &Look, now: &Look) -> Vec<String> {
+pub(super) fn stalled(earlier: &Look, now: &Look) -> Vec<String> {
     let interval = in_words(Duration::from_nanos(now.at.saturating_sub(earlier.at)));
     let mut lines = Vec::new();
     for process in &now.processes {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tensorpost_core::console::{Figures, LogLine, Look};
 
-use super::super::hangs::standing;
+use super::super::hangs::stalled;
 use super::super::table::Table;
 use super::super::tables;
 
@@ -70,7 +70,7 @@ pub(super) struct App {
     /// The first row that is shown.
     pub(super) scroll: usize,
     pub(super) figures: Option<Figures>,
-    pub(super) standing: Vec<String>,
+    pub(super) stalled: Vec<String>,
     pub(super) lines: VecDeque<LogLine>,
     /// Why nothing more comes.
     pub(super) end: Option<String>,
@@ -90,7 +90,7 @@ impl App {
             is_frozen: false,
             scroll: 0,
             figures: None,
-            standing: Vec::new(),
+            stalled: Vec::new(),
             lines: VecDeque::new(),
             end: None,
             has_colours,
@@ -114,7 +114,7 @@ impl App {
         // Before there are two, nothing has a rate.
         let earlier = earlier.as_ref().unwrap_or(now);
         self.figures = Some(Figures::between(earlier, now));
-        self.standing = standing(earlier, now);
+        self.stalled = stalled(earlier, now);
     }
 
     /// Whether a trace is to begin now; says so once.

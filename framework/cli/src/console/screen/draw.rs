@@ -52,7 +52,7 @@ fn tab_line(app: &App) -> Line<'static> {
     let mut spans = Vec::new();
     for (index, tab) in Tab::ALL.into_iter().enumerate() {
         let count = match tab {
-            Tab::Hangs => app.standing.len(),
+            Tab::Hangs => app.stalled.len(),
             _ => 0,
         };
         let count = if count > 0 { format!(" ({count})") } else { String::new() };
@@ -195,7 +195,7 @@ fn log(app: &App, frame: &mut Frame<'_>, area: Rect) {
 
 fn hangs(app: &App, frame: &mut Frame<'_>, area: Rect) {
     let mut lines: Vec<_> = app
-        .standing
+        .stalled
         .iter()
         .filter(|line| app.passes(line))
         .map(|line| Line::styled(line.as_str(), colour(app, Color::Red)))

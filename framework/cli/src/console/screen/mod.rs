@@ -25,7 +25,7 @@ const KEYS: Duration = Duration::from_millis(50);
 const TRACED: Duration = Duration::from_secs(5);
 
 /// What a thread has found.
-enum News {
+enum Update {
     Look(Box<Look>, Vec<LogLine>),
     End(ConsoleError),
     /// A trace was written, or why not.
@@ -34,7 +34,7 @@ enum News {
 
 /// Shows the node until the user has seen enough.
 pub(super) fn run(console: Console, every: Duration, target: Target) -> anyhow::Result<()> {
-    let (to_screen, news) = sync_channel(1);
+    let (to_screen, updates) = sync_channel(1);
     let from_traces = to_screen.clone();
     let (enough, until) = sync_channel::<()>(0);
     let asking = std::thread::Builder::new().name("tp:asks".to_owned());
@@ -42,13 +42,13 @@ pub(super) fn run(console: Console, every: Duration, target: Target) -> anyhow::
     let mut app = App::new(std::env::var_os("NO_COLOR").is_none());
     // With a hook that gives the terminal back where this panics.
     let mut terminal = ratatui::try_init()?;
-    let shown = show(&mut terminal, &mut app, &news, || {
+    let shown = show(&mut terminal, &mut app, &updates, || {
         let (target, to_screen) = (target.clone(), from_traces.clone());
         let tracing = std::thread::Builder::new().name("tp:traces".to_owned());
         tracing.spawn(move || {
             let said = traced(&target).unwrap_or_else(|error| format!("no trace: {error:#}"));
             // Nobody is left to be told where the screen has gone.
-            let _ = to_screen.send(News::Traced(said));
+            let _ = to_screen.send(Update::Traced(said));
         })?;
         Ok(())
     });
@@ -68,14 +68,14 @@ fn traced(target: &Target) -> anyhow::Result<String> {
 fn show(
     terminal: &mut ratatui::DefaultTerminal,
     app: &mut App,
-    news: &Receiver<News>,
+    updates: &Receiver<Update>,
     begin_trace: impl Fn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     while !app.is_done() {
-        match news.try_recv() {
-            Ok(News::Look(look, lines)) => app.take(*look, lines),
-            Ok(News::End(error)) => app.ended(error.to_string()),
-            Ok(News::Traced(said)) => app.traced(said),
+        match updates.try_recv() {
+            Ok(Update::Look(look, lines)) => app.take(*look, lines),
+            Ok(Update::End(error)) => app.ended(error.to_string()),
+            Ok(Update::Traced(said)) => app.traced(said),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
         }
         terminal.draw(|frame| draw::draw(app, frame))?;
@@ -93,20 +93,20 @@ fn show(
 }
 
 /// Looks again and again, until `until` says that it is enough.
-fn ask(mut console: Console, every: Duration, to_screen: &SyncSender<News>, until: &Receiver<()>) {
+fn ask(mut console: Console, every: Duration, to_screen: &SyncSender<Update>, until: &Receiver<()>) {
     let mut last = 0;
     // The first two looks close together, so that rates are there soon.
     let mut wait = every.min(Duration::from_millis(200));
     loop {
-        let mut look = || -> Result<News, ConsoleError> {
+        let mut look = || -> Result<Update, ConsoleError> {
             let Answer::Log(lines) = console.ask(&Request::Log { after: last })? else {
                 return Err(ConsoleError::Ended);
             };
             last = lines.last().map_or(last, |line| line.number);
-            Ok(News::Look(Box::new(console.look()?), lines))
+            Ok(Update::Look(Box::new(console.look()?), lines))
         };
-        let (news, is_end) = look().map_or_else(|error| (News::End(error), true), |news| (news, false));
-        if to_screen.send(news).is_err() || is_end {
+        let (updates, is_end) = look().map_or_else(|error| (Update::End(error), true), |updates| (updates, false));
+        if to_screen.send(updates).is_err() || is_end {
             return;
         }
         if !matches!(until.recv_timeout(wait), Err(RecvTimeoutError::Timeout)) {
