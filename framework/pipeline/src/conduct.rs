@@ -87,7 +87,7 @@ struct Conductor {
     deaths: Vec<Death>,
     /// Those of them that do not say why.
     causeless: Vec<usize>,
-    /// Members that have died and do not come back, each with its process, where that is known.
+    /// Members that have died and do not come back, each with the process that it was in, where that is known.
     exited: HashMap<usize, Option<ProcessId>>,
     /// The first death that nobody makes up for.
     fatal_death: Option<Death>,
@@ -434,7 +434,9 @@ impl Conductor {
             return true;
         }
         self.deaths.push(death.clone());
-        self.exited.insert(index, process_of(error));
+        // Where an actor died and its process goes on, the answer does not say which that is.
+        let lives = || self.supervisor.worker(self.members[index].worker).map(|worker| worker.process);
+        self.exited.insert(index, process_of(error).or_else(lives));
         // A life that the shutdown has kept from beginning is no failure: what it would have had is named as lost.
         if !replaced && !is_kept_from_its_next_life(error) {
             self.fatal_death.get_or_insert(death);

@@ -325,10 +325,9 @@ impl Env {
         crate::stream::turn::flush_now();
     }
 
-    /// Resolves when nothing more comes from `process`, which has ended: all messages that it had sent to actors of this
-    /// process are in their mailboxes. Whoever tells of an end, by a message of its own, may be heard before that.
-    ///
-    /// For a process that has not ended it does not resolve before that has.
+    /// Resolves when all messages that `process` had sent to actors of this process by now are in their mailboxes: all that
+    /// there are, where it has ended. Whoever tells of the end of a process, or of an actor in it, by a message of its own, may be
+    /// heard before that.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

@@ -178,7 +178,7 @@ pub(crate) enum Control {
         lanes: Vec<u32>,
         /// They do not come back, and nobody sends again what they had sent: a source, or what only it sends to.
         orphans: bool,
-        /// The process that they died with: what it had sent before is heard first.
+        /// The process that they were in: what it had sent before is heard first.
         with: Option<ProcessId>,
     },
     /// All is over. Earlier lives of these senders had sent items that no later life has made again, and nobody does now.

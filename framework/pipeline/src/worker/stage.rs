@@ -175,7 +175,8 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
-            // Who says so is heard over another link than the last messages of the dead. It is said again, behind these.
+            // Who says so is heard over another link than the last messages of the dead. It is said again, behind these: also
+            // where an actor has died by a panic, and its process goes on.
             Control::Exited { lanes, orphans, with: Some(process) } => {
                 let env = core.part.env.clone();
                 actix::spawn(async move {

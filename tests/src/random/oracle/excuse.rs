@@ -60,8 +60,8 @@ impl<'r> Excuses<'r> {
             {
                 *died.entry(op).or_default() += 1;
                 let shares = |other: u16| other != op && home(plan, other) == home(plan, op);
-                let alone = death.why.contains("future panicked")
-                    && plan.all().iter().any(|other| shares(other.number));
+                let alone =
+                    death.why.contains(" panicked") && plan.all().iter().any(|other| shares(other.number));
                 // The dead letters of an operator, and what is beside them, are in a worker of their own.
                 let of_dead = death.why.starts_with(&format!("worker `{}`", dead_name(home(plan, op))));
                 let ended = match (alone, of_dead) {

@@ -130,6 +130,9 @@ struct Case<'r> {
     at_least_once: bool,
 }
 
+/// In the error of a message that is nested too deeply.
+const TOO_DEEP: &str = "nested deeper than";
+
 /// Everything that is wrong with a run; nothing, if it is as it has to be.
 pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
@@ -139,6 +142,11 @@ pub fn judge(plan: &Plan, seen: &Seen) -> Vec<Verdict> {
     }
     if let End::Error(error) = &seen.end {
         say(Kind::Start, error.clone());
+        return verdicts;
+    }
+    // Who packs around a loop may pack what holds an older pack, which holds an older one, and so on. What is too deep to be sent
+    // is refused, and the pipeline has failed with that; the rest of the run says nothing.
+    if matches!(&seen.end, End::Failed(why, _) if why.contains(TOO_DEEP)) {
         return verdicts;
     }
     let killing = |fault: &usize| match plan.spec.faults.get(*fault) {

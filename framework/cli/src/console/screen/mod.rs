@@ -105,7 +105,8 @@ fn ask(mut console: Console, every: Duration, to_screen: &SyncSender<Update>, un
             last = lines.last().map_or(last, |line| line.number);
             Ok(Update::Look(Box::new(console.look()?), lines))
         };
-        let (updates, is_end) = look().map_or_else(|error| (Update::End(error), true), |updates| (updates, false));
+        let (updates, is_end) =
+            look().map_or_else(|error| (Update::End(error), true), |updates| (updates, false));
         if to_screen.send(updates).is_err() || is_end {
             return;
         }

@@ -7,7 +7,7 @@
 //!
 //! **Locks.** `inbound`, held while frames are taken, and outside of everything that taking them leads to: the places of
 //! actors, credits, notices in and out, the sender side, pools, the tables of asks and chunks. Nobody else waits for it but
-//! an actor that comes to a place where one was, and the look whether a peer that ended was read to the end.
+//! an actor that comes to a place where one was, and the looks whether a peer was read so far, or to its end.
 //!
 //! **On a crash** of the peer its frames are read to the end. **On cancellation** of the reader frames stay in the ring.
 
@@ -92,6 +92,17 @@ impl Link {
     /// Whether everything that the peer had posted was read.
     pub(crate) fn is_drained(&self) -> bool {
         self.inbound().as_mut().is_none_or(|inbound| inbound.data.is_empty().unwrap_or(true))
+    }
+
+    /// Where what the peer has sent by now ends. 0 while the link is not connected: then it has sent nothing; and where the ring
+    /// is corrupt, which ends the link.
+    pub(crate) fn sent_by_now(&self) -> u64 {
+        self.inbound().as_mut().map_or(0, |inbound| inbound.data.written().unwrap_or(0))
+    }
+
+    /// Whether everything up to there was taken.
+    pub(crate) fn has_taken(&self, end: u64) -> bool {
+        self.inbound().as_ref().is_none_or(|inbound| inbound.data.position() >= end)
     }
 
     /// Whether a frame of the peer lies unread until something comes that it needs.

@@ -151,10 +151,19 @@ impl<P: Platform, O: Orders, C: Content> ReadingEnd<P, O, C> {
     }
 
     /// The end of what was consumed.
-    #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn position(&self) -> u64 {
         self.head.at
+    }
+
+    /// The end of what was written by now.
+    ///
+    /// # Errors
+    /// [`RingCorrupt`] where the writer's cursor cannot be right.
+    pub fn written(&mut self) -> Result<u64, RingCorrupt> {
+        let limit = self.head.published.saturating_add(self.capacity);
+        // TAIL acquire: pairs with `WritingEnd::publish`.
+        self.tail.refresh(O::TAIL_ACQUIRE, limit)
     }
 
     /// Whether there is nothing to read: the second look that a sleeper takes before it sleeps.
