@@ -69,6 +69,9 @@ const FOUND: &[Found] = found! {
     "sides-of-a-zip-gone-with-their-source-again", 10, "what the sides of a zip had sent was lost without a name, if they went with their source";
     "another-branch-than-the-filtered-one", 3, "no defect: sent again, an item took the branch without the filter";
     "other-partners-when-sent-again", 2, "no defect: sent again, halves found other partners in a join";
+    "sent-before-a-panic", 10, "the end of a stage that panicked was heard before what it had sent, where its process went on";
+    "panic-then-gone-with-what-it-knew", 3, "no defect: who knew what a panic had lost died before it could tell";
+    "packs-of-packs-around-a-loop", 2, "no defect: what holds an older pack in each round gets too deep to be sent";
     "panic-then-process-gone", 3, "no defect: who had named what a panic lost died before it could tell";
     "back-when-all-had-ended", 10, "what a source was asked when all had ended came behind an order that nobody drove";
     "two-numberings-and-bytes", 4, "replicas had no room for the items that two orders waited for, nor for more";
