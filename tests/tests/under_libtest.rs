@@ -91,7 +91,7 @@ fn a_stage_that_dies_comes_back() -> anyhow::Result<()> {
     let squares = numbers.stage::<Square>(()).named("square").restart(Restart::on_failure(100));
     squares.for_each("check", |_| Ok(()));
     let node = Node::builder().pipeline(&pipeline).start()?;
-    node.supervisor().arm_starts("square.0", Fault::new("wire.decoded", Action::Kill).at(20));
+    node.supervisor().arm_starts("square", Fault::new("wire.decoded", Action::Kill).at(20));
     let running = node.run_pipeline(&pipeline)?;
     while node.report()?.restarts.is_empty() {
         std::thread::yield_now();

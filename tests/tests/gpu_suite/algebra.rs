@@ -41,7 +41,9 @@ pub(crate) fn a_tensor_that_is_not_on_the_host_says_how_it_gets_there(builder: B
         assert!(matches!(error, TensorError::NotOnHost { .. }), "{error:?}");
         let says = error.to_string();
         assert!(
-            says.contains("where the host cannot reach it") && says.contains("stream.download") && says.contains(".receive_on"),
+            says.contains("where the host cannot reach it")
+                && says.contains("stream.download")
+                && says.contains(".receive_on"),
             "{says}"
         );
     }
