@@ -113,6 +113,21 @@ fn at_least_once_what_is_kept_behind_a_loop_is_refused_with_the_remedy(_: Builde
     flow.batch(batch).unbatch().sink::<WriteDown>(writing(Path::new(""))).pipeline().check().unwrap();
 }
 
+/// Of a pair that a fork spreads, the part that is kept keeps the other one unacknowledged too.
+fn parts_of_batches_that_a_batch_keeps_count_whole(_: Builder) {
+    let flow = |unacknowledged: u32| {
+        let pipeline = Pipeline::new("parts").at_least_once(unacknowledged);
+        let pairs = pipeline.source::<Count>(CountArgs::to(40)).batch(Batch::of(2)).unbatch();
+        let [kept, rest] = pairs.least_loaded();
+        kept.batch(Batch::of(5)).unbatch().sink::<WriteDown>(writing(Path::new("")));
+        rest.sink::<WriteDown>(writing(Path::new(""))).pipeline()
+    };
+    // Four of five wait, of four pairs, and one for the other of its pair.
+    let text = refusal(&flow(9));
+    assert!(text.contains("at_least_once(10)"), "{text}");
+    flow(10).check().unwrap();
+}
+
 fn bytes_that_a_batch_keeps_are_refused_with_the_remedy(_: Builder) {
     let flow = |at_least_once: bool| {
         let pipeline = Pipeline::new("bytes");
@@ -374,6 +389,7 @@ fn main() {
         cases![
             what_is_kept_behind_a_loop_keeps_nobody_out_of_it,
             at_least_once_what_is_kept_behind_a_loop_is_refused_with_the_remedy,
+            parts_of_batches_that_a_batch_keeps_count_whole,
             bytes_that_a_batch_keeps_are_refused_with_the_remedy,
             more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do,
             a_join_of_what_never_pairs_stands_still_nowhere,

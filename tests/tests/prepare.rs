@@ -386,6 +386,53 @@ impl Sink for Tell {
     }
 }
 
+/// "A later life gets ready."
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Again;
+
+/// Panics on its fifth picture, and does not get ready again: it tells that it tries.
+struct NeverAgain(Address<Again>, u64);
+
+impl Stage for NeverAgain {
+    type Args = Address<Again>;
+    type In = Picture;
+    type Out = Picture;
+
+    fn create(to: Address<Again>, _: &Env) -> anyhow::Result<Self> {
+        Ok(NeverAgain(to, 0))
+    }
+
+    async fn prepare(&mut self, env: &Env) -> anyhow::Result<()> {
+        if env.incarnation() > 0 {
+            self.0.send(Again).await?;
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+
+    fn process(&mut self, picture: Picture, out: &mut Out<Picture>) -> anyhow::Result<()> {
+        self.1 += 1;
+        assert!(self.1 < 5, "the fifth picture");
+        out.emit(picture);
+        Ok(())
+    }
+}
+
+/// Its restarts are not used up, and nobody has failed: what it would have had is named.
+fn a_shutdown_that_meets_a_stage_that_gets_ready_is_no_failure(builder: Builder) {
+    let node = builder.start().unwrap();
+    let idle = node.spawn::<Idle>(()).mailbox(128).start().unwrap();
+    let (tell, mut told) = node.channel::<Again>().unwrap();
+    let flow = Pipeline::new("never again").source::<Pictures>(()).stage::<NeverAgain>(tell);
+    let flow = flow.named("again").restart(Restart::on_failure(5));
+    let running = node.run_pipeline(&flow.sink::<Tell>(idle.address()).pipeline()).unwrap();
+    told.blocking_recv().unwrap();
+    drop(told);
+    node.shutdown(LONG).unwrap();
+    let report = running.wait().unwrap();
+    assert!(!report.is_complete() && !report.to_string().contains("used up"), "{report}");
+}
+
 fn a_pipeline_is_written_down_once_when_its_addresses_are_known(builder: Builder) {
     let node = builder.start().unwrap();
     let idle = node.spawn::<Idle>(()).mailbox(128).start().unwrap();
@@ -407,6 +454,7 @@ fn main() {
         a_value_is_not_dropped_in_silence,
         a_stage_has_weights_for_its_first_item,
         a_pipeline_is_written_down_once_when_its_addresses_are_known,
+        a_shutdown_that_meets_a_stage_that_gets_ready_is_no_failure,
     ];
     // Nobody has to say which actors and stages there are.
     harness::run(|builder| builder, cases)

@@ -239,6 +239,24 @@ fn a_forwarded_tensor_is_tainted_wherever_it_is() {
     drop(gate);
 }
 
+/// Who joined when the owner was gone was never told of its end, and gets the memory from who still has it (LEASE-4).
+#[test]
+fn memory_of_one_that_ended_before_its_receiver_began_is_taken() {
+    let (mut cluster, inboxes) = cluster(3);
+    let at_1 = pass(&cluster, &inboxes, 0, 1, fill(cluster.stream(0), 5.0));
+    is_good(&at_1, 5.0);
+    cluster.end(0);
+    cluster.end(2);
+    cluster.run_until_idle();
+    let late = cluster.revive(2);
+    let (to, inbox) = cluster.inbox::<Tensor>(late, 8);
+    cluster.connect();
+    cluster.run_until_idle();
+    cluster.send(1, &to, at_1);
+    cluster.run_until_idle();
+    is_good(&inbox.take_one().message, 5.0);
+}
+
 /// Two die at once, one of them in the middle of marking what follows from the other.
 #[test]
 fn two_deaths_are_two_certificates() {

@@ -173,25 +173,44 @@ impl Plan {
         })
     }
 
-    /// Items of sources that a stage can keep, all replicas together: in front of a batch of batches wait whole batches.
+    /// Items of sources that a stage can keep unacknowledged, all replicas together: in front of a batch of batches wait whole
+    /// batches, and behind an `unbatch` a part keeps all of its batch.
     fn retained(&self, stage: usize) -> u64 {
-        let each =
-            u64::from(self.keeps_for_ever(stage)).saturating_mul(self.items_in_one(stage, &mut Vec::new()));
+        let in_one = self.items_in_one(stage, stage, &mut Vec::new());
+        let each = u64::from(self.keeps_for_ever(stage)).saturating_mul(in_one);
         each.saturating_mul(u64::from(self.stages[stage].replicas))
     }
 
-    /// Items of sources that one item in front of a stage can be made of.
-    fn items_in_one(&self, stage: usize, on_the_way: &mut Vec<usize>) -> u64 {
+    /// Whether parts of one batch, from an `unbatch`, may go to others than a stage that keeps some. Where they do not they come
+    /// one behind the other, and what is kept is of few batches.
+    fn parts_are_spread(&self, unbatch: usize, keeper: usize) -> bool {
+        let between = |stage: &usize| *stage == unbatch || self.reaches(unbatch, *stage);
+        let mut stages = (0..self.stages.len()).filter(between).filter(|stage| self.reaches(*stage, keeper));
+        self.stages[keeper].replicas > 1
+            || stages.any(|stage| {
+                let outputs = &self.stages[stage].outputs;
+                outputs.iter().any(|output| output.branches > 1 && output.select != Select::All)
+            })
+    }
+
+    /// Items of sources that one item in front of a stage keeps unacknowledged while `keeper` has it.
+    fn items_in_one(&self, stage: usize, keeper: usize, on_the_way: &mut Vec<usize>) -> u64 {
         if on_the_way.contains(&stage) {
             return 1; // Around a loop, in which nothing is kept for ever.
         }
         on_the_way.push(stage);
         let before = self.edges_to(stage).filter(|(_, edge)| !edge.feedback).map(|(_, edge)| edge.from.stage);
         let made = before.map(|from| {
-            let inside = self.items_in_one(from, on_the_way);
+            let inside = self.items_in_one(from, keeper, on_the_way);
             let here = &self.stages[from];
             match (here.keeps, here.pairs) {
-                _ if here.takes_apart => 1,
+                _ if here.takes_apart => {
+                    if self.parts_are_spread(from, keeper) {
+                        inside
+                    } else {
+                        1
+                    }
+                }
                 (Some(keeps), _) if here.packs => inside.saturating_mul(u64::from(keeps)),
                 (_, Some(pairs)) if !pairs.by_id => inside.saturating_mul(2),
                 _ => inside,

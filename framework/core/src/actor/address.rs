@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::asking::Ask;
 use super::error::SendError;
 use super::sending::{self, Send};
-use super::standing::unless_standing;
+use super::standing::would_stand;
 use crate::ids::ActorId;
 use crate::message::portable::{Describer, Portable, Shape};
 use crate::message::{GpuMessage, message_key, scope};
@@ -165,8 +165,10 @@ pub(crate) async fn lookup<M: GpuMessage>(
     transport: &Arc<Transport>,
     name: &str,
 ) -> Result<Address<M>, LookupError> {
-    let found = unless_standing(transport.lookup(name.to_owned())).await;
-    let found = found.ok_or_else(|| LookupError::Blocking(name.to_owned()))?;
+    if would_stand().await {
+        return Err(LookupError::Blocking(name.to_owned()));
+    }
+    let found = transport.lookup(name.to_owned()).await;
     match found.map_err(|ControlChannelClosed| LookupError::NodeExited)? {
         Some((actor, location)) => Ok(Address::new(Arc::clone(transport), actor, location, true)),
         None => Err(LookupError::Unknown(name.to_owned())),

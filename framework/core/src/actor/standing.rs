@@ -9,12 +9,11 @@
 //! Not seen is what blocks in an `async` block, `prepare` among them (a poll of it that blocks looks like one that awaits),
 //! in actix's `started` and `stopped`, in timers, and on a thread that the actor waits for.
 //!
-//! Only a poll that is pending looks here, so nothing that succeeds at once pays for it. A poll with a waker that wakes
+//! Only a poll that is pending looks here, and a lookup, so no message that is accepted at once pays for it. A poll with a waker that wakes
 //! nobody is no wait: its caller only looks.
 
 use std::cell::Cell;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 
 use super::Env;
@@ -80,13 +79,8 @@ pub(super) fn stands_still(cx: &Context<'_>) -> bool {
     }
 }
 
-/// The future's output; `None` where it would be waited for in a call in which nothing can be.
-pub(super) async fn unless_standing<F: Future>(future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending if stands_still(cx) => Poll::Ready(None),
-        Poll::Pending => Poll::Pending,
-    })
-    .await
+/// Whether an answer that another thread brings would be waited for in a call in which nothing can be. To be asked before the
+/// question is: a poll may find the answer already there, and the same code would stand still another time.
+pub(super) async fn would_stand() -> bool {
+    poll_fn(|cx| Poll::Ready(stands_still(cx))).await
 }

@@ -134,7 +134,9 @@ impl<S: Source> Core<S> {
         while !self.stopped.get() && !part.has_failed() {
             if let Some(pace) = part.config.pace {
                 let now = self.until(due).await;
-                due += pace * (1 + self.missed(now - due, pace));
+                let (next, missed) = after(due, now, pace);
+                self.missed(missed);
+                due = next;
                 if self.stopped.get() {
                     break;
                 }
@@ -187,15 +189,12 @@ impl<S: Source> Core<S> {
         due.max(Instant::now())
     }
 
-    /// Counts the times that have passed since one was due.
-    fn missed(&self, late: Duration, pace: Duration) -> u32 {
-        let missed = late.as_nanos().checked_div(pace.as_nanos()).unwrap_or_default();
-        let missed = u32::try_from(missed).unwrap_or(u32::MAX - 1);
+    /// Counts times at which nothing could be made.
+    fn missed(&self, missed: u32) {
         if missed > 0 {
             self.part.meter.note(|counts| counts.missed += u64::from(missed));
             self.part.env.note_missed(u64::from(missed));
         }
-        missed
     }
 
     /// It makes nothing more. The item at hand waits for no acknowledgement, which may need the end behind it: that is what
@@ -227,5 +226,31 @@ impl<S: Source> Core<S> {
                 self.part.failed(Some(unsent.tag.id), unsent.why, 1, fatal);
             }
         }
+    }
+}
+
+/// The next time after one that was due, and how many have passed since: the times stay `pace` apart however late one is taken.
+fn after(due: Instant, now: Instant, pace: Duration) -> (Instant, u32) {
+    let missed = (now - due).as_nanos().checked_div(pace.as_nanos()).unwrap_or_default();
+    let missed = u32::try_from(missed).unwrap_or(u32::MAX - 1);
+    (due + pace * (1 + missed), missed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_does_not_slow_down_by_how_late_each_item_is() {
+        let (begin, pace, late) = (Instant::now(), Duration::from_millis(10), Duration::from_millis(3));
+        let mut due = begin;
+        for number in 1..=100 {
+            let missed;
+            (due, missed) = after(due, due + late, pace);
+            assert_eq!((due, missed), (begin + number * pace, 0));
+        }
+        // Later than the next would have been: that is missed, and the one behind it is at its time.
+        assert_eq!(after(due, due + 2 * pace + late, pace), (due + 3 * pace, 2));
+        assert_eq!(after(due, due + late, Duration::ZERO), (due, 0));
     }
 }
