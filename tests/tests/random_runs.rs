@@ -83,6 +83,8 @@ const FOUND: &[Found] = found! {
     "stopped-before-it-had-made-all-again", 5, "what a dead source had not written was not named, if its next life was stopped before it made that again";
     "kept-by-a-stage-that-panicked", 10, "what a stage that had panicked kept for one that drops came behind its next life's items";
     "sent-again-to-one-that-had-failed", 5, "no defect: what a dead replica had came again to others, which had failed the pipeline";
+    "parts-that-a-batch-keeps", 2, "parts of a batch that a fork had spread kept its other parts unacknowledged, for ever; one more may be";
+    "two-lost-by-one-kernel", 5, "of two items at hand that were lost together the second counted as a failure of the stage";
 };
 
 fn play(arguments: &[&str]) -> String {

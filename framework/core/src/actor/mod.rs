@@ -345,6 +345,11 @@ impl Env {
         scope::taint_in(value).map(|tainted| tainted.by)
     }
 
+    /// How often this process has learnt of lost data. While it stands, [`lost_with`](Self::lost_with) says the same of a value.
+    pub fn losses_learnt(&self) -> u64 {
+        self.transport.domain().taints_learnt()
+    }
+
     /// Finds actors by name from any task or thread of this process.
     pub fn registry(&self) -> Registry {
         Registry::new(Arc::clone(&self.transport))

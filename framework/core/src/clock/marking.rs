@@ -19,7 +19,7 @@
 //! threads wait here, with a deadline.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -39,8 +39,9 @@ pub(super) struct Knowledge {
     /// `None` outside of a node: nobody dies there.
     epoch_page: Option<Arc<EpochPage>>,
     table: RwLock<Table>,
-    /// Whether the table has anything: the one look that uses cost while nobody has died.
-    any: AtomicBool,
+    /// How often the table has changed: where it never has, that is the one look that uses cost. Raised under the table's lock,
+    /// last: whoever sees it finds the change, in the hints too, and whoever found a change has it counted.
+    changes: AtomicU64,
     /// Of what the table has nothing: the look that uses cost afterwards.
     hints: Hints,
     /// The round up to which this process has learnt and marked.
@@ -57,7 +58,7 @@ impl Knowledge {
         Knowledge {
             epoch_page,
             table: RwLock::default(),
-            any: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
             hints: Hints::default(),
             round: AtomicU64::new(0),
             learnt: Default::default(),
@@ -76,7 +77,7 @@ impl Knowledge {
 
     #[inline]
     fn any(&self) -> bool {
-        self.any.load(Ordering::Relaxed)
+        self.changes.load(Ordering::Relaxed) != 0
     }
 
     fn of(&self, ticket: &Ticket) -> Option<ProcessId> {
@@ -84,10 +85,11 @@ impl Knowledge {
     }
 
     fn add(&self, range: &TaintRange) -> bool {
-        let added = self.table.write().add(range);
+        let mut table = self.table.write();
+        let added = table.add(range);
         // Behind the table: who sees this looks there.
         self.hints.range(range);
-        self.any.store(true, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
         added
     }
 }
@@ -117,6 +119,12 @@ impl ClockDomain {
     #[inline]
     pub(crate) fn has_taint(&self) -> bool {
         self.knowledge().any()
+    }
+
+    /// How often this process has learnt that something is tainted. While it stands, so does what [`tainted_by`](Self::tainted_by)
+    /// says.
+    pub(crate) fn taints_learnt(&self) -> u64 {
+        self.knowledge().changes.load(Ordering::Acquire)
     }
 
     /// Waits, on this thread, until the data that a ticket stands for is there.
@@ -172,10 +180,12 @@ impl ClockDomain {
         update.suspects.retain(|(suspect, _)| suspect.process != self.own());
         // The deaths go into the table before any log is looked at. A use that is noted behind that finds them, and is
         // refused; one that was noted before is in its log by now, and is marked below.
-        if knowledge.table.write().learn(&update) || !update.is_empty() {
+        let mut table = knowledge.table.write();
+        if table.learn(&update) || !update.is_empty() {
             knowledge.hints.learn(&update);
-            knowledge.any.store(true, Ordering::Release);
+            knowledge.changes.fetch_add(1, Ordering::Release);
         }
+        drop(table);
         // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
         let mut ranges = Vec::new();
         // Streams of this process wait for each other: until nothing changes. It ends, because each round takes waits out of

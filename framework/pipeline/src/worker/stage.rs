@@ -8,7 +8,6 @@
 //! No borrow of a `RefCell` is held over an `await`: the task that reports progress borrows meanwhile.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -16,13 +15,13 @@ use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::smallvec;
 use tensorpost_core::api::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
-use tensorpost_core::api::node::ProcessId;
 use tensorpost_core::api::observe::TraceContext;
 
 use super::ack_guard::AckGuard;
 use super::args::{Control, Run, StageArgs};
 use super::branch::{Modes, Unsendable};
 use super::core::Part;
+use super::loss::Losses;
 use super::meter::Counts;
 use super::order::Reorder;
 use super::orphans::Orphans;
@@ -60,8 +59,7 @@ struct Core<S: Stage> {
     ends: RefCell<Ends>,
     /// What the stage keeps beyond its calls.
     retained: Retained,
-    /// The dead with whom a call has lost something.
-    seen_down: RefCell<HashSet<ProcessId>>,
+    losses: Losses,
     /// What came to nothing and is left to its sender.
     orphans: Orphans,
     /// Where a loop begins.
@@ -107,7 +105,7 @@ impl<S: Stage> RemoteActor for StageActor<S> {
             order: RefCell::new(Reorder::new()),
             ends: RefCell::default(),
             retained: Retained::default(),
-            seen_down: RefCell::default(),
+            losses: Losses::default(),
         });
         let weak = Rc::downgrade(&core);
         let (results, dead) = (core.results.toward(), core.dead.toward());
@@ -423,6 +421,9 @@ impl<S: Stage> Core<S> {
         // Plain code: what it waited for on this thread would never come.
         let result = self.part.env.without_waiting(|| self.stage.borrow_mut().process(item, &mut out));
         self.part.meter.called(from, Some(id));
+        if result.is_ok() {
+            self.losses.none_by(self.part.env.losses_learnt());
+        }
         (result, out)
     }
 
@@ -545,7 +546,10 @@ impl<S: Stage> Core<S> {
         let result = self.part.env.without_waiting(|| call(&mut self.stage.borrow_mut(), &mut out));
         self.part.meter.called(from, id);
         match result {
-            Ok(()) => self.send(out).await,
+            Ok(()) => {
+                self.losses.none_by(self.part.env.losses_learnt());
+                self.send(out).await;
+            }
             Err(error) => {
                 let why = format!("{error:#}");
                 if self.is_loss(&error) {

@@ -11,7 +11,6 @@ use smallvec::smallvec;
 use tensorpost_core::api::node::ProcessId;
 
 use super::super::ack_guard::AckGuard;
-use super::super::loss;
 use super::super::meter::{Cause, Failure};
 use super::super::retained::RetainedItem;
 use super::Core;
@@ -105,11 +104,8 @@ impl<S: Stage> Core<S> {
     }
 
     /// Whether the error of a call says that its item was lost with a process (DEATH-3).
-    ///
-    /// No item is given to the stage that is known to be lost; it can only turn out to be while the stage works on it. So
-    /// the first such error is about the item. What comes after it is about what the stage remembers, and a failure.
     pub(super) fn is_loss(&self, error: &anyhow::Error) -> bool {
-        loss::lost_with(error).is_some_and(|by| self.seen_down.borrow_mut().insert(by))
+        self.losses.is_of_the_item(error, self.part.env.losses_learnt())
     }
 
     /// Everything that a failed call had in its hands was lost with a process.
