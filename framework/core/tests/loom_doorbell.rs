@@ -40,7 +40,7 @@ fn ring<O: Orders>(slots: usize) -> (EntryProducer<Loom, O>, EntryConsumer<Loom,
 
 fn produce<O: Orders>(
     mut ring: EntryProducer<Loom, O>,
-    mut ringer: Ringer<Loom, O>,
+    ringer: Arc<Ringer<Loom, O>>,
     entries: u64,
     bell: Bell,
 ) -> impl FnOnce() {
@@ -57,13 +57,19 @@ fn produce<O: Orders>(
 
 /// Each of `producers` sends `entries` to one consumer, which sleeps whenever there is nothing.
 fn model<O: Orders>(producers: usize, entries: u64, look_again: bool) {
+    model_of::<O>(producers, entries, look_again, false);
+}
+
+/// `share`: the producers are threads of one process, with one ringer.
+fn model_of<O: Orders>(producers: usize, entries: u64, look_again: bool, share: bool) {
     let (word, bell) = (LoomWord::zero(), Bell::new());
     let mut sleeper: Sleeper<Loom, O> = Sleeper::new(word.clone());
     let mut sources = Vec::new();
     let mut threads = Vec::new();
+    let shared = Arc::new(Ringer::new(word.clone()));
     for _ in 0..producers {
         let (producer, consumer) = ring::<O>(entries.next_power_of_two() as usize);
-        let ringer = Ringer::new(word.clone());
+        let ringer = if share { Arc::clone(&shared) } else { Arc::new(Ringer::new(word.clone())) };
         threads.push(thread::spawn(produce(producer, ringer, entries, bell.clone())));
         sources.push(consumer);
     }
@@ -116,6 +122,13 @@ fn no_wake_up_of_two_producers_is_lost() {
     explore(PREEMPTIONS, || model::<Sound>(2, 1, true));
 }
 
+/// The one that is told rings for both.
+#[test]
+fn no_wake_up_of_threads_that_share_a_ringer_is_lost() {
+    explore(PREEMPTIONS, || model_of::<Sound>(2, 1, true, true));
+    assert_deadlock(&failure_of(PREEMPTIONS, || model_of::<NoRingerFence>(2, 1, true, true)));
+}
+
 #[test]
 fn no_wake_up_is_lost_over_several_sleeps() {
     explore(PREEMPTIONS, || model::<Sound>(1, 3, true));
@@ -162,9 +175,9 @@ fn deferred_model(last_look: bool, wake: bool, weaker: Weaker) {
         })
     };
     let reader = {
-        let (bell, wants, mut ringer) = (bell.clone(), wants.clone(), Ringer::<Loom>::new(word));
+        let (bell, wants, ringer) = (bell.clone(), wants.clone(), Ringer::<Loom>::new(word));
         // As `Wakeups::ring_deferred`, with the one link that there is.
-        let mut ring_deferred = move || {
+        let ring_deferred = move || {
             let due = marks.take();
             if due {
                 let what = mark.take();
@@ -208,7 +221,7 @@ fn wants_model<O: Orders>(wants_first: bool) {
     let mut sleeper: Sleeper<Loom> = Sleeper::new(word.clone());
     let (mut producer, mut consumer) = ring::<Sound>(1);
     let publish = {
-        let (bell, wants, mut ringer) = (bell.clone(), wants.clone(), Ringer::<Loom>::new(word));
+        let (bell, wants, ringer) = (bell.clone(), wants.clone(), Ringer::<Loom>::new(word));
         thread::spawn(move || {
             producer.push([7; 8]).expect("there is room");
             producer.publish();

@@ -7,9 +7,9 @@
 //! | 152 each | tensors: index of the lease (2 bytes), 6 bytes of zero, dtype and layout |
 //! | the rest | the body in MessagePack, unless it travels as the last lease |
 //!
-//! WIRE-1: [`Frame::parse`] checks the magic, a CRC-32 over everything behind it, every count against the length and its
-//! limit, and every reserved byte. What it returns is well-formed; whether the leases exist is for the mailbox, whether a
-//! layout fits its allocation for [`codec`](super::codec).
+//! WIRE-1: [`Frame::parse`] checks the magic, a CRC-32C over everything behind it (for which processors have an instruction:
+//! most frames are short), every count against the length and its limit, and every reserved byte. What it returns is
+//! well-formed; whether the leases exist is for the mailbox, whether a layout fits its allocation for [`codec`](super::codec).
 //!
 //! The ready ticket stands in the lease entry and not with each tensor: slices of one allocation share it, and the
 //! receiver waits once. It is left out if the sender's host sees that it has passed.
@@ -192,10 +192,8 @@ pub fn write_head(
         out.extend_from_slice(&[0; 6]);
         out.extend_from_slice(&tensor.layout.to_wire(tensor.dtype));
     }
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&out[8..]);
-    hasher.update(body);
-    out[4..8].copy_from_slice(&hasher.finalize().to_le_bytes());
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&out[8..]), body);
+    out[4..8].copy_from_slice(&checksum.to_le_bytes());
 }
 
 impl LeaseEntry {
@@ -256,7 +254,7 @@ impl<'a> Frame<'a> {
             return Err(WireError::Magic { found: magic });
         }
         let found = reader.u32()?;
-        let computed = crc32fast::hash(&bytes[8..]);
+        let computed = crc32c::crc32c(&bytes[8..]);
         if found != computed {
             return Err(WireError::Checksum { found, computed });
         }

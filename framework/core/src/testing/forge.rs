@@ -27,7 +27,7 @@ const CHECKSUM: usize = 4;
 /// Makes the checksum of a frame right. A frame too short to have one stays as it is.
 pub fn reseal(frame: &mut [u8]) {
     if let Some(content) = frame.get(CHECKSUM + 4..) {
-        let checksum = crc32fast::hash(content);
+        let checksum = crc32c::crc32c(content);
         frame[CHECKSUM..CHECKSUM + 4].copy_from_slice(&checksum.to_le_bytes());
     }
 }

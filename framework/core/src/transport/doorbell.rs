@@ -27,7 +27,8 @@
 //! The word is an epoch and not a flag: the ringer would have to clear a flag, and the word would have two writers.
 
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering;
+
+use crate::sync::{AtomicU64, Ordering};
 
 use super::ring::native::Native;
 use super::ring::platform::{Orders, Platform, Sound, Word};
@@ -86,30 +87,29 @@ impl<P: Platform, O: Orders> Sleeper<P, O> {
 pub struct Ringer<P: Platform = Native, O: Orders = Sound> {
     word: P::Word,
     /// The last sleep that this producer rang for. Zero for none: sleeps are odd.
-    rung: u64,
+    rung: AtomicU64,
     orders: PhantomData<fn() -> O>,
 }
 
 impl<P: Platform, O: Orders> Ringer<P, O> {
     /// A ringer that loads the sleeper's `word`.
     pub fn new(word: P::Word) -> Self {
-        Ringer { word, rung: 0, orders: PhantomData }
+        Ringer { word, rung: AtomicU64::new(0), orders: PhantomData }
     }
 
     /// Whether the caller has to ring, after it published something. Says so once for each sleep, so
-    /// the caller has to do it then.
+    /// the caller has to do it then. Of several threads one is told: that one's ring makes the sleeper look at every source, and
+    /// it looks again, behind a fence, before it sleeps the next time.
     #[inline]
-    pub fn should_ring(&mut self) -> bool {
+    pub fn should_ring(&self) -> bool {
         if O::RINGER_FENCE {
             // BELL: pairs with the fence in `Sleeper::prepare`.
             P::fence_seq_cst();
         }
         let epoch = self.word.load(Ordering::Relaxed);
-        if epoch & 1 == 0 || epoch == self.rung {
-            return false;
-        }
-        self.rung = epoch;
-        true
+        epoch & 1 == 1
+            && epoch != self.rung.load(Ordering::Relaxed)
+            && epoch != self.rung.swap(epoch, Ordering::Relaxed)
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn only_a_sleeper_is_rung_for() {
-        let (mut sleeper, mut ringer, _) = bell();
+        let (mut sleeper, ringer, _) = bell();
         assert!(!ringer.should_ring());
         sleeper.prepare();
         assert!(sleeper.is_asleep() && ringer.should_ring());
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn each_ringer_rings_once_for_each_sleep() {
-        let (mut sleeper, mut one, mut other) = bell();
+        let (mut sleeper, one, other) = bell();
         for _ in 0..3 {
             sleeper.prepare();
             assert!(one.should_ring() && !one.should_ring());
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn preparing_twice_is_another_sleep_and_waking_twice_is_not() {
-        let (mut sleeper, mut ringer, _) = bell();
+        let (mut sleeper, ringer, _) = bell();
         sleeper.prepare();
         assert!(ringer.should_ring());
         sleeper.prepare();

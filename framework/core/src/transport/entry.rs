@@ -37,12 +37,10 @@ const HOLD: u64 = 2;
 const REJECTED: u64 = 3;
 
 pub(crate) fn checksum(words: &Entry) -> u64 {
-    let mut hasher = crc32fast::Hasher::new();
-    for word in &words[..7] {
-        hasher.update(&word.to_le_bytes());
-    }
+    let mut bytes = [0; 56];
+    bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
     // Not zero for an entry of zeros: memory that was never written is no entry.
-    u64::from(hasher.finalize()) | 1 << 32
+    u64::from(crc32c::crc32c(&bytes)) | 1 << 32
 }
 
 fn lease(kind: u64, id: LeaseId) -> Entry {

@@ -164,10 +164,10 @@ impl Transport {
     }
 
     /// As [`commit`](Self::commit); `due` is for which of the [`wake_reasons`] the peer is woken.
-    fn commit_as(&self, mut claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
+    fn commit_as(&self, claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("transport.send.claimed");
-        let link = Arc::clone(claim.link());
+        let link = claim.link();
         let Encoded { body, leases, tensors, mut parts } = encoded;
         // First the grants: when the peer sees the frame, its leases are in the lease table (LEASE-1).
         let mut granted = SmallVec::new();
@@ -176,15 +176,15 @@ impl Transport {
             // Before the frame is written: a part that comes back at once finds that it had left.
             let given = give_away(lease, &mut parts);
             let entry = match given {
-                None => self.entry_for(&link, lease, *ready, &mut granted),
-                Some((given, uses)) => self.entry_for_parts(&link, lease, given, uses, &mut granted),
+                None => self.entry_for(link, lease, *ready, &mut granted),
+                Some((given, uses)) => self.entry_for_parts(link, lease, given, uses, &mut granted),
             };
             self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
             entries.push(entry);
         }
         // The body's lease goes last: the receiver takes the last one for it.
         if let Some(lease) = claim.body() {
-            let entry = self.entry_for(&link, lease, None, &mut granted);
+            let entry = self.entry_for(link, lease, None, &mut granted);
             entries.push(entry);
         }
         let header = Header {
@@ -210,11 +210,11 @@ impl Transport {
         let written = claim.write(draft, || self.wakeups.want_progress());
         if let Some(end) = written {
             self.counters.sent.fetch_add(1, Ordering::SeqCst);
-            self.note_sent(since, &link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
+            self.note_sent(since, link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
         } else {
             // The claim was for the worst case, so the ring is not what it was: nothing of this peer is believed any more.
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
-            self.give_up(&link);
+            self.give_up(link);
         }
         codec::give_back(body);
         fault::point("transport.send.written");
@@ -224,12 +224,12 @@ impl Transport {
         // books. So either that one has found this frame's leases there, or the mark is seen here.
         if link.is_broken() {
             // It broke between the claim and now, and asks were failed before this one was among them, or after.
-            self.let_go(&link);
+            self.let_go(link);
             self.fail_asks(link.peer);
             self.evict_if_reclaimed(link.peer);
         }
         // Last: what the dropped leases have posted goes out with the frame, and before it.
-        self.publish_soon(&link, due);
+        self.publish_soon(link, due);
     }
 
     fn entry_for(

@@ -2,11 +2,12 @@
 //!
 //! Used by whoever makes the link, by everything that asks whether it is open, and by whoever rings.
 //!
-//! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open only while the peer has acknowledged this
-//! process's half and neither is set. What was put off (`deferred`) is rung for by whoever takes it out of the mark.
+//! **Invariants.** `broken`, `exited` and `refused` are set once, `refused` before `broken`. A link is open only while the
+//! peer has acknowledged this process's half and neither is set. What was put off (`deferred`) is rung for by whoever takes
+//! it out of the mark.
 //!
-//! **Locks.** That of the bell's end, under which it is sent to the node; that of the ringer. Nothing else inside of either, and `ring` may be
-//! called under the locks of the rings.
+//! **Locks.** That of the bell's end, under which it is sent to the node, and nothing else inside of it. `ring` may be called
+//! under the locks of the rings.
 //!
 //! **On a crash** of the peer its doorbell is shut, and a ring in vain is an error that is logged and nothing else. **On
 //! cancellation** nothing happens.
@@ -67,7 +68,7 @@ struct Half {
     mailbox_states: NativeWords,
     wants: NativeWord,
     bell: Bell,
-    ringer: Mutex<Ringer>,
+    ringer: Ringer,
 }
 
 impl Connection {
@@ -103,7 +104,7 @@ impl Connection {
             mailbox_states: memory.mailbox_states(),
             wants: wake_page.wants(),
             bell: Bell::from_fd(bell)?,
-            ringer: Mutex::new(Ringer::new(wake_page.sleep())),
+            ringer: Ringer::new(wake_page.sleep()),
         };
         self.half.set(half).map_err(|_| BadHalf::Twice)
     }
@@ -204,7 +205,7 @@ impl Link {
         }
         // One ring for both.
         self.connection.deferred.clear();
-        if !half.ringer.lock().should_ring() {
+        if !half.ringer.should_ring() {
             return;
         }
         #[cfg(any(test, feature = "testing"))]

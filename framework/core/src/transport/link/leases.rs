@@ -12,7 +12,7 @@
 //! **On a crash** of the peer what it had posted is read to the end; what is posted to it is read by nobody. **On
 //! cancellation** nothing happens.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -26,6 +26,8 @@ use crate::transport::wake_reasons;
 #[derive(Debug)]
 pub(super) struct Leases {
     notices_out: Mutex<Option<EntryProducer>>,
+    /// A notice was posted and not published yet. Written under the lock of `notices_out`.
+    unpublished: AtomicBool,
     notices_in: Mutex<Option<EntryConsumer>>,
     /// Leases on this process's memory that the peer was granted.
     granted: AtomicUsize,
@@ -41,6 +43,7 @@ impl Leases {
     pub(super) fn new() -> Self {
         Leases {
             notices_out: Mutex::new(None),
+            unpublished: AtomicBool::new(false),
             notices_in: Mutex::new(None),
             granted: AtomicUsize::new(0),
             forwarded: AtomicUsize::new(0),
@@ -70,14 +73,26 @@ impl Link {
     /// not connected.
     pub(crate) fn post(&self, notice: Entry) -> Result<bool, PushError> {
         match self.leases.notices_out.lock().as_mut() {
-            Some(ring) => ring.push(notice).map(|()| true),
+            Some(ring) => {
+                ring.push(notice)?;
+                self.leases.unpublished.store(true, Ordering::Relaxed);
+                Ok(true)
+            }
             None => Ok(false),
         }
     }
 
     /// Makes all notices to the peer visible.
     pub(crate) fn publish_notices(&self) -> bool {
-        self.leases.notices_out.lock().as_mut().is_some_and(|ring| ring.publish())
+        // Acquire: those that this thread has posted are published where the mark is gone, by whichever thread.
+        if !self.leases.unpublished.load(Ordering::Acquire) {
+            return false;
+        }
+        self.leases.notices_out.lock().as_mut().is_some_and(|ring| {
+            let any = ring.publish();
+            self.leases.unpublished.store(false, Ordering::Release);
+            any
+        })
     }
 
     /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases

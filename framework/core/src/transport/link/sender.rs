@@ -13,9 +13,10 @@
 //! **On a crash** of the peer everything that waits here is let go by whoever breaks the link. **On cancellation** of a
 //! send its claim drops.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -39,6 +40,11 @@ const REMEMBERED: usize = 64;
 #[derive(Debug)]
 pub(super) struct SenderSide {
     out: Mutex<Option<Outbound>>,
+    /// By the index of the peer's actor. Written under the lock of `out`; a look without it comes before the work of encoding,
+    /// and decides nothing.
+    windows: Box<[Window]>,
+    /// A frame is in the ring and not published yet. Written under the lock of `out`.
+    unpublished: AtomicBool,
     /// What was committed and is not published yet, see [`wake_reasons`](crate::transport::wake_reasons).
     due: AtomicU8,
     /// A frame found no room in the ring, or no lease to be had, once: senders that wait may lack that.
@@ -58,10 +64,6 @@ pub(crate) struct Outbound {
     ring: Producer,
     /// Bytes promised to frames that are not in the ring yet.
     claimed: usize,
-    /// Messages sent or promised, by the index of the peer's actor.
-    sent: Vec<u64>,
-    /// Of them, those that it is done with, as far as it was looked.
-    handled: Vec<u64>,
     /// Frames with leases that the peer has not passed yet.
     in_flight: VecDeque<InFlight>,
     /// How many of them keep leases of others.
@@ -73,6 +75,15 @@ pub(crate) struct Outbound {
     /// What a test does to the next frame.
     #[cfg(any(test, feature = "testing"))]
     tamper: Option<Tamper>,
+}
+
+/// What is under way to one actor of the peer.
+#[derive(Debug, Default)]
+struct Window {
+    /// Messages sent or promised.
+    sent: AtomicU64,
+    /// Of them, those that it is done with, as far as it was looked.
+    handled: AtomicU64,
 }
 
 /// The leases of a frame on its way.
@@ -98,7 +109,7 @@ pub(crate) struct Claim {
     credit: Option<u16>,
     /// The lease that the body is in.
     body: Option<Lease>,
-    done: bool,
+    done: Cell<bool>,
 }
 
 /// A frame that is about to be written.
@@ -132,32 +143,35 @@ impl Claim {
 
     /// Writes the frame. Where it ends in the ring, if there was room; `want_progress` is called first where leases of
     /// others go with it.
-    pub(crate) fn write(&mut self, draft: Draft<'_>, want_progress: impl FnOnce()) -> Option<u64> {
+    pub(crate) fn write(&self, draft: Draft<'_>, want_progress: impl FnOnce()) -> Option<u64> {
         let mut guard = self.link.sender.out.lock();
         let out = guard.as_mut()?;
         // What was promised is given back under the lock in which it is used: nobody else gets the room in between.
         out.claimed -= self.bytes;
-        self.done = true;
+        self.done.set(true);
         if !draft.kept.is_empty() {
             // The reader may sleep, and it is to let go of them. Under the lock: before anybody can publish.
             want_progress();
             out.forwards += 1;
             self.link.sender.forwards.store(true, Ordering::Release);
         }
-        out.write(draft)
+        let end = out.write(draft)?;
+        self.link.sender.unpublished.store(true, Ordering::Relaxed);
+        Some(end)
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.done {
+        if self.done.get() {
             return;
         }
         self.link.return_grants(self.owned);
         if let Some(out) = self.link.sender.out.lock().as_mut() {
             out.claimed -= self.bytes;
-            if let Some(sent) = self.credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
-                *sent -= 1;
+            if let Some(window) = self.credit.and_then(|index| self.link.window(index)) {
+                // No other writer has the lock, here and below: no read-modify-write is needed.
+                window.sent.store(window.sent.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
             }
         }
     }
@@ -199,6 +213,8 @@ impl SenderSide {
     pub(super) fn new() -> Self {
         SenderSide {
             out: Mutex::new(None),
+            windows: std::iter::repeat_with(Window::default).take(MAX_ACTORS).collect(),
+            unpublished: AtomicBool::new(false),
             due: AtomicU8::new(0),
             lacks_room: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
@@ -211,8 +227,6 @@ impl SenderSide {
         *self.out.lock() = Some(Outbound {
             ring,
             claimed: 0,
-            sent: vec![0; MAX_ACTORS],
-            handled: vec![0; MAX_ACTORS],
             in_flight: VecDeque::new(),
             forwards: 0,
             outbox: VecDeque::new(),
@@ -242,9 +256,11 @@ impl Link {
     /// Whether a message to that mailbox could go now, as far as can be said before it is encoded.
     pub(crate) fn may_send(&self, destination: &Destination) -> Result<(), TransmitError> {
         self.check_open()?;
-        let mut out = self.sender.out.lock();
-        let Some(out) = out.as_mut() else { return Err(TransmitError::NotNow(NotNow::Connecting)) };
-        self.check_credit(out, destination)
+        self.check_credit(destination)
+    }
+
+    fn window(&self, index: u16) -> Option<&Window> {
+        self.sender.windows.get(usize::from(index))
     }
 
     /// Whether frames can go out, and if not, whether waiting helps.
@@ -258,7 +274,7 @@ impl Link {
         if self.is_open() { Ok(()) } else { Err(TransmitError::NotNow(NotNow::Connecting)) }
     }
 
-    fn check_credit(&self, out: &mut Outbound, destination: &Destination) -> Result<(), TransmitError> {
+    fn check_credit(&self, destination: &Destination) -> Result<(), TransmitError> {
         if !wants_credit(destination.kind) {
             return Ok(());
         }
@@ -267,17 +283,17 @@ impl Link {
             AWAY => return Err(TransmitError::Restarting),
             _ => {}
         }
-        let index = usize::from(destination.index);
-        let sent = out.sent.get(index).copied().ok_or(TransmitError::NoSuchActor)?;
-        let handled = out.handled.get_mut(index).ok_or(TransmitError::NoSuchActor)?;
+        let window = self.window(destination.index).ok_or(TransmitError::NoSuchActor)?;
+        let sent = window.sent.load(Ordering::Relaxed);
         // A peer that claims to have handled more than was sent gets no more than a full window for it.
         let is_full = |handled: u64| sent.saturating_sub(handled) >= u64::from(destination.capacity);
-        if is_full(*handled) {
+        if is_full(window.handled.load(Ordering::Relaxed)) {
             // Only now: the receiver writes that word with each message, and to look at it takes the cache line away.
-            *handled = self.handled(destination.index);
-            if is_full(*handled) {
+            let handled = self.handled(destination.index);
+            if is_full(handled) {
                 return Err(TransmitError::NotNow(NotNow::MailboxFull));
             }
+            window.handled.store(handled, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -296,7 +312,7 @@ impl Link {
         let mut guard = self.sender.out.lock();
         let Some(out) = guard.as_mut() else { return Err(TransmitError::NotNow(NotNow::Connecting)) };
         // First the credit: who lacks that waits for its mailbox, and not to be woken for room.
-        self.check_credit(out, destination)?;
+        self.check_credit(destination)?;
         if !out.ring.has_free(out.claimed + bytes).map_err(|error| corrupt(&error))? {
             // Before the sender asks the reader to be woken for it, see `Sending::poll`.
             self.sender.lacks_room.store(true, Ordering::Release);
@@ -310,10 +326,10 @@ impl Link {
         self.reserve_grants(owned);
         out.claimed += bytes;
         let credit = wants_credit(destination.kind).then_some(destination.index);
-        if let Some(sent) = credit.and_then(|index| out.sent.get_mut(usize::from(index))) {
-            *sent += 1;
+        if let Some(window) = credit.and_then(|index| self.window(index)) {
+            window.sent.store(window.sent.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
-        Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, done: false })
+        Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, done: Cell::new(false) })
     }
 
     /// Whether replies wait for room: then no other goes before them.
@@ -364,8 +380,13 @@ impl Link {
 
     /// Makes all frames to the peer visible.
     pub(crate) fn publish_frames(&self) {
+        // Acquire: those that this thread has written are published where the mark is gone, by whichever thread.
+        if !self.sender.unpublished.load(Ordering::Acquire) {
+            return;
+        }
         if let Some(out) = self.sender.out.lock().as_mut() {
             out.ring.publish();
+            self.sender.unpublished.store(false, Ordering::Release);
         }
     }
 
@@ -432,12 +453,12 @@ impl Link {
     pub(crate) fn sent_now(&self) -> Option<(Vec<SentReport>, u64)> {
         let out = self.sender.out.try_lock()?;
         let Some(out) = out.as_ref() else { return Some((Vec::new(), 0)) };
-        let sent = out.sent.iter().enumerate().filter(|(_, sent)| **sent > 0);
-        let report = |(index, sent): (usize, &u64)| {
+        let sent = self.sender.windows.iter().map(|window| window.sent.load(Ordering::Relaxed));
+        let report = |(index, sent): (usize, u64)| {
             let index = index as u16;
-            SentReport { index, sent: *sent, done: self.handled(index).min(*sent) }
+            SentReport { index, sent, done: self.handled(index).min(sent) }
         };
-        Some((sent.map(report).collect(), out.outbox.len() as u64))
+        Some((sent.enumerate().filter(|(_, sent)| *sent > 0).map(report).collect(), out.outbox.len() as u64))
     }
 }
 

@@ -93,3 +93,25 @@ fn a_drop_is_to_be_seen_before_a_frame_to_another() {
     assert_eq!(at_b.take_one().message, 1);
     assert_eq!(cluster.leases(1), 0);
 }
+
+/// Another thread has taken the mark of the drop, and stands before it publishes what that is for.
+#[test]
+fn a_drop_whose_mark_another_has_taken_is_to_be_seen_before_a_frame_too() {
+    let cluster = Cluster::new(2);
+    let (to_b, at_b) = cluster.inbox::<Tensor>(1, 4);
+    let (to_a, at_a) = cluster.inbox::<u32>(0, 4);
+    cluster.connect();
+    cluster.send(0, &to_b, tensor(&cluster, 0));
+    cluster.run_until_idle();
+    let held = at_b.take_one();
+    cluster.run_until_idle();
+    let link = cluster.transport(1).link(cluster.process(0)).expect("connected");
+    let turn = Turn::begin();
+    drop(held);
+    assert_ne!(link.take_due(), 0);
+    cluster.send(1, &to_a, 1);
+    drop(turn);
+    cluster.poll(0);
+    assert_eq!(at_a.take_one().message, 1);
+    assert_eq!(cluster.leases(0), 0, "the frame has overtaken the drop");
+}

@@ -64,8 +64,8 @@ fn a_million_records_arrive_whole_and_in_order() {
 fn a_million_entries_arrive_and_no_wake_up_is_lost() {
     let (mut producer, mut consumer) = entries::in_memory(64).expect("a power of two");
     let (asleep, waiting) = (NativeWord::in_memory(), NativeWord::in_memory());
-    let (mut sleeper, mut ringer): (Sleeper, Ringer) = (Sleeper::new(asleep.clone()), Ringer::new(asleep));
-    let (mut waiter, mut freer): (Sleeper, Ringer) = (Sleeper::new(waiting.clone()), Ringer::new(waiting));
+    let (mut sleeper, ringer): (Sleeper, Ringer) = (Sleeper::new(asleep.clone()), Ringer::new(asleep));
+    let (mut waiter, freer): (Sleeper, Ringer) = (Sleeper::new(waiting.clone()), Ringer::new(waiting));
     let consuming = thread::current();
     // A thread's parking is the eventfd of this test: a lost wake-up hangs it.
     let sending = thread::spawn(move || {
