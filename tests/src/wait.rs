@@ -31,7 +31,7 @@ pub fn until_allocations(node: &Node, count: usize) {
     let stream = node.host_stream().expect("a stream to look at the pool with");
     until_allocations_of(stream.pool(), count, || {
         // What peers have given back is taken into the lease table when there is something else to do. This is it.
-        transport.poll(&mut Vec::new());
+        transport.poll(&mut Default::default());
     });
 }
 

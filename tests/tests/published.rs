@@ -220,7 +220,7 @@ fn a_slow_reader_skips_versions_and_holds_few(builder: Builder) {
     scene.publish(2..=50);
     // The topic's, the reader's, and one that is on its way.
     until("old versions return while a reader is busy", || {
-        scene.node.transport().poll(&mut Vec::new());
+        scene.node.transport().poll(&mut Default::default());
         scene.stream.pool().stats().allocations <= 3 * LAYERS
     });
     arrival.open();

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::api::message::{GpuMessage, Portable};
 use tensorpost_core::ids::{ActorId, ChunkId, ProcessId};
 use tensorpost_core::lease::LeaseId;
-use tensorpost_core::message::wire::{Frame, Header, Kind, LeaseEntry, write_head};
+use tensorpost_core::message::wire::{Frame, Header, Kind, LeaseEntry, Tables, write_head};
 use tensorpost_core::message::{codec, message_key};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_core::testing::Cluster;
@@ -145,7 +145,8 @@ fn compare<M: GpuMessage + Portable>(file: &str, message: &M) {
     let mut frame = Vec::new();
     write_head(&mut frame, &header, &leases, &encoded.tensors, &encoded.body);
     frame.extend_from_slice(&encoded.body);
-    let read = Frame::parse(&frame).expect("it is a frame");
+    let mut tables = Tables::default();
+    let read = Frame::parse(&frame, &mut tables).expect("it is a frame");
     assert_eq!((read.header, read.body), (header, encoded.body.as_slice()));
     let now = Golden {
         schema: M::schema(),

@@ -115,7 +115,7 @@ fn what_comes_back_to_its_owner_is_known_from_a_hold_that_came_behind_the_look()
 
     let theirs = Arc::clone(&cluster);
     *MEANWHILE.lock().expect("no panic") = Some(Box::new(move || {
-        assert!(theirs.transport(c).poll(&mut Vec::new()), "C takes the frame");
+        assert!(theirs.transport(c).poll(&mut Default::default()), "C takes the frame");
         theirs.send(c, &to_a, at_c.take_one().message);
     }));
     cluster.send(c, &to_wait, Meanwhile(0));

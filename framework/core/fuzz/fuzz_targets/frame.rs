@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use serde::Deserialize;
 use tensorpost_core::lease::Lease;
 use tensorpost_core::message::codec;
-use tensorpost_core::message::wire::Frame;
+use tensorpost_core::message::wire::{Frame, Tables};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_core::testing::{Cluster, forge};
 
@@ -39,7 +39,7 @@ fn look(frame: &Frame<'_>) {
         });
         let entries: Vec<_> =
             (0..frame.leases.len()).map(|n| (leases[n % leases.len()].clone(), None)).collect();
-        let Ok(tensors) = codec::testing_tensors(&entries, &frame.tensors) else { return };
+        let Ok(tensors) = codec::testing_tensors(&entries, frame.tensors) else { return };
         for tensor in &tensors {
             // Whatever was let in lies in its allocation.
             let span = tensor.layout().bytes_span(tensor.dtype()).expect("it was checked");
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
     if how & 1 == 1 {
         forge::reseal(&mut bytes);
     }
-    if let Ok(frame) = Frame::parse(&bytes) {
+    if let Ok(frame) = Frame::parse(&bytes, &mut Tables::default()) {
         look(&frame);
     }
 });

@@ -17,8 +17,6 @@
 //! A body above `MAX_INLINE_BODY` (64 KiB) travels as a host lease, so the ring stays small and one large body does not
 //! fill it. The receiver copies it before it decodes it, because the sender could still change it.
 
-use smallvec::SmallVec;
-
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::lease::LeaseId;
@@ -140,17 +138,24 @@ pub enum WireError {
     },
 }
 
+/// Where a frame is parsed into, to be used again for the next one.
+#[derive(Debug, Default)]
+pub struct Tables {
+    leases: Vec<LeaseEntry>,
+    tensors: Vec<Outline>,
+}
+
 /// A well-formed frame.
 #[derive(Debug)]
 pub struct Frame<'a> {
     /// Its header.
     pub header: Header,
     /// Its leases, that of the body not among them.
-    pub leases: SmallVec<[LeaseEntry; 2]>,
+    pub leases: &'a [LeaseEntry],
     /// The lease that holds the body.
     pub body_lease: Option<LeaseEntry>,
     /// Its tensors.
-    pub tensors: SmallVec<[Outline; 2]>,
+    pub tensors: &'a [Outline],
     /// The body, empty where it is in a lease.
     pub body: &'a [u8],
 }
@@ -243,11 +248,11 @@ impl LeaseEntry {
 }
 
 impl<'a> Frame<'a> {
-    /// Reads a frame.
+    /// Reads a frame; `tables` is where its leases and tensors go.
     ///
     /// # Errors
     /// See [`WireError`].
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+    pub fn parse(bytes: &'a [u8], tables: &'a mut Tables) -> Result<Self, WireError> {
         let mut reader = Reader { bytes, at: 0 };
         let magic = reader.u32()?;
         if magic != MAGIC {
@@ -299,20 +304,21 @@ impl<'a> Frame<'a> {
             return Err(WireError::Trailing { bytes: bytes.len() - wanted });
         }
         let header = Header { kind, body_in_lease, has_context, index, actor, correlation, key, body_bytes };
-        let mut lease_entries: SmallVec<[LeaseEntry; 2]> = SmallVec::with_capacity(leases);
+        let Tables { leases: entries, tensors: outlines } = tables;
+        entries.clear();
         for _ in 0..leases {
-            lease_entries.push(LeaseEntry::read(reader.array()?)?);
+            entries.push(LeaseEntry::read(reader.array()?)?);
         }
-        let body_lease = if body_in_lease { lease_entries.pop() } else { None };
+        let body_lease = if body_in_lease { entries.pop() } else { None };
         if body_lease.is_some_and(|lease| lease.bytes < u64::from(body_bytes)) {
             return Err(WireError::Field { field: "body length", value: u64::from(body_bytes) });
         }
-        let mut outlines: SmallVec<[Outline; 2]> = SmallVec::with_capacity(tensors);
+        outlines.clear();
         for index in 0..tensors {
-            outlines.push(reader.tensor(index, lease_entries.len())?);
+            outlines.push(reader.tensor(index, entries.len())?);
         }
         let body = &bytes[reader.at..];
-        Ok(Frame { header, leases: lease_entries, body_lease, tensors: outlines, body })
+        Ok(Frame { header, leases: entries, body_lease, tensors: outlines, body })
     }
 }
 

@@ -42,7 +42,7 @@ use crate::message::wire::Kind;
 use crate::tensor::DeviceStream;
 use crate::transport::control_channel::Location;
 use crate::transport::ring::Entry;
-use crate::transport::{Link, Transport};
+use crate::transport::{FrameBuffer, Link, Transport};
 
 /// Polls without an end are a defect: something moves for ever.
 const MOST_ROUNDS: usize = 100_000;
@@ -53,7 +53,7 @@ pub struct Cluster {
     hub: Arc<Hub>,
     options: PoolOptions,
     next_actor: AtomicU64,
-    buffer: Mutex<Vec<u8>>,
+    buffer: Mutex<FrameBuffer>,
 }
 
 struct Member {

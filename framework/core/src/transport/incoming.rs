@@ -39,7 +39,7 @@ use crate::ids::{ChunkId, ProcessId};
 use crate::lease::table::LeaseTableError;
 use crate::lease::{Lease, LeaseId, Returns};
 use crate::message::codec::{self, DecodeError};
-use crate::message::wire::{Frame, Kind, LeaseEntry};
+use crate::message::wire::{Frame, Kind, LeaseEntry, Tables};
 use crate::observe::context::TraceContext;
 use crate::observe::log::MAX_TEXT;
 use crate::observe::text::shown;
@@ -66,6 +66,13 @@ enum Look {
     Never(String),
 }
 
+/// What a reader copies frames into, one after the other.
+#[derive(Debug, Default)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+    tables: Tables,
+}
+
 /// Mappings of the dead's chunks. They go with the last lease on them, which another thread may drop at any moment.
 type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
 
@@ -73,7 +80,7 @@ type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
 
 impl Transport {
     /// Takes frames from a link; true if there was one.
-    pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut Vec<u8>) -> bool {
+    pub(super) fn take_frames(&self, link: &Arc<Link>, buffer: &mut FrameBuffer) -> bool {
         let mut any = false;
         let mut guard = link.inbound();
         let Some(inbound) = guard.as_mut() else { return false };
@@ -81,7 +88,7 @@ impl Transport {
         let mut left = BATCH;
         while left > 0 {
             left -= 1;
-            match inbound.data.peek(buffer) {
+            match inbound.data.peek(&mut buffer.bytes) {
                 Ok(None) => break,
                 Ok(Some(end)) => {
                     if !self.take_frame(link, inbound, buffer, end) {
@@ -114,9 +121,15 @@ impl Transport {
     }
 
     /// False when the frame has to wait.
-    fn take_frame(&self, link: &Arc<Link>, inbound: &mut Inbound, bytes: &[u8], end: u64) -> bool {
+    fn take_frame(
+        &self,
+        link: &Arc<Link>,
+        inbound: &mut Inbound,
+        buffer: &mut FrameBuffer,
+        end: u64,
+    ) -> bool {
         fault::point("transport.take.frame");
-        let frame = match Frame::parse(bytes) {
+        let frame = match Frame::parse(&buffer.bytes, &mut buffer.tables) {
             Ok(frame) => frame,
             Err(error) => {
                 if !link.has_room_for_holds(1) {
@@ -396,7 +409,7 @@ impl Transport {
             None => frame.body,
         };
         let _keep = &large;
-        let tensors = match codec::tensors(&adopted, &frame.tensors) {
+        let tensors = match codec::tensors(&adopted, frame.tensors) {
             Ok(tensors) => tensors,
             Err(error) => {
                 self.reject(link, &error.to_string());

@@ -112,6 +112,7 @@ use process::ProcessLifecycle;
 use wakeups::Wakeups;
 
 #[cfg(any(test, feature = "testing"))]
+pub use incoming::FrameBuffer;
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]

@@ -31,6 +31,7 @@ use std::sync::atomic::Ordering;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::incoming::FrameBuffer;
 use super::link::Link;
 use super::{Transport, wake_reasons};
 use crate::os::step_aside;
@@ -65,19 +66,19 @@ async fn make_way(steps: &mut u32) {
 impl Transport {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
     /// [`run`](Self::run) calls it in a loop.
-    pub fn poll(&self, buffer: &mut Vec<u8>) -> bool {
+    pub fn poll(&self, buffer: &mut FrameBuffer) -> bool {
         self.look_at_links(buffer, true)
     }
 
     /// As [`poll`](Self::poll), as a reader looks that is kept busy.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn glance(&self, buffer: &mut Vec<u8>) -> bool {
+    pub(crate) fn glance(&self, buffer: &mut FrameBuffer) -> bool {
         self.look_at_links(buffer, false)
     }
 
     /// As [`poll`](Self::poll); what peers have passed in their rings is looked at only if `heads` or where that is waited
     /// for.
-    fn look_at_links(&self, buffer: &mut Vec<u8>, heads: bool) -> bool {
+    fn look_at_links(&self, buffer: &mut FrameBuffer, heads: bool) -> bool {
         let mut any = false;
         for link in self.links.all().iter() {
             any |= self.poll_link(link, buffer, heads);
@@ -94,7 +95,7 @@ impl Transport {
         any
     }
 
-    fn poll_link(&self, link: &Arc<Link>, buffer: &mut Vec<u8>, heads: bool) -> bool {
+    fn poll_link(&self, link: &Arc<Link>, buffer: &mut FrameBuffer, heads: bool) -> bool {
         if link.is_broken() {
             if !link.is_given_up() {
                 self.give_up(link);
@@ -166,7 +167,7 @@ impl Transport {
         let mut sleeper = Sleeper::<crate::transport::ring::Native>::new(self.wakeups.sleep_word());
         let mut spin: Spin = Spin::new();
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let (mut buffer, mut steps) = (Vec::new(), 0);
+        let (mut buffer, mut steps) = (FrameBuffer::default(), 0);
         while !self.lifecycle.is_stopped() {
             if self.look_at_links(&mut buffer, false) {
                 spin.found();
