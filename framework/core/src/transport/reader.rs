@@ -53,6 +53,14 @@ impl AsRawFd for Listening {
 /// `tokio::task::yield_now` put off: a system call.
 const STEPS_PER_LOOK: u32 = 8;
 
+/// So often the reader parks before it counts again on how many cores it may run: somebody may take some away.
+const PARKS_PER_COUNT: u32 = 64;
+
+/// How many cores this thread may use.
+fn cores_of_this_thread() -> usize {
+    rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize)
+}
+
 /// Lets the other tasks of the thread run.
 async fn make_way(steps: &mut u32) {
     *steps = steps.wrapping_add(1);
@@ -144,11 +152,10 @@ impl Transport {
         bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
     }
 
-    /// Whether there are twice as many of `cores`, and of those that this thread may use, as processes that it knows of: one
-    /// that looks for long then takes none away from another.
+    /// Whether there are twice as many of `cores` as processes that this one knows of: one that looks for long then takes none
+    /// away from another.
     fn has_cores_to_spare(&self, cores: usize) -> bool {
-        let allowed = rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize);
-        cores.min(allowed) >= 2 * (self.links.all().len() + 1)
+        cores >= 2 * (self.links.all().len() + 1)
     }
 
     /// Reads until [`stop`](Self::stop). One task or thread of the process runs it.
@@ -166,7 +173,9 @@ impl Transport {
         let wants = self.wakeups.wants_word();
         let mut sleeper = Sleeper::<crate::transport::ring::Native>::new(self.wakeups.sleep_word());
         let mut spin: Spin = Spin::new();
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        // With the limit of a container, which takes a look at files and does not change.
+        let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let (mut cores, mut parks) = (limit, 0_u32);
         let (mut buffer, mut steps) = (FrameBuffer::default(), 0);
         while !self.lifecycle.is_stopped() {
             if self.look_at_links(&mut buffer, false) {
@@ -203,6 +212,10 @@ impl Transport {
                     // Both before the next look, so that nobody pays for waking a reader that looks.
                     self.wakeups.unpark();
                     sleeper.awake();
+                    if parks.is_multiple_of(PARKS_PER_COUNT) {
+                        cores = limit.min(cores_of_this_thread());
+                    }
+                    parks = parks.wrapping_add(1);
                     spin.set_patient(self.has_cores_to_spare(cores));
                 }
             }
