@@ -47,7 +47,7 @@
 //! 2. the chunks' `came`;
 //! 3. a shard of the directory, of the asks, or of the chunks; a link's `notices_in`; the watchers' two;
 //! 4. all links, for writing (`connect`) or reading;
-//! 5. the places of actors; the pools;
+//! 5. the places of actors; the pools; a link's `lacks`;
 //! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a doorbell.
 //!
 //! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but 1, and under
