@@ -67,8 +67,11 @@ pub const RETURN_SLOTS: usize = 1 << 13;
 pub const MAX_GRANTED: usize = RETURN_SLOTS / 4;
 
 /// Most leases of one owner that one process holds when it takes one that was forwarded. Each has its slot in the return ring,
-/// beside those that the owner may still grant.
-pub const MAX_FORWARDED: usize = RETURN_SLOTS - MAX_GRANTED;
+/// beside those that the owner may still grant, and the forwards under way.
+pub const MAX_FORWARDED: usize = RETURN_SLOTS - MAX_GRANTED - MAX_FORWARDS;
+
+/// Most leases of one owner that one process passes on before the owner has read that it does.
+pub const MAX_FORWARDS: usize = RETURN_SLOTS / 8;
 
 /// Largest packet in bytes on a control socket.
 pub const MAX_PACKET: usize = 64 << 10;
@@ -141,10 +144,11 @@ pub const MAX_METRIC_SAMPLES: u64 = 1 << 20;
 
 // The largest frame fits the ring several times, so one frame can never be refused for ever.
 const _: () = assert!(MAX_INLINE_BODY + MAX_TENSORS * 256 + 4096 <= RING_BYTES / 2);
-// Room for the release of every lease, granted or forwarded, and for a hold on its way (LEASE-2).
-const _: () = assert!(MAX_GRANTED + MAX_FORWARDED <= RETURN_SLOTS);
+// Room for the release of every lease, granted or forwarded, and for a hold on its way (LEASE-2), and for what is passed on.
+const _: () = assert!(MAX_GRANTED + MAX_FORWARDED + MAX_FORWARDS <= RETURN_SLOTS);
 // One message's leases can always be granted.
-const _: () = assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED);
+const _: () =
+    assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED && MAX_TENSORS <= MAX_FORWARDS);
 // A shared chunk is counted in 32-bit units, and powers of two of it fit whatever was asked for.
 const _: () = assert!(LARGEST_CHUNK / ALLOCATION_UNIT <= 1 << 31 && LARGEST_CHUNK.is_power_of_two());
 const _: () = assert!(LARGEST_SHARED_CHUNK <= LARGEST_CHUNK && LARGEST_SHARED_CHUNK.is_power_of_two());

@@ -96,6 +96,8 @@ fn notices_that_fit_nothing_are_refused() {
     for wrong in unknown {
         scene.is_refused(forge::release(wrong, &[]), "a release of what is not there");
         scene.is_refused(forge::hold(wrong), "a hold on what is not there");
+        let to = scene.cluster.process(C);
+        scene.is_refused(forge::forward(wrong, to), "a forward of what is not there");
     }
     scene.assert_well();
 }
@@ -103,7 +105,8 @@ fn notices_that_fit_nothing_are_refused() {
 #[test]
 fn damaged_notices_are_refused() {
     let scene = Scene::new();
-    for notice in [forge::release(scene.id, &[]), forge::hold(scene.id), forge::rejected(8)] {
+    let forward = forge::forward(scene.id, scene.cluster.process(C));
+    for notice in [forge::release(scene.id, &[]), forge::hold(scene.id), forward, forge::rejected(8)] {
         for bit in 0..512 {
             let mut damaged = notice;
             damaged[bit / 64] ^= 1 << (bit % 64);
@@ -124,7 +127,7 @@ fn notices_that_say_what_cannot_be_are_refused() {
         forge::reseal_entry(&mut notice);
         notice
     };
-    for kind in [0, 4, 99, 255] {
+    for kind in [0, 5, 99, 255] {
         scene.is_refused(resealed(&|notice| notice[0] = notice[0] & !0xff | kind), "an unknown kind");
     }
     for count in [5, 6, 255] {
@@ -147,7 +150,8 @@ fn a_lease_is_given_back_once_and_by_its_holder() {
     for _ in 0..3 {
         scene.is_refused(forge::release(scene.id, &[]), "B has none any more");
     }
-    // A hold on what is there is a lease, whoever asks for it. It is B's own to give back.
+    // A hold on what was forwarded is a lease, and B's own to give back.
+    assert!(scene.cluster.forge_notice(C, A, forge::forward(scene.id, b)));
     scene.write(forge::hold(scene.id));
     assert_eq!(scene.cluster.shares(A, scene.id), Some(Shares { local: 0, holders: vec![(b, 1), (c, 1)] }));
     scene.write(forge::release(scene.id, &[]));

@@ -1,11 +1,12 @@
 //! Loom on the protocol of a forwarded lease (LEASE-1, LEASE-3), with the real lease table and the real rings.
 //!
-//! A owns the memory. B holds it and forwards it to C. C posts its hold to A and then moves its cursor past the frame; B
-//! gives its own lease back when it has seen the cursor; A closes the entry when the lease table is empty and still is
+//! A owns the memory. B holds it, says to A that it forwards it, and sends it to C. C posts its hold to A and then moves its
+//! cursor past the frame; B gives its own lease back when it has seen the cursor; A believes the hold for what B has said,
+//! which it may have to look for once more, and closes the entry when the lease table is empty and still is
 //! after a second look at all rings. The memory is a cell that C reads and that A, once the entry is closed, writes:
 //! loom panics on the first access that is not ordered with the other's.
 //!
-//! Each of the three steps is then left out, and memory that C still uses has to be found freed.
+//! Each of these steps is then left out, and memory that C still uses has to be found freed, or its hold refused.
 //!
 //! In a further model C sends the memory back to A. Its hold and its frame come by two rings, and A, who looks at them one
 //! after the other, has to know of the hold when it takes the frame.
@@ -20,7 +21,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
 use tensorpost_core::ids::ProcessId;
-use tensorpost_core::lease::table::{Emptied, LeaseTable, Left};
+use tensorpost_core::lease::table::{Emptied, LeaseTable, Left, Settled};
 use tensorpost_core::transport::ring::entries::ENTRY_BYTES;
 use tensorpost_core::transport::ring::{Bytes, Consumer, EntryConsumer, EntryProducer, Producer};
 
@@ -33,14 +34,19 @@ enum Flaw {
     None,
     /// C moves its cursor before it posts its hold.
     HoldAfterCursor,
-    /// A closes an entry as soon as the lease table says that it is empty.
+    /// A closes an entry as soon as the lease table says that it is empty, and settles nothing before.
     NoSecondLook,
     /// B gives its lease back as soon as the frame is out.
     ReleaseBeforeCursor,
+    /// B says that it forwards the memory when the frame is out.
+    ForwardBehindFrame,
+    /// A refuses a hold at once of which it knows no forward.
+    NoLookForForwards,
 }
 
 const HOLD: u64 = 1;
 const RELEASE: u64 = 2;
+const FORWARD: u64 = 3;
 const DATA: u64 = 1;
 const REUSED: u64 = 2;
 
@@ -59,10 +65,16 @@ struct Forwarder {
 
 impl Forwarder {
     fn send(&mut self) {
+        if self.flaw != Flaw::ForwardBehindFrame {
+            post(&mut self.returns, FORWARD);
+        }
         let mut frame = self.frames.reserve(8).expect("an empty ring");
         frame.write(0, &[7; 8]);
         self.sent = Some(frame.commit());
         self.frames.publish();
+        if self.flaw == Flaw::ForwardBehindFrame {
+            post(&mut self.returns, FORWARD);
+        }
     }
 
     /// Looks at the receiver's cursor once.
@@ -121,8 +133,27 @@ struct Owner {
 }
 
 impl Owner {
-    /// Handles what is in all rings; how that left the entry, if it is empty.
+    /// `Transport::drain_returns`: handles what is in all rings, and once more where that has left a hold open; how that left
+    /// the entry, if it is empty.
     fn drain(&mut self) -> Option<Emptied> {
+        let mut empty = self.drain_rings();
+        if self.flaw != Flaw::NoSecondLook
+            && let Some(pass) = self.table.begin_pass()
+        {
+            empty = self.drain_rings().or(empty);
+            self.table.end_pass(pass);
+        }
+        for settled in self.table.take_settled() {
+            match settled {
+                Settled::Refused(..) => panic!("C's hold was refused"),
+                Settled::Emptied(emptied) => empty = Some(emptied),
+                Settled::GivenBack(..) => {}
+            }
+        }
+        empty
+    }
+
+    fn drain_rings(&mut self) -> Option<Emptied> {
         let (entry, generation) = self.entry;
         let mut empty = None;
         // C's first: its hold comes after this look where B's release comes before the next.
@@ -130,8 +161,17 @@ impl Owner {
             while let Some(notice) = ring.pop().expect("a sound peer") {
                 match notice[0] {
                     HOLD => {
-                        self.table.grant(entry, generation, *holder).expect("the entry is open");
+                        self.table.hold(entry, generation, *holder).expect("the entry is open");
                         empty = None;
+                        if self.flaw == Flaw::NoLookForForwards
+                            && let Some(pass) = self.table.begin_pass()
+                        {
+                            self.table.end_pass(pass);
+                        }
+                    }
+                    FORWARD => {
+                        let forwarded = self.table.forward(entry, generation, *holder, process(2));
+                        forwarded.expect("it holds one");
                     }
                     _ => {
                         let left = self.table.release(entry, generation, *holder, &[]);
@@ -213,6 +253,7 @@ fn returned(looks_behind_the_frame: bool) {
     let mut table = LeaseTable::default();
     let (entry, generation) = table.open((), Default::default());
     table.grant(entry, generation, process(1)).expect("just opened");
+    table.forward(entry, generation, process(1), process(2)).expect("it holds one");
     table.release_local(entry, generation, &[]).expect("just opened");
 
     let c = thread::spawn(move || {
@@ -225,7 +266,7 @@ fn returned(looks_behind_the_frame: bool) {
     let drain = |table: &mut LeaseTable<()>, from_c: &mut EntryConsumer<Loom>| {
         while let Some(notice) = from_c.pop().expect("a sound peer") {
             assert_eq!(notice[0], HOLD);
-            table.grant(entry, generation, process(2)).expect("the entry is open");
+            assert_eq!(table.hold(entry, generation, process(2)), Ok(true));
         }
     };
     // `Transport::poll_link`: first the returns, then the frames.
@@ -270,6 +311,7 @@ impl Shared {
             while let Some(notice) = ring.pop().expect("a sound peer") {
                 let (table, candidates) = &mut *self.state.lock().expect("no panic");
                 if notice[0] == HOLD {
+                    // Whether it is proven is not the question here.
                     table.grant(entry, generation, *holder).expect("the entry is open");
                 } else if let Left::Empty(emptied) =
                     table.release(entry, generation, *holder, &[]).expect("it holds one")
@@ -437,6 +479,20 @@ fn the_hold_has_to_be_posted_before_the_cursor_moves() {
 #[test]
 fn the_owner_has_to_look_twice() {
     assert_freed_too_early(&failure_of(PREEMPTIONS, || model(Flaw::NoSecondLook)));
+}
+
+#[test]
+fn the_owner_has_to_be_told_before_the_frame() {
+    assert_refused(&failure_of(PREEMPTIONS, || model(Flaw::ForwardBehindFrame)));
+}
+
+#[test]
+fn the_owner_has_to_look_for_the_forward() {
+    assert_refused(&failure_of(PREEMPTIONS, || model(Flaw::NoLookForForwards)));
+}
+
+fn assert_refused(failure: &str) {
+    assert!(failure.contains("C's hold was refused"), "another failure: {failure}");
 }
 
 #[test]

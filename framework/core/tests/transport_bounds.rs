@@ -3,7 +3,7 @@
 #![cfg(feature = "testing")]
 
 use tensorpost_core::lease::{PoolError, PoolOptions};
-use tensorpost_core::limits::{MAX_GRANTED, MAX_TENSORS, RING_BYTES};
+use tensorpost_core::limits::{MAX_FORWARDED, MAX_FORWARDS, MAX_GRANTED, MAX_TENSORS, RING_BYTES};
 use tensorpost_core::tensor::{DType, Tensor, TensorError};
 use tensorpost_core::testing::{Cluster, Lack, Unsent};
 
@@ -175,20 +175,27 @@ fn a_process_holds_no_more_than_its_share_of_leases() {
 /// waits where it is, and goes on when the owner has read.
 #[test]
 fn holds_that_the_owner_has_not_read_stay_bounded() {
-    let cluster = Cluster::new(3);
-    let (to_b, at_b) = cluster.inbox::<Vec<Tensor>>(1, 100);
-    let (to_c, at_c) = cluster.inbox::<Vec<Tensor>>(2, 1000);
+    // Each forwards as much as it can before the owner has read that it does.
+    const EACH: usize = MAX_FORWARDS / MAX_TENSORS;
+    let forwarders: Vec<usize> = (2..2 + 1 + MAX_FORWARDED / MAX_FORWARDS).collect();
+    let cluster = Cluster::new(2 + forwarders.len());
+    let (to_c, at_c) = cluster.inbox::<Vec<Tensor>>(1, 1000);
+    let inboxes: Vec<_> = forwarders.iter().map(|b| cluster.inbox::<Vec<Tensor>>(*b, 100)).collect();
     cluster.connect();
-    cluster.send(0, &to_b, (0..MAX_TENSORS).map(|_| numbers(&cluster, 0, 1)).collect());
-    cluster.run_until_idle();
-    let batch = at_b.take_one().message;
+    let mut batches = Vec::new();
+    for (to, inbox) in &inboxes {
+        cluster.send(0, to, (0..MAX_TENSORS).map(|_| numbers(&cluster, 0, 1)).collect::<Vec<_>>());
+        cluster.run_until_idle();
+        batches.push(inbox.take_one().message);
+    }
     let mut rounds = 0;
-    // A reads nothing while B forwards and C drops.
-    while rounds < 50 {
-        cluster.send(1, &to_c, batch.clone());
+    // A reads nothing while they forward and C drops.
+    while rounds < EACH * forwarders.len() {
+        let from = rounds / EACH;
+        cluster.send(forwarders[from], &to_c, batches[from].clone());
         for _ in 0..4 {
-            cluster.poll(2);
             cluster.poll(1);
+            cluster.poll(forwarders[from]);
             cluster.run_node_until_idle();
         }
         if at_c.is_empty() {
@@ -197,13 +204,56 @@ fn holds_that_the_owner_has_not_read_stay_bounded() {
         drop(at_c.take());
         rounds += 1;
     }
-    assert!((2..50).contains(&rounds), "the frame waits after {rounds} rounds");
-    assert_eq!(cluster.transport(2).stats().rejected, 0);
+    assert!((2..EACH * forwarders.len()).contains(&rounds), "the frame waits after {rounds} rounds");
+    assert_eq!(cluster.transport(1).stats().rejected, 0);
     cluster.run_until_idle();
     assert_eq!(at_c.take_one().message.len(), MAX_TENSORS);
-    drop(batch);
+    assert_eq!(cluster.transport(0).stats().rejected, 0);
+    drop(batches);
     cluster.run_until_idle();
     assert_eq!(cluster.leases(0), 0);
+}
+
+/// MBX-2 for forwards: where the owner reads nothing, a sender waits with what it forwards, and nobody else.
+#[test]
+fn forwards_that_the_owner_has_not_read_stay_bounded() {
+    let cluster = Cluster::new(3);
+    let (to_b, at_b) = cluster.inbox::<Vec<Tensor>>(1, 100);
+    let (to_c, at_c) = cluster.inbox::<Vec<Tensor>>(2, 1000);
+    cluster.connect();
+    cluster.send(0, &to_b, (0..MAX_TENSORS).map(|_| numbers(&cluster, 0, 1)).collect());
+    cluster.run_until_idle();
+    let batch = at_b.take_one().message;
+    let mut sent = 0;
+    while cluster.try_send(1, &to_c, batch.clone()).is_ok() {
+        cluster.poll(2);
+        cluster.poll(1);
+        drop(at_c.take());
+        sent += 1;
+        assert!(sent < 50, "A reads nothing");
+    }
+    assert_eq!(sent, MAX_FORWARDS / MAX_TENSORS);
+    let waiter = cluster.wait_in_line(1, &to_c);
+    // What is B's own goes as before.
+    cluster.send(1, &to_c, vec![numbers(&cluster, 1, 1)]);
+    let all_but_a = || {
+        for _ in 0..4 {
+            cluster.poll(2);
+            cluster.poll(1);
+        }
+    };
+    all_but_a();
+    waiter.remember();
+    let before = waiter.wakes();
+    all_but_a();
+    assert_eq!(waiter.wakes(), before, "nothing has changed");
+    cluster.run_until_idle();
+    assert!(waiter.wakes() > before, "A has read them");
+    cluster.send(1, &to_c, batch);
+    cluster.run_until_idle();
+    assert_eq!(at_c.take().len(), 2);
+    cluster.run_until_idle();
+    assert_eq!((cluster.leases(0), cluster.transport(0).stats().rejected), (0, 0));
 }
 
 #[test]

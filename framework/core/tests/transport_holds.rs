@@ -1,5 +1,5 @@
-//! What a peer says about memory that it was not lent (WIRE-1, ONE-WRITER): the owner believes a hold only where somebody can
-//! have forwarded the memory, and memory that comes back only in the form in which this process can have it. The bytes are
+//! What a peer says about memory that it was not lent (WIRE-1, ONE-WRITER): the owner believes a hold only where somebody who
+//! holds the memory has forwarded it, and memory that comes back only in the form in which this process can have it. The bytes are
 //! compared, not only the counts.
 
 #![cfg(feature = "testing")]
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tensorpost_core::clock::Ticket;
+use tensorpost_core::ids::ProcessId;
 use tensorpost_core::lease::LeaseId;
 use tensorpost_core::limits::{MAX_FORWARDED, MAX_GRANTED};
 use tensorpost_core::tensor::{Tensor, TensorMut, TensorPart};
@@ -16,6 +17,7 @@ use tensorpost_core::testing::{Cluster, Target, TestInbox, forge};
 const LIAR: usize = 0;
 const OWNER: usize = 1;
 const C: usize = 2;
+const D: usize = 3;
 
 struct Scene {
     cluster: Cluster,
@@ -37,9 +39,27 @@ impl Entry {
     }
 }
 
+/// Makes the one lease of a frame that on `entry`.
+fn renamed(entry: Entry) -> impl FnOnce(&mut Vec<u8>) + Send + Sync + 'static {
+    move |frame| {
+        for field in forge::fields(1, 1) {
+            match field.name {
+                "lease owner" => field.set(frame, entry.id.chunk.owner.to_bits()),
+                "lease chunk" => field.set(frame, entry.id.chunk.index.into()),
+                "lease entry" => field.set(frame, entry.id.entry.into()),
+                "lease generation" => field.set(frame, entry.id.generation.into()),
+                "lease offset" => field.set(frame, entry.offset),
+                "lease length" => field.set(frame, entry.bytes),
+                _ => {}
+            }
+        }
+        forge::reseal(frame);
+    }
+}
+
 impl Scene {
     fn new() -> Self {
-        let cluster = Cluster::new(3);
+        let cluster = Cluster::new(4);
         let (wholes, parts) = (cluster.inbox(OWNER, 64), cluster.inbox(OWNER, 64));
         cluster.connect();
         Scene { cluster, wholes, parts }
@@ -51,25 +71,44 @@ impl Scene {
 
     /// The liar's next frame names this entry instead of its own memory.
     fn name_instead(&self, entry: Entry) {
-        self.cluster.tamper_next(LIAR, OWNER, move |frame| {
-            for field in forge::fields(1, 1) {
-                match field.name {
-                    "lease owner" => field.set(frame, entry.id.chunk.owner.to_bits()),
-                    "lease chunk" => field.set(frame, entry.id.chunk.index.into()),
-                    "lease entry" => field.set(frame, entry.id.entry.into()),
-                    "lease generation" => field.set(frame, entry.id.generation.into()),
-                    "lease offset" => field.set(frame, entry.offset),
-                    "lease length" => field.set(frame, entry.bytes),
-                    _ => {}
-                }
-            }
-            forge::reseal(frame);
-        });
+        self.cluster.tamper_next(LIAR, OWNER, renamed(entry));
     }
 
     fn hold(&self, entry: Entry) {
-        assert!(self.cluster.forge_notice(LIAR, OWNER, forge::hold(entry.id)));
+        self.hold_by(LIAR, entry);
+    }
+
+    fn hold_by(&self, who: usize, entry: Entry) {
+        assert!(self.cluster.forge_notice(who, OWNER, forge::hold(entry.id)));
         self.cluster.run_until_idle();
+    }
+
+    /// Says so to the owner, and no more.
+    fn forward(&self, by: usize, to: usize, entry: Entry) {
+        let forward = forge::forward(entry.id, self.cluster.process(to));
+        assert!(self.cluster.forge_notice(by, OWNER, forward));
+    }
+
+    /// A tensor of the owner's, lent to C.
+    fn lent(&self) -> (Tensor, Entry) {
+        let (to, at_c) = self.cluster.inbox::<Tensor>(C, 8);
+        self.cluster.send(OWNER, &to, self.private().freeze());
+        self.cluster.run_until_idle();
+        let lent = at_c.take_one().message;
+        let entry = Entry::of(lent.lease());
+        (lent, entry)
+    }
+
+    #[track_caller]
+    fn held_by(&self, entry: Entry, who: &[(usize, u32)]) {
+        let shares = self.cluster.shares(OWNER, entry.id).expect("somebody has it");
+        let who: Vec<_> = who.iter().map(|(who, count)| (self.cluster.process(*who), *count)).collect();
+        assert_eq!(shares.holders, who);
+        assert_eq!(self.cluster.forwards(OWNER, entry.id).1, 0, "something is unproven");
+    }
+
+    fn rejected(&self) -> u64 {
+        self.cluster.transport(OWNER).stats().rejected
     }
 
     /// The liar sends the entry to its owner, as a tensor and as a part; what arrived of each.
@@ -133,6 +172,7 @@ fn memory_that_came_back_is_private_again() {
     let tensor = mine.freeze();
     scene.cluster.send(OWNER, &to, tensor.clone());
     scene.cluster.run_until_idle();
+    scene.forward(C, LIAR, entry);
     scene.hold(entry);
     let holders = scene.cluster.shares(OWNER, entry.id).expect("it is there").holders;
     assert!(holders.contains(&(scene.cluster.process(LIAR), 1)), "{holders:?}");
@@ -185,6 +225,7 @@ fn what_was_forwarded_leaves_room_for_what_is_sent() {
     let _kept = at_c.take_one();
     let hold = |count: usize| {
         for n in 0..count {
+            scene.forward(C, LIAR, entry);
             assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::hold(entry.id)));
             if n % 1000 == 0 {
                 scene.cluster.run_until_idle();
@@ -203,4 +244,188 @@ fn what_was_forwarded_leaves_room_for_what_is_sent() {
     assert!(!scene.cluster.gave_up(OWNER, LIAR));
     hold(1);
     assert!(scene.cluster.gave_up(OWNER, LIAR));
+}
+
+#[test]
+fn what_nobody_forwarded_is_held_by_nobody_else() {
+    let scene = Scene::new();
+    let (lent, entry) = scene.lent();
+    let rejected = scene.rejected();
+    scene.hold(entry);
+    scene.held_by(entry, &[(C, 1)]);
+    assert_eq!(scene.rejected(), rejected + 1);
+    assert_eq!(scene.send_back(entry), (0, 0));
+    let never = Ticket { process: scene.cluster.process(LIAR), slot: 0, value: 1 << 60 };
+    // And what it says of its use is not waited for.
+    for _ in 0..2 {
+        scene.hold(entry);
+        assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::hold(entry.id)));
+        assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[never])));
+        scene.cluster.run_until_idle();
+    }
+    scene.held_by(entry, &[(C, 1)]);
+    assert_eq!(lent.to_vec::<u8>().expect("lent"), b"private!");
+    drop(lent);
+    scene.cluster.run_until_idle();
+    let stats = scene.cluster.stream(OWNER).pool().stats();
+    assert_eq!((scene.cluster.leases(OWNER), stats.quarantined_bytes), (0, 0));
+    assert!(!scene.cluster.gave_up(OWNER, LIAR), "an honest one may have been told a lie");
+}
+
+#[test]
+fn what_was_forwarded_once_is_held_once() {
+    let scene = Scene::new();
+    let (lent, entry) = scene.lent();
+    let (to, at_liar) = scene.cluster.inbox::<Tensor>(LIAR, 8);
+    scene.cluster.send(C, &to, lent.clone());
+    scene.cluster.run_until_idle();
+    scene.held_by(entry, &[(LIAR, 1), (C, 1)]);
+    scene.hold(entry);
+    scene.held_by(entry, &[(LIAR, 1), (C, 1)]);
+    // It gives back what it was refused first, and then what it has.
+    assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[])));
+    scene.cluster.run_until_idle();
+    scene.held_by(entry, &[(LIAR, 1), (C, 1)]);
+    drop(at_liar.take_one());
+    scene.cluster.run_until_idle();
+    scene.held_by(entry, &[(C, 1)]);
+    scene.hold(entry);
+    scene.held_by(entry, &[(C, 1)]);
+    assert_eq!(scene.send_back(entry), (0, 0));
+    assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[])));
+    // And another time it is forwarded another time.
+    scene.cluster.send(C, &to, lent);
+    scene.cluster.run_until_idle();
+    assert_eq!(at_liar.take_one().message.to_vec::<u8>().expect("forwarded"), b"private!");
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.shares(OWNER, entry.id), None);
+}
+
+#[test]
+fn nobody_forwards_what_it_does_not_hold() {
+    let scene = Scene::new();
+    let (lent, entry) = scene.lent();
+    let before = scene.rejected();
+    scene.forward(LIAR, D, entry);
+    scene.hold_by(D, entry);
+    scene.held_by(entry, &[(C, 1)]);
+    assert_eq!(scene.rejected(), before + 2);
+    // Two who say so of each other, before the owner has looked at either.
+    for (who, other) in [(LIAR, D), (D, LIAR)] {
+        assert!(scene.cluster.forge_notice(who, OWNER, forge::hold(entry.id)));
+        scene.forward(who, other, entry);
+        assert!(scene.cluster.forge_notice(who, OWNER, forge::hold(entry.id)));
+    }
+    scene.cluster.run_until_idle();
+    scene.held_by(entry, &[(C, 1)]);
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
+    drop(lent);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.leases(OWNER), 0);
+}
+
+/// The forwarder says nothing to the owner: then that is its lie, and whoever believed it keeps what it has itself.
+#[test]
+fn whom_a_silent_forwarder_lied_to_loses_nothing_else() {
+    let scene = Scene::new();
+    let (lent, entry) = scene.lent();
+    let (to, at_c) = scene.cluster.inbox::<Tensor>(C, 8);
+    scene.cluster.tamper_next(LIAR, C, renamed(entry));
+    let own = scene.cluster.stream(LIAR).from_slice(&[8], b"attacker").expect("memory");
+    scene.cluster.send(LIAR, &to, own.freeze());
+    scene.cluster.run_until_idle();
+    let believed = at_c.take_one().message;
+    assert_eq!(believed.lease().id(), entry.id);
+    scene.held_by(entry, &[(C, 1)]);
+    drop(believed);
+    scene.cluster.run_until_idle();
+    scene.held_by(entry, &[(C, 1)]);
+    assert_eq!(lent.to_vec::<u8>().expect("lent"), b"private!");
+    drop(lent);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.leases(OWNER), 0);
+    assert!(!scene.cluster.gave_up(OWNER, C));
+}
+
+#[test]
+fn a_million_forwards_take_no_room() {
+    let scene = Scene::new();
+    let (lent, entry) = scene.lent();
+    for n in 0..1_000_000_u32 {
+        // Of processes that there are not, and lives of them that there never were.
+        let to = ProcessId::new(10 + (n % 200) as u16, n / 200).expect("in range");
+        assert!(scene.cluster.forge_notice(C, OWNER, forge::forward(entry.id, to)));
+        if n % 4096 == 0 {
+            scene.cluster.poll(OWNER);
+            let noted = scene.cluster.forwards(OWNER, entry.id).0;
+            assert!(noted <= 16, "{noted} forwards are noted");
+        }
+    }
+    scene.cluster.run_until_idle();
+    drop(lent);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.leases(OWNER), 0);
+}
+
+/// LEASE-4: a forwarder that ends behind its word leaves no right behind; nor one whose frame was not read.
+#[test]
+fn what_was_forwarded_and_not_taken_goes_with_its_forwarder() {
+    let scene = Scene::new();
+    let (lent, entry) = scene.lent();
+    let (to, at_d) = scene.cluster.inbox::<Tensor>(D, 8);
+    scene.cluster.send(C, &to, lent.clone());
+    scene.cluster.run_until_idle();
+    let kept = at_d.take_one().message;
+    scene.held_by(entry, &[(C, 1), (D, 1)]);
+    let (to_liar, at_liar) = scene.cluster.inbox::<Tensor>(LIAR, 8);
+    scene.cluster.tamper_next(D, LIAR, |frame| frame[0] ^= 1);
+    scene.cluster.send(D, &to_liar, kept.clone());
+    scene.cluster.run_until_idle();
+    assert!(at_liar.is_empty());
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (1, 0), "its frame was rejected");
+    drop(kept);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
+    scene.hold(entry);
+    scene.held_by(entry, &[(C, 1)]);
+    // C forwards to D, which forwards to the liar, and says so before it ends; its frame is never sent.
+    scene.cluster.send(C, &to, lent);
+    scene.cluster.run_until_idle();
+    let _kept = at_d.take_one();
+    scene.held_by(entry, &[(D, 1)]);
+    let again = scene.private().freeze();
+    scene.cluster.send(OWNER, &to, again.clone());
+    scene.cluster.run_until_idle();
+    let entry = Entry::of(again.lease());
+    scene.forward(D, LIAR, entry);
+    scene.cluster.poll(OWNER);
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (1, 0));
+    scene.cluster.end(D);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
+    scene.hold(entry);
+    scene.held_by(entry, &[]);
+    drop(again);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.leases(OWNER), 0);
+}
+
+/// Whoever is forwarded a lease may end too: what is forwarded to it then is for nobody.
+#[test]
+fn what_was_forwarded_to_the_dead_goes_with_it() {
+    let scene = Scene::new();
+    let (lent, entry) = scene.lent();
+    let process = scene.cluster.process(D);
+    scene.forward(C, D, entry);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (1, 0));
+    scene.cluster.end(D);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
+    assert!(scene.cluster.forge_notice(C, OWNER, forge::forward(entry.id, process)));
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
+    drop(lent);
+    scene.cluster.run_until_idle();
+    assert_eq!(scene.cluster.leases(OWNER), 0);
 }

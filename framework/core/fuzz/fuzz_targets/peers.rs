@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::__private::actix;
 use tensorpost_core::actor::Address;
 use tensorpost_core::clock::Ticket;
+use tensorpost_core::ids::ProcessId;
 use tensorpost_core::lease::LeaseId;
 use tensorpost_core::limits::{MAX_INLINE_BODY, MAX_PROCESSES};
 use tensorpost_core::message::{GpuMessage, TensorCheckError};
@@ -319,7 +320,10 @@ impl Play {
             Step::Notice { kind, which, generation, value } => {
                 let id = self.lease(which, generation);
                 let ticket = Ticket { process: self.cluster.process(LIAR), slot: 0, value: value.into() };
-                self.notice(match kind % 4 {
+                let other = ProcessId::new((value % 8) as u16, value >> 8).expect("a small slot");
+                self.notice(match kind % 6 {
+                    4 => forge::forward(id, other),
+                    5 => forge::forward(id, self.cluster.process(value as usize % 2)),
                     0 => forge::hold(id),
                     1 => forge::release(id, &[]),
                     2 => forge::release(id, &[ticket]),

@@ -147,7 +147,8 @@ impl Play {
                 let ticket = Ticket { process: self.cluster.process(LIAR), slot: 0, value: value.into() };
                 self.notice(
                     other(to),
-                    match kind % 4 {
+                    match kind % 5 {
+                        4 => forge::forward(id, self.cluster.process(value as usize % 3)),
                         0 => forge::hold(id),
                         1 => forge::release(id, &[]),
                         2 => forge::release(id, &[ticket]),

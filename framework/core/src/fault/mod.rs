@@ -47,6 +47,10 @@ pub const POINTS: &[(&str, &str)] = &[
     ("transport.link.connected", "it is connected and not acknowledged"),
     ("transport.send.claim", "a message was encoded; nothing was taken for it"),
     ("transport.send.claimed", "credit, room and grants were taken; the message's value is dropped"),
+    (
+        "transport.send.forwarded",
+        "the owner of a lease can see that it is passed on, its frame is not in the ring",
+    ),
     ("transport.send.granted", "the receiver is in the lease table, its frame not in the ring"),
     ("transport.send.written", "the frame is in the ring, and not to be seen"),
     ("transport.send.published", "the frame is to be seen, and the doorbell not rung"),

@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex};
 use super::LeaseId;
 use super::error::PoolError;
 use super::handle::Lease;
-use super::table::{Emptied, LeaseTable, LeaseTableError, Left, Uses};
+use super::table::{Emptied, Given, LeaseTable, LeaseTableError, Left, Uses};
 use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
@@ -34,6 +34,7 @@ use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
 use crate::observe::trace::{LeaseName, What};
 
+mod forwards;
 mod report;
 mod sole;
 mod waiting;
@@ -335,8 +336,8 @@ impl Pool {
         Ok(shared)
     }
 
-    /// `from` gives a lease back: says whether one that was forwarded to it. The caller calls
-    /// [`close_emptied`](Self::close_emptied) when it has handled all that it found.
+    /// `from` gives a lease back: says which, and whether all is settled or a [pass](Self::begin_pass) is due. The caller calls [`close_emptied`](Self::close_emptied) when it has handled
+    /// all that it found.
     ///
     /// # Errors
     /// The lease table has no such lease: nothing changed.
@@ -345,26 +346,16 @@ impl Pool {
         id: LeaseId,
         from: ProcessId,
         uses: &[Ticket],
-    ) -> Result<bool, LeaseTableError> {
+    ) -> Result<(Given, bool), LeaseTableError> {
         let mut state = self.state.lock();
-        let (left, was_forwarded) = state.table.give_back(id.entry, id.generation, from, uses)?;
+        let (left, given) = state.table.give_back(id.entry, id.generation, from, uses)?;
         // Not closed yet: the memory may have been forwarded, and the hold that says so may be on another ring (LEASE-3).
         // `close_emptied` looks a second time, behind a drain of all rings.
         if let Left::Empty(emptied) = left {
             state.candidates.push(emptied);
         }
         self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
-        Ok(was_forwarded)
-    }
-
-    /// `from` says that somebody forwarded the memory to it; see [`LeaseTable::hold`].
-    ///
-    /// # Errors
-    /// The entry is not in the lease table, or nobody can have forwarded it.
-    pub(crate) fn hold(&self, id: LeaseId, from: ProcessId) -> Result<(), LeaseTableError> {
-        self.state.lock().table.hold(id.entry, id.generation, from)?;
-        self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to: from });
-        Ok(())
+        Ok((given, state.table.is_settled()))
     }
 
     /// A lease of this process stands for parts from here on, or for the whole again.

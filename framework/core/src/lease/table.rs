@@ -11,36 +11,46 @@
 //! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with the hold. So
 //! every entry counts its changes, and what a pass found holds only if the entry has not changed since the pass began.
 //!
-//! A hold is believed only of an entry that was lent. A forwarder tells the owner nothing, so the owner cannot know who
-//! was forwarded what; but it knows the entries of which nobody can have forwarded anything. A grant sets `shared` on
-//! an entry, and the owner clears it when it finds that it has the memory for itself, under the lock that it takes for
-//! that anyway. Leases that a peer took by holds are counted apart from those that it was granted (`MAX_FORWARDED`,
-//! `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
+//! A hold is believed only of an entry that was lent, and only for as many as were [forwarded](forwards) to its holder. A
+//! grant sets `shared` on an entry, and the owner clears it when it finds that it has the memory for itself, under the lock
+//! that it takes for that anyway. Leases that a peer took by holds are counted apart from those that it was granted
+//! (`MAX_FORWARDED`, `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
 
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use self::forwards::{Forward, Unproven};
+pub use self::forwards::{Given, Pass, Settled};
 use crate::clock::Ticket;
 use crate::ids::ProcessId;
+
+mod forwards;
 
 /// A last use: the clock value that has to pass before the memory is free.
 pub type Uses = SmallVec<[Ticket; 2]>;
 
 /// Everything that one pool's owner knows about its allocations; `T` is what it got from its allocator.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LeaseTable<T> {
     entries: Vec<Entry<T>>,
     closed: Vec<u32>,
+    /// Holds that nobody was found to have forwarded yet, in the order in which they came.
+    unproven: Vec<Unproven>,
+    /// Entries with forwards whose forwarder has let go.
+    expiring: Vec<(u32, u32)>,
+    /// How many [passes](Pass) have begun.
+    passes: u64,
+    settled: Vec<Settled>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Entry<T> {
     generation: u32,
     record: Option<Record<T>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Record<T> {
     block: T,
     /// Leases of the owner's own process.
@@ -51,6 +61,12 @@ struct Record<T> {
     holders: SmallVec<[(ProcessId, u32); 2]>,
     /// How many of them their holder took when somebody forwarded the memory to it; none is zero.
     forwarded: SmallVec<[(ProcessId, u32); 1]>,
+    /// What holders say that they forward, and nobody has taken yet.
+    forwards: SmallVec<[Forward; 1]>,
+    /// Holds that are not proven yet: they count as leases, and as nothing else.
+    unproven: u32,
+    /// Holds that were refused and not given back yet: who took them does not know.
+    refused: Vec<(ProcessId, u32)>,
     /// Another process was given a lease since the owner last had the memory for itself. Where it was not, nobody can have
     /// forwarded it, and whoever says that it holds it lies.
     shared: bool,
@@ -101,6 +117,14 @@ pub enum LeaseTableError {
         /// Entry.
         entry: u32,
     },
+    /// Nobody who holds the memory says that it was passed on to this process.
+    #[error("{process} says that entry {entry} was forwarded to it, and none of its holders has done so")]
+    NotForwarded {
+        /// Who.
+        process: ProcessId,
+        /// Entry.
+        entry: u32,
+    },
     /// The memory is in this process as a whole where parts of it came, or in parts where the whole came.
     #[error(
         "{process} sends entry {entry} back in another form than this process has it in: as a whole, or in parts"
@@ -140,7 +164,14 @@ pub struct EntryReport<'a, T> {
 
 impl<T> Default for LeaseTable<T> {
     fn default() -> Self {
-        LeaseTable { entries: Vec::new(), closed: Vec::new() }
+        LeaseTable {
+            entries: Vec::new(),
+            closed: Vec::new(),
+            unproven: Vec::new(),
+            expiring: Vec::new(),
+            passes: 0,
+            settled: Vec::new(),
+        }
     }
 }
 
@@ -154,6 +185,9 @@ impl<T> LeaseTable<T> {
             in_parts: 0,
             holders: SmallVec::new(),
             forwarded: SmallVec::new(),
+            forwards: SmallVec::new(),
+            unproven: 0,
+            refused: Vec::new(),
             shared: false,
             changes: 0,
             uses,
@@ -233,7 +267,7 @@ impl<T> LeaseTable<T> {
             record.in_parts += 1;
         } else {
             record.in_parts = record.in_parts.saturating_sub(1);
-            record.shared = false;
+            record.claim();
         }
         Ok(())
     }
@@ -245,25 +279,10 @@ impl<T> LeaseTable<T> {
         Ok(())
     }
 
-    /// `from` says that the memory was forwarded to it (LEASE-3).
-    ///
-    /// # Errors
-    /// The entry is unknown, or nobody was given a lease who could have forwarded it.
-    pub fn hold(&mut self, entry: u32, generation: u32, from: ProcessId) -> Result<(), LeaseTableError> {
-        let record = self.record(entry, generation)?;
-        if !record.shared {
-            return Err(LeaseTableError::NotShared { process: from, entry });
-        }
-        one_more(&mut record.holders, from);
-        one_more(&mut record.forwarded, from);
-        record.changes += 1;
-        Ok(())
-    }
-
     /// The owner has the memory for itself, as [`is_sole`](Self::is_sole) or its sender says: whoever holds or sends it from
     /// here on, until it is [granted](Self::grant) again, lies.
     pub fn claim(&mut self, entry: u32, generation: u32) -> Result<(), LeaseTableError> {
-        self.record(entry, generation)?.shared = false;
+        self.record(entry, generation)?.claim();
         Ok(())
     }
 
@@ -294,47 +313,27 @@ impl<T> LeaseTable<T> {
         Ok(self.give_back(entry, generation, from, uses)?.0)
     }
 
-    /// As [`release`](Self::release); says too whether it was one that `from` took by a [`hold`](Self::hold). Those that it
-    /// was granted go first.
-    ///
-    /// # Errors
-    /// As for [`release`](Self::release).
-    pub fn give_back(
-        &mut self,
-        entry: u32,
-        generation: u32,
-        from: ProcessId,
-        uses: &[Ticket],
-    ) -> Result<(Left, bool), LeaseTableError> {
-        let record = self.record(entry, generation)?;
-        let of = |shares: &[(ProcessId, u32)]| {
-            shares.iter().find(|(process, _)| *process == from).map_or(0, |(_, count)| *count)
-        };
-        let (held, forwarded) = (of(&record.holders), of(&record.forwarded));
-        if held == 0 {
-            return Err(LeaseTableError::NotHeld { process: from, entry, count: 1, held: 0 });
-        }
-        let was_forwarded = forwarded == held;
-        one_less(&mut record.holders, from);
-        if was_forwarded {
-            one_less(&mut record.forwarded, from);
-        }
-        note_uses(&mut record.uses, uses);
-        Ok((record.changed(entry, generation), was_forwarded))
-    }
-
-    /// Drops all leases of a process that ended (LEASE-4), and returns the entries that nobody holds now. What the
-    /// process had posted has been drained before.
+    /// Drops all leases of a process that ended (LEASE-4), with what it forwarded and what was forwarded to it, and returns
+    /// the entries that nobody holds now. What the process had posted has been drained before.
     pub fn evict(&mut self, process: ProcessId) -> Vec<Emptied> {
         let mut empty = Vec::new();
         for (entry, slot) in self.entries.iter_mut().enumerate() {
             let Some(record) = &mut slot.record else { continue };
-            let Some(index) = record.holders.iter().position(|(holder, _)| *holder == process) else {
-                continue;
-            };
-            record.holders.swap_remove(index);
-            record.forwarded.retain(|(holder, _)| *holder != process);
-            if let Left::Empty(emptied) = record.changed(entry as u32, slot.generation) {
+            record.forwards.retain(|forward| !forward.concerns(process));
+            record.refused.retain(|(holder, _)| *holder != process);
+            let held = record.holders.iter().position(|(holder, _)| *holder == process);
+            if let Some(index) = held {
+                record.holders.swap_remove(index);
+                record.forwarded.retain(|(holder, _)| *holder != process);
+            }
+            let mut unproven = 0;
+            if record.unproven > 0 {
+                unproven = forwards::forget(&mut self.unproven, (entry as u32, slot.generation), process);
+                record.unproven -= unproven;
+            }
+            if (held.is_some() || unproven > 0)
+                && let Left::Empty(emptied) = record.changed(entry as u32, slot.generation)
+            {
                 empty.push(emptied);
             }
         }
@@ -377,6 +376,7 @@ impl<T> LeaseTable<T> {
             return false;
         };
         match to {
+            _ if record.unproven > 0 => false,
             None => record.local == 1 && record.holders.is_empty(),
             Some(to) => record.local <= 1 && record.holders.as_slice() == [(to, 1)],
         }
@@ -450,7 +450,7 @@ impl<T> LeaseTable<T> {
     /// What each live allocation got from its allocator, and whether another process has a lease on it.
     pub fn live(&self) -> impl Iterator<Item = (&T, bool)> {
         let entries = self.entries.iter().filter_map(|slot| slot.record.as_ref());
-        entries.map(|record| (&record.block, !record.holders.is_empty()))
+        entries.map(|record| (&record.block, !record.holders.is_empty() || record.unproven > 0))
     }
 
     /// Every open entry, for reports.
@@ -466,7 +466,12 @@ impl<T> LeaseTable<T> {
 
 impl<T> Record<T> {
     fn is_empty(&self) -> bool {
-        self.local == 0 && self.holders.is_empty()
+        self.local == 0 && self.holders.is_empty() && self.unproven == 0
+    }
+
+    fn claim(&mut self) {
+        self.shared = false;
+        self.forwards.clear();
     }
 
     /// Counts a change, and says what it left behind.

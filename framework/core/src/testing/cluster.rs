@@ -390,6 +390,11 @@ impl Cluster {
         })
     }
 
+    /// How many different forwards of one of `i`'s allocations nobody has taken yet, and how many holds on it are unproven.
+    pub fn forwards(&self, i: usize, id: LeaseId) -> (usize, u32) {
+        self.stream(i).pool().forwards(id)
+    }
+
     /// Passes the bytes of the next frame from process `from` to process `to` through `tamper`; everything else about
     /// the frame (what its sender remembers of it, its leases) stays honest.
     pub fn tamper_next(

@@ -4,6 +4,7 @@
 //! checksum right again, so that what is changed has to be found for what it is.
 
 use crate::clock::Ticket;
+use crate::ids::ProcessId;
 use crate::lease::LeaseId;
 use crate::message::wire::{HEADER_BYTES, LEASE_BYTES, TENSOR_BYTES};
 use crate::transport::entry;
@@ -118,6 +119,11 @@ pub fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
 /// A notice that a lease was taken over from a third process.
 pub fn hold(id: LeaseId) -> Entry {
     entry::hold(id)
+}
+
+/// A notice that a lease is passed on to `to`.
+pub fn forward(id: LeaseId, to: ProcessId) -> Entry {
+    entry::forward(id, to)
 }
 
 /// A notice that the frame ending at `end` was not read.

@@ -19,6 +19,8 @@ pub(crate) enum Notice {
     Release { chunk: u32, entry: u32, generation: u32, uses: SmallVec<[Ticket; 2]> },
     /// The writer holds the reader's memory now: a third process forwarded it (LEASE-3).
     Hold { chunk: u32, entry: u32, generation: u32 },
+    /// The writer is about to pass the reader's memory on to this process, which will post a hold.
+    Forward { chunk: u32, entry: u32, generation: u32, to: ProcessId },
     /// The writer could not read the frame that ends at this position of its inbound ring, and took none of its leases.
     Rejected { end: u64 },
 }
@@ -35,6 +37,7 @@ pub(crate) enum BadEntry {
 const RELEASE: u64 = 1;
 const HOLD: u64 = 2;
 const REJECTED: u64 = 3;
+const FORWARD: u64 = 4;
 
 pub(crate) fn checksum(words: &Entry) -> u64 {
     let mut bytes = [0; 56];
@@ -70,6 +73,14 @@ pub(crate) fn hold(id: LeaseId) -> Entry {
     words
 }
 
+/// A lease that is passed on to `to`.
+pub(crate) fn forward(id: LeaseId, to: ProcessId) -> Entry {
+    let mut words = lease(FORWARD, id);
+    words[2] = to.to_bits();
+    words[7] = checksum(&words);
+    words
+}
+
 /// The frame ending at `end` was rejected.
 pub(crate) fn rejected(end: u64) -> Entry {
     let mut words = [REJECTED, end, 0, 0, 0, 0, 0, 0];
@@ -101,6 +112,11 @@ pub(crate) fn parse(words: &Entry, writer: ProcessId) -> Result<Notice, BadEntry
             Ok(Notice::Release { chunk, entry, generation, uses })
         }
         HOLD => Ok(Notice::Hold { chunk, entry, generation }),
+        FORWARD => {
+            let to = ProcessId::from_bits(words[2]).filter(|to| *to != writer);
+            let to = to.ok_or(BadEntry::Field { field: "receiver", value: words[2] })?;
+            Ok(Notice::Forward { chunk, entry, generation, to })
+        }
         REJECTED => Ok(Notice::Rejected { end: words[1] }),
         other => Err(BadEntry::Field { field: "kind", value: other }),
     }
@@ -127,12 +143,16 @@ mod tests {
         let parsed = parse(&release(id(), &uses), writer);
         assert_eq!(parsed, Ok(Notice::Release { chunk: 7, entry: 9, generation: 11, uses }));
         assert_eq!(parse(&hold(id()), writer), Ok(Notice::Hold { chunk: 7, entry: 9, generation: 11 }));
+        let to = ProcessId::new(200, 70_000).expect("in range");
+        let notice = Notice::Forward { chunk: 7, entry: 9, generation: 11, to };
+        assert_eq!(parse(&forward(id(), to), writer), Ok(notice));
+        assert!(parse(&forward(id(), writer), writer).is_err(), "to itself");
         assert_eq!(parse(&rejected(640), writer), Ok(Notice::Rejected { end: 640 }));
     }
 
     #[test]
     fn every_flipped_bit_is_found() {
-        for words in [release(id(), &[]), hold(id()), rejected(8)] {
+        for words in [release(id(), &[]), hold(id()), forward(id(), ProcessId::NODE), rejected(8)] {
             for bit in 0..512 {
                 let mut damaged = words;
                 damaged[bit / 64] ^= 1 << (bit % 64);

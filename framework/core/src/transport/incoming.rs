@@ -377,6 +377,8 @@ impl Transport {
             // looked at before it saw the frame. What has come since is there to be read.
             Err(LeaseTableError::NotHeld { .. }) => {
                 self.drain_link_returns(link);
+                // And where the hold is not proven yet, it is now.
+                self.settle_holds();
                 pool.adopt(id, link.peer, sole, in_parts)
             }
             adopted => adopted,

@@ -12,6 +12,7 @@
 //! **On a crash** of a process its leases are evicted from every pool, once everything that it had posted was read
 //! (LEASE-4). **On cancellation** nothing happens: nobody waits here but in [`Chunks::map_now`], with a deadline.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ pub(super) struct Memory {
     pub(super) chunks: Chunks,
     /// Of split memory of other processes.
     writers: Writers,
+    /// A hold is unproven, or the forwards of somebody who has let go are left.
+    unsettled: AtomicBool,
     gpu_budget: OnceLock<u64>,
     /// Where large bodies are written.
     scratch: OnceLock<DeviceStream>,
@@ -53,6 +56,7 @@ impl Memory {
             pools: RwLock::default(),
             chunks: Chunks::new(),
             writers: Writers::default(),
+            unsettled: AtomicBool::new(false),
             gpu_budget: OnceLock::new(),
             scratch: OnceLock::new(),
         }
@@ -135,6 +139,17 @@ impl Memory {
     /// Whether anybody waits for memory that peers may give back.
     pub(super) fn has_waiters(&self) -> bool {
         self.pools.read().iter().any(|pool| pool.has_waiters())
+    }
+
+    /// A notice has left something to be settled. Set before its ring's lock is let go.
+    pub(super) fn note_unsettled(&self) {
+        self.unsettled.store(true, Ordering::Release);
+    }
+
+    /// Whether there is anything to be settled: then the caller does it.
+    pub(super) fn take_unsettled(&self) -> bool {
+        // The load first: nearly always there is nothing.
+        self.unsettled.load(Ordering::Relaxed) && self.unsettled.swap(false, Ordering::AcqRel)
     }
 
     /// Drops the leases of a process that has ended (LEASE-4).

@@ -18,11 +18,12 @@
 //! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
 //! | handler | `actor/inbox.rs`, `actor/handles.rs` |
 //!
-//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`.
+//! And back: a credit or a reply from the receipt in `inbox` through `outgoing`, leases through `returns`. Of leases on a third
+//! process's memory that process is told by `forwards`.
 //!
 //! # The parts
 //! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes across parts
-//! (`outgoing`, `publish`, `reader`, `incoming`, `returns`, `connect`, `from_node`, `endings`, `route`) owns nothing and takes
+//! (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `from_node`, `endings`, `route`) owns nothing and takes
 //! no lock of its own.
 //!
 //! | part | owns |
@@ -46,7 +47,7 @@
 //! 2. the chunks' `came`;
 //! 3. a shard of the directory, of the asks, or of the chunks; a link's `notices_in`; the watchers' two;
 //! 4. all links, for writing (`connect`) or reading;
-//! 5. the places of actors; the pools;
+//! 5. the places of actors; the pools; a link's `lacks`;
 //! 6. a link's `out`, `notices_out`, credits, `guests`; a queue's places; a pool's own; the ringer of a doorbell.
 //!
 //! A message to the node may be sent under 1 to 3 and a pool's own. Nothing of the user's runs under any but 1, and under
@@ -71,6 +72,7 @@ pub mod doorbell;
 mod endings;
 pub(crate) mod entry;
 mod exited;
+mod forwards;
 mod from_node;
 pub mod inbox;
 mod incoming;

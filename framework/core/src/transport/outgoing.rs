@@ -28,6 +28,7 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use super::forwards::Forwards;
 use super::inbox::Refusal;
 pub(crate) use super::link::Claim;
 use super::link::{Credit, Draft, Link, wants_credit};
@@ -152,10 +153,14 @@ impl Transport {
         let leases = encoded.leases.len() + usize::from(body.is_some());
         // Twice: the record may have to skip to the beginning of the ring.
         let bytes = 2 * (wire::frame_bytes(leases, encoded.tensors.len(), inline) + 16);
-        let owned = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count()
-            + usize::from(body.is_some());
-
-        link.claim(destination, bytes, owned, body, |error| self.corrupt(link, error))
+        let own = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count();
+        let forwards = if own < encoded.leases.len() {
+            self.claim_forwards(link, encoded).map_err(TransmitError::NotNow)?
+        } else {
+            Forwards::default()
+        };
+        let owned = own + usize::from(body.is_some());
+        link.claim(destination, bytes, owned, body, forwards, |error| self.corrupt(link, error))
     }
 
     /// Writes the frame that was claimed. The value that was encoded has been dropped.
@@ -164,9 +169,10 @@ impl Transport {
     }
 
     /// As [`commit`](Self::commit); `due` is for which of the [`wake_reasons`] the peer is woken.
-    fn commit_as(&self, claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
+    fn commit_as(&self, mut claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
         let since = self.domain.tracer().begin();
         fault::point("transport.send.claimed");
+        let forwards = claim.take_forwards();
         let link = claim.link();
         let Encoded { body, leases, tensors, mut parts } = encoded;
         // First the grants: when the peer sees the frame, its leases are in the lease table (LEASE-1).
@@ -205,6 +211,10 @@ impl Transport {
             .filter(|(lease, _)| lease.pool().is_none())
             .map(|(lease, _)| lease.clone())
             .collect();
+        if !kept.is_empty() {
+            // Before the frame can be seen, and so the hold that it leads to.
+            self.say_forwards(link, forwards, &kept);
+        }
         fault::point("transport.send.granted");
         let draft = Draft { header: &header, entries: &entries, tensors: &tensors, inline, granted, kept };
         let written = claim.write(draft, || self.wakeups.want_progress());

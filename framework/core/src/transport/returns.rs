@@ -58,8 +58,9 @@ impl Returns for Transport {
 impl Surroundings for Transport {
     fn drain_returns(&self) {
         for link in self.links.all().iter() {
-            self.drain_link_returns(link);
+            self.drain_link(link);
         }
+        self.settle_if_open();
     }
 
     fn publish_chunk(
@@ -136,8 +137,14 @@ impl Transport {
         self.post_notice_now(owners, entry::hold(id));
     }
 
-    /// Handles what the peer has posted; true if there was anything.
+    /// Handles what the peer has posted, and settles what that left open; true if there was anything.
     pub(super) fn drain_link_returns(&self, link: &Arc<Link>) -> bool {
+        let found = self.drain_link(link);
+        self.settle_if_open() || found
+    }
+
+    /// Handles what the peer has posted; true if there was anything.
+    pub(super) fn drain_link(&self, link: &Arc<Link>) -> bool {
         match link.drain_notices(|entry| self.handle_notice(link, entry)) {
             Ok(found) => found,
             Err(error) => {
@@ -155,15 +162,15 @@ impl Transport {
                 |notice| match notice {
                     Notice::Release { chunk, entry, generation, uses } => {
                         let id = entry::lease_id(self.me, chunk, entry, generation);
-                        let released = self.memory.pool_of(id)?.release(id, link.peer, &uses);
-                        let was_forwarded = released.map_err(|error| error.to_string())?;
-                        if was_forwarded {
-                            link.uncount_forwarded();
-                        } else {
-                            link.return_grants(1);
+                        let released = self.memory.pool_of(id).and_then(|pool| {
+                            pool.release(id, link.peer, &uses).map_err(|error| error.to_string())
+                        });
+                        let (given, settled) = released.inspect_err(|_| link.uncount_refused())?;
+                        if !settled {
+                            self.memory.note_unsettled();
                         }
                         fault::point("lease.taken");
-                        link.count_released();
+                        Self::count_given(link, given);
                         Ok(())
                     }
                     Notice::Hold { chunk, entry, generation } => {
@@ -173,9 +180,18 @@ impl Transport {
                             link.break_off();
                             return Err("it took more leases than its return ring has room for".into());
                         }
-                        self.memory.pool_of(id)?.hold(id, link.peer).map_err(|error| error.to_string())?;
+                        let held = self
+                            .memory
+                            .pool_of(id)
+                            .and_then(|pool| pool.hold(id, link.peer).map_err(|error| error.to_string()));
+                        if !held.inspect_err(|_| link.count_refused(1))? {
+                            self.memory.note_unsettled();
+                        }
                         link.count_forwarded();
                         Ok(())
+                    }
+                    Notice::Forward { chunk, entry, generation, to } => {
+                        self.note_forward(link, entry::lease_id(self.me, chunk, entry, generation), to)
                     }
                     Notice::Rejected { end } => {
                         self.take_back(link, end);
@@ -195,9 +211,14 @@ impl Transport {
         for id in granted {
             let released = self.memory.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
             match released {
-                Some(Ok(true)) => link.uncount_forwarded(),
                 // Also where the peer has given it back itself, against the protocol: it was counted once.
-                Some(Ok(false)) | None => link.return_grants(1),
+                None => link.return_grants(1),
+                Some(Ok((given, settled))) => {
+                    if !settled {
+                        self.memory.note_unsettled();
+                    }
+                    Self::count_given(link, given);
+                }
                 Some(Err(error)) => {
                     tracing::error!(%error, "the grant of a rejected frame was not in the lease table");
                     continue;

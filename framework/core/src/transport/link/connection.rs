@@ -165,6 +165,11 @@ impl Link {
         self.connection.broken.load(Ordering::Acquire)
     }
 
+    /// Nothing more goes to the peer.
+    pub(crate) fn is_past(&self) -> bool {
+        self.is_broken() || self.has_exited()
+    }
+
     pub(crate) fn break_off(&self) {
         self.connection.broken.store(true, Ordering::Release);
     }

@@ -4,7 +4,7 @@
 //!
 //! **Invariants.** LEASE-2: room for the return of a lease is reserved when it is taken. The peer has room for
 //! `MAX_GRANTED` returns of what this process grants it, and this process leaves as much in its own ring for what the peer
-//! may still grant, whatever it holds by then.
+//! may still grant, whatever it holds by then. Forwards have a room of their own.
 //!
 //! **Locks.** `notices_in`, and inside of it whatever a notice leads to: a pool's, and the sender side's. `notices_out`,
 //! and nothing inside of it.
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::Link;
-use crate::limits::MAX_FORWARDED;
+use crate::limits::{MAX_FORWARDED, MAX_FORWARDS};
 use crate::transport::ring::entries::PushError;
 use crate::transport::ring::{Entry, EntryConsumer, EntryProducer, RingCorrupt};
 use crate::transport::wake_reasons;
@@ -25,7 +25,7 @@ use crate::transport::wake_reasons;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Leases {
-    notices_out: Mutex<Option<EntryProducer>>,
+    notices_out: Mutex<Option<NoticesOut>>,
     /// A notice was posted and not published yet. Written under the lock of `notices_out`.
     unpublished: AtomicBool,
     notices_in: Mutex<Option<EntryConsumer>>,
@@ -33,10 +33,35 @@ pub(super) struct Leases {
     granted: AtomicUsize,
     /// Those that it took because others forwarded them to it. They leave room for what it is granted.
     forwarded: AtomicUsize,
+    /// Holds of the peer that were refused and that it has not given back yet: it may be honest, and does not know.
+    refused: AtomicUsize,
     /// Leases on the peer's memory that this process holds.
     held: AtomicUsize,
     /// Leases that the peer has given back.
     released: AtomicU64,
+}
+
+/// The return ring to the peer.
+#[derive(Debug)]
+pub(crate) struct NoticesOut {
+    ring: EntryProducer,
+    /// Forwards that are claimed and not posted.
+    claimed: usize,
+    /// Forwards that the peer may not have read, and where the last of them lies in the ring.
+    forwards: usize,
+    last: u64,
+}
+
+impl NoticesOut {
+    /// Whether so many more forwards have room beside those that the peer has not read.
+    fn has_room_for_forwards(&mut self, count: usize) -> bool {
+        let fits = |forwards: &NoticesOut| forwards.forwards + forwards.claimed + count <= MAX_FORWARDS;
+        // The peer's cursor only where it has to be looked at. A corrupt one is found by whoever posts.
+        if !fits(self) && self.ring.consumed().unwrap_or(u64::MAX) >= self.last {
+            self.forwards = 0;
+        }
+        fits(self)
+    }
 }
 
 impl Leases {
@@ -47,6 +72,7 @@ impl Leases {
             notices_in: Mutex::new(None),
             granted: AtomicUsize::new(0),
             forwarded: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             released: AtomicU64::new(0),
         }
@@ -54,7 +80,7 @@ impl Leases {
 
     /// The ring to the peer is there.
     pub(super) fn open_out(&self, ring: EntryProducer) {
-        *self.notices_out.lock() = Some(ring);
+        *self.notices_out.lock() = Some(NoticesOut { ring, claimed: 0, forwards: 0, last: 0 });
     }
 
     /// The ring from the peer is there.
@@ -73,8 +99,8 @@ impl Link {
     /// not connected.
     pub(crate) fn post(&self, notice: Entry) -> Result<bool, PushError> {
         match self.leases.notices_out.lock().as_mut() {
-            Some(ring) => {
-                ring.push(notice)?;
+            Some(out) => {
+                out.ring.push(notice)?;
                 self.leases.unpublished.store(true, Ordering::Relaxed);
                 Ok(true)
             }
@@ -88,19 +114,64 @@ impl Link {
         if !self.leases.unpublished.load(Ordering::Acquire) {
             return false;
         }
-        self.leases.notices_out.lock().as_mut().is_some_and(|ring| {
-            let any = ring.publish();
+        self.leases.notices_out.lock().as_mut().is_some_and(|out| {
+            let any = out.ring.publish();
             self.leases.unpublished.store(false, Ordering::Release);
             any
         })
+    }
+
+    /// Takes room for so many forwards of leases on the peer's memory; false where there is none now. All or nothing.
+    pub(crate) fn reserve_forwards(&self, count: usize) -> bool {
+        // Only over an open link can the peer see them.
+        self.is_open() && self.take_room_for_forwards(count, count)
+    }
+
+    /// Whether there is room for so many forwards, or nothing more goes to the peer.
+    pub(crate) fn has_room_for_forwards(&self, count: usize) -> bool {
+        self.is_past() || (self.is_open() && self.take_room_for_forwards(count, 0))
+    }
+
+    fn take_room_for_forwards(&self, count: usize, taken: usize) -> bool {
+        self.leases.notices_out.lock().as_mut().is_some_and(|out| {
+            let has_room = out.has_room_for_forwards(count);
+            out.claimed += if has_room { taken } else { 0 };
+            has_room
+        })
+    }
+
+    /// Gives room back that was [taken](Self::reserve_forwards).
+    pub(crate) fn return_forwards(&self, count: usize) {
+        if let Some(out) = self.leases.notices_out.lock().as_mut() {
+            out.claimed -= count;
+        }
+    }
+
+    /// Posts forwards into the room that was taken for `claimed`, and makes them visible.
+    pub(crate) fn post_forwards(
+        &self,
+        claimed: usize,
+        notices: impl Iterator<Item = Entry>,
+    ) -> Result<(), PushError> {
+        let mut guard = self.leases.notices_out.lock();
+        let Some(out) = guard.as_mut() else { return Ok(()) };
+        out.claimed -= claimed;
+        for notice in notices {
+            out.ring.push(notice)?;
+            out.forwards += 1;
+        }
+        out.last = out.ring.position();
+        out.ring.publish();
+        self.leases.unpublished.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Whether a hold on the peer's memory can be posted now, with room left for its release and for those of all leases
     /// that the peer may still grant (LEASE-2).
     pub(crate) fn has_room_for_holds(&self, holds: usize) -> bool {
         let mut notices = self.leases.notices_out.lock();
-        let Some(ring) = notices.as_mut() else { return false };
-        let unconsumed = ring.unconsumed().unwrap_or(u64::MAX);
+        let Some(out) = notices.as_mut() else { return false };
+        let unconsumed = out.ring.unconsumed().unwrap_or(u64::MAX);
         let held = self.leases.held.load(Ordering::Relaxed) as u64;
         unconsumed.saturating_add(held + 2 * holds as u64 + 1) <= MAX_FORWARDED as u64
     }
@@ -139,9 +210,20 @@ impl Link {
         self.leases.granted.fetch_sub(leases, Ordering::Relaxed);
     }
 
-    /// Leases on this process's memory that others have forwarded to the peer.
+    /// Leases on this process's memory that others have forwarded to the peer, as it says.
     pub(crate) fn forwarded(&self) -> usize {
-        self.leases.forwarded.load(Ordering::Relaxed)
+        self.leases.forwarded.load(Ordering::Relaxed) + self.leases.refused.load(Ordering::Relaxed)
+    }
+
+    /// So many holds of the peer were refused.
+    pub(crate) fn count_refused(&self, holds: usize) {
+        self.leases.refused.fetch_add(holds, Ordering::Relaxed);
+    }
+
+    /// The peer gives back what it was refused. Or never had: that is nobody's loss but its own.
+    pub(crate) fn uncount_refused(&self) {
+        let one_less = |refused: usize| refused.checked_sub(1);
+        let _ = self.leases.refused.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
 
     pub(crate) fn count_forwarded(&self) {
@@ -173,7 +255,7 @@ impl Link {
 
     /// Keeps notices to the peer from being published while a test looks.
     #[cfg(all(test, feature = "testing"))]
-    pub(crate) fn hold_notices(&self) -> parking_lot::MutexGuard<'_, Option<EntryProducer>> {
+    pub(crate) fn hold_notices(&self) -> parking_lot::MutexGuard<'_, Option<NoticesOut>> {
         self.leases.notices_out.lock()
     }
 }

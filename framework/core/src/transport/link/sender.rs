@@ -30,6 +30,7 @@ use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::observe::survey::SentReport;
 #[cfg(any(test, feature = "testing"))]
 use crate::testing::forge::Tamper;
+use crate::transport::forwards::Forwards;
 use crate::transport::outgoing::{Destination, NotNow, TransmitError};
 use crate::transport::ring::{Producer, RingCorrupt};
 
@@ -109,6 +110,8 @@ pub(crate) struct Claim {
     credit: Option<u16>,
     /// The lease that the body is in.
     body: Option<Lease>,
+    /// Room to tell the owners of what it passes on.
+    forwards: Forwards,
     done: Cell<bool>,
 }
 
@@ -133,6 +136,11 @@ impl Claim {
     /// The lease that the body is in, where it is too large for the frame.
     pub(crate) fn body(&self) -> Option<&Lease> {
         self.body.as_ref()
+    }
+
+    /// The room to tell the owners of what it passes on, to be used before it is [written](Self::write).
+    pub(crate) fn take_forwards(&mut self) -> Forwards {
+        std::mem::take(&mut self.forwards)
     }
 
     /// The process that it is to be sent to.
@@ -299,7 +307,7 @@ impl Link {
     }
 
     /// Takes credit, `bytes` of the ring, and room for the return of `owned` leases, all or nothing, for a frame with its
-    /// body in `body` where it has one. `corrupt` says what a peer is that has broken its cursor; it is called under the
+    /// body in `body` where it has one, and with `forwards` taken before. `corrupt` says what a peer is that has broken its cursor; it is called under the
     /// lock.
     pub(crate) fn claim(
         self: &Arc<Self>,
@@ -307,6 +315,7 @@ impl Link {
         bytes: usize,
         owned: usize,
         body: Option<Lease>,
+        forwards: Forwards,
         corrupt: impl FnOnce(&RingCorrupt) -> TransmitError,
     ) -> Result<Claim, TransmitError> {
         let mut guard = self.sender.out.lock();
@@ -315,11 +324,11 @@ impl Link {
         self.check_credit(destination)?;
         if !out.ring.has_free(out.claimed + bytes).map_err(|error| corrupt(&error))? {
             // Before the sender asks the reader to be woken for it, see `Sending::poll`.
-            self.sender.lacks_room.store(true, Ordering::Release);
+            self.lack_room();
             return Err(TransmitError::NotNow(NotNow::RingFull));
         }
         if owned > 0 && self.granted() + owned > MAX_GRANTED {
-            self.sender.lacks_room.store(true, Ordering::Release);
+            self.lack_room();
             return Err(TransmitError::NotNow(NotNow::LeasesOut));
         }
         // Everything is there: from here on all of it is taken, and nothing fails.
@@ -329,7 +338,7 @@ impl Link {
         if let Some(window) = credit.and_then(|index| self.window(index)) {
             window.sent.store(window.sent.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
-        Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, done: Cell::new(false) })
+        Ok(Claim { link: Arc::clone(self), bytes, owned, credit, body, forwards, done: Cell::new(false) })
     }
 
     /// Whether replies wait for room: then no other goes before them.
@@ -432,6 +441,11 @@ impl Link {
             }
             None => Default::default(),
         }
+    }
+
+    /// A frame found no room: whoever waits for the peer may lack that.
+    pub(crate) fn lack_room(&self) {
+        self.sender.lacks_room.store(true, Ordering::Release);
     }
 
     /// Whether a sender waits that may lack room in the ring, or leases.

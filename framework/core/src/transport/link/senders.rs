@@ -6,18 +6,22 @@
 //! **Invariants.** Every queue that anybody waits in is either one of these, or a guest; only then does the reader look at
 //! it. A queue is counted with one link at a time.
 //!
-//! **Locks.** `guests`, and a queue's own, one after the other. Nobody is woken under either.
+//! **Locks.** `guests`, `lacks`, and a queue's own, one after the other; in `lacks`, the `notices_out` of other links. Nobody is woken under either.
 //!
 //! **On a crash** of the peer all are woken, and look where their actor is. **On cancellation** a place is given up.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::Link;
 use crate::limits::MAX_ACTORS;
 use crate::transport::waiting::Queue;
+
+/// The links of owners, and how much room each is to have.
+type Lacks = SmallVec<[(Weak<Link>, usize); 1]>;
 
 /// See the module.
 #[derive(Debug)]
@@ -30,6 +34,10 @@ pub(super) struct Senders {
     guests: Mutex<Vec<(u16, Queue)>>,
     /// Senders in all of them.
     waiting: Arc<AtomicUsize>,
+    /// Owners on whose rings a sender lacked room to say so much of what it forwards.
+    lacks: Mutex<Lacks>,
+    /// Whether there are any.
+    has_lacks: AtomicBool,
 }
 
 impl Senders {
@@ -39,6 +47,8 @@ impl Senders {
             queues_used: AtomicUsize::new(0),
             guests: Mutex::default(),
             waiting: Arc::default(),
+            lacks: Mutex::default(),
+            has_lacks: AtomicBool::new(false),
         }
     }
 }
@@ -66,6 +76,32 @@ impl Link {
         self.senders.waiting.load(Ordering::Acquire) > 0
     }
 
+    /// A frame to the peer finds no room to tell `owner` what it forwards.
+    pub(crate) fn lack_forwards(&self, owner: &Arc<Link>, count: usize) {
+        let mut lacks = self.senders.lacks.lock();
+        let owner = Arc::downgrade(owner);
+        match lacks.iter_mut().find(|(known, _)| known.ptr_eq(&owner)) {
+            Some((_, least)) => *least = count.min(*least),
+            None => lacks.push((owner, count)),
+        }
+        self.senders.has_lacks.store(true, Ordering::Release);
+        self.lack_room();
+    }
+
+    /// Whether one of those owners has made room, or is no more: then whoever waits tries again.
+    fn found_forwards(&self) -> bool {
+        if !self.senders.has_lacks.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut lacks = self.senders.lacks.lock();
+        let before = lacks.len();
+        lacks.retain(|(owner, count)| {
+            owner.upgrade().is_some_and(|owner| !owner.has_room_for_forwards(*count))
+        });
+        self.senders.has_lacks.store(!lacks.is_empty(), Ordering::Release);
+        lacks.len() < before
+    }
+
     /// Tells the sender in front of every queue, whether or not anything has moved here.
     pub(crate) fn wake_all_fronts(&self) {
         let used = self.senders.queues_used.load(Ordering::Acquire);
@@ -74,6 +110,9 @@ impl Link {
 
     /// Tells the sender in front of every queue whose mailbox has moved since it last tried.
     pub(crate) fn wake_senders(&self) {
+        if self.found_forwards() {
+            self.wake_all_fronts();
+        }
         let guests = self.senders.guests.lock().clone();
         // Who waits in one has made it before.
         let used = self.senders.queues_used.load(Ordering::Acquire);

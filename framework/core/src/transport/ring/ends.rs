@@ -80,7 +80,6 @@ impl<P: Platform, O: Orders, C: Content> WritingEnd<P, O, C> {
     }
 
     /// The end of what was written. The reader is done with it once [`consumed`](Self::consumed) is at least this.
-    #[cfg(any(test, feature = "inside"))]
     #[inline]
     pub fn position(&self) -> u64 {
         self.tail.at

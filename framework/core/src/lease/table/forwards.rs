@@ -1,0 +1,420 @@
+//! Forwards: which holds are believed (WIRE-1, LEASE-3).
+//!
+//! Who passes a lease on says so to the owner before the frame can be seen, and so before the hold that it leads to; but on
+//! another ring. The owner counts what each holder forwards, by whom it forwards it to, and a hold takes one of these. Where
+//! there is none, the forward may lie unread on the forwarder's ring. So the hold is *unproven*: it keeps the entry open, and
+//! nothing else is believed of it. It is proven by the forward, or refused at the end of a [`Pass`] that began behind it and
+//! has drained every ring. A forward of an unproven holder proves nothing until its own hold is.
+//!
+//! A refused hold stays noted: its holder may be honest, and its forwarder have lied by silence. The releases of that holder
+//! first give back what was refused, so no lease that it does have goes before it has let go of all.
+//!
+//! A forward that nobody takes (its frame was rejected, or never sent) goes with its forwarder's last lease, at the end of a
+//! pass: by then the hold that it may be for was read, because a forwarder lets go only behind that. It goes with the death of
+//! either of the two, and when the owner has the memory for itself.
+
+use super::{
+    Emptied, LeaseTable, LeaseTableError, Left, ProcessId, Record, Ticket, Uses, note_uses, one_less,
+    one_more,
+};
+
+/// Different receivers of one forwarder that are counted on one entry. Of more, it has forwarded to anybody: it may, and what
+/// it says takes a bounded room.
+const MAX_RECEIVERS: usize = 16;
+
+/// So many leases on an entry that `by` passes on to `to`.
+#[derive(Clone, Debug)]
+pub(super) struct Forward {
+    by: ProcessId,
+    /// `None`: anybody.
+    to: Option<ProcessId>,
+    count: u32,
+    /// Its forwarder holds a lease itself, or did.
+    good: bool,
+    /// The pass behind which its forwarder let go of its last lease.
+    expires: Option<u64>,
+}
+
+impl Forward {
+    pub(super) fn concerns(&self, process: ProcessId) -> bool {
+        self.by == process || self.to == Some(process)
+    }
+}
+
+/// Holds of one process on one entry that wait for their forwards.
+#[derive(Clone, Debug)]
+pub(super) struct Unproven {
+    entry: (u32, u32),
+    process: ProcessId,
+    holds: u32,
+    /// What it has given back since, with the uses that are believed if it is proven.
+    releases: u32,
+    uses: Uses,
+    /// The pass behind which it came.
+    since: u64,
+}
+
+/// What was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// A lease that the owner granted.
+    Granted,
+    /// One that was taken by a hold.
+    Forwarded,
+    /// One whose hold had been refused.
+    Refused,
+    /// That is known when the holds of the process are settled.
+    Later,
+}
+
+/// What became of holds that were unproven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// So many holds of a process were refused, for this reason.
+    Refused(ProcessId, u32, LeaseTableError),
+    /// The process has given one back meanwhile.
+    GivenBack(ProcessId, Given),
+    /// The entry has nobody now.
+    Emptied(Emptied),
+}
+
+/// A drain of every ring, which settles what was unproven when it began.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass(u64);
+
+/// Takes out what is unproven of a process on an entry. How many holds that were.
+pub(super) fn forget(unproven: &mut Vec<Unproven>, entry: (u32, u32), process: ProcessId) -> u32 {
+    let mut holds = 0;
+    unproven.retain(|doubt| {
+        let it = doubt.entry == entry && doubt.process == process;
+        holds += if it { doubt.holds } else { 0 };
+        !it
+    });
+    holds
+}
+
+impl<T> LeaseTable<T> {
+    /// `from` says that the memory was forwarded to it (LEASE-3); whether somebody is known to have forwarded it. If not, the
+    /// owner has to [drain](Self::begin_pass) once more.
+    ///
+    /// # Errors
+    /// The entry is unknown, or nobody was given a lease who could have forwarded it: that hold is refused.
+    pub fn hold(&mut self, entry: u32, generation: u32, from: ProcessId) -> Result<bool, LeaseTableError> {
+        let since = self.passes;
+        let record = self.record(entry, generation)?;
+        if !record.shared {
+            more(&mut record.refused, from, 1);
+            return Err(LeaseTableError::NotShared { process: from, entry });
+        }
+        record.changes += 1;
+        if record.take_forward(from) {
+            record.believe(from);
+            self.prove(entry, generation);
+            return Ok(true);
+        }
+        record.unproven += 1;
+        let name = (entry, generation);
+        let known = self.unproven.iter_mut().rfind(|doubt| doubt.entry == name && doubt.process == from);
+        match known.filter(|doubt| doubt.since == since) {
+            Some(doubt) => doubt.holds += 1,
+            None => self.unproven.push(Unproven {
+                entry: name,
+                process: from,
+                holds: 1,
+                releases: 0,
+                uses: Uses::new(),
+                since,
+            }),
+        }
+        Ok(false)
+    }
+
+    /// `from` says that it passes a lease on to `to`.
+    ///
+    /// # Errors
+    /// The entry is unknown, or `from` has no lease that it could pass on.
+    pub fn forward(
+        &mut self,
+        entry: u32,
+        generation: u32,
+        from: ProcessId,
+        to: ProcessId,
+    ) -> Result<(), LeaseTableError> {
+        let record = self.record(entry, generation)?;
+        if !record.shared {
+            return Err(LeaseTableError::NotShared { process: from, entry });
+        }
+        let (good, doubted) = (record.has(from), record.unproven > 0);
+        let has_some = good || doubted && self.has_doubts((entry, generation), from);
+        if !has_some {
+            return Err(LeaseTableError::NotHeld { process: from, entry, count: 1, held: 0 });
+        }
+        self.record(entry, generation)?.note_forward(from, to, good);
+        if good && doubted {
+            self.prove(entry, generation);
+        }
+        Ok(())
+    }
+
+    /// Takes back what was forwarded to a process that has ended.
+    pub fn forget_forwards(&mut self, entry: u32, generation: u32, to: ProcessId) {
+        if let Ok(record) = self.record(entry, generation) {
+            record.forwards.retain(|forward| forward.to != Some(to));
+        }
+    }
+
+    /// As [`release`](Self::release); says too which lease it was. What was refused goes first, then those that `from` was
+    /// granted, and at last those that it took by a [`hold`](Self::hold).
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub fn give_back(
+        &mut self,
+        entry: u32,
+        generation: u32,
+        from: ProcessId,
+        uses: &[Ticket],
+    ) -> Result<(Left, Given), LeaseTableError> {
+        if !self.unproven.is_empty() && self.put_off(entry, generation, from, uses)? {
+            return Ok((Left::Held, Given::Later));
+        }
+        let passes = self.passes;
+        let record = self.record(entry, generation)?;
+        let of = |shares: &[(ProcessId, u32)]| {
+            shares.iter().find(|(process, _)| *process == from).map_or(0, |(_, count)| *count)
+        };
+        let (held, forwarded) = (of(&record.holders), of(&record.forwarded));
+        if !record.refused.is_empty() && one_refused_less(&mut record.refused, from) {
+            if held > 0 {
+                // One handle is as good as another: this may have been that of a lease which it does have.
+                note_uses(&mut record.uses, uses);
+            }
+            return Ok((Left::Held, Given::Refused));
+        }
+        if held == 0 {
+            return Err(LeaseTableError::NotHeld { process: from, entry, count: 1, held: 0 });
+        }
+        let given = if forwarded == held { Given::Forwarded } else { Given::Granted };
+        one_less(&mut record.holders, from);
+        if given == Given::Forwarded {
+            one_less(&mut record.forwarded, from);
+        }
+        note_uses(&mut record.uses, uses);
+        let left = record.changed(entry, generation);
+        if held == 1 && !record.forwards.is_empty() && record.let_go(from, passes) {
+            self.expiring.push((entry, generation));
+        }
+        Ok((left, given))
+    }
+
+    /// Keeps what `from` gives back until its holds on the entry are settled; false where it has none that are not.
+    fn put_off(
+        &mut self,
+        entry: u32,
+        generation: u32,
+        from: ProcessId,
+        uses: &[Ticket],
+    ) -> Result<bool, LeaseTableError> {
+        let name = (entry, generation);
+        let own = |doubt: &&Unproven| doubt.entry == name && doubt.process == from;
+        let (holds, releases) = self
+            .unproven
+            .iter()
+            .filter(own)
+            .fold((0, 0), |(holds, releases), doubt| (holds + doubt.holds, releases + doubt.releases));
+        if holds == 0 {
+            return Ok(false);
+        }
+        let record = self.record(entry, generation)?;
+        let all = record.holders.iter().chain(&record.refused);
+        let held = holds + all.filter(|(process, _)| *process == from).map(|(_, count)| count).sum::<u32>();
+        if releases >= held {
+            return Err(LeaseTableError::NotHeld { process: from, entry, count: releases + 1, held });
+        }
+        if let Some(last) =
+            self.unproven.iter_mut().rfind(|doubt| doubt.entry == name && doubt.process == from)
+        {
+            last.releases += 1;
+            note_uses(&mut last.uses, uses);
+        }
+        Ok(true)
+    }
+
+    /// Whether there is anything that a pass would settle.
+    pub fn is_settled(&self) -> bool {
+        self.unproven.is_empty() && self.expiring.is_empty()
+    }
+
+    /// Begins a pass; the caller now drains every ring. `None` where there is nothing to settle.
+    pub fn begin_pass(&mut self) -> Option<Pass> {
+        if self.is_settled() {
+            return None;
+        }
+        self.passes += 1;
+        Some(Pass(self.passes))
+    }
+
+    /// Every ring was drained: refuses the holds from before the pass that nobody has forwarded, and forgets the forwards of
+    /// those who had let go before it.
+    pub fn end_pass(&mut self, Pass(pass): Pass) {
+        while let Some(index) = self.unproven.iter().position(|doubt| doubt.since < pass) {
+            let doubt = self.unproven.remove(index);
+            let (entry, generation) = doubt.entry;
+            let (process, others) = (doubt.process, self.has_doubts(doubt.entry, doubt.process));
+            let Ok(record) = self.record(entry, generation) else { continue };
+            record.unproven -= doubt.holds;
+            more(&mut record.refused, process, doubt.holds);
+            if !others && !record.has(process) {
+                record.forwards.retain(|forward| forward.by != process);
+            }
+            let why = LeaseTableError::NotForwarded { process, entry };
+            self.settled.push(Settled::Refused(process, doubt.holds, why));
+            self.give_back_later(doubt);
+            if let Ok(record) = self.record(entry, generation)
+                && let Left::Empty(emptied) = record.changed(entry, generation)
+            {
+                self.settled.push(Settled::Emptied(emptied));
+            }
+        }
+        let mut expiring = std::mem::take(&mut self.expiring);
+        expiring.retain(|(entry, generation)| {
+            let Ok(record) = self.record(*entry, *generation) else { return false };
+            record.forwards.retain(|forward| forward.expires.is_none_or(|at| at >= pass));
+            record.forwards.iter().any(|forward| forward.expires.is_some())
+        });
+        // What came meanwhile lies in the other: nothing does, but that is for nobody here to know.
+        expiring.append(&mut self.expiring);
+        self.expiring = expiring;
+    }
+
+    /// What was settled since the last call.
+    pub fn take_settled(&mut self) -> Vec<Settled> {
+        std::mem::take(&mut self.settled)
+    }
+
+    fn has_doubts(&self, entry: (u32, u32), process: ProcessId) -> bool {
+        self.unproven.iter().any(|doubt| doubt.entry == entry && doubt.process == process)
+    }
+
+    /// Believes what is unproven on an entry and was forwarded by now: what one holder forwards counts when its own hold is
+    /// proven, so until nothing changes.
+    fn prove(&mut self, entry: u32, generation: u32) {
+        let name = (entry, generation);
+        let mut index = 0;
+        while index < self.unproven.len() {
+            let doubt = &self.unproven[index];
+            let process = doubt.process;
+            let proven = doubt.entry == name
+                && self.record(entry, generation).is_ok_and(|record| record.take_forward(process));
+            if !proven {
+                index += 1;
+                continue;
+            }
+            if let Ok(record) = self.record(entry, generation) {
+                record.unproven -= 1;
+                record.believe(process);
+            }
+            self.unproven[index].holds -= 1;
+            if self.unproven[index].holds == 0 {
+                let doubt = self.unproven.remove(index);
+                self.give_back_later(doubt);
+            }
+            index = 0;
+        }
+    }
+
+    /// Gives back what a process has given back while its holds were unproven.
+    fn give_back_later(&mut self, doubt: Unproven) {
+        let (entry, generation) = doubt.entry;
+        for _ in 0..doubt.releases {
+            let Ok((left, given)) = self.give_back(entry, generation, doubt.process, &doubt.uses) else {
+                continue;
+            };
+            self.settled.push(Settled::GivenBack(doubt.process, given));
+            if let Left::Empty(emptied) = left {
+                self.settled.push(Settled::Emptied(emptied));
+            }
+        }
+    }
+
+    /// How many different forwards are noted of an entry that nobody has taken, and how many holds are unproven.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn forwards(&self, entry: u32, generation: u32) -> (usize, u32) {
+        let slot = self.entries.get(entry as usize).filter(|slot| slot.generation == generation);
+        let record = slot.and_then(|slot| slot.record.as_ref());
+        record.map_or((0, 0), |record| (record.forwards.len(), record.unproven))
+    }
+}
+
+impl<T> Record<T> {
+    fn has(&self, process: ProcessId) -> bool {
+        self.holders.iter().any(|(holder, _)| *holder == process)
+    }
+
+    /// A hold of `process` is true.
+    fn believe(&mut self, process: ProcessId) {
+        one_more(&mut self.holders, process);
+        one_more(&mut self.forwarded, process);
+        self.forwards
+            .iter_mut()
+            .filter(|forward| forward.by == process)
+            .for_each(|forward| forward.good = true);
+    }
+
+    /// Takes one lease that was forwarded to `to`; whether there was one.
+    fn take_forward(&mut self, to: ProcessId) -> bool {
+        let Some(index) = self.forwards.iter().position(|forward| forward.good && forward.to == Some(to))
+        else {
+            return self.forwards.iter().any(|forward| forward.good && forward.to.is_none());
+        };
+        self.forwards[index].count -= 1;
+        if self.forwards[index].count == 0 {
+            self.forwards.swap_remove(index);
+        }
+        true
+    }
+
+    fn note_forward(&mut self, by: ProcessId, to: ProcessId, good: bool) {
+        let own = |forward: &Forward| forward.by == by && forward.expires.is_none();
+        let is_it = |forward: &&mut Forward| own(forward) && forward.to.is_none_or(|known| known == to);
+        if let Some(known) = self.forwards.iter_mut().find(is_it) {
+            known.count = known.count.saturating_add(1);
+            return;
+        }
+        let mut new = Forward { by, to: Some(to), count: 1, good, expires: None };
+        if self.forwards.iter().filter(|forward| own(forward)).count() >= MAX_RECEIVERS {
+            self.forwards.retain(|forward| !own(forward));
+            new.to = None;
+        }
+        self.forwards.push(new);
+    }
+
+    /// `by` has let go of its last lease; whether forwards of it are left.
+    fn let_go(&mut self, by: ProcessId, pass: u64) -> bool {
+        let mut any = false;
+        for forward in self.forwards.iter_mut().filter(|forward| forward.by == by) {
+            forward.expires.get_or_insert(pass);
+            any = true;
+        }
+        any
+    }
+}
+
+fn more(shares: &mut Vec<(ProcessId, u32)>, of: ProcessId, count: u32) {
+    match shares.iter_mut().find(|(process, _)| *process == of) {
+        Some((_, known)) => *known = known.saturating_add(count),
+        None => shares.push((of, count)),
+    }
+}
+
+fn one_refused_less(refused: &mut Vec<(ProcessId, u32)>, of: ProcessId) -> bool {
+    let Some(index) = refused.iter().position(|(process, _)| *process == of) else { return false };
+    refused[index].1 -= 1;
+    if refused[index].1 == 0 {
+        refused.swap_remove(index);
+    }
+    true
+}
+
+#[cfg(test)]
+mod model;
