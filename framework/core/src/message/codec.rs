@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::meter::{self, Meter, Spent};
 use super::nesting::{self, NestingError};
+use super::packed::{Lists, Packing};
 use super::parts;
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
@@ -148,11 +149,26 @@ pub(crate) fn give_back(body: Vec<u8>) {
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
-pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, EncodeError> {
+pub fn encode<T: Serialize>(value: &T, body: Vec<u8>) -> Result<Encoded, EncodeError> {
+    encode_as(value, body, Lists::Packed)
+}
+
+/// As [`encode`], with `lists` of bytes.
+///
+/// # Errors
+/// See [`EncodeError`]; `value` is untouched.
+pub(crate) fn encode_as<T: Serialize>(
+    value: &T,
+    mut body: Vec<u8>,
+    lists: Lists,
+) -> Result<Encoded, EncodeError> {
     body.clear();
     let outgoing = scope::encoding(|| {
         let mut serializer = rmp_serde::Serializer::new(&mut body).with_struct_map();
-        value.serialize(&mut serializer)
+        match lists {
+            Lists::Packed => value.serialize(Packing(&mut serializer)),
+            Lists::Numbers => value.serialize(&mut serializer),
+        }
     })?;
     if body.len() > MAX_BODY {
         return Err(EncodeError::TooLarge { bytes: body.len() });
@@ -167,8 +183,12 @@ pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, Enc
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
-pub(crate) fn encode_for_peer<T: Serialize>(value: &T, body: Vec<u8>) -> Result<Encoded, EncodeError> {
-    let encoded = encode(value, body)?;
+pub(crate) fn encode_for_peer<T: Serialize>(
+    value: &T,
+    body: Vec<u8>,
+    lists: Lists,
+) -> Result<Encoded, EncodeError> {
+    let encoded = encode_as(value, body, lists)?;
     if let Some(lease) = encoded.leases.iter().position(|(lease, _)| !lease.can_leave()) {
         let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
         let shape = encoded.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec());

@@ -40,6 +40,7 @@ use crate::lease::{Lease, PoolError};
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
 use crate::message::EncodeError;
 use crate::message::codec::{self, Encoded};
+use crate::message::packed::Lists;
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::observe::context::TraceContext;
@@ -108,6 +109,7 @@ impl Transport {
         link: &Arc<Link>,
         mut destination: Destination,
         message: &mut Option<M>,
+        lists: Lists,
         expect: impl FnOnce() -> Option<u64>,
     ) -> Result<Option<u64>, TransmitError> {
         // Before the work of encoding.
@@ -116,7 +118,7 @@ impl Transport {
         // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
         // write. It ends, and publishes the frame, when this returns.
         let _turn = Turn::begin();
-        let mut encoded = codec::encode_for_peer(value, codec::buffer())?;
+        let mut encoded = codec::encode_for_peer(value, codec::buffer(), lists)?;
         destination.has_context = TraceContext::current().append(&mut encoded.body, MAX_BODY);
         let claim = self.claim(link, &destination, &encoded)?;
         // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
