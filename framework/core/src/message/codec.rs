@@ -1,7 +1,6 @@
 //! From a value to the parts of a frame and back.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -123,26 +122,6 @@ pub enum DecodeError {
         /// How many there are.
         leases: usize,
     },
-}
-
-/// A body's buffer is kept for the next message up to this size, in bytes.
-const MAX_KEPT: usize = 64 << 10;
-
-thread_local! {
-    /// See [`buffer`].
-    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// A buffer to encode into: the one that this thread [gave back](give_back) last.
-pub(crate) fn buffer() -> Vec<u8> {
-    BUFFER.take()
-}
-
-/// Keeps the buffer of a body that was written for the thread's next message.
-pub(crate) fn give_back(body: Vec<u8>) {
-    if body.capacity() <= MAX_KEPT {
-        BUFFER.set(body);
-    }
 }
 
 /// Encodes `value`; `body` is a buffer to reuse.

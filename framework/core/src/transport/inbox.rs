@@ -22,6 +22,7 @@ pub use super::local_credits::LocalCredits;
 use super::{Link, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
+use crate::message::buffers::Use;
 use crate::message::codec;
 use crate::message::packed::Lists;
 use crate::observe::context::TraceContext;
@@ -209,7 +210,7 @@ impl Receipt {
     pub fn reply<R: Serialize>(mut self, reply: R) {
         let Some(correlation) = self.correlation.take() else { return };
         let asked = self.credit.take();
-        match codec::encode_for_peer(&reply, codec::buffer(), self.lists) {
+        match codec::encode_for_peer(&reply, Use::Encoded.take(), self.lists) {
             Ok(encoded) => match encoded.taint() {
                 Some(tainted) => {
                     self.transport.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);
