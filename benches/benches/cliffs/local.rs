@@ -138,9 +138,14 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
     let taker = node.spawn::<Taker>(()).worker(together).start()?;
     let victim = node.spawn::<Victim>(()).start()?;
     let driver = node.spawn::<Driver>((taker.address(), victim.address())).worker(together).start()?;
+    // The better of three medians: on a machine that others use, too, one of them was left alone.
     let run = || -> anyhow::Result<Duration> {
-        let times = node.block_on(driver.address::<Run>().ask(Run))?;
-        Ok(middle(&mut times.into_iter().map(Duration::from_nanos).collect::<Vec<_>>()))
+        let mut best = Duration::MAX;
+        for _ in 0..3 {
+            let times = node.block_on(driver.address::<Run>().ask(Run))?;
+            best = best.min(middle(&mut times.into_iter().map(Duration::from_nanos).collect::<Vec<_>>()));
+        }
+        Ok(best)
     };
     run()?;
     let before = run()?;

@@ -46,7 +46,7 @@ pub(super) struct Sums {
 impl Sums {
     /// `process` has a lease on an allocation of which it had none.
     pub(super) fn begins(&mut self, process: ProcessId, bytes: u64) {
-        let slot = usize::from(process.slot());
+        let slot = process.slot();
         if self.by_slot.len() <= slot {
             self.by_slot.resize_with(slot + 1, SmallVec::new);
         }
@@ -59,7 +59,7 @@ impl Sums {
 
     /// `process` has no lease any more on an allocation of which it had some.
     pub(super) fn ends(&mut self, process: ProcessId, bytes: u64) {
-        let Some(lives) = self.by_slot.get_mut(usize::from(process.slot())) else { return };
+        let Some(lives) = self.by_slot.get_mut(process.slot()) else { return };
         let Some(at) = lives.iter().position(|(known, _)| *known == process) else { return };
         lives[at].1.take(bytes);
         // The place of a process that lives is kept: it will have leases again.
