@@ -10,7 +10,7 @@
 //! of two that is left, and not just the room for one tensor.
 //!
 //! A chunk has a record for each eighth of its units, and large ones for fewer. A chunk that fills with small tensors has them
-//! share blocks ([`slabs`]), so all of it can be used whatever their size.
+//! share blocks (`slabs`), so all of it can be used whatever their size.
 //!
 //! The bookkeeping dies with its process; the memory does not (LEASE-4).
 

@@ -18,6 +18,7 @@
 //! `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
 
 mod age;
+mod report;
 mod sums;
 
 use std::time::Instant;
@@ -25,6 +26,9 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use self::age::Links;
+pub use self::report::EntryReport;
+#[cfg(test)]
+pub(super) use self::report::LOOKED_AT;
 pub use self::sums::Sum;
 use self::sums::Sums;
 use crate::clock::Ticket;
@@ -155,19 +159,6 @@ pub enum LeaseTableError {
         /// How many it holds.
         held: u32,
     },
-}
-
-/// The holders of one allocation, for the report of a full pool.
-#[derive(Clone, Debug)]
-pub struct EntryReport<'a, T> {
-    /// The allocator's handle.
-    pub block: &'a T,
-    /// Leases of the owner's process.
-    pub local: u32,
-    /// Leases of others, by process.
-    pub holders: &'a [(ProcessId, u32)],
-    /// Since when the allocation has existed.
-    pub since: Instant,
 }
 
 impl<T> Default for LeaseTable<T> {
@@ -508,40 +499,9 @@ impl<T: Measured> LeaseTable<T> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-
-    /// All open entries together.
-    pub fn open_sum(&self) -> Sum {
-        self.sums.open
-    }
-
-    /// Those on which another process has a lease.
-    pub fn lent_sum(&self) -> Sum {
-        self.sums.lent
-    }
-
-    /// What the owner's own process holds.
-    pub fn local_sum(&self) -> Sum {
-        self.sums.local
-    }
-
-    /// What each other process holds.
-    pub fn sums_of_others(&self) -> impl Iterator<Item = (ProcessId, Sum)> {
-        self.sums.others()
-    }
-
-    /// Every open entry, for reports.
-    pub fn report(&self) -> impl Iterator<Item = EntryReport<'_, T>> {
-        self.entries.iter().filter_map(|slot| slot.record.as_ref()).map(Record::report)
-    }
 }
 
 impl<T: Measured> Record<T> {
-    fn report(&self) -> EntryReport<'_, T> {
-        #[cfg(test)]
-        LOOKED_AT.set(LOOKED_AT.get() + 1);
-        EntryReport { block: &self.block, local: self.local, holders: &self.holders, since: self.since }
-    }
-
     fn one_more_holder(&mut self, process: ProcessId, sums: &mut Sums) {
         let (holders, bytes) = (self.holders.len(), self.block.bytes());
         one_more(&mut self.holders, process);
@@ -574,12 +534,6 @@ impl<T: Measured> Record<T> {
         }
         Left::Empty(Emptied { entry, generation, changes: self.changes })
     }
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Entries that this thread has looked at for a report.
-    pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 fn one_more<const N: usize>(shares: &mut SmallVec<[(ProcessId, u32); N]>, of: ProcessId)
