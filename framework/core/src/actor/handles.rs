@@ -19,6 +19,7 @@ use super::receive::Receive;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceError;
 use crate::ids::ProcessId;
+use crate::message::packed::Lists;
 use crate::message::portable::Describe;
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::context::TraceContext;
@@ -217,7 +218,8 @@ where
     A: RemoteActor + Handler<M>,
     M: GpuMessage,
 {
-    let Delivery { body, tensors, tickets, receipt, context: span, .. } = delivery;
+    let Delivery { body, tensors, tickets, mut receipt, context: span, .. } = delivery;
+    receipt.reply_with(Lists::of::<M>());
     let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Transport>::clone(transport);
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
     let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {

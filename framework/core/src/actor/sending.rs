@@ -26,6 +26,7 @@ use super::error::{SendError, SendFailure};
 use super::handles::{Done, Envelope, LocalReceipt};
 use super::standing::stands_still;
 use crate::ids::ActorId;
+use crate::message::packed::Lists;
 use crate::message::wire::Kind;
 use crate::message::{GpuMessage, codec};
 use crate::observe::context::TraceContext;
@@ -149,7 +150,9 @@ fn post<M: GpuMessage>(
         capacity: location.capacity,
     };
     let expect = || answer.take().map(|answer| expect::<M>(transport, location, actor, answer));
-    transport.send(link, destination, message, expect).map_err(|error| failure(transport, actor, error))
+    transport
+        .send(link, destination, message, Lists::of::<M>(), expect)
+        .map_err(|error| failure(transport, actor, error))
 }
 
 /// Notes the ask; its reply is decoded on the reader's thread.

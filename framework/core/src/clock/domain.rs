@@ -67,6 +67,8 @@ impl ClockDomain {
         epoch_page: Option<Arc<EpochPage>>,
     ) -> Arc<Self> {
         let by_slot = std::iter::repeat_with(SmallVec::new).take(MAX_PROCESSES).collect();
+        let knowledge = Knowledge::new(epoch_page);
+        knowledge.meet(own);
         Arc::new(ClockDomain {
             own,
             own_page: page,
@@ -78,7 +80,7 @@ impl ClockDomain {
             asleep: OnceLock::new(),
             #[cfg(any(test, feature = "testing"))]
             frozen: AtomicBool::new(false),
-            knowledge: Knowledge::new(epoch_page),
+            knowledge,
         })
     }
 

@@ -19,7 +19,7 @@
 //! threads wait here, with a deadline.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -27,7 +27,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use super::taint::{EpochPage, Hints, StreamLog, Table, TaintRange, TaintUpdate, Tainted, TicketStatus};
 use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
 use crate::ids::ProcessId;
-use crate::limits::{MAX_DEAD_PAGES, MAX_STREAMS};
+use crate::limits::{MAX_DEAD_PAGES, MAX_PROCESSES, MAX_STREAMS};
 
 /// How long a host thread waits for its own process to learn what the node has told everybody. It takes as long as
 /// the process's control thread needs to be scheduled.
@@ -42,6 +42,10 @@ pub(super) struct Knowledge {
     /// How often the table has changed: where it never has, that is the one look that uses cost. Raised under the table's lock,
     /// last: whoever sees it finds the change, in the hints too, and whoever found a change has it counted.
     changes: AtomicU64,
+    /// By slot: processes of whose unfinished data this process has, or had, tensors; and this process.
+    met: [AtomicU64; MAX_PROCESSES / 64],
+    /// Whether anything in the table may be about a tensor of this process: about the clock of a process that it has met.
+    concerns: AtomicBool,
     /// Of what the table has nothing: the look that uses cost afterwards.
     hints: Hints,
     /// The round up to which this process has learnt and marked.
@@ -59,6 +63,8 @@ impl Knowledge {
             epoch_page,
             table: RwLock::default(),
             changes: AtomicU64::new(0),
+            met: Default::default(),
+            concerns: AtomicBool::new(false),
             hints: Hints::default(),
             round: AtomicU64::new(0),
             learnt: Default::default(),
@@ -90,8 +96,49 @@ impl Knowledge {
         // Behind the table: who sees this looks there.
         self.hints.range(range);
         self.changes.fetch_add(1, Ordering::Release);
+        self.concern([range.process]);
         added
     }
+
+    /// The table has learnt something of these processes.
+    fn concern(&self, of: impl IntoIterator<Item = ProcessId>) {
+        // MET: pairs with `meet`. Whoever comes second, this look or that one, finds what the other has stored.
+        fence(Ordering::SeqCst);
+        let has_met = |process: ProcessId| {
+            let (word, bit) = place(process);
+            self.met[word].load(Ordering::Relaxed) & bit != 0
+        };
+        if of.into_iter().any(has_met) {
+            self.concerns.store(true, Ordering::Release);
+        }
+    }
+
+    /// A tensor of this process waits for the clock of `process`.
+    #[inline]
+    pub(super) fn meet(&self, process: ProcessId) {
+        let (word, bit) = place(process);
+        if self.met[word].load(Ordering::Relaxed) & bit == 0 {
+            self.meet_first(word, bit);
+        }
+    }
+
+    #[cold]
+    fn meet_first(&self, word: usize, bit: u64) {
+        self.met[word].fetch_or(bit, Ordering::Relaxed);
+        // MET: pairs with `concern`.
+        fence(Ordering::SeqCst);
+        if self.any() {
+            // It may have been about this one.
+            self.concerns.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// The place of a process's slot in [`Knowledge::met`]. Lives of one slot share it.
+#[inline]
+fn place(process: ProcessId) -> (usize, u64) {
+    let slot = process.slot() % MAX_PROCESSES;
+    (slot / 64, 1 << (slot % 64))
 }
 
 impl ClockDomain {
@@ -115,10 +162,17 @@ impl ClockDomain {
         self.knowledge().of(ticket)
     }
 
-    /// Whether anything at all is tainted.
+    /// Whether a tensor of this process may be tainted. After the death of a process whose unfinished data never came here,
+    /// directly or over others, nothing of this process is, and nobody has to look.
     #[inline]
     pub(crate) fn has_taint(&self) -> bool {
-        self.knowledge().any()
+        self.knowledge().concerns.load(Ordering::Relaxed)
+    }
+
+    /// A tensor of this process is ready at `ticket`: from here on it matters what becomes of that clock.
+    #[inline]
+    pub(crate) fn relies_on(&self, ticket: &Ticket) {
+        self.knowledge().meet(ticket.process);
     }
 
     /// How often this process has learnt that something is tainted. While it stands, so does what [`tainted_by`](Self::tainted_by)
@@ -184,6 +238,10 @@ impl ClockDomain {
         if table.learn(&update) || !update.is_empty() {
             knowledge.hints.learn(&update);
             knowledge.changes.fetch_add(1, Ordering::Release);
+            let of_ranges = update.ranges.iter().map(|range| range.process);
+            let of_suspects = update.suspects.iter().map(|(suspect, _)| suspect.process);
+            let of_deaths = update.deaths.iter().map(|death| death.process);
+            knowledge.concern(of_ranges.chain(of_suspects).chain(of_deaths));
         }
         drop(table);
         // The table has the news before any log is looked at: a use that is noted from here on is checked against it.
@@ -248,5 +306,69 @@ impl ClockDomain {
         self.log(slot).mark_now(|from, to| {
             self.knowledge().add(&TaintRange { process: self.own(), slot, from, to, by });
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ClockPage;
+    use super::super::taint::Certificate;
+    use super::*;
+
+    fn process(slot: u16) -> ProcessId {
+        ProcessId::new(slot, 0).expect("a small slot")
+    }
+
+    fn domain() -> Arc<ClockDomain> {
+        ClockDomain::new(process(0), ClockPage::create().expect("memory"))
+    }
+
+    fn ticket(of: u16, value: u64) -> Ticket {
+        Ticket { process: process(of), slot: 2, value }
+    }
+
+    fn death(of: u16) -> TaintUpdate {
+        let deaths = vec![Certificate::new(process(of), &[0, 0, 5])];
+        TaintUpdate { round: u64::from(of), deaths, ..TaintUpdate::default() }
+    }
+
+    /// DEATH-3: of all others nothing is searched.
+    #[test]
+    fn only_who_wrote_what_is_here_concerns_a_process() {
+        let here = domain();
+        here.relies_on(&ticket(1, 3));
+        here.learn(&death(2));
+        assert!(!here.has_taint(), "nothing of it ever came");
+        assert_eq!(here.tainted_by(&ticket(2, 6)), Some(process(2)), "it is known all the same");
+        here.learn(&death(1));
+        assert!(here.has_taint());
+
+        let here = domain();
+        here.learn(&death(2));
+        assert!(!here.has_taint());
+        here.relies_on(&ticket(2, 6));
+        assert!(here.has_taint(), "it came after the death, over somebody who lives");
+    }
+
+    #[test]
+    fn ranges_and_suspicions_concern_a_process_too() {
+        let range = |of| TaintRange { process: process(of), slot: 2, from: 5, to: 9, by: process(7) };
+        let ranges = |of| TaintUpdate { round: 1, ranges: vec![range(of)], ..TaintUpdate::default() };
+        let here = domain();
+        here.learn(&ranges(1));
+        assert!(!here.has_taint());
+        here.learn(&ranges(0));
+        assert!(here.has_taint(), "its own work");
+
+        let here = domain();
+        here.relies_on(&ticket(1, 3));
+        here.learn(&ranges(1));
+        assert!(here.has_taint(), "of one that lives, and worked for the dead");
+
+        let here = domain();
+        here.relies_on(&ticket(1, 3));
+        let suspects = vec![(Certificate::new(process(1), &[0, 0, 5]), process(7))];
+        here.learn(&TaintUpdate { round: 1, suspects, ..TaintUpdate::default() });
+        assert!(here.has_taint());
     }
 }

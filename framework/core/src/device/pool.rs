@@ -9,19 +9,33 @@
 //! So chunks double up to a size that depends on the budget, and towards its end the next one takes the largest power
 //! of two that is left, and not just the room for one tensor.
 //!
+//! A chunk has a record for each eighth of its units, and large ones for fewer. A chunk that fills with small tensors has them
+//! share blocks (`slabs`), so all of it can be used whatever their size.
+//!
 //! The bookkeeping dies with its process; the memory does not (LEASE-4).
+
+mod slabs;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use offset_allocator::{Allocation, Allocator};
 
+use self::slabs::Slabs;
 use crate::limits::{ALLOCATION_UNIT, LARGEST_CHUNK, LARGEST_SHARED_CHUNK, MAX_POOL_CHUNKS};
 
-/// Fewest and most blocks in a chunk, whatever its size; in between, one for every eight units. The bookkeeping for a
-/// chunk takes about 32 bytes a block.
-const LEAST_BLOCKS: u32 = 64;
-const MOST_BLOCKS: u32 = 256 << 10;
+/// Blocks of a chunk that is so small that each of its units may be one.
+const FEW_BLOCKS: u32 = 1024;
+/// Blocks of a chunk up to which there is one for every eight units. The bookkeeping takes 32 bytes a block.
+const MANY_BLOCKS: u32 = 256 << 10;
+
+/// Most blocks in a chunk of so many units: between [`FEW_BLOCKS`] and [`MANY_BLOCKS`] an eighth, and in the largest chunks one
+/// for every [`slabs::MOST_UNITS`], so that tensors too large for a slab fill them too.
+fn most_blocks(units: u32) -> u32 {
+    // The allocator takes two more than it gives out.
+    let few = units.saturating_add(2).min(FEW_BLOCKS);
+    (units / 8).clamp(few, MANY_BLOCKS.max(units / slabs::MOST_UNITS))
+}
 
 /// The rest of a budget makes no chunk if it is below this share.
 const LEAST_SHARE: u64 = 1 << 10;
@@ -45,6 +59,8 @@ enum Place {
     /// A chunk of its own.
     Whole,
     Part(Allocation),
+    /// Beside others of its size.
+    Slab(slabs::Place),
 }
 
 impl fmt::Debug for Block {
@@ -58,7 +74,18 @@ struct Chunk {
     used: u64,
     blocks: u32,
     /// `None` for a chunk that holds one tensor at a time.
-    parts: Option<Allocator>,
+    parts: Option<Parts>,
+}
+
+/// A chunk that tensors share.
+struct Parts {
+    allocator: Allocator,
+    slabs: Slabs,
+    /// Blocks that the allocator has given out, each a tensor or a slab.
+    count: u32,
+    /// From so many on small tensors go into slabs. Each block may leave a hole behind it, which is a record too, and the slabs
+    /// of a whole chunk take less than a quarter of the records.
+    plenty: u32,
 }
 
 /// The bookkeeping of one pool's chunks.
@@ -146,7 +173,7 @@ impl SubAllocator {
         debug_assert!(!self.chunks.contains_key(&index), "chunk {index} is in use");
         let parts = (bytes <= self.largest_shared).then(|| {
             let units = (bytes / ALLOCATION_UNIT) as u32; // at most LARGEST_CHUNK / ALLOCATION_UNIT
-            Allocator::with_max_allocs(units, (units / 8).clamp(LEAST_BLOCKS, MOST_BLOCKS))
+            Parts::new(units)
         });
         self.chunks.entry(index).or_insert(Chunk { bytes, used: 0, blocks: 0, parts });
     }
@@ -159,8 +186,8 @@ impl SubAllocator {
         };
         chunk.used -= block.bytes.next_multiple_of(ALLOCATION_UNIT);
         chunk.blocks -= 1;
-        if let (Place::Part(part), Some(parts)) = (block.place, &mut chunk.parts) {
-            parts.free(part);
+        if let Some(parts) = &mut chunk.parts {
+            parts.free(block.place);
         }
     }
 
@@ -177,8 +204,8 @@ impl Chunk {
         }
         let (offset, place) = match &mut self.parts {
             Some(parts) => {
-                let part = parts.allocate(u32::try_from(room / ALLOCATION_UNIT).ok()?)?;
-                (u64::from(part.offset) * ALLOCATION_UNIT, Place::Part(part))
+                let (offset, place) = parts.allocate(u32::try_from(room / ALLOCATION_UNIT).ok()?)?;
+                (u64::from(offset) * ALLOCATION_UNIT, place)
             }
             // Small tensors would keep a large chunk from ever being given back.
             None if self.blocks == 0 && !shared && bytes > self.bytes / 2 => (0, Place::Whole),
@@ -190,221 +217,47 @@ impl Chunk {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const MIB: u64 = 1 << 20;
-    const GIB: u64 = 1 << 30;
-
-    /// One chunk, in numbers.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    struct ChunkStats {
-        /// Its index.
-        index: u32,
-        /// Its length in bytes.
-        bytes: u64,
-        /// What is given out, in bytes, rounded up to whole units.
-        used: u64,
-        /// Blocks that are given out.
-        blocks: u32,
-        /// A block of this many bytes certainly fits (a somewhat larger one may).
-        largest_free: u64,
+impl Parts {
+    fn new(units: u32) -> Self {
+        let most = most_blocks(units);
+        let allocator = Allocator::with_max_allocs(units, most);
+        Parts { allocator, slabs: Slabs::default(), count: 0, plenty: most / 4 }
     }
 
-    /// All chunks, in numbers.
-    #[derive(Clone, Debug, Default, PartialEq, Eq)]
-    struct SubAllocatorStats {
-        /// Length of all chunks together in bytes.
-        bytes: u64,
-        /// What is given out, in bytes, rounded up to whole units.
-        used: u64,
-        /// The largest of the chunks' `largest_free`.
-        largest_free: u64,
-        /// Each chunk, by index.
-        chunks: Vec<ChunkStats>,
-    }
-
-    impl SubAllocator {
-        /// The bookkeeping in numbers.
-        fn stats(&self) -> SubAllocatorStats {
-            let mut stats = SubAllocatorStats::default();
-            for (&index, chunk) in &self.chunks {
-                let (bytes, used, blocks, largest_free) =
-                    (chunk.bytes, chunk.used, chunk.blocks, chunk.largest_free());
-                stats.bytes += bytes;
-                stats.used += used;
-                stats.largest_free = stats.largest_free.max(largest_free);
-                stats.chunks.push(ChunkStats { index, bytes, used, blocks, largest_free });
-            }
-            stats
-        }
-    }
-
-    impl Chunk {
-        fn largest_free(&self) -> u64 {
-            match &self.parts {
-                Some(parts) => u64::from(parts.storage_report().largest_free_region) * ALLOCATION_UNIT,
-                None if self.blocks == 0 => self.bytes,
-                None => 0,
-            }
-        }
-    }
-
-    /// Allocates as a pool does: with a new chunk where none has room. Says whether it took one.
-    fn take(allocator: &mut SubAllocator, next: &mut u32, bytes: u64, smallest: bool) -> (Block, bool) {
-        if let Some(block) = allocator.allocate(bytes) {
-            return (block, false);
-        }
-        let size =
-            if smallest { allocator.smallest_chunk_for(bytes) } else { allocator.chunk_size_for(bytes) };
-        allocator.add_chunk(*next, size);
-        *next += 1;
-        (allocator.allocate(bytes).expect("what a chunk was made for fits it"), true)
-    }
-
-    #[test]
-    fn chunks_double_up_to_a_bound() {
-        let mut allocator = SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB);
-        let sizes: Vec<_> = (0..6)
-            .map(|index| {
-                let size = allocator.chunk_size_for(1);
-                allocator.add_chunk(index, size);
-                size / MIB
-            })
-            .collect();
-        assert_eq!(sizes, [64, 128, 256, 512, 1024, 1024]);
-        assert_eq!(allocator.chunk_size_for(GIB), GIB);
-        assert_eq!(allocator.chunk_size_for(GIB + 1), GIB + 2 * MIB);
-        assert_eq!(allocator.chunk_size_for(u64::MAX), u64::MAX);
-        assert_eq!(allocator.smallest_chunk_for(1), 2 * MIB);
-    }
-
-    /// Grows as far as it can by tensors of `bytes` bytes: the sizes of its chunks.
-    fn grown(first: u64, granularity: u64, budget: u64, bytes: u64) -> Vec<u64> {
-        let mut allocator = SubAllocator::new(first, granularity, budget);
-        let mut sizes: Vec<u64> = Vec::new();
-        // As a pool does it: to a quarter of its budget first.
-        for limit in [budget / 4, budget] {
-            let total = |sizes: &[u64]| sizes.iter().sum::<u64>();
-            while allocator.next_chunk(bytes, limit.saturating_sub(total(&sizes))).is_some() {
-                let size =
-                    allocator.next_chunk(bytes, budget - total(&sizes)).expect("there is more than that");
-                assert!(size >= bytes && size.is_multiple_of(granularity), "{size}");
-                allocator.add_chunk(sizes.len() as u32, size);
-                sizes.push(size);
-                assert!(total(&sizes) <= budget);
-            }
-        }
-        sizes
-    }
-
-    #[test]
-    fn few_chunks_take_all_of_any_budget() {
-        for (first, granularity, budget) in [
-            (64 * MIB, 4096, 4 * GIB),
-            (64 * MIB, 2 * MIB, 130 * GIB),
-            (64 * MIB, 4096, 2048 * GIB),
-            (4096, 4096, 64 * GIB),
-            (MIB, 4096, 5 * MIB + 4096),
-            (64 * MIB, 4096, 3 * GIB - 4096),
-        ] {
-            for bytes in [1, 4096, 3 * MIB] {
-                let sizes = grown(first, granularity, budget, bytes);
-                let total: u64 = sizes.iter().sum();
-                // At the cap there is no more; everywhere else less is left than is worth a chunk, or than fits.
-                let left = budget - total;
-                let least = (budget / LEAST_SHARE).max(granularity).max(2 * bytes);
-                assert!(left <= 2 * least, "{left} of {budget} by {bytes} in {} chunks", sizes.len());
-                assert!(sizes.len() <= MAX_POOL_CHUNKS, "{} chunks of {budget}", sizes.len());
-            }
-        }
-        let mut allocator = SubAllocator::new(4096, 4096, GIB);
-        for index in 0..MAX_POOL_CHUNKS as u32 {
-            allocator.add_chunk(index, 4096);
-        }
-        assert_eq!(allocator.next_chunk(1, GIB), None, "there are as many as there may be");
-    }
-
-    #[test]
-    fn a_huge_tensor_has_a_chunk_of_its_own_that_serves_the_next() {
-        let (mut allocator, mut next) = (SubAllocator::new(64 * MIB, 2 * MIB, 16 * GIB), 0);
-        let (huge, _) = take(&mut allocator, &mut next, 3 * GIB, false);
-        let (small, new) = take(&mut allocator, &mut next, 512, false);
-        assert!(new && small.chunk != huge.chunk && huge.offset == 0);
-        let own = huge.chunk;
-        allocator.free(huge);
-        let (again, new) = take(&mut allocator, &mut next, 2 * GIB, false);
-        assert!(!new && again.chunk == own);
-        assert!(allocator.allocate(u64::MAX).is_none());
-        allocator.free(again);
-        allocator.free(small);
-        assert_eq!(allocator.stats().used, 0);
-    }
-
-    #[test]
-    fn many_small_blocks_run_out_of_room_and_not_of_sense() {
-        let (mut allocator, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
-        let blocks: Vec<_> = (0..4096).map(|_| take(&mut allocator, &mut next, 1, false).0).collect();
-        assert_eq!(allocator.stats().used, 4096 * ALLOCATION_UNIT);
-        for block in blocks {
-            allocator.free(block);
-        }
-        assert_eq!(allocator.stats().used, 0);
-    }
-
-    proptest! {
-        #[test]
-        fn a_chunk_made_for_a_size_fits_it(bytes in 1..4 * GIB, granularity in 9_u32..22) {
-            for smallest in [false, true] {
-                let (mut allocator, mut next) = (SubAllocator::new(64 * MIB, 1 << granularity, 16 * GIB), 0);
-                let (block, new) = take(&mut allocator, &mut next, bytes, smallest);
-                prop_assert!(new);
-                prop_assert_eq!(allocator.stats().bytes % (1 << granularity), 0);
-                allocator.free(block);
-                prop_assert_eq!(allocator.stats().used, 0);
-            }
-        }
-
-        /// Steps: take this many bytes, or free the block at this place among the live ones.
-        #[test]
-        fn live_blocks_never_overlap_and_all_of_it_comes_back(
-            steps in prop::collection::vec((any::<bool>(), 1_u64..300_000, any::<prop::sample::Index>()), 1..200),
-        ) {
-            let (mut allocator, mut next) = (SubAllocator::new(MIB, 4096, GIB), 0);
-            let mut live: Vec<Block> = Vec::new();
-            for (takes, bytes, which) in steps {
-                if takes || live.is_empty() {
-                    let (block, _) = take(&mut allocator, &mut next, bytes, false);
-                    prop_assert_eq!(block.offset % ALLOCATION_UNIT, 0);
-                    live.push(block);
-                } else {
-                    let block = live.swap_remove(which.index(live.len()));
-                    allocator.free(block);
+    /// Room for a tensor of so many units, and its offset in units.
+    fn allocate(&mut self, units: u32) -> Option<(u32, Place)> {
+        if units <= slabs::MOST_UNITS {
+            // A slab that is there is filled first: it goes back only when it is empty.
+            let mut taken = self.slabs.take(units);
+            if taken.is_none() && self.count >= self.plenty {
+                // Where there is no room for a slab, there may be for the tensor alone.
+                if let Some(part) = self.allocator.allocate(slabs::length(units)) {
+                    self.count += 1;
+                    self.slabs.add(units, part);
+                    taken = self.slabs.take(units);
                 }
-                let mut ranges: Vec<_> = live.iter()
-                    .map(|block| (block.chunk, block.offset, block.offset + block.bytes)).collect();
-                ranges.sort_unstable();
-                for pair in ranges.windows(2) {
-                    prop_assert!(pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1, "{:?} overlap", pair);
-                }
-                let stats = allocator.stats();
-                for (chunk, _, end) in ranges {
-                    prop_assert!(stats.chunks.iter().any(|of| of.index == chunk && end <= of.bytes));
-                }
-                let used: u64 = live.iter().map(|block| block.bytes.next_multiple_of(ALLOCATION_UNIT)).sum();
-                prop_assert_eq!(stats.used, used);
             }
-            for block in live.drain(..) {
-                allocator.free(block);
+            if let Some((offset, place)) = taken {
+                return Some((offset, Place::Slab(place)));
             }
-            let stats = allocator.stats();
-            prop_assert_eq!(stats.used, 0);
-            for chunk in stats.chunks {
-                prop_assert_eq!(chunk.largest_free, chunk.bytes);
-                prop_assert_eq!(chunk.blocks, 0);
-            }
+        }
+        let part = self.allocator.allocate(units)?;
+        self.count += 1;
+        Some((part.offset, Place::Part(part)))
+    }
+
+    fn free(&mut self, place: Place) {
+        let part = match place {
+            Place::Whole => None,
+            Place::Part(part) => Some(part),
+            Place::Slab(place) => self.slabs.free(place),
+        };
+        if let Some(part) = part {
+            self.allocator.free(part);
+            self.count -= 1;
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex};
 use super::LeaseId;
 use super::error::PoolError;
 use super::handle::Lease;
-use super::table::{Emptied, Given, LeaseTable, LeaseTableError, Left, Uses};
+use super::table::{Emptied, Given, LeaseTable, LeaseTableError, Left, Measured, Uses};
 use super::writers::Writers;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::pool::{Block, SubAllocator};
@@ -111,6 +111,12 @@ struct State {
     returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
     closing: usize,
+}
+
+impl Measured for Block {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 struct Pending {
@@ -246,14 +252,17 @@ impl Pool {
                 asked: bytes,
                 budget: self.options.budget,
             }),
-            None => Err(PoolError::Full {
-                device: self.backend.name(),
-                asked: bytes,
-                in_use: state.stats().held_bytes + state.stats().quarantined_bytes,
-                budget: self.options.budget,
-                chunks: state.chunks.len(),
-                holders: state.holders(self.process),
-            }),
+            None => {
+                let stats = state.stats();
+                Err(PoolError::Full {
+                    device: self.backend.name(),
+                    asked: bytes,
+                    in_use: stats.held_bytes + stats.quarantined_bytes,
+                    budget: self.options.budget,
+                    chunks: state.chunks.len(),
+                    holders: state.holders(self.process),
+                })
+            }
         }
     }
 

@@ -16,16 +16,46 @@
 //! that it takes for that anyway. Leases that a peer took by holds are counted apart from those that it was granted
 //! (`MAX_FORWARDED`, `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
 
+mod age;
+mod forwards;
+mod report;
+mod sums;
+
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use self::age::Links;
 use self::forwards::{Forward, Unproven};
 pub use self::forwards::{Given, Pass, Settled};
+pub use self::report::EntryReport;
+#[cfg(test)]
+pub(super) use self::report::LOOKED_AT;
+pub use self::sums::Sum;
+use self::sums::Sums;
 use crate::clock::Ticket;
 use crate::ids::ProcessId;
 
-mod forwards;
+/// What an entry stands for.
+pub trait Measured {
+    /// Its bytes.
+    fn bytes(&self) -> u64;
+}
+
+/// For models, which count leases and no bytes.
+#[cfg(any(test, feature = "inside"))]
+mod models {
+    macro_rules! of_no_bytes {
+        ($($type:ty)*) => {$(
+            impl super::Measured for $type {
+                fn bytes(&self) -> u64 {
+                    0
+                }
+            }
+        )*};
+    }
+    of_no_bytes!(() u8 i32);
+}
 
 /// A last use: the clock value that has to pass before the memory is free.
 pub type Uses = SmallVec<[Ticket; 2]>;
@@ -42,12 +72,17 @@ pub struct LeaseTable<T> {
     /// How many [passes](Pass) have begun.
     passes: u64,
     settled: Vec<Settled>,
+    sums: Sums,
+    /// The oldest and the newest of the open entries.
+    ends: Links,
 }
 
 #[derive(Clone, Debug)]
 struct Entry<T> {
     generation: u32,
     record: Option<Record<T>>,
+    /// The next older and the next newer of the open entries.
+    beside: Links,
 }
 
 #[derive(Clone, Debug)]
@@ -149,24 +184,13 @@ pub enum LeaseTableError {
     },
 }
 
-/// The holders of one allocation, for the report of a full pool.
-#[derive(Clone, Debug)]
-pub struct EntryReport<'a, T> {
-    /// The allocator's handle.
-    pub block: &'a T,
-    /// Leases of the owner's process.
-    pub local: u32,
-    /// Leases of others, by process.
-    pub holders: &'a [(ProcessId, u32)],
-    /// Since when the allocation has existed.
-    pub since: Instant,
-}
-
 impl<T> Default for LeaseTable<T> {
     fn default() -> Self {
         LeaseTable {
             entries: Vec::new(),
             closed: Vec::new(),
+            sums: Sums::default(),
+            ends: Links::default(),
             unproven: Vec::new(),
             expiring: Vec::new(),
             passes: 0,
@@ -175,7 +199,7 @@ impl<T> Default for LeaseTable<T> {
     }
 }
 
-impl<T> LeaseTable<T> {
+impl<T: Measured> LeaseTable<T> {
     /// Opens an entry for a new allocation with one local lease and the uses that its first user has to wait for.
     /// Returns the entry and its generation.
     pub fn open(&mut self, block: T, uses: Uses) -> (u32, u32) {
@@ -193,20 +217,38 @@ impl<T> LeaseTable<T> {
             uses,
             since: Instant::now(),
         };
-        if let Some(entry) = self.closed.pop() {
-            let slot = &mut self.entries[entry as usize];
-            slot.record = Some(record);
-            return (entry, slot.generation);
-        }
-        self.entries.push(Entry { generation: 1, record: Some(record) });
-        ((self.entries.len() - 1) as u32, 1)
+        let bytes = record.block.bytes();
+        self.sums.open.add(bytes);
+        self.sums.local.add(bytes);
+        let (entry, generation) = match self.closed.pop() {
+            Some(entry) => {
+                let slot = &mut self.entries[entry as usize];
+                slot.record = Some(record);
+                (entry, slot.generation)
+            }
+            None => {
+                self.entries.push(Entry { generation: 1, record: Some(record), beside: Links::default() });
+                ((self.entries.len() - 1) as u32, 1)
+            }
+        };
+        self.link(entry);
+        (entry, generation)
     }
 
     fn record(&mut self, entry: u32, generation: u32) -> Result<&mut Record<T>, LeaseTableError> {
+        self.record_and_sums(entry, generation).map(|(record, _)| record)
+    }
+
+    fn record_and_sums(
+        &mut self,
+        entry: u32,
+        generation: u32,
+    ) -> Result<(&mut Record<T>, &mut Sums), LeaseTableError> {
         self.entries
             .get_mut(entry as usize)
             .filter(|slot| slot.generation == generation)
             .and_then(|slot| slot.record.as_mut())
+            .map(|record| (record, &mut self.sums))
             .ok_or(LeaseTableError::Unknown { entry, generation })
     }
 
@@ -237,7 +279,7 @@ impl<T> LeaseTable<T> {
         from: ProcessId,
         in_parts: bool,
     ) -> Result<(), LeaseTableError> {
-        let record = self.record(entry, generation)?;
+        let (record, sums) = self.record_and_sums(entry, generation)?;
         if !record.holders.iter().any(|(process, _)| *process == from) {
             return Err(LeaseTableError::NotHeld { process: from, entry, count: 1, held: 0 });
         }
@@ -247,6 +289,9 @@ impl<T> LeaseTable<T> {
         let others = if in_parts { record.local - record.in_parts } else { record.in_parts };
         if others > 0 {
             return Err(LeaseTableError::OtherForm { process: from, entry });
+        }
+        if record.local == 0 {
+            sums.local.add(record.block.bytes());
         }
         record.local += 1;
         record.in_parts += u32::from(in_parts);
@@ -292,8 +337,8 @@ impl<T> LeaseTable<T> {
     /// # Errors
     /// The entry is unknown.
     pub fn grant(&mut self, entry: u32, generation: u32, to: ProcessId) -> Result<bool, LeaseTableError> {
-        let record = self.record(entry, generation)?;
-        one_more(&mut record.holders, to);
+        let (record, sums) = self.record_and_sums(entry, generation)?;
+        record.one_more_holder(to, sums);
         record.changes += 1;
         Ok(std::mem::replace(&mut record.shared, true))
     }
@@ -325,6 +370,7 @@ impl<T> LeaseTable<T> {
             if let Some(index) = held {
                 record.holders.swap_remove(index);
                 record.forwarded.retain(|(holder, _)| *holder != process);
+                record.holder_left(process, &mut self.sums);
             }
             let mut unproven = 0;
             if record.unproven > 0 {
@@ -350,9 +396,12 @@ impl<T> LeaseTable<T> {
         generation: u32,
         uses: &[Ticket],
     ) -> Result<Left, LeaseTableError> {
-        let record = self.record(entry, generation)?;
+        let (record, sums) = self.record_and_sums(entry, generation)?;
         // A local lease is a value of this process, so a count of zero here is a defect of ours, not of a peer.
         record.local = record.local.checked_sub(1).ok_or(LeaseTableError::Unknown { entry, generation })?;
+        if record.local == 0 {
+            sums.local.take(record.block.bytes());
+        }
         note_uses(&mut record.uses, uses);
         Ok(record.changed(entry, generation))
     }
@@ -425,6 +474,8 @@ impl<T> LeaseTable<T> {
             slot.generation = next;
             self.closed.push(entry);
         }
+        self.sums.open.take(record.block.bytes());
+        self.unlink(entry);
         Some((record.block, record.uses))
     }
 
@@ -446,25 +497,29 @@ impl<T> LeaseTable<T> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-
-    /// What each live allocation got from its allocator, and whether another process has a lease on it.
-    pub fn live(&self) -> impl Iterator<Item = (&T, bool)> {
-        let entries = self.entries.iter().filter_map(|slot| slot.record.as_ref());
-        entries.map(|record| (&record.block, !record.holders.is_empty() || record.unproven > 0))
-    }
-
-    /// Every open entry, for reports.
-    pub fn report(&self) -> impl Iterator<Item = EntryReport<'_, T>> {
-        self.entries.iter().filter_map(|slot| slot.record.as_ref()).map(|record| EntryReport {
-            block: &record.block,
-            local: record.local,
-            holders: &record.holders,
-            since: record.since,
-        })
-    }
 }
 
-impl<T> Record<T> {
+impl<T: Measured> Record<T> {
+    fn one_more_holder(&mut self, process: ProcessId, sums: &mut Sums) {
+        let (holders, bytes) = (self.holders.len(), self.block.bytes());
+        one_more(&mut self.holders, process);
+        if self.holders.len() > holders {
+            sums.begins(process, bytes);
+            if holders == 0 {
+                sums.lent.add(bytes);
+            }
+        }
+    }
+
+    /// `process` was taken out of the holders.
+    fn holder_left(&self, process: ProcessId, sums: &mut Sums) {
+        let bytes = self.block.bytes();
+        sums.ends(process, bytes);
+        if self.holders.is_empty() {
+            sums.lent.take(bytes);
+        }
+    }
+
     fn is_empty(&self) -> bool {
         self.local == 0 && self.holders.is_empty() && self.unproven == 0
     }

@@ -1,7 +1,6 @@
 //! From a value to the parts of a frame and back.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::meter::{self, Meter, Spent};
 use super::nesting::{self, NestingError};
+use super::packed::{Lists, Packing};
 use super::parts;
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
@@ -124,35 +124,30 @@ pub enum DecodeError {
     },
 }
 
-/// A body's buffer is kept for the next message up to this size, in bytes.
-const MAX_KEPT: usize = 64 << 10;
-
-thread_local! {
-    /// See [`buffer`].
-    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// A buffer to encode into: the one that this thread [gave back](give_back) last.
-pub(crate) fn buffer() -> Vec<u8> {
-    BUFFER.take()
-}
-
-/// Keeps the buffer of a body that was written for the thread's next message.
-pub(crate) fn give_back(body: Vec<u8>) {
-    if body.capacity() <= MAX_KEPT {
-        BUFFER.set(body);
-    }
-}
-
 /// Encodes `value`; `body` is a buffer to reuse.
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
-pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, EncodeError> {
+pub fn encode<T: Serialize>(value: &T, body: Vec<u8>) -> Result<Encoded, EncodeError> {
+    encode_as(value, body, Lists::Packed)
+}
+
+/// As [`encode`], with `lists` of bytes.
+///
+/// # Errors
+/// See [`EncodeError`]; `value` is untouched.
+pub(crate) fn encode_as<T: Serialize>(
+    value: &T,
+    mut body: Vec<u8>,
+    lists: Lists,
+) -> Result<Encoded, EncodeError> {
     body.clear();
     let outgoing = scope::encoding(|| {
         let mut serializer = rmp_serde::Serializer::new(&mut body).with_struct_map();
-        value.serialize(&mut serializer)
+        match lists {
+            Lists::Packed => value.serialize(Packing(&mut serializer)),
+            Lists::Numbers => value.serialize(&mut serializer),
+        }
     })?;
     if body.len() > MAX_BODY {
         return Err(EncodeError::TooLarge { bytes: body.len() });
@@ -167,8 +162,12 @@ pub fn encode<T: Serialize>(value: &T, mut body: Vec<u8>) -> Result<Encoded, Enc
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
-pub(crate) fn encode_for_peer<T: Serialize>(value: &T, body: Vec<u8>) -> Result<Encoded, EncodeError> {
-    let encoded = encode(value, body)?;
+pub(crate) fn encode_for_peer<T: Serialize>(
+    value: &T,
+    body: Vec<u8>,
+    lists: Lists,
+) -> Result<Encoded, EncodeError> {
+    let encoded = encode_as(value, body, lists)?;
     if let Some(lease) = encoded.leases.iter().position(|(lease, _)| !lease.can_leave()) {
         let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
         let shape = encoded.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec());

@@ -15,6 +15,7 @@ use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
+use super::packed::{self, Packed};
 use crate::limits::{DECODED_BASE, DECODED_PER_BYTE, MAX_NESTING};
 
 /// Most calls inside each other. A container of the body, of which there are [`MAX_NESTING`], takes one, and so do an option
@@ -132,6 +133,16 @@ struct Visit<'m, V> {
     visitor: V,
     at: At<'m>,
     elements: Elements,
+    newtype: Newtype,
+}
+
+/// What a visitor is shown as a newtype.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Newtype {
+    /// A newtype: one was asked for.
+    Itself,
+    /// An extension of MessagePack.
+    Extension,
 }
 
 /// Something with elements (a list, a map, an enum's variant), which it counts.
@@ -150,11 +161,12 @@ struct Seed<'m, S> {
 
 /// Methods of a deserialiser whose value may have others in it.
 macro_rules! counted {
-    ($($method:ident($($argument:ident: $type:ty),*) $elements:ident;)*) => { $(
+    ($($method:ident($($argument:ident: $type:ty),*) $elements:ident $newtype:ident;)*) => { $(
         #[inline]
         fn $method<V: Visitor<'de>>(self, $($argument: $type,)* visitor: V) -> Result<V::Value, D::Error> {
             let at = self.at.enter::<V::Value, D::Error>()?;
-            self.from.$method($($argument,)* Visit { visitor, at, elements: Elements::$elements })
+            let (elements, newtype) = (Elements::$elements, Newtype::$newtype);
+            self.from.$method($($argument,)* Visit { visitor, at, elements, newtype })
         }
     )* };
 }
@@ -175,21 +187,22 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
     plain! {
         deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128 deserialize_u8
         deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128 deserialize_f32 deserialize_f64 deserialize_char
-        deserialize_str deserialize_string deserialize_bytes deserialize_byte_buf deserialize_unit deserialize_identifier
-        deserialize_ignored_any
+        deserialize_str deserialize_string deserialize_unit deserialize_identifier deserialize_ignored_any
     }
 
     counted! {
-        deserialize_any() Heap;
-        deserialize_option() Inside;
-        deserialize_unit_struct(name: &'static str) Inside;
-        deserialize_newtype_struct(name: &'static str) Inside;
-        deserialize_seq() Heap;
-        deserialize_map() Heap;
-        deserialize_tuple(len: usize) Inside;
-        deserialize_tuple_struct(name: &'static str, len: usize) Inside;
-        deserialize_struct(name: &'static str, fields: &'static [&'static str]) Inside;
-        deserialize_enum(name: &'static str, variants: &'static [&'static str]) Inside;
+        deserialize_bytes() Heap Extension;
+        deserialize_byte_buf() Heap Extension;
+        deserialize_any() Heap Extension;
+        deserialize_option() Inside Extension;
+        deserialize_unit_struct(name: &'static str) Inside Extension;
+        deserialize_newtype_struct(name: &'static str) Inside Itself;
+        deserialize_seq() Heap Extension;
+        deserialize_map() Heap Extension;
+        deserialize_tuple(len: usize) Inside Extension;
+        deserialize_tuple_struct(name: &'static str, len: usize) Inside Extension;
+        deserialize_struct(name: &'static str, fields: &'static [&'static str]) Inside Extension;
+        deserialize_enum(name: &'static str, variants: &'static [&'static str]) Inside Extension;
     }
 
     #[inline]
@@ -246,7 +259,16 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Visit<'_, V> {
 
     #[inline]
     fn visit_newtype_struct<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
-        self.visitor.visit_newtype_struct(Metered { from, at: self.at })
+        if self.newtype == Newtype::Itself {
+            return self.visitor.visit_newtype_struct(Metered { from, at: self.at });
+        }
+        let packed = Packed::read(from)?;
+        if let Some(bytes) = packed.whole::<V>() {
+            self.at.count(bytes.len())?;
+            return Ok(packed::value::<V>(bytes.to_vec()));
+        }
+        let (visitor, numbers) = self.split(packed.numbers());
+        visitor.visit_seq(numbers)
     }
 
     #[inline]
@@ -349,7 +371,8 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Inner<'_, A> {
 
     #[inline]
     fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, A::Error> {
-        self.access.tuple_variant(len, Visit { visitor, at: self.at, elements: Elements::Inside })
+        let (elements, newtype) = (Elements::Inside, Newtype::Extension);
+        self.access.tuple_variant(len, Visit { visitor, at: self.at, elements, newtype })
     }
 
     #[inline]
@@ -358,7 +381,8 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Inner<'_, A> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, A::Error> {
-        self.access.struct_variant(fields, Visit { visitor, at: self.at, elements: Elements::Inside })
+        let (elements, newtype) = (Elements::Inside, Newtype::Extension);
+        self.access.struct_variant(fields, Visit { visitor, at: self.at, elements, newtype })
     }
 }
 

@@ -28,11 +28,13 @@
 //! lends them by index; whatever goes wrong afterwards, the leases are values and go back when they drop (LEASE-2).
 //! [`wire`] is the form of a frame, and believes nothing (WIRE-1).
 
+pub(crate) mod buffers;
 pub mod check;
 pub mod codec;
 pub(crate) mod holds;
 mod meter;
 pub mod nesting;
+pub(crate) mod packed;
 pub(crate) mod parts;
 pub mod portable;
 pub mod scope;
@@ -116,7 +118,7 @@ impl<R: Serialize + DeserializeOwned + Send + 'static> SentBack for R {}
 /// # Errors
 /// It cannot be encoded, as when it is sent.
 pub fn bytes_of<M: GpuMessage>(message: &M) -> Result<u64, EncodeError> {
-    let encoded = codec::encode(message, Vec::new())?;
+    let encoded = codec::encode_as(message, Vec::new(), packed::Lists::of::<M>())?;
     let bytes = |tensor: &scope::Outline| tensor.layout.len() as u64 * tensor.dtype.size() as u64;
     Ok(encoded.tensors.iter().map(bytes).sum::<u64>() + encoded.body.len() as u64)
 }

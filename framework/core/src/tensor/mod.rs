@@ -119,6 +119,9 @@ pub struct Tensor {
 impl Tensor {
     /// A tensor over a lease. The caller has checked that the layout lies in the allocation.
     pub(crate) fn from_parts(lease: Lease, dtype: DType, layout: Layout, ready: Option<Ticket>) -> Self {
+        if let Some(ready) = &ready {
+            lease.domain().relies_on(ready);
+        }
         lease.add_handle();
         let first_element = lease.address() + layout.offset() as u64 * dtype.size() as u64;
         Tensor { lease, dtype, layout, ready, first_element }

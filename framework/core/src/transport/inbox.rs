@@ -22,7 +22,9 @@ pub use super::local_credits::LocalCredits;
 use super::{Link, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
+use crate::message::buffers::Use;
 use crate::message::codec;
+use crate::message::packed::Lists;
 use crate::observe::context::TraceContext;
 use crate::observe::hang_probe::ActorProbe;
 use crate::observe::log::MAX_TEXT;
@@ -160,6 +162,8 @@ pub struct Receipt {
     correlation: Option<u64>,
     /// The reply need not wake its receiver by itself.
     acknowledges: bool,
+    /// Of the reply.
+    lists: Lists,
     /// Where the message's frame ends in its ring.
     end: u64,
 }
@@ -173,7 +177,8 @@ impl Receipt {
         end: u64,
     ) -> Self {
         transport.actors.opened();
-        Receipt { transport, link, credit: Some(credit), correlation, acknowledges: false, end }
+        let lists = Lists::Packed;
+        Receipt { transport, link, credit: Some(credit), correlation, acknowledges: false, lists, end }
     }
 
     /// The process that sent the message.
@@ -196,11 +201,16 @@ impl Receipt {
         self.acknowledges = true;
     }
 
+    /// How the reply is written.
+    pub(crate) fn reply_with(&mut self, lists: Lists) {
+        self.lists = lists;
+    }
+
     /// Sends the reply, where one is wanted.
     pub fn reply<R: Serialize>(mut self, reply: R) {
         let Some(correlation) = self.correlation.take() else { return };
         let asked = self.credit.take();
-        match codec::encode_for_peer(&reply, codec::buffer()) {
+        match codec::encode_for_peer(&reply, Use::Encoded.take(), self.lists) {
             Ok(encoded) => match encoded.taint() {
                 Some(tainted) => {
                     self.transport.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);

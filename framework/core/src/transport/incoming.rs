@@ -38,6 +38,7 @@ use crate::fault;
 use crate::ids::{ChunkId, ProcessId};
 use crate::lease::table::LeaseTableError;
 use crate::lease::{Lease, LeaseId, Returns};
+use crate::message::buffers::Use;
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry, Tables};
 use crate::observe::context::TraceContext;
@@ -396,12 +397,12 @@ impl Transport {
     }
 
     fn dispatch(&self, link: &Arc<Link>, inbound: &mut Inbound, frame: &Frame<'_>, mut adopted: Adopted) {
-        let mut large = Vec::new();
+        let large;
         let body = match frame.body_lease.and_then(|_| adopted.pop()) {
             Some((lease, _)) => match copy_body(lease, frame.header.body_bytes as usize) {
-                Ok(bytes) => {
-                    large = bytes;
-                    large.as_slice()
+                Ok(copied) => {
+                    large = copied;
+                    large.0.as_slice()
                 }
                 Err(why) => {
                     self.reject(link, &why);
@@ -410,7 +411,6 @@ impl Transport {
             },
             None => frame.body,
         };
-        let _keep = &large;
         let tensors = match codec::tensors(&adopted, frame.tensors) {
             Ok(tensors) => tensors,
             Err(error) => {
@@ -535,11 +535,23 @@ fn no_link(why: Option<&LinkRefused>) -> String {
 }
 
 /// A body that came as a lease, copied before it is looked at: its sender could still change it.
-fn copy_body(lease: Lease, bytes: usize) -> Result<Vec<u8>, String> {
+fn copy_body(lease: Lease, bytes: usize) -> Result<Copied, String> {
     let layout = Layout::contiguous(&[bytes]).map_err(|error| error.to_string())?;
     layout
         .fits(DType::U8, lease.bytes())
         .map_err(|error| DecodeError::Layout { index: 0, error }.to_string())?;
     let tensor = Tensor::from_parts(lease, DType::U8, layout, None);
-    tensor.to_vec::<u8>().map_err(|error| error.to_string())
+    let shared = tensor.as_slice::<u8>().map_err(|error| error.to_string())?;
+    let mut copy = Use::Copied.take();
+    copy.extend_from_slice(shared);
+    Ok(Copied(copy))
+}
+
+/// A body in a buffer of this thread's, which keeps it.
+struct Copied(Vec<u8>);
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        Use::Copied.give_back(std::mem::take(&mut self.0));
+    }
 }

@@ -40,7 +40,9 @@ use crate::lease::table::Uses;
 use crate::lease::{Lease, PoolError};
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
 use crate::message::EncodeError;
+use crate::message::buffers::Use;
 use crate::message::codec::{self, Encoded};
+use crate::message::packed::Lists;
 use crate::message::parts::give_away;
 use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::observe::context::TraceContext;
@@ -109,6 +111,7 @@ impl Transport {
         link: &Arc<Link>,
         mut destination: Destination,
         message: &mut Option<M>,
+        lists: Lists,
         expect: impl FnOnce() -> Option<u64>,
     ) -> Result<Option<u64>, TransmitError> {
         // Before the work of encoding.
@@ -117,7 +120,7 @@ impl Transport {
         // Outside of a handler a send is a turn of its own: the data of a tensor and the end of its lease are one clock
         // write. It ends, and publishes the frame, when this returns.
         let _turn = Turn::begin();
-        let mut encoded = codec::encode_for_peer(value, codec::buffer())?;
+        let mut encoded = codec::encode_for_peer(value, Use::Encoded.take(), lists)?;
         destination.has_context = TraceContext::current().append(&mut encoded.body, MAX_BODY);
         let claim = self.claim(link, &destination, &encoded)?;
         // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.
@@ -226,7 +229,7 @@ impl Transport {
             tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
             self.give_up(link);
         }
-        codec::give_back(body);
+        Use::Encoded.give_back(body);
         fault::point("transport.send.written");
         // After the frame is written: with these may go the last local lease, and its last uses into the lease table.
         drop(leases);

@@ -1,13 +1,19 @@
 //! What a pool says of itself: how full it is, and who has its memory.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-
 use std::time::Instant;
+
+use smallvec::SmallVec;
 
 use super::{Pool, State};
 use crate::ids::ProcessId;
+use crate::lease::table::Sum;
 use crate::observe::survey::{HolderReport, MAX_HOLDERS, PoolReport};
+
+/// Of the oldest allocations, so many are looked at for the report of a full pool.
+pub(super) const OLDEST: usize = 64;
 
 /// Sizes of a pool, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,37 +83,45 @@ impl Pool {
 
 impl State {
     pub(super) fn stats(&self) -> PoolStats {
-        let mut stats = PoolStats { chunk_bytes: self.chunk_bytes, ..PoolStats::default() };
-        for (block, lent) in self.table.live() {
-            stats.held_bytes += block.bytes;
-            stats.lent_bytes += if lent { block.bytes } else { 0 };
-            stats.allocations += 1;
+        let open = self.table.open_sum();
+        PoolStats {
+            chunk_bytes: self.chunk_bytes,
+            held_bytes: open.bytes,
+            allocations: open.tensors as usize,
+            lent_bytes: self.table.lent_sum().bytes,
+            quarantined_bytes: self.quarantine.iter().map(|(block, _)| block.bytes).sum(),
         }
-        stats.quarantined_bytes = self.quarantine.iter().map(|(block, _)| block.bytes).sum();
-        stats
     }
 
+    /// Who has the memory, and for how long, in words. A pool is full again and again, so this costs the same however many
+    /// allocations there are: of the oldest of them it looks at few, and says of a process that has none of those how old its
+    /// own can be.
     pub(super) fn holders(&self, process: ProcessId) -> String {
-        let mut by_process: BTreeMap<ProcessId, (u64, usize, f64)> = Default::default();
-        for entry in self.table.report() {
+        let mut oldest: SmallVec<[(ProcessId, Instant); 8]> = SmallVec::new();
+        let mut most = None;
+        for entry in self.table.by_age().take(OLDEST) {
             let local = (entry.local > 0).then_some(process);
             for holder in entry.holders.iter().map(|(process, _)| *process).chain(local) {
-                let sums = by_process.entry(holder).or_default();
-                sums.0 += entry.block.bytes;
-                sums.1 += 1;
-                sums.2 = sums.2.max(entry.since.elapsed().as_secs_f64());
+                if !oldest.iter().any(|(known, _)| *known == holder) {
+                    oldest.push((holder, entry.since));
+                }
             }
+            most = Some(entry.since);
         }
-        let mut rows: Vec<_> = by_process.into_iter().collect();
-        rows.sort_by_key(|(_, (bytes, ..))| std::cmp::Reverse(*bytes));
+        let local = Some((process, self.table.local_sum())).filter(|(_, sum)| sum.tensors > 0);
+        let mut rows: SmallVec<[_; 8]> = self.table.sums_of_others().chain(local).collect();
+        rows.sort_by_key(|(process, sum)| (Reverse(sum.bytes), *process));
         let mut text = String::from("Held by");
-        for (index, (holder, (bytes, count, age))) in rows.iter().take(8).enumerate() {
+        for (index, (holder, Sum { bytes, tensors })) in rows.iter().take(8).enumerate() {
             let comma = if index == 0 { "" } else { "," };
             let own = if *holder == process { " (this process)" } else { "" };
-            let _ = write!(
-                text,
-                "{comma} {holder}{own}: {bytes} bytes in {count} tensors, the oldest for {age:.1} s"
-            );
+            let _ = write!(text, "{comma} {holder}{own}: {bytes} bytes in {tensors} tensors");
+            let seconds = |since: Instant| since.elapsed().as_secs_f64();
+            let _ = match (oldest.iter().find(|(known, _)| known == holder), most) {
+                (Some((_, since)), _) => write!(text, ", the oldest for {:.1} s", seconds(*since)),
+                (None, Some(most)) => write!(text, ", none for more than {:.1} s", seconds(most)),
+                (None, None) => Ok(()),
+            };
         }
         if rows.is_empty() {
             text.push_str(" nobody: the last uses have not passed yet");

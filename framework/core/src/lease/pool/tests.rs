@@ -7,6 +7,7 @@ use std::task::Wake;
 use super::*;
 use crate::clock::ClockPage;
 use crate::device::host::HostBackend;
+use crate::lease::table::LOOKED_AT;
 
 fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).expect("a small slot")
@@ -198,4 +199,41 @@ fn a_send_that_drains_wakes_who_waits_for_memory() {
     assert!(pool.is_sole_of(given, to, shared));
     assert_eq!(woken.0.load(Ordering::SeqCst), 1, "the waiter sleeps on");
     assert!(pool.poll_allocate(1 << 19, &waker).is_ok());
+}
+
+/// A program that tries, and falls back, finds the pool full a thousand times a second: the error must not cost a walk through a
+/// million allocations.
+#[test]
+fn a_full_pool_says_who_has_it_without_a_look_at_each_tensor() {
+    let (pool, _script) = pool();
+    let mut live: Vec<Lease> =
+        std::iter::from_fn(|| pool.allocate(512).ok()).map(|fresh| fresh.lease).collect();
+    assert_eq!(live.len(), 2048, "tensors of one unit fill the pool");
+    let (early, late) = (live[0].id(), live[2047].id());
+    pool.grant(early, process(1)).expect("open");
+    pool.grant(late, process(2)).expect("open");
+    LOOKED_AT.set(0);
+    let Err(PoolError::Full { in_use, holders, .. }) = pool.allocate(512) else { panic!("it is full") };
+    assert!(LOOKED_AT.get() <= report::OLDEST, "{} entries were looked at", LOOKED_AT.get());
+    assert_eq!(in_use, 1 << 20);
+    let of = |process: ProcessId| {
+        let rest = holders.split(&format!("{process}")).nth(1).expect("it is among the holders");
+        rest.split(" s").next().unwrap_or_default().to_owned()
+    };
+    assert!(
+        of(process(0)).contains("(this process): 1048576 bytes in 2048 tensors, the oldest for"),
+        "{holders}"
+    );
+    assert!(of(process(1)).contains(": 512 bytes in 1 tensors, the oldest for"), "{holders}");
+    assert!(of(process(2)).contains(": 512 bytes in 1 tensors, none for more than"), "{holders}");
+    // The stats say the same, and look at none.
+    LOOKED_AT.set(0);
+    let stats = pool.stats();
+    assert_eq!((stats.held_bytes, stats.allocations, stats.lent_bytes), (1 << 20, 2048, 1024));
+    assert_eq!(LOOKED_AT.get(), 0);
+    live.clear();
+    pool.evict(process(1));
+    pool.evict(process(2));
+    let stats = pool.stats();
+    assert_eq!((stats.held_bytes, stats.allocations, stats.lent_bytes), (0, 0, 0));
 }

@@ -14,8 +14,8 @@
 //! either of the two, and when the owner has the memory for itself.
 
 use super::{
-    Emptied, LeaseTable, LeaseTableError, Left, ProcessId, Record, Ticket, Uses, note_uses, one_less,
-    one_more,
+    Emptied, LeaseTable, LeaseTableError, Left, Measured, ProcessId, Record, Sums, Ticket, Uses, note_uses,
+    one_less, one_more,
 };
 
 /// Different receivers of one forwarder that are counted on one entry. Of more, it has forwarded to anybody: it may, and what
@@ -93,7 +93,7 @@ pub(super) fn forget(unproven: &mut Vec<Unproven>, entry: (u32, u32), process: P
     holds
 }
 
-impl<T> LeaseTable<T> {
+impl<T: Measured> LeaseTable<T> {
     /// `from` says that the memory was forwarded to it (LEASE-3); whether somebody is known to have forwarded it. If not, the
     /// owner has to [drain](Self::begin_pass) once more.
     ///
@@ -101,14 +101,14 @@ impl<T> LeaseTable<T> {
     /// The entry is unknown, or nobody was given a lease who could have forwarded it: that hold is refused.
     pub fn hold(&mut self, entry: u32, generation: u32, from: ProcessId) -> Result<bool, LeaseTableError> {
         let since = self.passes;
-        let record = self.record(entry, generation)?;
+        let (record, sums) = self.record_and_sums(entry, generation)?;
         if !record.shared {
             more(&mut record.refused, from, 1);
             return Err(LeaseTableError::NotShared { process: from, entry });
         }
         record.changes += 1;
         if record.take_forward(from) {
-            record.believe(from);
+            record.believe(from, sums);
             self.prove(entry, generation);
             return Ok(true);
         }
@@ -179,7 +179,7 @@ impl<T> LeaseTable<T> {
             return Ok((Left::Held, Given::Later));
         }
         let passes = self.passes;
-        let record = self.record(entry, generation)?;
+        let (record, sums) = self.record_and_sums(entry, generation)?;
         let of = |shares: &[(ProcessId, u32)]| {
             shares.iter().find(|(process, _)| *process == from).map_or(0, |(_, count)| *count)
         };
@@ -196,6 +196,9 @@ impl<T> LeaseTable<T> {
         }
         let given = if forwarded == held { Given::Forwarded } else { Given::Granted };
         one_less(&mut record.holders, from);
+        if held == 1 {
+            record.holder_left(from, sums);
+        }
         if given == Given::Forwarded {
             one_less(&mut record.forwarded, from);
         }
@@ -310,9 +313,9 @@ impl<T> LeaseTable<T> {
                 index += 1;
                 continue;
             }
-            if let Ok(record) = self.record(entry, generation) {
+            if let Ok((record, sums)) = self.record_and_sums(entry, generation) {
                 record.unproven -= 1;
-                record.believe(process);
+                record.believe(process, sums);
             }
             self.unproven[index].holds -= 1;
             if self.unproven[index].holds == 0 {
@@ -346,14 +349,14 @@ impl<T> LeaseTable<T> {
     }
 }
 
-impl<T> Record<T> {
+impl<T: Measured> Record<T> {
     fn has(&self, process: ProcessId) -> bool {
         self.holders.iter().any(|(holder, _)| *holder == process)
     }
 
     /// A hold of `process` is true.
-    fn believe(&mut self, process: ProcessId) {
-        one_more(&mut self.holders, process);
+    fn believe(&mut self, process: ProcessId, sums: &mut Sums) {
+        self.one_more_holder(process, sums);
         one_more(&mut self.forwarded, process);
         self.forwards
             .iter_mut()

@@ -4,6 +4,13 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// A block of so many bytes.
+impl Measured for u64 {
+    fn bytes(&self) -> u64 {
+        *self
+    }
+}
+
 fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).expect("a small slot")
 }
@@ -23,14 +30,14 @@ fn emptied(left: Result<Left, LeaseTableError>) -> Emptied {
 #[test]
 fn a_line_closes_when_the_last_lease_is_back_and_once() {
     let mut table = LeaseTable::default();
-    let (entry, life) = table.open("block", Uses::new());
+    let (entry, life) = table.open(5_u64, Uses::new());
     table.grant(entry, life, process(1)).unwrap();
     table.grant(entry, life, process(1)).unwrap();
     assert_eq!(table.release_local(entry, life, &[]), Ok(Left::Held));
     assert_eq!(table.release(entry, life, process(1), &[]), Ok(Left::Held));
     let last = emptied(table.release(entry, life, process(1), &[]));
     assert_eq!(table.len(), 1, "empty is not closed (LEASE-3)");
-    assert_eq!(table.close(last), Some(("block", Uses::new())));
+    assert_eq!(table.close(last), Some((5, Uses::new())));
     assert_eq!(table.close(last), None);
     assert!(table.is_empty());
 }
@@ -123,7 +130,7 @@ fn sole_is_who_has_the_only_lease() {
 #[test]
 fn a_dead_holder_leaves_every_line() {
     let mut table = LeaseTable::default();
-    let entries: Vec<_> = (0..4).map(|n| table.open(n, Uses::new())).collect();
+    let entries: Vec<_> = (0_u64..4).map(|n| table.open(n, Uses::new())).collect();
     for (n, (entry, life)) in entries.iter().enumerate() {
         for shared in 0..n {
             assert_eq!(table.grant(*entry, *life, process(1)), Ok(shared > 0), "every grant after the first");
@@ -180,7 +187,9 @@ proptest! {
         };
         for (step, which) in steps {
             if names.is_empty() || matches!(step, Step::Open) {
-                let name = table.open((), Uses::new());
+                let name = table.open(names.len() as u64, Uses::new());
+                let newest = table.by_age().last().map(|entry| *entry.block);
+                prop_assert_eq!(newest, Some(names.len() as u64));
                 prop_assert!(!names.contains(&name), "a name is never given twice");
                 names.push(name);
                 model.insert(name, (1, BTreeMap::new()));
@@ -250,6 +259,24 @@ proptest! {
                 }
             }
             prop_assert_eq!(table.len(), model.len());
+            // What is kept beside the entries says the same as a walk through all of them.
+            let sum = |has: &dyn Fn(&EntryReport<'_, u64>) -> bool| {
+                let sum = |sum: Sum, entry: EntryReport<'_, u64>| {
+                    Sum { bytes: sum.bytes + entry.block, tensors: sum.tensors + 1 }
+                };
+                table.report().filter(|entry| has(entry)).fold(Sum::default(), sum)
+            };
+            prop_assert_eq!(table.open_sum(), sum(&|_| true));
+            prop_assert_eq!(table.local_sum(), sum(&|entry| entry.local > 0));
+            prop_assert_eq!(table.lent_sum(), sum(&|entry| !entry.holders.is_empty()));
+            for slot in 1..4 {
+                let kept = table.sums_of_others().find(|(holder, _)| *holder == process(slot));
+                let held = sum(&|entry| entry.holders.iter().any(|(holder, _)| *holder == process(slot)));
+                prop_assert_eq!(kept.map_or(Sum::default(), |(_, sum)| sum), held);
+            }
+            let ages: Vec<_> = table.by_age().map(|entry| *entry.block).collect();
+            prop_assert!(ages.is_sorted(), "from the oldest on: {:?}", ages);
+            prop_assert_eq!(ages.len(), model.len());
             for name in &names {
                 let shares = model.get(name).map(|(local, others)| {
                     (*local, others.iter().map(|(slot, count)| (process(*slot), *count)).collect::<Vec<_>>())

@@ -1,0 +1,141 @@
+//! Where the cost used to grow without a reason: each row is a ratio of two medians of this run, beside the bound that it has to
+//! keep. A program, not timed: `cargo bench -p tensorpost-benches --bench cliffs`, or the binary that this builds, on any
+//! machine. It takes less than a minute.
+//!
+//! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`. Exits with 1 where a bound is
+//! missed.
+
+mod bodies;
+mod fan;
+mod idle;
+mod local;
+mod pool;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
+use tensorpost::prelude::*;
+
+/// Measures the cliffs of issue lists: ratios within one run, each with its bound.
+#[derive(Parser)]
+#[command(name = "cliffs")]
+struct Arguments {
+    /// Groups to measure, separated by commas: pool, bodies, idle, local, fan. All of them where none is named.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// What cargo hands to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What a ratio has to keep.
+#[derive(Clone, Copy)]
+enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Bound {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Bound::AtMost(bound) => value <= bound,
+            Bound::AtLeast(bound) => value >= bound,
+        }
+    }
+
+    fn text(self) -> String {
+        match self {
+            Bound::AtMost(bound) => format!("<= {bound}"),
+            Bound::AtLeast(bound) => format!(">= {bound}"),
+        }
+    }
+}
+
+/// One line of the table.
+struct Row {
+    what: String,
+    measured: String,
+    value: f64,
+    bound: Option<Bound>,
+}
+
+impl Row {
+    fn new(what: impl Into<String>, measured: impl Into<String>, value: f64, bound: Option<Bound>) -> Self {
+        Row { what: what.into(), measured: measured.into(), value, bound }
+    }
+}
+
+/// The median time of one of `count` calls, over `samples` samples of so many.
+fn median(samples: usize, count: u32, mut call: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..samples)
+        .map(|_| {
+            let since = Instant::now();
+            (0..count).for_each(|_| call());
+            since.elapsed() / count
+        })
+        .collect();
+    middle(&mut times)
+}
+
+/// The middle one; zero where there is none.
+fn middle(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn over(time: Duration, other: Duration) -> f64 {
+    time.as_secs_f64() / other.as_secs_f64().max(1e-9)
+}
+
+fn micros(time: Duration) -> String {
+    format!("{:.2} us", time.as_secs_f64() * 1e6)
+}
+
+type Group = fn(&Node) -> anyhow::Result<Vec<Row>>;
+
+const GROUPS: [(&str, Group); 5] = [
+    ("pool", pool::rows),
+    ("bodies", bodies::rows),
+    ("idle", idle::rows),
+    ("local", local::rows),
+    ("fan", fan::rows),
+];
+
+fn main() -> anyhow::Result<ExitCode> {
+    let node = Node::builder()
+        .host_budget(pool::BUDGET)
+        .actor::<bodies::Asker>()
+        .actor::<bodies::Echo>()
+        .actor::<local::Driver>()
+        .actor::<local::Taker>()
+        .actor::<local::Victim>()
+        .actor::<fan::Sender>()
+        .actor::<fan::Sink>()
+        .run_if_worker()
+        .start()?;
+    let arguments = Arguments::parse();
+    let names = GROUPS.map(|(name, _)| name);
+    if let Some(unknown) = arguments.only.iter().find(|only| !names.contains(&only.as_str())) {
+        anyhow::bail!("there is no group `{unknown}`; there are {}", names.join(", "));
+    }
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN).set_header(["what", "measured", "ratio", "bound", "met"]);
+    let mut missed = 0;
+    for (name, rows) in GROUPS {
+        if !arguments.only.is_empty() && !arguments.only.iter().any(|only| only == name) {
+            continue;
+        }
+        for row in rows(&node)? {
+            let met = row.bound.map(|bound| bound.is_met(row.value));
+            missed += usize::from(met == Some(false));
+            let verdict = met.map_or("", |met| if met { "yes" } else { "NOT MET" });
+            let bound = row.bound.map_or_else(String::new, Bound::text);
+            table.add_row([row.what, row.measured, format!("{:.3}", row.value), bound, verdict.to_owned()]);
+        }
+    }
+    println!("{table}");
+    Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,126 @@
+//! Buffers for bodies, which a thread keeps for its next message.
+//!
+//! A buffer of a megabyte that is asked for anew comes from the system page by page, and goes back to it: that takes several
+//! times as long as the copy. So a thread keeps large ones too, for as long as its bodies need them.
+//!
+//! Used by whoever encodes, and by the reader for bodies that come in a lease. **On a panic** in between the buffer is lost,
+//! and the next message has a new one.
+
+use std::cell::Cell;
+
+use crate::limits::MAX_INLINE_BODY;
+
+/// Largest buffer that is kept, in bytes.
+const MOST: usize = 4 << 20;
+/// One up to here is kept whatever it is used for. A body that goes inline fits, and a buffer grows by doubling.
+const SMALL: usize = 2 * MAX_INLINE_BODY;
+/// A larger one goes after so many messages in a row that did not need it.
+const IN_VAIN: u32 = 64;
+
+/// A buffer between two messages.
+#[derive(Debug, Default)]
+struct Kept {
+    buffer: Vec<u8>,
+    /// Messages in a row that it was too large for.
+    in_vain: u32,
+}
+
+thread_local! {
+    static ENCODED: Cell<Kept> = Cell::default();
+    static COPIED: Cell<Kept> = Cell::default();
+}
+
+/// What a buffer is for. Each is used while one of the other is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Use {
+    /// A body on its way out.
+    Encoded,
+    /// One on its way in that does not stand in the frame.
+    Copied,
+}
+
+impl Use {
+    fn with<R>(self, f: impl FnOnce(&mut Kept) -> R) -> R {
+        let of = |cell: &Cell<Kept>| {
+            let mut kept = cell.take();
+            let result = f(&mut kept);
+            cell.set(kept);
+            result
+        };
+        match self {
+            Use::Encoded => ENCODED.with(of),
+            Use::Copied => COPIED.with(of),
+        }
+    }
+
+    /// An empty buffer: the one that this thread [gave back](Self::give_back) last.
+    pub(crate) fn take(self) -> Vec<u8> {
+        self.with(|kept| std::mem::take(&mut kept.buffer))
+    }
+
+    /// Keeps the buffer of a body that is done with for the thread's next message.
+    pub(crate) fn give_back(self, mut body: Vec<u8>) {
+        let dropped = self.with(|kept| {
+            let is_large = body.capacity() > SMALL;
+            kept.in_vain = if is_large && body.len() <= SMALL { kept.in_vain + 1 } else { 0 };
+            if body.capacity() > MOST || kept.in_vain > IN_VAIN {
+                kept.in_vain = 0;
+                return body;
+            }
+            body.clear();
+            std::mem::replace(&mut kept.buffer, body)
+        });
+        drop(dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The buffer that the thread keeps after a body of so many bytes in a buffer of `capacity`.
+    fn kept_after(capacity: usize, bytes: usize) -> usize {
+        let mut body = Use::Copied.take();
+        body.reserve_exact(capacity.max(bytes));
+        body.resize(bytes, 1);
+        Use::Copied.give_back(body);
+        let kept = Use::Copied.take();
+        assert!(kept.is_empty());
+        let capacity = kept.capacity();
+        Use::Copied.with(|of| of.buffer = kept);
+        capacity
+    }
+
+    #[test]
+    fn a_large_buffer_is_kept_for_as_long_as_it_is_needed() {
+        std::thread::spawn(|| {
+            assert_eq!(kept_after(0, 100_000), 100_000);
+            // The first takes pages from the system; those behind it do not.
+            for _ in 0..1000 {
+                assert_eq!(kept_after(0, 1 << 20), 1 << 20);
+            }
+            for _ in 0..IN_VAIN {
+                assert_eq!(kept_after(0, 10), 1 << 20, "the next may need it again");
+            }
+            assert_eq!(kept_after(0, SMALL + 1), 1 << 20, "it did");
+            for _ in 0..IN_VAIN {
+                assert_eq!(kept_after(0, 10), 1 << 20);
+            }
+            assert_eq!(kept_after(0, 10), 0, "memory that is not needed goes back");
+            assert_eq!(kept_after(0, 10), 10);
+        })
+        .join()
+        .expect("no panic");
+    }
+
+    #[test]
+    fn the_largest_bodies_keep_nothing() {
+        std::thread::spawn(|| {
+            assert_eq!(kept_after(0, MOST), MOST);
+            assert_eq!(kept_after(MOST + 1, MOST + 1), 0);
+            assert_eq!(Use::Encoded.take().capacity(), 0, "each use has its own");
+        })
+        .join()
+        .expect("no panic");
+    }
+}
