@@ -1,10 +1,12 @@
 //! The supervisor's loop: commands, sockets, deadlines, and the end of a worker's process.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::actor::WorkerProgram;
 use crate::doctor;
 use crate::ids::ProcessId;
 use crate::node::broker::{Broker, Delivery};
@@ -141,7 +143,7 @@ impl State {
                     self.broker_message(ProcessId::NODE, message, descriptors);
                 }
                 Command::Pong(number) => self.pong(ProcessId::NODE, number),
-                Command::Spawn(name, reply) => self.spawn(&name, reply),
+                Command::Spawn(name, program, reply) => self.spawn(&name, program, reply),
                 Command::Start(worker, actor, how, reply) => self.start_actor(worker, actor, how, reply),
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
@@ -187,7 +189,12 @@ impl State {
         }
     }
 
-    fn spawn(&mut self, name: &str, reply: Reply<Result<WorkerId, SpawnError>>) {
+    fn spawn(
+        &mut self,
+        name: &str,
+        program: Option<WorkerProgram>,
+        reply: Reply<Result<WorkerId, SpawnError>>,
+    ) {
         let slot = match self.new_slot(name) {
             Ok(slot) => slot,
             Err(error) => {
@@ -198,19 +205,40 @@ impl State {
         let deadline = Instant::now() + self.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
         let id = self.workers.next_id();
+        if let Some(program) = program {
+            self.note_program(id, program);
+        }
         match self.launch(slot, id, name, phase) {
             Ok(()) => self.workers.next_id_is_used(),
             Err(source) => {
-                let found = self.examine(&remedy_of_start(&source));
-                let program = self.settings.program.path();
+                let found = self.examine(id, &remedy_of_start(&source));
+                let program = self
+                    .workers
+                    .programs
+                    .get(&id)
+                    .map_or_else(|| self.settings.program.path(), |program| program.path());
                 let _ =
                     reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
             }
         }
     }
 
+    /// This worker runs another program in all its lives.
+    fn note_program(&mut self, id: WorkerId, program: WorkerProgram) {
+        let program = self.settings.program.another(program);
+        let (workers, between) = (&mut self.workers, &self.restarts.between);
+        // Those that are not there, and do not come back, need none.
+        let known: HashSet<WorkerId> =
+            workers.iter().map(|worker| worker.id).chain(between.iter().map(|next| next.worker)).collect();
+        workers.programs.retain(|id, _| known.contains(id));
+        workers.programs.insert(id, program);
+    }
+
     /// What the doctor finds about a worker that did not start; `said` is what the error says itself.
-    fn examine(&self, said: &str) -> String {
+    fn examine(&self, id: WorkerId, said: &str) -> String {
+        if let Some(program) = self.workers.programs.get(&id) {
+            return doctor::at_start(None, self.settings.host_budget, said) + program.remedy;
+        }
         doctor::at_start(self.settings.program.other(), self.settings.host_budget, said)
     }
 
@@ -232,7 +260,8 @@ impl State {
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
-        let launched = self.settings.program.launch(&self.launcher, name, &environment);
+        let program = self.workers.programs.get(&id).unwrap_or(&self.settings.program);
+        let launched = program.launch(&self.launcher, name, &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {
@@ -528,7 +557,7 @@ impl State {
             }));
         }
         if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase {
-            let found = self.examine("");
+            let found = self.examine(worker.id, "");
             asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why, found }));
         }
         if !worker.read_to_the_end {
