@@ -134,7 +134,8 @@ impl Program {
     /// Adds an actor type under the name of another one, which is in other programs.
     #[cfg(feature = "foreign")]
     pub(crate) fn register_as<A: RemoteActor, Other: RemoteActor>(&mut self) {
-        self.linked.0.insert(type_name::<Other>(), ActorType::of::<A>());
+        let known = ActorType { id: TypeId::of::<Other>(), ..ActorType::of::<A>() };
+        self.linked.0.insert(type_name::<Other>(), known);
     }
 
     /// Whether a worker finds this type by its name.

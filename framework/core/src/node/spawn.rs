@@ -394,7 +394,8 @@ impl<A: RemoteActor> Spawn<'_, A> {
             type_name: type_name.to_owned(),
             args: args.body,
             device: self.device,
-            receive_on: self.receive_on,
+            // What is not of this program reads no memory of a GPU so far.
+            receive_on: self.receive_on.or(A::TAKES_ANY.then_some(DeviceId::HOST)),
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
