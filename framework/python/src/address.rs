@@ -170,6 +170,7 @@ impl PyAddress {
         })
     }
 
+    #[expect(clippy::too_many_arguments, reason = "Python calls it, with what it knows of the message")]
     fn _begin_ask(
         &self,
         py: Python<'_>,

@@ -97,7 +97,7 @@ impl PyNode {
         name: Option<String>,
         label: Option<String>,
         mailbox: u32,
-        restart: Option<(String, u32, Option<f64>, Option<(f64, f64)>)>,
+        restart: Option<Policy>,
         environment: Vec<(String, String)>,
     ) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
@@ -213,11 +213,10 @@ impl Drop for PyNode {
     }
 }
 
-/// Of `(kind, budget, window, (first, most))`, with times in seconds.
-fn policy(
-    py: Python<'_>,
-    (kind, budget, window, backoff): (String, u32, Option<f64>, Option<(f64, f64)>),
-) -> PyResult<Restart> {
+/// `(kind, budget, window, (first, most))`, with times in seconds.
+type Policy = (String, u32, Option<f64>, Option<(f64, f64)>);
+
+fn policy(py: Python<'_>, (kind, budget, window, backoff): Policy) -> PyResult<Restart> {
     let mut policy = match kind.as_str() {
         "failure" => Restart::on_failure(budget),
         "always" => Restart::always(budget),

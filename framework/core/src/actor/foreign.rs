@@ -50,8 +50,8 @@ impl RawAddress {
     ///
     /// # Errors
     /// As there.
-    pub fn try_send(&self, message: RawMessage) -> Result<(), SendError<RawMessage>> {
-        self.0.with_key(message.key).try_send(message)
+    pub fn try_send(&self, message: RawMessage) -> Result<(), Box<SendError<RawMessage>>> {
+        self.0.with_key(message.key).try_send(message).map_err(Box::new)
     }
 
     /// As [`Address::ask`].
