@@ -303,6 +303,22 @@ def test_ctrl_c_lets_a_script_finish_what_is_under_way(tmp_path: Path) -> None:
     assert done.read_text() == "xxxxx", errors
 
 
+def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
+    # Its worker, which loads it again, starts no node, and so no other worker.
+    (tmp_path / "script.py").write_text(PROGRAM.partition("if __name__")[0] + "tp.Node(console=False).spawn(Worker, None)\n")
+    for command in ([str(tmp_path / "script.py")], ["-m", "script"]):
+        run = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert run.returncode == 1 and "SpawnError" in run.stderr, run.stderr
+        assert 'a worker starts no node; put the program under `if __name__ == "__main__":`' in run.stderr, run.stderr
+
+
 def test_a_worker_by_hand_says_what_it_is() -> None:
     run = subprocess.run([sys.executable, "-m", "tensorpost.worker"], capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 64 and "started by a node" in run.stderr

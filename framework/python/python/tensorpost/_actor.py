@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import inspect
 import sys
 import threading
@@ -24,12 +23,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 ACTOR = "__tensorpost_actor__"
 HANDLER = "__tensorpost_handler__"
+WAY = "__tensorpost_way__"
 
 
-@functools.cache
 def _way_of(message: type) -> tuple[Plan, int, Plan]:
     """How a message is written, its key, and how its reply is read."""
-    return plan_of(message), interface_of(message)[1], plan_of(reply_of(message))
+    known: tuple[Plan, int, Plan] | None
+    if (known := vars(message).get(WAY)) is None:
+        key = interface_of(message)[1]
+        known = plan_of(message), key, plan_of(reply_of(message))
+        setattr(message, WAY, known)
+    return known
 
 
 class _Told:
@@ -130,7 +134,7 @@ class Env:
         return self._mailbox.name
 
     @property
-    def address(self) -> _Address:
+    def address(self) -> _Address[Any]:
         """The actor's own address, to send along."""
         return self._mailbox.own_address
 
@@ -144,7 +148,7 @@ class Env:
         """Whether the node shuts down: an actor that makes messages by itself stops making them then."""
         return self._mailbox.is_stopping
 
-    def lookup(self, name: str, *, timeout: float | None = None) -> _Address:
+    def lookup(self, name: str, *, timeout: float | None = None) -> _Address[Any]:
         """The actor that was started or registered under ``name``."""
         return self._mailbox.lookup(name, timeout)
 
@@ -152,11 +156,11 @@ class Env:
         """Registers this actor under one more name."""
         self._mailbox.register(name)
 
-    def watch(self, address: _Address) -> None:
+    def watch(self, address: _Address[Any]) -> None:
         """Has this actor told what happens to another one, from now on: its handler of :class:`Lifecycle` gets the events."""
         self._mailbox.watch(address)
 
-    def link(self, address: _Address) -> None:
+    def link(self, address: _Address[Any]) -> None:
         """Has this actor fail whenever the other one goes down for a failure."""
         self._mailbox.link(address)
 
@@ -234,9 +238,9 @@ class ActorInfo:
 
 
 @overload
-def handler(method: _F, /) -> _F: ...
-@overload
 def handler(message: type, /) -> Callable[[_F], _F]: ...
+@overload
+def handler(method: _F, /) -> _F: ...
 def handler(what: Any, /) -> Any:
     """Makes a method of an ``@tp.actor`` class the handler of a message: that of its parameter's annotation, or
     ``@tp.handler(Frame)``. What it returns is the reply, of the type that the message says. It may be a coroutine; while that waits,

@@ -131,7 +131,7 @@ class Node:
         console: bool = True,
         deadline: float = 10.0,
     ) -> None:
-        if _worker.MAIN in sys.modules:
+        if _worker.is_worker:
             raise NodeError('a worker starts no node; put the program under `if __name__ == "__main__":`')
         self._deadline = deadline
         self._native = _Node(
@@ -156,7 +156,7 @@ class Node:
         restart: Restart | None = None,
         interpreter: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Address:
+    ) -> Address[Any]:
         """Starts an actor in a worker of its own, as ``actor(*args, **kwargs)`` there, and waits until it takes messages. What it is
         given is pickled; addresses may be in it, and tensors go in messages.
 
@@ -184,26 +184,26 @@ class Node:
             list((environment or {}).items()),
         )
 
-    def spawn_demo(self, next: Address) -> Address:
+    def spawn_demo(self, next: Address[Any]) -> Address[Any]:
         """Starts the actor of Rust in ``python -m tensorpost.demo``: it inverts a picture, and sends it to ``next``."""
         return self._native.spawn_demo(sys.executable, next)
 
-    def channel(self, message: type[_M]) -> tuple[Address, Channel[_M]]:
+    def channel(self, message: type[_M]) -> tuple[Address[_M], Channel[_M]]:
         """Makes a mailbox in this process, for messages of one type. Its address can be given to actors."""
         address, native = self._native.channel(plan_of(message), interface_of(message)[1])
         channel = Channel(native, message)
         self._channels.add(channel)
         return address, channel
 
-    def watch(self, address: Address) -> Watch:
+    def watch(self, address: Address[Any]) -> Watch:
         """Watches an actor: tells when a life of it ends, when the next one takes messages, and when there will be no other."""
         return Watch(self._native.watch(address))
 
-    def lookup(self, name: str, *, timeout: float | None = None) -> Address:
+    def lookup(self, name: str, *, timeout: float | None = None) -> Address[Any]:
         """The actor that was started or registered under ``name``."""
         return self._native.lookup(name, timeout)
 
-    def register(self, name: str, address: Address) -> None:
+    def register(self, name: str, address: Address[Any]) -> None:
         """Registers an actor under one more name."""
         self._native.register(name, address)
 

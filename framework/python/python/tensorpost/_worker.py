@@ -21,6 +21,8 @@ from ._errors import DecodeError, NodeError
 from ._native import Address, Delivered, Mailbox, Tensor
 
 MAIN = "__tensorpost_main__"
+is_worker = False
+"""Whether this process is one: it starts no node."""
 _loading = threading.Lock()
 
 
@@ -121,7 +123,7 @@ def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes)
 
 def _values(mailbox: Mailbox, cls: type, args: bytes) -> dict[str, Any]:
     """The arguments that a program in Rust has given."""
-    init = cls.__init__
+    init: Any = getattr(cls, "__init__")  # noqa: B009
     fields = list(inspect.signature(init).parameters.values())[1:] if init is not object.__init__ else []
     head = args[0]
     if head == 0xC0:
@@ -129,7 +131,8 @@ def _values(mailbox: Mailbox, cls: type, args: bytes) -> dict[str, Any]:
     elif not (0x80 <= head <= 0x9F or 0xDC <= head <= 0xDF):
         args = b"\x91" + args  # the only one, by itself
     plan = arguments_plan(cls, fields, _actor.hints(cls, init) if fields else {})
-    return vars(mailbox.decode(plan, args))
+    values: dict[str, Any] = vars(mailbox.decode(plan, args))
+    return values
 
 
 def _text(error: BaseException, skip: int) -> str:

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from typing import Annotated
 
 import tensorpost as tp
 
@@ -19,7 +20,7 @@ class Picture:
     """A picture in shades of gray, from 0 to 1. In Rust it is ``struct Picture``, in ``src/demo.rs``."""
 
     id: tp.u64
-    pixels: tp.Tensor[tp.f32]
+    pixels: Annotated[tp.Tensor, tp.TensorSpec("f32")]
 
 
 @tp.message
@@ -71,7 +72,7 @@ def main() -> int:
             row, column = (int(place) for place in random.integers(0, options.size, 2))
             pixels[row, column] = 0.0  # the darkest place, and the brightest once it is inverted
             began = time.perf_counter()
-            invert.send(Picture(number, pixels))
+            invert.send(Picture(number, tp.Tensor(pixels)))
             answer = found.recv(timeout=30)
             took = (time.perf_counter() - began) * 1e3
             right = "as it must be" if answer.brightest == (row, column) else f"and not {(row, column)}"
