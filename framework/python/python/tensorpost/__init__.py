@@ -1,4 +1,4 @@
-"""Messages and tensors of Tensorpost in Python.
+"""Actors, messages and tensors of Tensorpost in Python.
 
 A class with :func:`message` equals a type with ``#[gpu_message(portable)]`` in Rust: the same canonical schema, the same key, the
 same bytes. Tensors come from and go to numpy, PyTorch and others by DLPack, without a copy::

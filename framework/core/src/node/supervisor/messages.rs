@@ -118,8 +118,7 @@ impl State {
 
     /// Welcomes the worker, if it runs the right build.
     fn hello(&mut self, index: usize, build: &Build, pid: u32) {
-        let program = self.workers.at(index).and_then(|worker| self.workers.programs.get(&worker.id));
-        let agreed = program.unwrap_or(&self.settings.program).check(build);
+        let agreed = self.workers.at(index).map(|worker| self.program_of(worker.id).check(build));
         let Some(worker) = self.workers.at_mut(index) else { return };
         if pid != worker.child.id() {
             let text = format!("it says that its process id is {pid}, and it is {}", worker.child.id());
@@ -131,7 +130,7 @@ impl State {
         else {
             return;
         };
-        if let Err(source) = agreed {
+        if let Some(Err(source)) = agreed {
             let why = "it runs another build than the node".to_owned();
             worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
             worker.why.get_or_insert(why);

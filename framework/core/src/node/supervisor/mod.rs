@@ -38,6 +38,7 @@ mod letting_go;
 mod looks;
 mod messages;
 mod metrics;
+mod programs;
 mod record;
 mod restarts;
 mod run;

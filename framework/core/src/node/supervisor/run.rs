@@ -1,6 +1,5 @@
 //! The supervisor's loop: commands, sockets, deadlines, and the end of a worker's process.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -212,34 +211,11 @@ impl State {
             Ok(()) => self.workers.next_id_is_used(),
             Err(source) => {
                 let found = self.examine(id, &remedy_of_start(&source));
-                let program = self
-                    .workers
-                    .programs
-                    .get(&id)
-                    .map_or_else(|| self.settings.program.path(), |program| program.path());
+                let program = self.program_of(id).path();
                 let _ =
                     reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
             }
         }
-    }
-
-    /// This worker runs another program in all its lives.
-    fn note_program(&mut self, id: WorkerId, program: WorkerProgram) {
-        let program = self.settings.program.another(program);
-        let (workers, between) = (&mut self.workers, &self.restarts.between);
-        // Those that are not there, and do not come back, need none.
-        let known: HashSet<WorkerId> =
-            workers.iter().map(|worker| worker.id).chain(between.iter().map(|next| next.worker)).collect();
-        workers.programs.retain(|id, _| known.contains(id));
-        workers.programs.insert(id, program);
-    }
-
-    /// What the doctor finds about a worker that did not start; `said` is what the error says itself.
-    fn examine(&self, id: WorkerId, said: &str) -> String {
-        if let Some(program) = self.workers.programs.get(&id) {
-            return doctor::at_start(None, self.settings.host_budget, said) + program.remedy;
-        }
-        doctor::at_start(self.settings.program.other(), self.settings.host_budget, said)
     }
 
     /// Starts the process of a worker in a free slot.
@@ -260,8 +236,7 @@ impl State {
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
-        let program = self.workers.programs.get(&id).unwrap_or(&self.settings.program);
-        let launched = program.launch(&self.launcher, name, &environment);
+        let launched = self.program_of(id).launch(&self.launcher, name, &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {
