@@ -30,8 +30,8 @@ pub mod actor {
 
     pub use crate::actor::{
         Address, Ask, AskError, Channel, ChannelError, DeadLetter, DeadReason, EndReason, Env, ExitedProcess,
-        Handles, Lifecycle, LookupError, RegisterError, Registry, RemoteActor, Send, SendError, SendFailure,
-        Watch, step_aside,
+        Handles, Lifecycle, LookupError, Python, RegisterError, Registry, RemoteActor, Send, SendError,
+        SendFailure, Watch, step_aside,
     };
     pub use crate::ids::ActorId;
     pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX, WATCH_EVENTS};

@@ -131,6 +131,14 @@ pub mod console {
     }
 }
 
+/// What the packages of other languages need, which know the types of their messages only at run time. Nothing of it is stable.
+#[cfg(feature = "foreign")]
+#[doc(hidden)]
+pub mod foreign {
+    pub use crate::actor::foreign::{RawAddress, RawMessage, RawReply, Unanswered, can_leave_by};
+    pub use crate::transport::Transport;
+}
+
 /// What the derive's code refers to. Not for anyone else.
 #[doc(hidden)]
 pub mod __private {

@@ -4,10 +4,16 @@
 //! Bytes are somebody else's (WIRE-1): they were found to be one value that is not nested too deep, each type is checked, and
 //! what trying the variants of an untagged enum may cost is bounded.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyList, PySet, PyString, PyTuple};
+use tensorpost_core::foreign::RawAddress;
 use tensorpost_core::message::portable::{Repr, TensorShape};
+use tensorpost_core::tensor::Tensor;
 
+use crate::address::PyAddress;
+use crate::context::Context;
 use crate::encode::{MAX_DEPTH, listed};
 use crate::failure::{Failure, Result};
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
@@ -26,6 +32,8 @@ struct Decoder<'a, 'py> {
     plan: &'a Plan,
     /// What the body came with. The first use of one makes a tensor of it, where it is another object.
     tensors: Vec<Bound<'py, PyAny>>,
+    /// What addresses connect to, in a message that came from an actor.
+    context: Option<&'a Arc<Context>>,
     steps: usize,
     depth: usize,
 }
@@ -37,9 +45,32 @@ pub(crate) fn decode<'py>(
     body: &[u8],
     tensors: Vec<Bound<'py, PyAny>>,
 ) -> Result<Bound<'py, PyAny>> {
+    decode_with(plan, py, body, tensors, None)
+}
+
+/// The value of a body that came to a mailbox, or as a reply.
+pub(crate) fn arrived<'py>(
+    plan: &Plan,
+    py: Python<'py>,
+    body: &[u8],
+    tensors: Vec<Tensor>,
+    context: &Arc<Context>,
+) -> Result<Bound<'py, PyAny>> {
+    let tensors = tensors.into_iter().map(|tensor| Bound::new(py, PyTensor::of(tensor)).map(Bound::into_any));
+    let tensors = tensors.collect::<PyResult<Vec<_>>>().map_err(|error| Failure::raised(py, error))?;
+    decode_with(plan, py, body, tensors, Some(context))
+}
+
+fn decode_with<'py>(
+    plan: &Plan,
+    py: Python<'py>,
+    body: &[u8],
+    tensors: Vec<Bound<'py, PyAny>>,
+    context: Option<&Arc<Context>>,
+) -> Result<Bound<'py, PyAny>> {
     let mut reader = Reader::new(body)?;
     let steps = STEPS + body.len().saturating_mul(STEPS_PER_BYTE);
-    let mut decoder = Decoder { py, plan, tensors, steps, depth: 0 };
+    let mut decoder = Decoder { py, plan, tensors, context, steps, depth: 0 };
     let value = decoder.value(plan.root, &mut reader)?;
     if reader.has_ended() { Ok(value) } else { Err(Failure::new("bytes follow the value")) }
 }
@@ -71,6 +102,7 @@ impl<'py> Decoder<'_, 'py> {
         match &plan.nodes[at] {
             Node::Scalar(scalar) => self.scalar(*scalar, reader.next()?),
             Node::Tensor(asked) => self.tensor(asked, reader),
+            Node::Address(..) => self.address(reader),
             Node::Option(inner) => {
                 if reader.peek()? == Item::Nil {
                     reader.next()?;
@@ -196,6 +228,16 @@ impl<'py> Decoder<'_, 'py> {
         let tensor = taken(&object).map_err(|error| self.raised(error))?;
         check(&tensor, asked).map_err(Failure::new)?;
         Ok(object)
+    }
+
+    fn address(&self, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
+        let context = self.context.ok_or_else(|| {
+            Failure::new("an address can only be read from a message, a reply or an actor's arguments")
+        })?;
+        let raw = RawAddress::read(reader.skipped()?, &context.transport);
+        let raw = raw.map_err(|error| Failure::new(format!("it must be an address: {error}")))?;
+        let address = Bound::new(self.py, PyAddress::new(raw, Arc::clone(context)));
+        address.map(Bound::into_any).map_err(|error| self.raised(error))
     }
 
     fn list(

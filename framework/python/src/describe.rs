@@ -42,6 +42,11 @@ impl Walk<'_> {
         Ok(match &plan.nodes[at] {
             Node::Scalar(scalar) => scalar.shape(),
             Node::Tensor(tensor) => Shape::Tensor(tensor.clone()),
+            Node::Address(message, body, reply) => Shape::Address(Box::new(Interface {
+                message: message.clone(),
+                body: self.of(*body)?,
+                reply: self.of(*reply)?,
+            })),
             Node::Option(inner) => Shape::Option(Box::new(self.of(*inner)?)),
             Node::List(inner) => Shape::List(Box::new(self.of(*inner)?)),
             Node::Set(inner) => Shape::Set(Box::new(self.of(*inner)?)),

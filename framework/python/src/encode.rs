@@ -10,6 +10,7 @@ use tensorpost_core::message::codec::{self, EncodeError};
 use tensorpost_core::message::portable::Repr;
 use tensorpost_core::tensor::Tensor;
 
+use crate::address::PyAddress;
 use crate::failure::{Failure, Result};
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
 use crate::tensor::{check, taken};
@@ -112,6 +113,10 @@ impl Typed<'_, '_> {
                 self.state.tensors.borrow_mut().push(tensor);
                 Ok(written)
             }
+            Node::Address(..) => match self.value.cast::<PyAddress>() {
+                Ok(address) => address.get().raw.serialize(to),
+                Err(_) => Err(self.wrong("a tp.Address")),
+            },
             Node::Option(_) if self.value.is_none() => to.serialize_none(),
             Node::Option(inner) => to.serialize_some(&self.inner(*inner, self.value)),
             Node::List(inner) => self.list(*inner, None, to),

@@ -1,17 +1,28 @@
-//! The native half of the Python package `tensorpost`: types of messages, their values as bytes, and tensors by DLPack.
+//! The native half of the Python package `tensorpost`: types of messages, their values as bytes, tensors by DLPack,
+//! and actors.
 //!
 //! Python reads annotations and makes a [`Plan`](plan::Plan) of each type; the canonical text, the bytes and the checks come from
 //! `tensorpost-core`, so there is one definition of each. Nothing here holds a lock while Python runs.
+//!
+//! An actor of Python has one of Rust before it ([`actor`]), in a worker that is an interpreter. Between the two is a
+//! [`mailbox`], because the thread of Rust is the process's reader: it never takes the interpreter, and a handler may block.
 
+mod actor;
+mod address;
 mod address_space;
 mod capsule;
+mod context;
 mod decode;
+mod demo;
 mod describe;
 mod encode;
 mod failure;
+mod mailbox;
+mod node;
 mod plan;
 mod reader;
 mod tensor;
+mod wait;
 
 use pyo3::prelude::*;
 
@@ -27,6 +38,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<tensor::PyTensor>()?;
+    module.add_class::<address::PyAddress>()?;
+    module.add_class::<node::PyNode>()?;
+    module.add_class::<node::PyChannel>()?;
+    module.add_class::<node::PyWatch>()?;
+    module.add_class::<mailbox::PyMailbox>()?;
+    module.add_class::<mailbox::Delivered>()?;
+    module.add_class::<wait::Driven>()?;
+    module.add_function(wrap_pyfunction!(actor::run_worker, module)?)?;
     module.add_function(wrap_pyfunction!(differences, module)?)?;
     capsule::open();
     let close = wrap_pyfunction!(capsule::close, module)?;

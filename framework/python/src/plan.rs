@@ -30,6 +30,8 @@ pub(crate) enum Node {
     Scalar(Scalar),
     Tensor(TensorShape),
     Option(usize),
+    /// The address of an actor, with the message that goes there: its name, itself, its reply.
+    Address(String, usize, usize),
     List(usize),
     Set(usize),
     Map(usize, usize),
@@ -151,6 +153,10 @@ impl Node {
             Node::Option(inner) | Node::List(inner) | Node::Set(inner) | Node::Array(inner, _) => {
                 each(*inner)
             }
+            Node::Address(_, message, reply) => {
+                each(*message);
+                each(*reply);
+            }
             Node::Map(key, value) => {
                 each(*key);
                 each(*value);
@@ -173,6 +179,7 @@ impl Node {
                 shape: get(2)?.extract()?,
                 device: get(3)?.extract()?,
             }),
+            "address" => Node::Address(get(1)?.extract()?, inner(2)?, inner(3)?),
             "option" => Node::Option(inner(1)?),
             "list" => Node::List(inner(1)?),
             "set" => Node::Set(inner(1)?),

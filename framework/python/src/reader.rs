@@ -160,6 +160,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// As [`skip`](Self::skip); the bytes that it went past.
+    pub(crate) fn skipped(&mut self) -> Result<&'a [u8]> {
+        let from = self.at;
+        self.skip()?;
+        Ok(&self.body[from..self.at])
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.at == self.body.len()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -38,3 +39,11 @@ def peer() -> Iterator[Peer]:
     yield peer
     peer.process.stdin.close()  # type: ignore[union-attr]
     assert peer.process.wait(timeout=30) == 0
+
+
+@pytest.fixture(autouse=True)
+def _ends() -> Iterator[None]:
+    """A test that hangs ends the run, with what all threads are doing."""
+    faulthandler.dump_traceback_later(600, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import types
 from importlib.metadata import version
@@ -16,7 +17,7 @@ import tensorpost as tp
 
 def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    program, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     module = types.ModuleType("readme")
     monkeypatch.setitem(sys.modules, "readme", module)
     names = vars(module)
@@ -25,6 +26,15 @@ def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frame.how == names["Blurred"](0.5)
     assert np.from_dlpack(frame.pixels).shape == (3, 2, 2)
     assert tp.differences(names["Frame"], tp.schema(names["Frame"])) == []
+
+
+def test_the_actors_of_the_readme_run(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    script = tmp_path / "script.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[1])
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["1.0", "Scaled(values=Tensor(f32, shape=[4], host))"]
 
 
 def test_all_is_documented() -> None:

@@ -93,3 +93,15 @@ def test_work_with_gradients_on_what_was_received() -> None:
     weight = torch.ones(3, requires_grad=True)
     (received * weight).sum().backward()
     assert torch.equal(weight.grad, torch.ones(3))
+
+
+def test_actors_take_and_give_tensors_of_torch() -> None:
+    import actors_of_python as app
+
+    with tp.Node(console=False) as node:
+        sink, scaled = node.channel(app.Scale)
+        statistics = node.spawn(app.Statistics, sink, 2.0)
+        values = torch.arange(4, dtype=torch.float32)
+        assert statistics.ask(app.Mean(values), timeout=60) == 1.5
+        statistics.send(app.Scale(1, values), timeout=60)
+        assert torch.from_dlpack(scaled.recv(timeout=60).values).tolist() == [0, 2, 4, 6]

@@ -135,6 +135,12 @@ impl<M: GpuMessage> Address<M> {
         Ask::new(self.clone(), message)
     }
 
+    /// The same actor's, for messages with this key.
+    #[cfg(feature = "foreign")]
+    pub(super) fn with_key(&self, key: u64) -> Self {
+        Address { key, ..self.clone() }
+    }
+
     pub(super) fn transport(&self) -> &Arc<Transport> {
         &self.transport
     }

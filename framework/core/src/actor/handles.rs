@@ -21,6 +21,8 @@ use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::message::packed::Lists;
 use crate::message::portable::Describe;
+#[cfg(feature = "foreign")]
+use crate::message::raw::{RawMessage, Unanswered};
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::context::TraceContext;
 use crate::observe::trace::FrameId;
@@ -37,6 +39,9 @@ pub struct Handles<A: RemoteActor> {
     polls: bool,
     /// Whether messages may stay with it for long.
     waits: bool,
+    /// For all keys that it does not list.
+    #[cfg(feature = "foreign")]
+    any: Option<Entry<A>>,
 }
 
 /// An envelope, boxed because a mailbox holds envelopes of all types that its actor takes.
@@ -44,10 +49,12 @@ type BoxedEnvelope<A> = Box<dyn AnyEnvelope<A>>;
 
 type Decode<A> = fn(&Arc<Transport>, Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>;
 
+type Accept<A> = fn(inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::LocalMessage>;
+
 struct Entry<A: RemoteActor> {
     name: &'static str,
     decode: Decode<A>,
-    accept: fn(inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::LocalMessage>,
+    accept: Accept<A>,
     /// Of a portable message.
     describe: Option<Describe>,
 }
@@ -85,7 +92,13 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
 impl<A: RemoteActor> Handles<A> {
     /// The messages that the actor lists.
     pub(super) fn of() -> Self {
-        let mut handles = Handles { by_key: Vec::new(), polls: false, waits: false };
+        let mut handles = Handles {
+            by_key: Vec::new(),
+            polls: false,
+            waits: false,
+            #[cfg(feature = "foreign")]
+            any: None,
+        };
         A::handles(&mut handles);
         handles
     }
@@ -149,9 +162,24 @@ impl<A: RemoteActor> Handles<A> {
         self
     }
 
+    /// Messages of all other types, whoever has their schemas: what has no handler, the actor refuses itself.
+    #[cfg(feature = "foreign")]
+    #[doc(hidden)]
+    pub fn foreign(&mut self) -> &mut Self
+    where
+        A: Handler<RawMessage>,
+    {
+        let (decode, accept) = (decode_raw::<A> as Decode<A>, accept::<A, RawMessage> as Accept<A>);
+        self.any = Some(Entry { name: RawMessage::NAME, decode, accept, describe: None });
+        self
+    }
+
     fn find(&self, key: u64) -> Option<&Entry<A>> {
-        let at = self.by_key.binary_search_by_key(&key, |(key, _)| *key).ok()?;
-        self.by_key.get(at).map(|(_, entry)| entry)
+        let found = self.by_key.binary_search_by_key(&key, |(key, _)| *key);
+        let listed = found.ok().and_then(|at| self.by_key.get(at)).map(|(_, entry)| entry);
+        #[cfg(feature = "foreign")]
+        let listed = listed.or(self.any.as_ref());
+        listed
     }
 
     /// The keys, in order.
@@ -234,6 +262,22 @@ where
         Err(why) => {
             receipt.refuse(&Refusal::Undelivered(why.clone()));
             Err(Undelivered::Malformed { message: M::NAME, why })
+        }
+    }
+}
+
+#[cfg(feature = "foreign")]
+fn decode_raw<A>(_: &Arc<Transport>, delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>
+where
+    A: RemoteActor + Handler<RawMessage>,
+{
+    let Delivery { key, body, tensors, tickets, receipt, context } = delivery;
+    match RawMessage::arrived(key, body, tensors) {
+        Ok(message) => Ok(Box::new(Envelope { message, tickets, context, done: Done::Remote(receipt) })),
+        Err(error) => {
+            let why = error.to_string();
+            receipt.refuse(&Refusal::Undelivered(why.clone()));
+            Err(Undelivered::Malformed { message: RawMessage::NAME, why })
         }
     }
 }
@@ -387,6 +431,23 @@ impl<M: GpuMessage> Envelope<M> {
     }
 }
 
+/// Sends what a handler's result has resolved to.
+#[inline]
+fn finish<M: GpuMessage>(done: Done<M::Reply>, reply: M::Reply) {
+    #[cfg(feature = "foreign")]
+    let reply = match M::answer(reply) {
+        Ok(reply) => reply,
+        Err(Unanswered::Refused(why)) => return done.refuse(Refusal::Undelivered(why)),
+        Err(Unanswered::TurnedAway) => return done.refuse(Refusal::Restarting),
+        Err(Unanswered::Failed(fail)) => {
+            // Before the actor's end, which would say of all that it has that there is no reply.
+            done.refuse(Refusal::Panicked);
+            return fail();
+        }
+    };
+    done.reply(reply, M::REPLY_MAY_HOLD_TENSORS);
+}
+
 /// Whether a handler's result of type `R` has resolved when the handler returns.
 fn is_done<M: GpuMessage, R>() -> bool {
     let result = type_name::<R>();
@@ -467,14 +528,14 @@ where
         response.handle(ctx, Some(answer));
         match result.try_recv() {
             Ok(reply) => {
-                done.reply(reply, M::REPLY_MAY_HOLD_TENSORS);
+                finish::<M>(done, reply);
                 None
             }
             Err(oneshot::error::TryRecvError::Closed) => None,
             Err(oneshot::error::TryRecvError::Empty) => Some(
                 async move {
                     if let Ok(reply) = result.await {
-                        done.reply(reply, M::REPLY_MAY_HOLD_TENSORS);
+                        finish::<M>(done, reply);
                     }
                 }
                 .boxed_local(),
@@ -492,7 +553,13 @@ where
             Poll::Ready(Ok(None)) => {}
             Poll::Ready(Ok(Some(fetched))) => {
                 // The originals go here, behind the copies (CLOCK-2).
+                #[cfg(feature = "foreign")]
+                let key = self.message.run_time_key();
                 self.message = fetched.message;
+                #[cfg(feature = "foreign")]
+                if let Some(key) = key {
+                    self.message.set_run_time_key(key);
+                }
                 self.tickets = fetched.tickets;
             }
             Poll::Ready(Err(why)) => return Poll::Ready(Err(why)),
@@ -519,6 +586,10 @@ where
             Done::Remote(receipt) => Some(receipt.frame()),
             Done::Local(_) => None,
         };
+        #[cfg(feature = "foreign")]
+        if let Some(key) = self.message.run_time_key() {
+            return (key, frame);
+        }
         (message_key::<M>(), frame)
     }
 }

@@ -6,6 +6,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::future::poll_fn;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -130,6 +131,13 @@ impl Program {
         self.types.0.insert(type_name::<A>(), ActorType::of::<A>());
     }
 
+    /// Adds an actor type under the name of another one, which is in other programs.
+    #[cfg(feature = "foreign")]
+    pub(crate) fn register_as<A: RemoteActor, Other: RemoteActor>(&mut self) {
+        let known = ActorType { id: TypeId::of::<Other>(), ..ActorType::of::<A>() };
+        self.linked.0.insert(type_name::<Other>(), known);
+    }
+
     /// Whether a worker finds this type by its name.
     pub(crate) fn knows<A: RemoteActor>(&self) -> bool {
         self.find(type_name::<A>()).is_some_and(|known| known.id == TypeId::of::<A>())
@@ -244,6 +252,20 @@ pub(crate) fn short(type_name: &str) -> &str {
     type_name[..end].rsplit("::").next().unwrap_or(type_name)
 }
 
+/// A program that a worker runs, other than that of its node.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct WorkerProgram {
+    /// Looked for as a shell does it.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Variables beside those of the node's process.
+    pub environment: Vec<(String, String)>,
+    /// What to do where it does not start, to be put behind an error's text.
+    pub remedy: &'static str,
+}
+
 /// What an actor is made of, in each of its lives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewActor {
@@ -327,6 +349,8 @@ impl ProcessActors {
             location,
             life,
             tally: Arc::default(),
+            #[cfg(feature = "foreign")]
+            comes_back: restarts.after(true),
         };
         let make = kind.start;
         let how = How { own_thread, restarts };

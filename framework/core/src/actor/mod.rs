@@ -75,10 +75,13 @@ mod asking;
 mod dead_letter;
 mod error;
 mod fetch;
+#[cfg(feature = "foreign")]
+pub(crate) mod foreign;
 mod handles;
 mod host;
 mod inbox;
 mod linked;
+mod python;
 mod receive;
 mod registry;
 mod sending;
@@ -97,10 +100,11 @@ pub use asking::Ask;
 pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
-pub use host::{NewActor, Program, StartActor};
+pub use host::{NewActor, Program, StartActor, WorkerProgram};
 pub(crate) use host::{OnActorEnd, ProcessActors, short, takes};
 pub use inbox::{Channel, ChannelError};
 pub(crate) use linked::link;
+pub use python::Python;
 pub use registry::Registry;
 pub use sending::Send;
 pub use watching::Watch;
@@ -220,6 +224,24 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
         std::future::ready(Ok(()))
     }
 
+    /// Whether what it takes is known only where it runs.
+    #[doc(hidden)]
+    const TAKES_ANY: bool = false;
+
+    /// What its worker runs, if that is another program than those of other actors.
+    #[doc(hidden)]
+    fn worker_program(args: &Self::Args) -> Option<WorkerProgram> {
+        let _ = args;
+        None
+    }
+
+    /// What people see, where the type does not say it.
+    #[doc(hidden)]
+    fn label(args: &Self::Args) -> Option<String> {
+        let _ = args;
+        None
+    }
+
     /// Lists the messages that the actor takes from addresses.
     fn handles(on: &mut Handles<Self>);
 
@@ -262,6 +284,9 @@ pub struct Env {
     pub(crate) location: Location,
     pub(crate) life: u32,
     pub(crate) tally: Arc<Tally>,
+    /// Whether another life follows a failure.
+    #[cfg(feature = "foreign")]
+    pub(crate) comes_back: bool,
 }
 
 impl Env {

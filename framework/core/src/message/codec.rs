@@ -11,6 +11,8 @@ use super::meter::{self, Meter, Spent};
 use super::nesting::{self, NestingError};
 use super::packed::{Lists, Packing};
 use super::parts;
+#[cfg(feature = "foreign")]
+use super::raw;
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
@@ -149,12 +151,18 @@ pub(crate) fn encode_as<T: Serialize>(
             Lists::Numbers => value.serialize(&mut serializer),
         }
     })?;
+    #[cfg(feature = "foreign")]
+    let mut outgoing = outgoing;
+    #[cfg(feature = "foreign")]
+    if let Some(raw) = outgoing.raw.take() {
+        body = raw;
+    }
     if body.len() > MAX_BODY {
         return Err(EncodeError::TooLarge { bytes: body.len() });
     }
     nesting::check(&body)?;
     parts::check(&body, &outgoing)?;
-    let Outgoing { leases, tensors, parts } = outgoing;
+    let Outgoing { leases, tensors, parts, .. } = outgoing;
     Ok(Encoded { body, leases, tensors, parts })
 }
 
@@ -224,7 +232,14 @@ pub fn decode<T: DeserializeOwned>(
     // What the type does with the bytes is the user's. It runs on the reader's thread, which all actors need.
     let read = AssertUnwindSafe(|| {
         fault::point("wire.decode");
-        let decoded = scope::decoding(Incoming { tensors, context, forms }, || read(body));
+        let incoming = Incoming {
+            tensors,
+            context,
+            forms,
+            #[cfg(feature = "foreign")]
+            raw: raw::is_raw::<T>().then(|| body.to_vec()),
+        };
+        let decoded = scope::decoding(incoming, || read(body));
         fault::point("wire.decoded");
         decoded
     });

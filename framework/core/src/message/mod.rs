@@ -37,6 +37,8 @@ pub mod nesting;
 pub(crate) mod packed;
 pub(crate) mod parts;
 pub mod portable;
+#[cfg(feature = "foreign")]
+pub(crate) mod raw;
 pub mod scope;
 mod search;
 pub mod wire;
@@ -90,6 +92,28 @@ pub trait GpuMessage:
     /// The same of the reply.
     #[doc(hidden)]
     const REPLY_MAY_HOLD_TENSORS: bool = true;
+
+    /// The key, where only the value knows it.
+    #[cfg(feature = "foreign")]
+    #[doc(hidden)]
+    fn run_time_key(&self) -> Option<u64> {
+        None
+    }
+
+    /// The value was read once more, and its key is this.
+    #[cfg(feature = "foreign")]
+    #[doc(hidden)]
+    fn set_run_time_key(&mut self, _key: u64) {}
+
+    /// The reply of a handler, unless it says that there is none.
+    ///
+    /// # Errors
+    /// Why there is none.
+    #[cfg(feature = "foreign")]
+    #[doc(hidden)]
+    fn answer(reply: Self::Reply) -> Result<Self::Reply, raw::Unanswered> {
+        Ok(reply)
+    }
 
     /// Checks the tensors against the `#[tensor(…)]` attributes.
     ///

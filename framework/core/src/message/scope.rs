@@ -40,6 +40,9 @@ pub struct Outgoing {
     pub tensors: Vec<Outline>,
     /// Each part of a split tensor; its whole is among `tensors`.
     pub(crate) parts: Vec<Arc<Inner>>,
+    /// The body, where it was written before.
+    #[cfg(feature = "foreign")]
+    pub(super) raw: Option<Vec<u8>>,
 }
 
 /// The leases and tensors that a decoding lends.
@@ -51,6 +54,9 @@ pub struct Incoming {
     pub context: Option<Arc<dyn Any + Send + Sync>>,
     /// What its body has of parts of split tensors.
     pub(super) forms: Vec<Form>,
+    /// Its body, where that is wanted as it is.
+    #[cfg(feature = "foreign")]
+    pub(super) raw: Option<Vec<u8>>,
 }
 
 enum Scope {
@@ -228,6 +234,32 @@ pub(super) fn has_form(form: &Form) -> bool {
     SCOPES.with_borrow(
         |scopes| matches!(scopes.last(), Some(Scope::Decoding(incoming)) if incoming.forms.contains(form)),
     )
+}
+
+/// The value that is being encoded is this body with these tensors, and nothing else.
+#[cfg(feature = "foreign")]
+pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
+    SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
+        Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
+            outgoing.raw = Some(body.to_vec());
+            tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
+        }
+        Some(Scope::Searching(found)) => tensors
+            .iter()
+            .try_for_each(|tensor| note(found, tensor.lease().taint_at(tensor.ready())).map(|_| ())),
+        _ => Err("a raw message is a message by itself, and no part of one".to_owned()),
+    })
+}
+
+/// The body of the message that is being decoded, with its tensors.
+#[cfg(feature = "foreign")]
+pub(super) fn read_raw() -> Option<(Vec<u8>, Vec<Tensor>)> {
+    SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
+        Some(Scope::Decoding(incoming)) => {
+            Some((incoming.raw.take()?, std::mem::take(&mut incoming.tensors)))
+        }
+        _ => None,
+    })
 }
 
 impl<'de> Deserialize<'de> for Tensor {

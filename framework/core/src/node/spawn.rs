@@ -12,6 +12,8 @@ use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
+#[cfg(feature = "foreign")]
+use crate::actor::foreign::{RawAddress, RawMessage};
 use crate::actor::{
     Address, Ask, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Send, SendError,
     Watch, link, lookup, register, short, takes,
@@ -91,11 +93,16 @@ impl Node {
     /// # Errors
     /// There are too many, or the node is shutting down.
     pub fn channel<M: GpuMessage>(&self) -> Result<(Address<M>, Channel<M>), StartError> {
+        self.channel_with(None)
+    }
+
+    /// For messages of type `M`, or where only values know the key, with this one.
+    fn channel_with<M: GpuMessage>(&self, key: Option<u64>) -> Result<(Address<M>, Channel<M>), StartError> {
         let (actor, location) = self.supervisor().adopt_actor(None, DEFAULT_MAILBOX)?;
         let supervisor = Arc::clone(self.supervisor());
         let ended = Box::new(move || supervisor.actor_ended(actor));
         let transport = self.transport();
-        let (inbox, channel) = Channel::new(actor, location.index, location.capacity, transport, ended);
+        let (inbox, channel) = Channel::new(actor, location.index, location.capacity, transport, ended, key);
         // The node hands every location out once, so it is free.
         if let Err(error) = transport.serve_at(location.index, inbox) {
             tracing::error!(%error, "the node gave a location that the transport does not have");
@@ -208,6 +215,38 @@ impl Node {
     /// The counts of the transport of the node's own process.
     pub fn stats(&self) -> TransportStats {
         self.transport().stats()
+    }
+}
+
+/// For packages of other languages.
+#[cfg(feature = "foreign")]
+impl Node {
+    /// As [`channel`](Self::channel), for messages with this key.
+    #[doc(hidden)]
+    pub fn raw_channel(&self, key: u64) -> Result<(RawAddress, Channel<RawMessage>), StartError> {
+        let (address, channel) = self.channel_with(Some(key))?;
+        Ok((address.into(), channel))
+    }
+}
+
+/// For packages of other languages.
+#[cfg(feature = "foreign")]
+impl<A> Spawned<A> {
+    /// Its address, for messages of any type.
+    #[doc(hidden)]
+    pub fn raw_address(&self) -> RawAddress {
+        RawAddress::new(&self.transport, self.actor, self.location)
+    }
+}
+
+/// For packages of other languages.
+#[cfg(feature = "foreign")]
+impl NodeBuilder {
+    /// Adds an actor type under the name that `Other` has in other programs.
+    #[doc(hidden)]
+    pub fn actor_as<A: RemoteActor, Other: RemoteActor>(mut self) -> Self {
+        self.types.register_as::<A, Other>();
+        self
     }
 }
 
@@ -339,21 +378,24 @@ impl<A: RemoteActor> Spawn<'_, A> {
         if !args.tensors.is_empty() {
             return Err(ActorError::TensorInArgs(type_name));
         }
+        let own_label = A::label(&self.args);
         let own_worker = self.worker.is_none();
         let worker = match self.worker {
             Some(worker) => worker,
             None => {
                 let name = self.name.as_deref().or(self.label.as_deref());
-                self.node.worker(name.unwrap_or_else(|| short(type_name)))?
+                let name = name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name));
+                self.node.supervisor().spawn_worker_of(name, A::worker_program(&self.args))?
             }
         };
         let new = NewActor {
+            label: self.label.or(own_label.filter(|_| self.name.is_none())),
             name: self.name,
-            label: self.label,
             type_name: type_name.to_owned(),
             args: args.body,
             device: self.device,
-            receive_on: self.receive_on,
+            // What is not of this program reads no memory of a GPU so far.
+            receive_on: self.receive_on.or(A::TAKES_ANY.then_some(DeviceId::HOST)),
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
@@ -429,7 +471,7 @@ impl<A: RemoteActor> Spawned<A> {
     where
         A: Handler<M>,
     {
-        let takes = self.takes.binary_search(&message_key::<M>()).is_ok();
+        let takes = A::TAKES_ANY || self.takes.binary_search(&message_key::<M>()).is_ok();
         Address::new(Arc::clone(&self.transport), self.actor, self.location, takes)
     }
 

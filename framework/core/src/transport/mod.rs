@@ -353,7 +353,7 @@ impl Transport {
     }
 
     /// Resolves when a shutdown of the node has begun, at once if that was before.
-    pub(crate) fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         self.lifecycle.until_stopping()
     }
 

@@ -9,6 +9,7 @@
 //! An answer has `schema` and `key`, `body` in hexadecimal, and `tensors`; or `error`.
 
 mod dynamic;
+mod node;
 mod random;
 mod types;
 
@@ -144,6 +145,11 @@ fn answer(question: Question, stream: &DeviceStream) -> Result<Answer, Anything>
 }
 
 fn main() -> Result<(), Anything> {
+    if let [node, interpreter, folder] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
+        && node == "node"
+    {
+        return node::run(interpreter, folder).map_err(Into::into);
+    }
     let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create()?);
     let options = PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 };
     let pool = Pool::new(ProcessId::NODE, HostBackend::new(), domain.clone(), options, 0);

@@ -1,4 +1,4 @@
-"""Messages and tensors of Tensorpost in Python.
+"""Actors, messages and tensors of Tensorpost in Python.
 
 A class with :func:`message` equals a type with ``#[gpu_message(portable)]`` in Rust: the same canonical schema, the same key, the
 same bytes. Tensors come from and go to numpy, PyTorch and others by DLPack, without a copy::
@@ -14,7 +14,8 @@ same bytes. Tensors come from and go to numpy, PyTorch and others by DLPack, wit
     frame = tp.decode(Frame, body, tensors)
     np.from_dlpack(frame.pixels)          # the same memory, read-only
 
-There are no actors in Python yet.
+A class with :func:`actor` is an actor, which a :class:`Node` runs in a process of its own; actors of Rust and Python send each
+other messages, with tensors in them that are not copied on the way.
 """
 
 from __future__ import annotations
@@ -22,11 +23,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
+from ._actor import Env, Lifecycle, Restart, actor, always, env, handler, never, on_failure
 from ._compile import interface_of, plan_of
-from ._errors import DecodeError, EncodeError, Error, SchemaError, TensorError
+from ._errors import (
+    AskError,
+    DeadlineError,
+    DecodeError,
+    EncodeError,
+    Error,
+    NodeError,
+    SchemaError,
+    SendError,
+    SpawnError,
+    TensorError,
+)
 from ._message import field, info_of, message, variant
-from ._native import Tensor, __version__
+from ._native import Address, Tensor, __version__
 from ._native import differences as _differences
+from ._node import Channel, Node, Restarted, Shutdown, Watch, Worker
 from ._types import (
     Array,
     Length,
@@ -49,39 +63,60 @@ from ._types import (
 )
 
 __all__ = [
+    "Address",
     "Array",
+    "AskError",
+    "Channel",
+    "DeadlineError",
     "DecodeError",
     "Duration",
     "EncodeError",
+    "Env",
     "Error",
     "Length",
+    "Lifecycle",
+    "Node",
+    "NodeError",
+    "Restart",
+    "Restarted",
     "SchemaError",
+    "SendError",
+    "Shutdown",
+    "SpawnError",
     "Tagged",
     "Tensor",
     "TensorError",
     "TensorSpec",
     "Untagged",
+    "Watch",
+    "Worker",
     "__version__",
+    "actor",
+    "always",
     "bf16",
     "char",
     "decode",
     "differences",
     "encode",
+    "env",
     "f16",
     "f32",
     "f64",
     "field",
-    "i8",
+    "handler",
     "i16",
     "i32",
     "i64",
+    "i8",
     "key",
     "message",
+    "never",
+    "on_failure",
     "schema",
-    "u8",
     "u16",
     "u32",
     "u64",
+    "u8",
     "variant",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import inspect
 import sys
 import types
 import typing
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from ._errors import SchemaError
 from ._message import MARK, OPTIONS, Info, info_of
-from ._native import Plan, Tensor
+from ._native import Address, Plan, Tensor
 from ._types import Length, Scalar, Tagged, TensorSpec, Untagged
 
 _PLAIN = {bool: "bool", float: "f64", str: "str", bytes: "bytes", type(None): "nil"}
@@ -69,6 +70,10 @@ class _Compiler:
             return self.add("set", self.compile(arguments[0], f"{where}[]"))
         if origin in _MAPS and len(arguments) == 2:
             return self.add("map", *(self.compile(inner, f"{where}[]") for inner in arguments))
+        if origin is Address and len(arguments) == 1:
+            return self.address(arguments[0], where)
+        if of is Address:
+            raise SchemaError(f"{where}: say which messages go to the address, as in tp.Address[Frame]")
         if origin is tuple:
             if len(arguments) == 2 and arguments[1] is ...:
                 raise SchemaError(f"{where}: a tuple of any length is a list on the wire; say list[..]")
@@ -81,6 +86,13 @@ class _Compiler:
             "use tp.u8 to tp.i64, tp.f32, float, bool, str, tp.char, bytes, None, list, dict, set, tuple, tp.Array, "
             "`| None`, an enum.Enum, a union of @tp.variant classes, or tp.Tensor"
         )
+
+    def address(self, message: Any, where: str) -> int:
+        info = info_of(message)
+        if info is None or info.is_variant:
+            name = getattr(message, "__name__", None) or repr(message)
+            raise SchemaError(f"{where}: an address is for a message, and `{name}` is none; give it the decorator @tp.message")
+        return self.add("address", info.name, self.compile(message, where), self.compile(reply_of(message), where))
 
     def choice(self, arguments: tuple[Any, ...], extras: tuple[Any, ...], where: str) -> int:
         some = tuple(one for one in arguments if one is not type(None))
@@ -229,6 +241,29 @@ def reply_of(cls: Any) -> Any:
     if info is None or info.reply is None:
         return type(None)
     return _resolved(info.reply, cls, info)
+
+
+class _Arguments:
+    """Those of an actor, by their names."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def arguments_plan(cls: type, parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Plan:
+    """How the arguments of a class are read that came from a program in Rust."""
+    compiler = _Compiler()
+    at, fields = compiler.add(), []
+    for parameter in parameters:
+        where = f"{cls.__qualname__}.__init__({parameter.name})"
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise SchemaError(f"{where}: what comes from a program in Rust has a name and a type each")
+        if parameter.name not in hints:
+            raise SchemaError(f"{where}: say its type, as in {parameter.name}: tp.u32")
+        node = compiler.compile(hints[parameter.name], where)
+        fields.append((parameter.name, parameter.name, node, parameter.default is not parameter.empty, None))
+    compiler.nodes[at] = ("struct", (_Arguments, cls.__name__, "struct", fields))
+    return Plan(f"{cls.__name__}.__init__", [tuple(node) for node in compiler.nodes], at)
 
 
 def check(cls: type) -> None:

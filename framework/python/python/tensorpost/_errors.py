@@ -19,3 +19,32 @@ class DecodeError(Error, ValueError):
 
 class TensorError(Error, BufferError):
     """An object that cannot be a tensor of this package, or a tensor that cannot be given in the way that was asked."""
+
+
+class NodeError(Error):
+    """A node, or what it was asked for, cannot be."""
+
+
+class SpawnError(NodeError):
+    """An actor could not be started. The message has what went wrong in the worker, with its traceback."""
+
+
+class SendError(Error):
+    """A message was not accepted by the actor's mailbox."""
+
+    retryable = False
+    """Whether the same message may be accepted later."""
+
+
+class AskError(Error):
+    """A message was accepted, and no reply will come: its handler raised, or its process ended."""
+
+    retryable = False
+    """Whether asking again makes sense."""
+
+
+class DeadlineError(Error, TimeoutError):
+    """It did not happen in time. What was asked for may still happen."""
+
+    retryable = True
+    """Whether trying again makes sense."""

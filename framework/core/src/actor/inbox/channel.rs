@@ -51,10 +51,11 @@ impl<M: GpuMessage> Channel<M> {
         capacity: u32,
         transport: &Arc<Transport>,
         ended: Box<dyn FnOnce() + Send + Sync>,
+        key: Option<u64>,
     ) -> (Arc<ChannelInbox<M>>, Self) {
         // Unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
         let (sender, envelopes) = mpsc::unbounded_channel();
-        let key = message_key::<M>();
+        let key = key.unwrap_or_else(message_key::<M>);
         transport.domain().tracer().name(Of::Message, key, M::NAME);
         let transport = Arc::downgrade(transport);
         let local = LocalCredits::new(capacity);
@@ -178,7 +179,13 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
         let decoded = codec::decode::<M>(body, tensors, Some(transport)).map_err(|error| error.to_string());
         match decoded.and_then(|message| message.check().map(|()| message).map_err(|error| error.to_string()))
         {
-            Ok(message) => {
+            #[cfg_attr(
+                not(feature = "foreign"),
+                expect(unused_mut, reason = "only values of others know a key")
+            )]
+            Ok(mut message) => {
+                #[cfg(feature = "foreign")]
+                message.set_run_time_key(key);
                 let message = handles::Envelope { message, tickets, context, done: Done::Remote(receipt) };
                 self.sender.lock().send(message).map_err(|_| Undelivered::Stopped)
             }

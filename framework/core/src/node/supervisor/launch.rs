@@ -15,9 +15,10 @@ use command_fds::CommandFdExt;
 use rustix::io::fcntl_getfd;
 use rustix::stdio::{stderr, stdout};
 
+use crate::actor::WorkerProgram;
 use crate::limits::CUDA_CONNECTIONS;
 use crate::node::arguments::arguments;
-use crate::node::handshake::{Build, KnownTypes, THIS_PROGRAM};
+use crate::node::handshake::{self, Build, BuildMismatch, KnownTypes, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
 use crate::os::{Launcher, PidFd, Seqpacket};
 
@@ -31,8 +32,13 @@ pub(crate) struct Program {
     path: PathBuf,
     name: Option<OsString>,
     arguments: Vec<OsString>,
+    environment: Vec<(String, String)>,
     /// The build that its workers must name.
-    pub(crate) build: Build,
+    build: Build,
+    /// Whether that is another program than the node's: of the build only what two programs talk by is compared.
+    differs: bool,
+    /// What to do where it does not start.
+    pub(super) remedy: &'static str,
 }
 
 impl Program {
@@ -43,14 +49,43 @@ impl Program {
                 path: THIS_PROGRAM.into(),
                 name: std::env::args_os().next(),
                 arguments: arguments(),
+                environment: Vec::new(),
                 build: Build::of_this_process(types)?,
+                differs: false,
+                remedy: "",
             }),
             Some(path) => Ok(Program {
                 path: path.to_path_buf(),
                 name: None,
                 arguments: Vec::new(),
+                environment: Vec::new(),
                 build: Build::of_program(types, path)?,
+                differs: false,
+                remedy: "",
             }),
+        }
+    }
+
+    /// That of a worker which is no program of the node's author: an interpreter.
+    pub(super) fn another(&self, program: WorkerProgram) -> Self {
+        let WorkerProgram { path, arguments, environment, remedy } = program;
+        Program {
+            path,
+            name: None,
+            arguments: arguments.into_iter().map(OsString::from).collect(),
+            environment,
+            build: self.build.clone(),
+            differs: true,
+            remedy,
+        }
+    }
+
+    /// Whether a worker of this build may join the node.
+    pub(super) fn check(&self, worker: &Build) -> Result<(), BuildMismatch> {
+        if self.differs {
+            handshake::check_another(&self.build, worker)
+        } else {
+            handshake::check(&self.build, worker)
         }
     }
 
@@ -90,6 +125,7 @@ impl Program {
                 command.env(variable, value);
             }
         }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null());
         // A terminal's Ctrl-C is for the node alone, which then lets the workers finish.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::ids::ProcessId;
 use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
-use crate::node::handshake::{self, Build};
+use crate::node::handshake::Build;
 use crate::node::host::Identity;
 use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
 use crate::observe::log::Severity;
@@ -118,6 +118,7 @@ impl State {
 
     /// Welcomes the worker, if it runs the right build.
     fn hello(&mut self, index: usize, build: &Build, pid: u32) {
+        let agreed = self.workers.at(index).map(|worker| self.program_of(worker.id).check(build));
         let Some(worker) = self.workers.at_mut(index) else { return };
         if pid != worker.child.id() {
             let text = format!("it says that its process id is {pid}, and it is {}", worker.child.id());
@@ -129,7 +130,7 @@ impl State {
         else {
             return;
         };
-        if let Err(source) = handshake::check(&self.settings.program.build, build) {
+        if let Some(Err(source)) = agreed {
             let why = "it runs another build than the node".to_owned();
             worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
             worker.why.get_or_insert(why);

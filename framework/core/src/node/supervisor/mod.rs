@@ -38,6 +38,7 @@ mod letting_go;
 mod looks;
 mod messages;
 mod metrics;
+mod programs;
 mod record;
 mod restarts;
 mod run;
@@ -57,7 +58,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::actor::NewActor;
+use crate::actor::{NewActor, WorkerProgram};
 use crate::clock::taint::EpochPage;
 use crate::ids::ActorId;
 use crate::node::console::{LogRing, Look};
@@ -116,7 +117,7 @@ type Reply<T> = SyncSender<T>;
 enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
-    Spawn(String, Reply<Result<WorkerId, SpawnError>>),
+    Spawn(String, Option<WorkerProgram>, Reply<Result<WorkerId, SpawnError>>),
     Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Location), StartError>>),
     ActorEnded(ActorId),
@@ -289,7 +290,16 @@ impl Supervisor {
     /// # Errors
     /// [`SpawnError`]: it says what the worker did instead.
     pub fn spawn_worker(&self, name: &str) -> Result<WorkerId, SpawnError> {
-        self.shared.ask(|reply| Command::Spawn(name.to_owned(), reply))?
+        self.spawn_worker_of(name, None)
+    }
+
+    /// As [`spawn_worker`](Self::spawn_worker), of another program where one is given.
+    pub(crate) fn spawn_worker_of(
+        &self,
+        name: &str,
+        program: Option<WorkerProgram>,
+    ) -> Result<WorkerId, SpawnError> {
+        self.shared.ask(|reply| Command::Spawn(name.to_owned(), program, reply))?
     }
 
     /// Starts an actor in a worker and waits until it can take messages.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::actor::WorkerProgram;
 use crate::doctor;
 use crate::ids::ProcessId;
 use crate::node::broker::{Broker, Delivery};
@@ -141,7 +142,7 @@ impl State {
                     self.broker_message(ProcessId::NODE, message, descriptors);
                 }
                 Command::Pong(number) => self.pong(ProcessId::NODE, number),
-                Command::Spawn(name, reply) => self.spawn(&name, reply),
+                Command::Spawn(name, program, reply) => self.spawn(&name, program, reply),
                 Command::Start(worker, actor, how, reply) => self.start_actor(worker, actor, how, reply),
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
@@ -187,7 +188,12 @@ impl State {
         }
     }
 
-    fn spawn(&mut self, name: &str, reply: Reply<Result<WorkerId, SpawnError>>) {
+    fn spawn(
+        &mut self,
+        name: &str,
+        program: Option<WorkerProgram>,
+        reply: Reply<Result<WorkerId, SpawnError>>,
+    ) {
         let slot = match self.new_slot(name) {
             Ok(slot) => slot,
             Err(error) => {
@@ -198,20 +204,18 @@ impl State {
         let deadline = Instant::now() + self.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
         let id = self.workers.next_id();
+        if let Some(program) = program {
+            self.note_program(id, program);
+        }
         match self.launch(slot, id, name, phase) {
             Ok(()) => self.workers.next_id_is_used(),
             Err(source) => {
-                let found = self.examine(&remedy_of_start(&source));
-                let program = self.settings.program.path();
+                let found = self.examine(id, &remedy_of_start(&source));
+                let program = self.program_of(id).path();
                 let _ =
                     reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
             }
         }
-    }
-
-    /// What the doctor finds about a worker that did not start; `said` is what the error says itself.
-    fn examine(&self, said: &str) -> String {
-        doctor::at_start(self.settings.program.other(), self.settings.host_budget, said)
     }
 
     /// Starts the process of a worker in a free slot.
@@ -232,7 +236,7 @@ impl State {
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
-        let launched = self.settings.program.launch(&self.launcher, name, &environment);
+        let launched = self.program_of(id).launch(&self.launcher, name, &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {
@@ -528,7 +532,7 @@ impl State {
             }));
         }
         if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase {
-            let found = self.examine("");
+            let found = self.examine(worker.id, "");
             asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why, found }));
         }
         if !worker.read_to_the_end {

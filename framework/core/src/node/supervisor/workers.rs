@@ -10,10 +10,13 @@
 //! **On a crash** of a worker it is taken out when its last words were heard, and its status stays as the slot's last.
 //! **On cancellation** nothing happens: nothing here waits.
 
+use std::collections::HashMap;
+
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 
 use super::WorkerId;
+use super::launch::Program;
 use super::record::{Worker, WorkerStatus};
 
 /// One slot for a process. Slot 0 is the node and has no worker.
@@ -29,6 +32,8 @@ pub(super) struct Slot {
 /// See the module.
 pub(super) struct Workers {
     slots: Vec<Slot>,
+    /// What those workers run that run another program than the node's others.
+    pub(super) programs: HashMap<WorkerId, Program>,
     last_id: u64,
     /// Whether any of them has ended since the node began.
     pub(super) deaths: bool,
@@ -41,6 +46,7 @@ impl Workers {
     pub(super) fn new() -> Self {
         Workers {
             slots: vec![Slot::default()],
+            programs: HashMap::new(),
             last_id: 0,
             deaths: false,
             #[cfg(feature = "testing")]

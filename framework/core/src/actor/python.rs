@@ -1,0 +1,198 @@
+//! An actor that is written in Python, as a program in Rust starts it: in a worker that is a Python interpreter.
+//!
+//! * Here is only what the interpreter is told. The actor itself, its messages and its failures are the package's, in
+//!   `framework/python`; it registers under this type's name in its workers.
+//! * Death, restarts and the end of the node are as for any worker.
+
+use std::path::PathBuf;
+
+use actix::{Actor, Context, Handler, MessageResult};
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::host::WorkerProgram;
+use super::{Env, Handles, RemoteActor};
+use crate::message::portable::Portable;
+use crate::message::{GpuMessage, codec};
+
+/// The environment variable that names the interpreter, where the program does not.
+const VARIABLE: &str = "TENSORPOST_PYTHON";
+
+/// An actor of a Python module, to be [spawned](crate::node::Node::spawn) as one of Rust. Its worker is an interpreter that has
+/// the package `tensorpost`, of the same version as this crate.
+///
+/// It takes and sends messages with `#[gpu_message(portable)]`, whose tensors it gets on the host; `@tp.message` classes are the same in Python. What it has no
+/// handler for, it refuses.
+///
+/// ```no_run
+/// use tensorpost::actor::Python;
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// #[gpu_message(portable, reply = f32)]
+/// struct Mean {
+///     #[tensor(dtype = f32)]
+///     values: Tensor,
+/// }
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// // `class Statistics` with `@tp.actor` in app/stages.py, and `def __init__(self, bias: float)`
+/// let python = Python::actor("app.stages:Statistics").args((0.5,));
+/// let statistics = node.spawn::<Python>(python).restart(Restart::on_failure(5)).start()?;
+/// let values = node.host_stream()?.from_slice(&[2], &[1.0_f32, 2.0])?.freeze();
+/// assert_eq!(node.block_on(statistics.ask(Mean { values }))?, 2.0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Python {
+    /// `module:Class`.
+    actor: String,
+    #[serde(skip)]
+    interpreter: Option<PathBuf>,
+    #[serde(skip)]
+    environment: Vec<(String, String)>,
+    /// Folders in which modules are looked for, before others.
+    path: Vec<String>,
+    args: Arguments,
+}
+
+/// What the class is called with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Arguments {
+    /// A value of Rust: MessagePack, named form.
+    Values(#[serde(with = "codec::bytes")] Vec<u8>),
+    /// In the package's own form.
+    Own(#[serde(with = "codec::bytes")] Vec<u8>),
+    /// Why there are none.
+    #[serde(serialize_with = "refused")]
+    Refused(String),
+}
+
+fn refused<S: Serializer>(why: &str, _: S) -> Result<S::Ok, S::Error> {
+    Err(serde::ser::Error::custom(why))
+}
+
+impl Python {
+    /// The class `Class` of the module `app.stages`, for `"app.stages:Class"`.
+    pub fn actor(name: impl Into<String>) -> Self {
+        // What a constructor without parameters is called with.
+        let args = codec::encode(&(), Vec::new()).map(|encoded| encoded.body).unwrap_or_default();
+        Python {
+            actor: name.into(),
+            interpreter: None,
+            environment: Vec::new(),
+            path: Vec::new(),
+            args: Arguments::Values(args),
+        }
+    }
+
+    /// What the class is called with: a tuple gives its parameters in their order, a struct or a map with text for keys
+    /// gives them by name, and anything else is the only one. They are read by the annotations of `__init__`, as the fields of a
+    /// message are, so there may be addresses in them. Tensors go in messages.
+    pub fn args(mut self, args: impl Serialize) -> Self {
+        self.args = match codec::encode(&args, Vec::new()) {
+            Ok(encoded) if encoded.tensors.is_empty() => Arguments::Values(encoded.body),
+            Ok(_) => Arguments::Refused(
+                "there is a tensor in them; start the actor without it, and send it in a message".to_owned(),
+            ),
+            Err(error) => Arguments::Refused(error.to_string()),
+        };
+        self
+    }
+
+    /// The interpreter. Without this it is what the environment variable `TENSORPOST_PYTHON` names, or that of the active
+    /// virtual environment, or `python3`.
+    pub fn interpreter(mut self, path: impl Into<PathBuf>) -> Self {
+        self.interpreter = Some(path.into());
+        self
+    }
+
+    /// A folder in which the interpreter looks for modules before others. The current one is among those that it looks
+    /// into.
+    pub fn path(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.path.push(folder.into().to_string_lossy().into_owned());
+        self
+    }
+
+    /// A variable of the worker's environment, in which it has those of this process too.
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    fn program(&self) -> WorkerProgram {
+        let of_variable =
+            |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let active = || of_variable("VIRTUAL_ENV").map(|folder| folder.join("bin/python"));
+        let named = self.interpreter.clone().or_else(|| of_variable(VARIABLE));
+        // Modules that load lazily could load behind a wait, but a Python worker pays seconds and gigabytes for all of them:
+        // it loads what it needs before its first wait.
+        let lazily = ("CUDA_MODULE_LOADING".to_owned(), "LAZY".to_owned());
+        WorkerProgram {
+            path: named.or_else(active).unwrap_or_else(|| "python3".into()),
+            arguments: ["-m", "tensorpost.worker"].map(str::to_owned).to_vec(),
+            environment: std::iter::once(lazily).chain(self.environment.iter().cloned()).collect(),
+            remedy: "; the worker is `python -m tensorpost.worker`: is it an interpreter that has the package `tensorpost` \
+                     (its own words are on stderr)? Name one with `Python::interpreter` or TENSORPOST_PYTHON",
+        }
+    }
+}
+
+/// For the package.
+#[cfg(feature = "foreign")]
+impl Python {
+    /// With arguments in the package's own form.
+    #[doc(hidden)]
+    pub fn with_own_args(mut self, args: Vec<u8>) -> Self {
+        self.args = Arguments::Own(args);
+        self
+    }
+
+    /// `module:Class`, the folders, and the arguments: whether they are in the package's own form, and their bytes.
+    #[doc(hidden)]
+    pub fn order(&self) -> (&str, &[String], bool, &[u8]) {
+        let (own, args) = match &self.args {
+            Arguments::Values(args) => (false, args.as_slice()),
+            Arguments::Own(args) => (true, args.as_slice()),
+            Arguments::Refused(_) => (false, [].as_slice()),
+        };
+        (&self.actor, &self.path, own, args)
+    }
+}
+
+impl Actor for Python {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Python {
+    type Args = Python;
+    const TAKES_ANY: bool = true;
+
+    fn create(args: Python, _: &Env) -> anyhow::Result<Self> {
+        anyhow::bail!(
+            "`{}` is an actor of Python, and this worker is none; spawn it without `.worker(..)`, or into the worker of another \
+             actor of Python",
+            args.actor
+        )
+    }
+
+    fn handles(_: &mut Handles<Self>) {}
+
+    fn worker_program(args: &Python) -> Option<WorkerProgram> {
+        Some(args.program())
+    }
+
+    fn label(args: &Python) -> Option<String> {
+        Some(args.actor.rsplit([':', '.']).next().unwrap_or(&args.actor).to_owned())
+    }
+}
+
+/// For the types of [`Spawned`](crate::node::Spawned): which messages the actor takes is known in Python.
+impl<M: GpuMessage + Portable> Handler<M> for Python {
+    type Result = MessageResult<M>;
+
+    fn handle(&mut self, _: M, _: &mut Context<Self>) -> Self::Result {
+        unreachable!("`create` makes no such actor")
+    }
+}

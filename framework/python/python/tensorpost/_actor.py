@@ -1,0 +1,341 @@
+"""Actors: what the decorators know of a class, and how messages go to it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import sys
+import threading
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from ._compile import interface_of, plan_of, reply_of
+from ._errors import Error, NodeError, SchemaError
+from ._message import info_of
+from ._native import Address as _Address
+from ._native import Mailbox, Plan
+
+_C = TypeVar("_C", bound=type)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+ACTOR = "__tensorpost_actor__"
+HANDLER = "__tensorpost_handler__"
+WAY = "__tensorpost_way__"
+
+
+def _way_of(message: type) -> tuple[Plan, int, Plan]:
+    """How a message is written, its key, and how its reply is read."""
+    known: tuple[Plan, int, Plan] | None
+    if (known := vars(message).get(WAY)) is None:
+        key = interface_of(message)[1]
+        known = plan_of(message), key, plan_of(reply_of(message))
+        setattr(message, WAY, known)
+    return known
+
+
+class _Told:
+    """Brings what a thread of Rust says to the event loop of who waits for it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+
+    def __call__(self, value: Any, error: BaseException | None) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.settle, value, error)
+        except RuntimeError:
+            pass  # the loop was closed, and nobody waits
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+
+    async def wait(self, driven: Any) -> Any:
+        try:
+            return await self.future
+        finally:
+            driven.cancel()
+
+
+def send(self: Any, message: Any, *, timeout: float | None = None) -> None:
+    """Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most ``timeout`` seconds.
+
+    Raises :class:`SendError`, or :class:`DeadlineError` where there was no room in time.
+    """
+    plan, key, _ = _way_of(type(message))
+    self._send(plan, key, message, timeout)
+
+
+def try_send(self: Any, message: Any) -> bool:
+    """Sends a message if there is room now; says whether it was sent. Raises :class:`SendError` where it never will be."""
+    plan, key, _ = _way_of(type(message))
+    return bool(self._try_send(plan, key, message))
+
+
+def ask(self: Any, message: Any, *, timeout: float | None = None) -> Any:
+    """Sends a message, and returns the reply of its handler. Waits at most ``timeout`` seconds, for both together.
+
+    Raises :class:`SendError`, :class:`AskError` where no reply will come, or :class:`DeadlineError`.
+    """
+    plan, key, reply = _way_of(type(message))
+    return self._ask(plan, key, message, reply, timeout)
+
+
+async def send_async(self: Any, message: Any, *, timeout: float | None = None) -> None:
+    """As :meth:`send`, in a coroutine. The first attempt is made when it is first awaited."""
+    plan, key, _ = _way_of(type(message))
+    told = _Told()
+    await told.wait(self._begin_send(plan, key, message, timeout, told))
+
+
+async def ask_async(self: Any, message: Any, *, timeout: float | None = None) -> Any:
+    """As :meth:`ask`, in a coroutine."""
+    plan, key, reply = _way_of(type(message))
+    told = _Told()
+    return await told.wait(self._begin_ask(plan, key, message, reply, timeout, told))
+
+
+for _method in (send, try_send, ask, send_async, ask_async):
+    setattr(_Address, _method.__name__, _method)
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """What happened to an actor that is watched: a handler with this annotation gets it, and ``node.watch`` gives it."""
+
+    kind: str
+    """``"down"``: a life of it has ended. ``"up"``: the next one takes messages. ``"gave_up"``: its restarts are used up."""
+    actor: str
+    """The actor, as :attr:`Address.actor` says it."""
+    reason: str | None
+    """Why a life ended, with the traceback where a handler raised."""
+    will_restart: bool
+    """Whether another life follows."""
+    incarnation: int | None
+    """Which life begins, for ``"up"``: 0 was the first."""
+
+
+class Env:
+    """Where an actor runs: its name, its address, its way to others. :func:`env` gives it."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    @property
+    def name(self) -> str:
+        """What people see of the actor."""
+        return self._mailbox.name
+
+    @property
+    def address(self) -> _Address[Any]:
+        """The actor's own address, to send along."""
+        return self._mailbox.own_address
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the actor this is: 0 at first, and one more after each restart."""
+        return self._mailbox.incarnation
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the node shuts down: an actor that makes messages by itself stops making them then."""
+        return self._mailbox.is_stopping
+
+    def lookup(self, name: str, *, timeout: float | None = None) -> _Address[Any]:
+        """The actor that was started or registered under ``name``."""
+        return self._mailbox.lookup(name, timeout)
+
+    def register(self, name: str) -> None:
+        """Registers this actor under one more name."""
+        self._mailbox.register(name)
+
+    def watch(self, address: _Address[Any]) -> None:
+        """Has this actor told what happens to another one, from now on: its handler of :class:`Lifecycle` gets the events."""
+        self._mailbox.watch(address)
+
+    def link(self, address: _Address[Any]) -> None:
+        """Has this actor fail whenever the other one goes down for a failure."""
+        self._mailbox.link(address)
+
+    def __repr__(self) -> str:
+        return f"Env({self.name}, {self.address!r})"
+
+
+_here = threading.local()
+
+
+def env() -> Env:
+    """The :class:`Env` of the actor whose code runs on this thread: in ``__init__``, in a handler, in what they call."""
+    found: Env | None = getattr(_here, "env", None)
+    if found is None:
+        raise Error("no actor runs on this thread; call tp.env() in an actor's __init__ or handler")
+    return found
+
+
+def enter(mailbox: Mailbox) -> None:
+    """An actor's thread begins."""
+    _here.env = Env(mailbox)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What becomes of an actor that has ended: :func:`never`, :func:`on_failure`, :func:`always`."""
+
+    kind: str
+    budget: int = 0
+    window: float | None = None
+    delays: tuple[float, float] | None = None
+
+    def within(self, seconds: float) -> Restart:
+        """Counts only the restarts in the last ``seconds``. Without this, all count."""
+        return dataclasses.replace(self, window=seconds)
+
+    def backoff(self, first: float, most: float) -> Restart:
+        """Waits ``first`` seconds before the first restart, twice as long before each further one, and never longer than
+        ``most``; 0.01 and 5 unless said otherwise."""
+        return dataclasses.replace(self, delays=(first, most))
+
+
+def never() -> Restart:
+    """No restart: an actor that ended is gone."""
+    return Restart("never")
+
+
+def on_failure(budget: int) -> Restart:
+    """At most ``budget`` restarts, after failures: an exception in a handler, an exit of its process, a signal."""
+    return Restart("failure", budget)
+
+
+def always(budget: int) -> Restart:
+    """At most ``budget`` restarts, also after the actor stopped by itself; not after the node's shutdown."""
+    return Restart("always", budget)
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A method that takes messages of one type."""
+
+    name: str
+    message: type
+    plan: Plan | None
+    reply: Plan
+    is_async: bool
+
+
+@dataclass
+class ActorInfo:
+    """What the decorator knows of a class."""
+
+    restart: Restart | None
+    names: dict[str, Any] | None
+
+
+@overload
+def handler(message: type, /) -> Callable[[_F], _F]: ...
+@overload
+def handler(method: _F, /) -> _F: ...
+def handler(what: Any, /) -> Any:
+    """Makes a method of an ``@tp.actor`` class the handler of a message: that of its parameter's annotation, or
+    ``@tp.handler(Frame)``. What it returns is the reply, of the type that the message says. It may be a coroutine; while that waits,
+    the actor handles others."""
+
+    def mark(method: Any, message: Any) -> Any:
+        setattr(method, HANDLER, message)
+        return method
+
+    if isinstance(what, type):
+        return lambda method: mark(method, what)
+    if not inspect.isfunction(what):
+        raise SchemaError("@tp.handler stands on a method, or names the message: @tp.handler(Frame)")
+    return mark(what, None)
+
+
+@overload
+def actor(cls: _C, /) -> _C: ...
+@overload
+def actor(*, restart: Restart | None = ...) -> Callable[[_C], _C]: ...
+def actor(cls: Any = None, /, *, restart: Restart | None = None) -> Any:
+    """Makes a class an actor, which a node runs in a worker process of its own::
+
+        @tp.actor
+        class Detect:
+            def __init__(self, sink: tp.Address[Boxes]):
+                self.sink = sink
+
+            @tp.handler
+            def frame(self, frame: Frame) -> None:
+                self.sink.send(Boxes(frame.id, detect(frame.pixels)))
+
+    Its handlers run one after the other on a thread of the actor's own. A method ``stopped(self)``, if there is one, is
+    called at its clean end. An exception in a handler ends this life of the actor; ``restart`` says whether there is
+    another, where the spawn does not say it.
+    """
+    frame = sys._getframe(1)
+    names = dict(frame.f_locals) if frame.f_locals is not frame.f_globals else None
+
+    def decorate(cls: type) -> type:
+        if not isinstance(cls, type):
+            raise SchemaError(f"@tp.actor stands on a class, and not on {cls!r}")
+        setattr(cls, ACTOR, ActorInfo(restart, names))
+        try:
+            handlers_of(cls)
+        except NameError:
+            pass  # what is defined below it is known when it is started
+        return cls
+
+    return decorate if cls is None else decorate(cls)
+
+
+def info(cls: Any) -> ActorInfo:
+    """What is known of an actor's class."""
+    known = vars(cls).get(ACTOR) if isinstance(cls, type) else None
+    if known is None:
+        name = getattr(cls, "__qualname__", None) or repr(cls)
+        raise NodeError(f"`{name}` is no actor; give its class the decorator @tp.actor")
+    return typing.cast(ActorInfo, known)
+
+
+def hints(cls: type, function: Any) -> dict[str, Any]:
+    """The annotations of a method."""
+    names = {**(info(cls).names or {}), cls.__name__: cls}
+    return typing.get_type_hints(function, localns=names, include_extras=True)
+
+
+def handlers_of(cls: type) -> list[Handler]:
+    """The handlers of an actor's class, those of its bases too."""
+    found: dict[type, Handler] = {}
+    for name, method in inspect.getmembers(cls, lambda member: hasattr(member, HANDLER)):
+        where = f"{cls.__qualname__}.{name}"
+        message = getattr(method, HANDLER) or _asked(cls, method, where)
+        if message in found:
+            raise SchemaError(f"{where}: `{found[message].name}` handles {message.__name__} already")
+        if message is Lifecycle:
+            plan, reply = None, plan_of(None)
+        elif (described := info_of(message)) is None or described.is_variant:
+            shown = getattr(message, "__name__", None) or repr(message)
+            raise SchemaError(f"{where}: `{shown}` is no message; give it the decorator @tp.message")
+        else:
+            plan, _, reply = _way_of(message)
+        found[message] = Handler(name, message, plan, reply, inspect.iscoroutinefunction(method))
+    if not found:
+        raise SchemaError(f"{cls.__qualname__} has no handlers; give a method the decorator @tp.handler")
+    return list(found.values())
+
+
+def _asked(cls: type, method: Any, where: str) -> Any:
+    parameters = list(inspect.signature(method).parameters.values())
+    if len(parameters) != 2:
+        raise SchemaError(f"{where}: a handler has two parameters, self and the message, and this one has {len(parameters)}")
+    message = hints(cls, method).get(parameters[1].name)
+    if message is None:
+        raise SchemaError(f"{where}: say which message it handles: def {method.__name__}(self, {parameters[1].name}: Frame)")
+    return message
+
+

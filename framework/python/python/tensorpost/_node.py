@@ -1,0 +1,249 @@
+"""A node in this process: it starts actors in worker processes, and talks to them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from . import _actor, _worker
+from ._actor import Lifecycle, Restart
+from ._compile import interface_of, plan_of
+from ._errors import Error, NodeError
+from ._native import Address
+from ._native import Channel as _Channel
+from ._native import Node as _Node
+from ._native import Watch as _Watch
+
+_M = TypeVar("_M")
+
+
+class Worker(NamedTuple):
+    """A worker process, as :meth:`Node.workers` lists it."""
+
+    name: str
+    pid: int
+    state: str
+
+
+class Restarted(NamedTuple):
+    """A worker that was restarted, or whose actor was: :meth:`Node.restarts`."""
+
+    worker: str
+    restarts: int
+    ends: list[str]
+    """Why each of its lives ended, with tracebacks."""
+
+
+class Shutdown(NamedTuple):
+    """How a shutdown went."""
+
+    drained: bool
+    """Whether every message that was under way was handled."""
+    report: str
+
+    def __str__(self) -> str:
+        return self.report
+
+
+class Channel(Generic[_M]):
+    """A mailbox in this process that the program reads by itself: :meth:`Node.channel`."""
+
+    def __init__(self, native: _Channel, message: type[_M]) -> None:
+        self._native, self._message = native, message
+
+    def recv(self, *, timeout: float | None = None) -> _M:
+        """The next message. Raises :class:`DeadlineError` where none comes within ``timeout`` seconds."""
+        return self._native.recv(timeout)  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[_M]:
+        while True:
+            yield self.recv()
+
+    def _discard(self) -> None:
+        with contextlib.suppress(Error):
+            while True:
+                self._native.discard()
+
+    def close(self) -> None:
+        """Takes no more messages: senders are told that there is no such actor."""
+        self._native.close()
+
+    def __repr__(self) -> str:
+        return f"Channel[{self._message.__name__}]"
+
+
+class Watch:
+    """The events of one actor: :meth:`Node.watch`. An iteration ends after the last event."""
+
+    def __init__(self, native: _Watch) -> None:
+        self._native = native
+
+    def recv(self, *, timeout: float | None = None) -> Lifecycle | None:
+        """The next event, or None after the last one. Raises :class:`DeadlineError` where none comes within ``timeout`` seconds."""
+        event = self._native.recv(timeout)
+        return None if event is None else Lifecycle(*event)
+
+    def __iter__(self) -> Iterator[Lifecycle]:
+        while (event := self.recv()) is not None:
+            yield event
+
+
+_running: weakref.WeakSet[Node] = weakref.WeakSet()
+
+
+class Node:
+    """A node: this process, and the worker processes that it starts. Use it with ``with``: at the end of the block everything under
+    way is finished and the workers end, after Ctrl-C too. A second Ctrl-C ends them at once. ::
+
+        if __name__ == "__main__":
+            with tp.Node() as node:
+                sink, boxes = node.channel(Boxes)
+                detect = node.spawn(Detect, sink, restart=tp.on_failure(5))
+                detect.send(Frame(1, pixels))
+                print(boxes.recv())
+
+    A worker loads the module of its actor anew, and of a script all that does not stand under ``if __name__ == "__main__"``.
+
+    ``host_budget``: bytes of host memory that each process may take for tensors.
+    ``start_deadline``: seconds that a worker may take until it is ready; 30 unless said otherwise.
+    ``worker_log``: what workers log, in the form of ``RUST_LOG``. It goes to stderr.
+    ``hang_limit``: seconds after which what stands still is logged.
+    ``trace``: a file to which a trace of the run is written.
+    ``console``: whether the command ``tensorpost`` may look into it.
+    ``deadline``: seconds that the end of the block waits for what is under way.
+    """
+
+    def __init__(
+        self,
+        *,
+        host_budget: int | None = None,
+        start_deadline: float | None = None,
+        worker_log: str | None = None,
+        hang_limit: float | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        console: bool = True,
+        deadline: float = 10.0,
+    ) -> None:
+        if _worker.is_worker:
+            raise NodeError('a worker starts no node; put the program under `if __name__ == "__main__":`')
+        self._deadline = deadline
+        self._native = _Node(
+            host_budget=host_budget,
+            start_deadline=start_deadline,
+            worker_log=worker_log,
+            hang_limit=hang_limit,
+            trace=None if trace is None else os.fspath(trace),
+            console=console,
+        )
+        self._channels: weakref.WeakSet[Channel[Any]] = weakref.WeakSet()
+        _running.add(self)
+
+    def spawn(
+        self,
+        actor: type,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        label: str | None = None,
+        mailbox: int = 128,
+        restart: Restart | None = None,
+        interpreter: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Address[Any]:
+        """Starts an actor in a worker of its own, as ``actor(*args, **kwargs)`` there, and waits until it takes messages. What it is
+        given is pickled; addresses may be in it, and tensors go in messages.
+
+        ``name``: a name to look it up by.
+        ``label``: what people see of it; its name or its class unless said otherwise.
+        ``mailbox``: how many messages each sending process may have unhandled there.
+        ``restart``: see :func:`on_failure`.
+        ``interpreter``: of the worker; this one unless said otherwise.
+        ``environment``: more variables for the worker.
+
+        Raises :class:`SpawnError` with what went wrong there, and its traceback.
+        """
+        info = _actor.info(actor)
+        _actor.handlers_of(actor)
+        policy = restart if restart is not None else info.restart
+        module_and_class, order = _worker.order_of(actor, args, dict(kwargs or {}))
+        return self._native.spawn(
+            module_and_class,
+            order,
+            os.fspath(interpreter or sys.executable or "python3"),
+            name,
+            label or (None if name else actor.__name__),
+            mailbox,
+            None if policy is None else (policy.kind, policy.budget, policy.window, policy.delays),
+            list((environment or {}).items()),
+        )
+
+    def spawn_demo(self, next: Address[Any]) -> Address[Any]:
+        """Starts the actor of Rust in ``python -m tensorpost.demo``: it inverts a picture, and sends it to ``next``."""
+        return self._native.spawn_demo(sys.executable, next)
+
+    def channel(self, message: type[_M]) -> tuple[Address[_M], Channel[_M]]:
+        """Makes a mailbox in this process, for messages of one type. Its address can be given to actors."""
+        address, native = self._native.channel(plan_of(message), interface_of(message)[1])
+        channel = Channel(native, message)
+        self._channels.add(channel)
+        return address, channel
+
+    def watch(self, address: Address[Any]) -> Watch:
+        """Watches an actor: tells when a life of it ends, when the next one takes messages, and when there will be no other."""
+        return Watch(self._native.watch(address))
+
+    def lookup(self, name: str, *, timeout: float | None = None) -> Address[Any]:
+        """The actor that was started or registered under ``name``."""
+        return self._native.lookup(name, timeout)
+
+    def register(self, name: str, address: Address[Any]) -> None:
+        """Registers an actor under one more name."""
+        self._native.register(name, address)
+
+    def workers(self) -> list[Worker]:
+        """All workers, also those that have ended and whose place is not used again yet."""
+        return [Worker(*worker) for worker in self._native.workers()]
+
+    def restarts(self) -> list[Restarted]:
+        """What was restarted, and why."""
+        return [Restarted(*worker) for worker in self._native.restarts()]
+
+    def run(self) -> None:
+        """Waits for Ctrl-C, or for a shutdown that ``tensorpost stop`` began, and then shuts down."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._native.until_stopping(None)
+        self.shutdown()
+
+    def shutdown(self, deadline: float | None = None) -> Shutdown | None:
+        """Lets everything under way finish, stops the actors, and then the workers; what is not done after ``deadline`` seconds is
+        killed, and named in the report. None where that was done before. Ctrl-C meanwhile kills what is left at once.
+
+        What still comes to a :class:`Channel`, and no other thread receives, is dropped: actors under way find room there.
+        """
+        for channel in self._channels:
+            threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
+        ended = self._native.shutdown(self._deadline if deadline is None else deadline)
+        return None if ended is None else Shutdown(*ended)
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"Node(pid {os.getpid()})"
+
+
+@atexit.register
+def _end() -> None:
+    """Nodes that nobody has shut down."""
+    for node in list(_running):
+        node.shutdown()

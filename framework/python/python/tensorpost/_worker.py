@@ -1,0 +1,303 @@
+"""What runs in a worker: finds the class of an actor, makes it, and gives it its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import io
+import os
+import pickle
+import sys
+import threading
+import traceback
+from typing import Any
+
+from . import _actor
+from ._compile import arguments_plan
+from ._errors import DecodeError, NodeError
+from ._native import Address, Delivered, Mailbox, Tensor
+
+MAIN = "__tensorpost_main__"
+is_worker = False
+"""Whether this process is one: it starts no node."""
+_loading = threading.Lock()
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, Address):
+            return "address", obj._bytes()
+        if isinstance(obj, Tensor):
+            raise NodeError("the arguments hold a tensor; start the actor without it, and send it in a message")
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, mailbox: Mailbox) -> None:
+        super().__init__(file)
+        self.mailbox = mailbox
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self.mailbox.address(pid[1])
+
+
+def order_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
+    """What a worker is told of an actor: its class, and a pickle with the rest."""
+    module, main = cls.__module__, None
+    if "<locals>" in cls.__qualname__:
+        raise NodeError(f"`{cls.__qualname__}` is defined in a function, where a worker cannot find it; define it in a module")
+    if module in ("__main__", MAIN):
+        module, main = _main_module(cls)
+    inner = io.BytesIO()
+    try:
+        _Pickler(inner, protocol=5).dump((args, kwargs))
+    except NodeError:
+        raise
+    except Exception as error:
+        raise NodeError(f"the arguments of `{cls.__qualname__}` cannot be pickled: {error}") from error
+    rest = {"main": main, "path": list(sys.path), "folder": os.getcwd(), "call": inner.getvalue()}
+    return f"{module}:{cls.__qualname__}", pickle.dumps(rest, protocol=5)
+
+
+def _main_module(cls: type) -> tuple[str, str | None]:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        # `python -m app.run`: its folder is looked for by its name.
+        name = spec.name
+        return name, None
+    path = getattr(main, "__file__", None)
+    if path is None:
+        raise NodeError(
+            f"`{cls.__qualname__}` is defined in an interactive session, where a worker cannot find it; define it in a module"
+        )
+    return MAIN, os.path.abspath(path)
+
+
+def _load_main(path: str) -> None:
+    """The program's own file, as a module: what stands under ``if __name__ == "__main__"`` does not run."""
+    loader = importlib.machinery.SourceFileLoader(MAIN, path)
+    spec = importlib.util.spec_from_file_location(MAIN, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    # What was pickled names it so.
+    sys.modules[MAIN] = sys.modules["__main__"] = module
+    loader.exec_module(module)
+
+
+def _class_of(actor: str) -> type:
+    module, _, name = actor.partition(":")
+    if not name:
+        module, _, name = actor.rpartition(".")
+    if not module:
+        raise NodeError(f"`{actor}` names no class; say `module:Class`")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise NodeError(f"the module `{module}` has no `{name}`; it is {getattr(found, '__file__', None) or found!r}") from None
+    _actor.info(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -> Any:
+    # One at a time: the path and the modules are the process's.
+    with _loading:
+        if own:
+            rest = pickle.loads(args)
+            sys.path[:] = rest["path"]
+            if rest["main"] is not None and MAIN not in sys.modules:
+                _load_main(rest["main"])
+        else:
+            sys.path[:0] = [folder for folder in ["", *path] if folder not in sys.path]
+        cls = _class_of(actor)
+    if own:
+        call_args, call_kwargs = _Unpickler(io.BytesIO(rest["call"]), mailbox).load()
+        return cls(*call_args, **call_kwargs)
+    return cls(**_values(mailbox, cls, args))
+
+
+def _values(mailbox: Mailbox, cls: type, args: bytes) -> dict[str, Any]:
+    """The arguments that a program in Rust has given."""
+    init: Any = getattr(cls, "__init__")  # noqa: B009
+    fields = list(inspect.signature(init).parameters.values())[1:] if init is not object.__init__ else []
+    head = args[0]
+    if head == 0xC0:
+        args = b"\x90"
+    elif not (0x80 <= head <= 0x9F or 0xDC <= head <= 0xDF):
+        args = b"\x91" + args  # the only one, by itself
+    plan = arguments_plan(cls, fields, _actor.hints(cls, init) if fields else {})
+    values: dict[str, Any] = vars(mailbox.decode(plan, args))
+    return values
+
+
+def _text(error: BaseException, skip: int) -> str:
+    """An exception with its traceback, without our own frames at its beginning."""
+    where = error.__traceback__
+    for _ in range(skip):
+        where = where.tb_next if where is not None and where.tb_next is not None else where
+    return "".join(traceback.format_exception(type(error), error, where)).rstrip()
+
+
+class _Refused(Exception):
+    """A message that no handler gets."""
+
+
+class _Actor:
+    """An actor and its handlers."""
+
+    def __init__(self, mailbox: Mailbox, made: Any) -> None:
+        self.mailbox, self.made = mailbox, made
+        self.by_key: dict[int | None, tuple[_actor.Handler, Any]] = {}
+        for handler in _actor.handlers_of(type(made)):
+            key = None if handler.plan is None else _actor._way_of(handler.message)[1]
+            self.by_key[key] = handler, getattr(made, handler.name)
+        self.waits = any(handler.is_async for handler, _ in self.by_key.values())
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, given: Delivered) -> tuple[_actor.Handler, Any, Any]:
+        """The handler of a message, and the message."""
+        key = given.key
+        handler, method = self.by_key.get(key, (None, None))
+        if handler is None:
+            raise _Refused(self.unknown(key))
+        if handler.plan is None:
+            event = given.event()
+            assert event is not None
+            return handler, method, _actor.Lifecycle(*event)
+        try:
+            return handler, method, given.value(handler.plan)
+        except DecodeError as error:
+            raise _Refused(f"{handler.message.__name__} is malformed: {error}") from None
+
+    def unknown(self, key: int | None) -> str:
+        if key is None:
+            return "it has no handler for tp.Lifecycle"
+        known = ", ".join(f"{handler.message.__name__} ({key:016x})" for key, (handler, _) in self.by_key.items() if key is not None)
+        return (
+            f"{type(self.made).__qualname__} has no handler for a message with key {key:016x}; it handles {known}. Where the name is "
+            "the same, the two definitions differ: compare tp.schema(..) with `Portable::schema()` of Rust"
+        )
+
+    def refuse(self, given: Delivered, why: str) -> None:
+        print(f"tensorpost: {self.mailbox.name}: a message was refused: {why}", file=sys.stderr, flush=True)
+        given.refuse(why)
+
+    def fail(self, given: Delivered, handler: _actor.Handler, error: BaseException, skip: int) -> None:
+        _flush()
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        name = f"{type(self.made).__qualname__}.{handler.name}"
+        given.fail(f"its handler {name} of {handler.message.__name__} raised {what}\n{_text(error, skip)}")
+
+    def handle(self, given: Delivered) -> bool:
+        """Handles a message on this thread. False where the actor has failed."""
+        try:
+            handler, method, value = self.find(given)
+        except _Refused as refused:
+            self.refuse(given, str(refused))
+            return True
+        try:
+            reply = method(value)
+            del value
+            given.reply(handler.reply, reply)
+        except BaseException as error:
+            self.fail(given, handler, error, 1)
+            return False
+        return True
+
+    def run(self) -> None:
+        while (given := self.mailbox.next()) is not None:
+            if not self.handle(given):
+                return
+            del given
+        self.stopped()
+
+    async def await_handler(self, given: Delivered, handler: _actor.Handler, method: Any, value: Any) -> None:
+        try:
+            given.reply(handler.reply, await method(value))
+        except BaseException as error:
+            self.fail(given, handler, error, 1)
+            self.done.set()
+
+    def begin(self, given: Delivered) -> bool:
+        """Handles a message, or begins to. False where the actor has failed."""
+        handler, method = self.by_key.get(given.key, (None, None))
+        if handler is None or not handler.is_async:
+            return self.handle(given)
+        try:
+            handler, method, value = self.find(given)
+        except _Refused as refused:
+            self.refuse(given, str(refused))
+            return True
+        task = asyncio.get_running_loop().create_task(self.await_handler(given, handler, method, value))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return True
+
+    def some(self) -> None:
+        """Messages have come, or no more come."""
+        self.mailbox.drain()
+        while (given := self.mailbox.take()) is not None:
+            if not self.begin(given):
+                self.done.set()
+                return
+        if self.mailbox.closed:
+            self.done.set()
+
+    async def run_async(self) -> None:
+        self.done = asyncio.Event()
+        bell = self.mailbox.bell()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(bell, self.some)
+        try:
+            await self.done.wait()
+        finally:
+            loop.remove_reader(bell)
+        for task in list(self.tasks):
+            task.cancel()
+        stopped = getattr(self.made, "stopped", None)
+        if inspect.iscoroutinefunction(stopped):
+            await stopped()
+        else:
+            self.stopped()
+
+    def stopped(self) -> None:
+        stopped = getattr(self.made, "stopped", None)
+        if stopped is not None:
+            stopped()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # closed, or nobody reads it
+
+
+def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -> None:
+    """Runs an actor on this thread until its mailbox is closed."""
+    _actor.enter(mailbox)
+    try:
+        running = _Actor(mailbox, _make(mailbox, actor, path, own, args))
+    except BaseException as error:
+        _flush()
+        mailbox.fail(f"{type(error).__name__}: {error}\n{_text(error, 1)}")
+        return
+    mailbox.ready()
+    try:
+        if running.waits:
+            asyncio.run(running.run_async())
+        else:
+            running.run()
+    except BaseException as error:
+        mailbox.fail(f"it raised {type(error).__name__} outside of its handlers: {error}\n{_text(error, 1)}")
+    finally:
+        _flush()
+
+
+__all__ = ["order_of", "run"]

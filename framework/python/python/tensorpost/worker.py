@@ -1,0 +1,21 @@
+"""A worker of a node: ``python -m tensorpost.worker``, which a node starts. By hand it does nothing."""
+
+from __future__ import annotations
+
+import sys
+
+from . import _worker
+from ._native import run_worker
+
+
+def main() -> int:
+    """Runs the worker; the process ends with it."""
+    _worker.is_worker = True
+    run_worker()
+    _worker.is_worker = False
+    print("python -m tensorpost.worker is started by a node; start a node with tp.Node(), or `Python` in Rust", file=sys.stderr)
+    return 64
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+//! The actor of Rust that stands for one of Python in a worker: it hands its messages to a thread of Python, and fails when
+//! that says so.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tensorpost_core::__private::{actix, anyhow};
+use tensorpost_core::actor::{Env, Handles, Lifecycle, Python as Start, RemoteActor};
+use tensorpost_core::foreign::{RawMessage, RawReply};
+use tensorpost_core::node::NodeBuilder;
+use tokio::sync::oneshot;
+
+use actix::dev::{MessageResponse, OneshotSender};
+use actix::{Actor, Context, Handler};
+
+use crate::mailbox::{self, Item, Mailbox, PyMailbox};
+
+/// Bytes of an actor's stack: as much as the main thread has, nearly everywhere.
+const STACK: usize = 8 << 20;
+
+/// See the module.
+pub(crate) struct PyActor {
+    order: Option<Start>,
+    mailbox: Option<Arc<Mailbox>>,
+}
+
+impl Actor for PyActor {
+    type Context = Context<Self>;
+
+    fn stopped(&mut self, _: &mut Context<Self>) {
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close(true);
+        }
+    }
+}
+
+impl Drop for PyActor {
+    fn drop(&mut self) {
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close(false);
+        }
+    }
+}
+
+impl RemoteActor for PyActor {
+    type Args = Start;
+
+    fn create(order: Start, _: &Env) -> anyhow::Result<Self> {
+        Ok(PyActor { order: Some(order), mailbox: None })
+    }
+
+    async fn prepare(&mut self, env: &Env) -> anyhow::Result<()> {
+        let Some(order) = self.order.take() else { anyhow::bail!("it is prepared once") };
+        let (ready, started) = oneshot::channel();
+        let mailbox = Mailbox::new(env, ready);
+        self.mailbox = Some(Arc::clone(&mailbox));
+        let thread = std::thread::Builder::new().name(env.name().to_owned()).stack_size(STACK);
+        thread.spawn(move || run(&mailbox, &order))?;
+        match started.await {
+            Ok(how) => how.map_err(anyhow::Error::msg),
+            Err(_) => anyhow::bail!(mailbox::SILENT),
+        }
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.foreign().message::<Lifecycle>();
+    }
+}
+
+/// Runs the actor, on its thread of Python, until its mailbox is closed.
+fn run(mailbox: &Arc<Mailbox>, order: &Start) {
+    let (actor, path, own, args) = order.order();
+    // The interpreter's end is the process's.
+    Python::try_attach(|py| {
+        let call = || -> PyResult<()> {
+            let args = mailbox::bytes(py, args);
+            let given = PyMailbox(Arc::clone(mailbox));
+            py.import("tensorpost._worker")?.call_method1("run", (given, actor, path, own, args))?;
+            Ok(())
+        };
+        if let Err(error) = call() {
+            let why = format!("its thread of Python ended: {error}");
+            if !mailbox.started(Err(why.clone())) {
+                error.print(py);
+            }
+        }
+    });
+    mailbox.ended();
+}
+
+/// The response to a message that goes to Python: what resolves when its handler is done.
+pub(crate) struct Handed(Option<Arc<Mailbox>>, RawMessage);
+
+impl MessageResponse<PyActor, RawMessage> for Handed {
+    fn handle(self, _: &mut Context<PyActor>, answer: Option<OneshotSender<RawReply>>) {
+        let Handed(mailbox, message) = self;
+        if let Some(mailbox) = mailbox {
+            mailbox.push(Item::Message(message, answer));
+        }
+    }
+}
+
+impl Handler<RawMessage> for PyActor {
+    type Result = Handed;
+
+    fn handle(&mut self, message: RawMessage, _: &mut Context<Self>) -> Handed {
+        Handed(self.mailbox.clone(), message)
+    }
+}
+
+/// The same for an event.
+pub(crate) struct HandedEvent(Option<Arc<Mailbox>>, Lifecycle);
+
+impl MessageResponse<PyActor, Lifecycle> for HandedEvent {
+    fn handle(self, _: &mut Context<PyActor>, answer: Option<OneshotSender<()>>) {
+        let HandedEvent(mailbox, event) = self;
+        if let Some(mailbox) = mailbox {
+            mailbox.push(Item::Event(event, answer));
+        }
+    }
+}
+
+impl Handler<Lifecycle> for PyActor {
+    type Result = HandedEvent;
+
+    fn handle(&mut self, event: Lifecycle, _: &mut Context<Self>) -> HandedEvent {
+        HandedEvent(self.mailbox.clone(), event)
+    }
+}
+
+/// A node's settings, and a worker's: the actors of Python are in both.
+pub(crate) fn builder() -> NodeBuilder {
+    tensorpost_core::node::Node::builder().actor_as::<PyActor, Start>()
+}
+
+/// Runs this process as a worker, and ends with it. Returns where no node has started it.
+#[pyfunction]
+pub(crate) fn run_worker(py: Python<'_>) {
+    py.detach(|| drop(builder().run_if_worker()));
+}

@@ -1,0 +1,222 @@
+//! Addresses in Python: sending and asking by them. A message's class says its key, and how it is written.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyType};
+use tensorpost_core::actor::{AskError, SendError};
+use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply};
+
+use crate::context::Context;
+use crate::decode;
+use crate::encode;
+use crate::failure::exception;
+use crate::plan::Plan;
+use crate::wait::{self, Driven};
+
+/// The address of an actor.
+#[pyclass(frozen, name = "Address", module = "tensorpost")]
+pub(crate) struct PyAddress {
+    pub(crate) raw: RawAddress,
+    pub(crate) context: Arc<Context>,
+}
+
+impl PyAddress {
+    pub(crate) fn new(raw: RawAddress, context: Arc<Context>) -> Self {
+        PyAddress { raw, context }
+    }
+
+    fn message(&self, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<RawMessage> {
+        let py = value.py();
+        let (body, tensors) =
+            encode::encode(plan, value).map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
+        Ok(RawMessage { key, body, tensors: self.context.shared(py, tensors)? })
+    }
+
+    fn who(&self) -> String {
+        self.raw.actor().to_string()
+    }
+}
+
+/// An error of sending, as an exception.
+fn not_sent(py: Python<'_>, who: &str, name: &str, error: &SendError<RawMessage>) -> PyErr {
+    let text = format!("{name} was not sent to {who}: {}", error.reason);
+    failed(py, "SendError", text, error.is_retryable())
+}
+
+fn failed(py: Python<'_>, class: &'static str, text: String, retryable: bool) -> PyErr {
+    let error = exception(py, class, text);
+    // An attribute of ours, on an exception of ours.
+    let _ = error.value(py).setattr("retryable", retryable);
+    error
+}
+
+fn no_reply(py: Python<'_>, who: &str, name: &str, error: &AskError<RawMessage>) -> PyErr {
+    match error {
+        AskError::NotSent(error) => not_sent(py, who, name, error),
+        AskError::NoReply(failure) => {
+            let text = format!("{who} gave no reply to {name}: {failure}");
+            failed(py, "AskError", text, error.is_retryable())
+        }
+        AskError::TimedOut => late(py, who, name, "no reply came"),
+    }
+}
+
+fn late(py: Python<'_>, who: &str, name: &str, what: &str) -> PyErr {
+    failed(py, "DeadlineError", format!("{name} to {who}: {what} before the deadline"), true)
+}
+
+/// What the future of an ask has come to.
+type Asked = Option<Result<RawReply, AskError<RawMessage>>>;
+
+fn reply_of(
+    py: Python<'_>,
+    asked: Asked,
+    reply: &Plan,
+    (who, name): (&str, &str),
+    context: &Arc<Context>,
+) -> PyResult<Py<PyAny>> {
+    match asked {
+        None => Err(late(py, who, name, "no reply came")),
+        Some(Err(error)) => Err(no_reply(py, who, name, &error)),
+        Some(Ok(RawReply::Value { body, tensors })) => {
+            let value = decode::arrived(reply, py, &body, tensors, context);
+            let value = value.map_err(|failure| failure.raise(py, "DecodeError", &reply.name))?;
+            Ok(value.unbind())
+        }
+        // None is made only where a handler ends, and what is read is a value.
+        Some(Ok(RawReply::None(_))) => Err(failed(py, "AskError", "there is no reply".to_owned(), false)),
+    }
+}
+
+type Sent = Option<Result<(), SendError<RawMessage>>>;
+
+fn sent(py: Python<'_>, sent: Sent, who: &str, name: &str) -> PyResult<()> {
+    match sent {
+        Some(Ok(())) => Ok(()),
+        Some(Err(error)) => Err(not_sent(py, who, name, &error)),
+        None => Err(late(py, who, name, "there was no room")),
+    }
+}
+
+#[pymethods]
+impl PyAddress {
+    /// The actor's number in its node.
+    #[getter]
+    fn actor(&self) -> String {
+        self.who()
+    }
+
+    fn _send(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        key: u64,
+        value: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let timeout = wait::seconds(py, timeout)?;
+        let message = self.message(plan, key, value)?;
+        let mut sending = py.detach(|| self.raw.send(message));
+        let outcome = match wait::at_once(&mut sending) {
+            Some(outcome) => Some(outcome),
+            None => wait::wait(py, sending, timeout)?,
+        };
+        sent(py, outcome, &self.who(), &plan.name)
+    }
+
+    fn _try_send(&self, py: Python<'_>, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let message = self.message(plan, key, value)?;
+        match py.detach(|| self.raw.try_send(message)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_retryable() => Ok(false),
+            Err(error) => Err(not_sent(py, &self.who(), &plan.name, &error)),
+        }
+    }
+
+    fn _ask(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        key: u64,
+        value: &Bound<'_, PyAny>,
+        reply: &Plan,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let timeout = wait::seconds(py, timeout)?;
+        let message = self.message(plan, key, value)?;
+        let asking = py.detach(|| self.raw.ask(message));
+        let outcome = wait::wait(py, asking, timeout)?;
+        reply_of(py, outcome, reply, (&self.who(), &plan.name), &self.context)
+    }
+
+    fn _begin_send(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        key: u64,
+        value: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        told: Py<PyAny>,
+    ) -> PyResult<Driven> {
+        let timeout = wait::seconds(py, timeout)?;
+        let message = self.message(plan, key, value)?;
+        let sending = py.detach(|| self.raw.send(message));
+        let (who, name) = (self.who(), plan.name.clone());
+        wait::drive(told, sending, timeout, move |py, outcome| {
+            sent(py, outcome, &who, &name).map(|()| py.None())
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "Python calls it, with what it knows of the message")]
+    fn _begin_ask(
+        &self,
+        py: Python<'_>,
+        plan: &Plan,
+        key: u64,
+        value: &Bound<'_, PyAny>,
+        reply: Py<Plan>,
+        timeout: Option<f64>,
+        told: Py<PyAny>,
+    ) -> PyResult<Driven> {
+        let timeout = wait::seconds(py, timeout)?;
+        let message = self.message(plan, key, value)?;
+        let asking = py.detach(|| self.raw.ask(message));
+        let (who, name, context) = (self.who(), plan.name.clone(), Arc::clone(&self.context));
+        wait::drive(told, asking, timeout, move |py, outcome| {
+            reply_of(py, outcome, reply.get(), (&who, &name), &context)
+        })
+    }
+
+    /// For the arguments of an actor.
+    fn _bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let encoded = tensorpost_core::message::codec::encode(&self.raw, Vec::new());
+        let encoded = encoded.map_err(|error| exception(py, "EncodeError", error.to_string()))?;
+        Ok(PyBytes::new(py, &encoded.body))
+    }
+
+    /// What an annotation says of the messages that go to it: `Address[Frame]`.
+    #[classmethod]
+    fn __class_getitem__<'py>(
+        class: &Bound<'py, PyType>,
+        message: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        class.py().import("types")?.call_method1("GenericAlias", (class, message))
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<PyAddress>().is_ok_and(|other| other.get().raw == self.raw)
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.raw.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Address({})", self.who())
+    }
+}

@@ -1,0 +1,415 @@
+//! Where the messages of an actor wait for its thread of Python.
+//!
+//! The actor's thread of Rust, which is also the process's reader, puts them in and never takes the interpreter. The thread of
+//! Python takes them out, and lets go of the interpreter while there are none. An event loop is woken by a descriptor.
+//!
+//! **Invariants.** Each message is answered once: by its handler, by a refusal, or when it is dropped. What waits here when a handler
+//! fails is turned away before the actor's end, as if it still stood in the mailbox of Rust.
+//!
+//! **Locks.** One, for as long as it takes to move a message. Messages are dropped outside of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tensorpost_core::actor::{Env, Lifecycle};
+use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply, Unanswered};
+use tensorpost_core::os::EventFd;
+use tokio::sync::oneshot;
+
+use crate::address::PyAddress;
+use crate::context::Context;
+use crate::failure::exception;
+use crate::plan::Plan;
+use crate::wait;
+use crate::{decode, encode};
+
+/// How long an actor that has stopped waits for its own last words.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Who is told what becomes of a message.
+pub(crate) type Answer = Option<oneshot::Sender<RawReply>>;
+
+/// What an actor is given.
+pub(crate) enum Item {
+    Message(RawMessage, Answer),
+    Event(Lifecycle, Option<oneshot::Sender<()>>),
+}
+
+#[derive(Default)]
+struct State {
+    items: VecDeque<Item>,
+    /// Nothing more comes.
+    closed: bool,
+    /// A handler has failed, and what comes now goes to the next life.
+    failed: bool,
+    /// The thread has ended.
+    ended: bool,
+    /// Wakes an event loop.
+    bell: Option<Arc<EventFd>>,
+    /// Told when the actor is ready, or why it is not.
+    ready: Option<oneshot::Sender<Result<(), String>>>,
+}
+
+/// See the module.
+pub(crate) struct Mailbox {
+    env: Env,
+    context: Arc<Context>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Mailbox {
+    pub(crate) fn new(env: &Env, ready: oneshot::Sender<Result<(), String>>) -> Arc<Self> {
+        Arc::new(Mailbox {
+            env: env.clone(),
+            context: Context::new(Arc::clone(env.transport()), env.stream()),
+            state: Mutex::new(State { ready: Some(ready), ..State::default() }),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn push(&self, item: Item) {
+        let mut state = self.state.lock();
+        if state.closed {
+            drop(state);
+            return self.turn_away(item);
+        }
+        state.items.push_back(item);
+        let bell = state.bell.clone();
+        drop(state);
+        self.wake(bell);
+    }
+
+    fn wake(&self, bell: Option<Arc<EventFd>>) {
+        self.changed.notify_all();
+        if let Some(bell) = bell {
+            // An eventfd of our own can be rung.
+            let _ = bell.ring();
+        }
+    }
+
+    fn turn_away(&self, item: Item) {
+        if self.env.comes_back()
+            && let Item::Message(message, Some(answer)) = item
+        {
+            // Its leases go back first.
+            drop(message);
+            let _ = answer.send(RawReply::None(Unanswered::TurnedAway));
+        }
+    }
+
+    /// The actor has ended, or is about to. `wait`: until its thread has said its last words.
+    pub(crate) fn close(&self, wait: bool) {
+        let (items, bell) = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            (std::mem::take(&mut state.items), state.bell.clone())
+        };
+        self.wake(bell);
+        items.into_iter().for_each(|item| self.turn_away(item));
+        if wait {
+            let until = Instant::now() + LAST_WORDS;
+            let mut state = self.state.lock();
+            // After a failure it may be in the middle of something, and its process ends soon.
+            while !state.ended && !state.failed {
+                if self.changed.wait_until(&mut state, until).timed_out() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Tells whoever started the actor. False where that was done.
+    pub(crate) fn started(&self, how: Result<(), String>) -> bool {
+        let ready = self.state.lock().ready.take();
+        // A start that was given up has nobody.
+        ready.is_some_and(|ready| ready.send(how).is_ok())
+    }
+
+    /// Its thread has ended.
+    pub(crate) fn ended(&self) {
+        self.state.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// The actor fails, with this text. Returns what has to be told first.
+    fn fail(&self) {
+        self.state.lock().failed = true;
+        self.close(false);
+    }
+
+    fn failing(&self, why: String) -> Box<dyn FnOnce() + Send> {
+        let env = self.env.clone();
+        Box::new(move || env.fail(why))
+    }
+}
+
+/// The mailbox as an actor's thread has it, and what it knows of the actor's place in the node.
+#[pyclass(frozen, name = "Mailbox", module = "tensorpost._native")]
+pub(crate) struct PyMailbox(pub(crate) Arc<Mailbox>);
+
+impl PyMailbox {
+    fn delivered(&self, item: Item) -> Delivered {
+        Delivered { mailbox: Arc::clone(&self.0), item: Mutex::new(Some(item)) }
+    }
+}
+
+#[pymethods]
+impl PyMailbox {
+    /// The next message; None where no more come. Blocks.
+    fn next(&self, py: Python<'_>) -> Option<Delivered> {
+        let take = || -> Option<Option<Item>> {
+            let mut state = self.0.state.lock();
+            let item = state.items.pop_front();
+            (item.is_some() || state.closed).then_some(item)
+        };
+        // Without letting go of the interpreter, where there is one.
+        let item = take().unwrap_or_else(|| {
+            py.detach(|| {
+                let mut state = self.0.state.lock();
+                loop {
+                    if let Some(item) = state.items.pop_front() {
+                        return Some(item);
+                    }
+                    if state.closed {
+                        return None;
+                    }
+                    self.0.changed.wait(&mut state);
+                }
+            })
+        });
+        item.map(|item| self.delivered(item))
+    }
+
+    /// The next message if there is one.
+    fn take(&self) -> Option<Delivered> {
+        let item = self.0.state.lock().items.pop_front();
+        item.map(|item| self.delivered(item))
+    }
+
+    /// Whether no more come.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.state.lock().closed
+    }
+
+    /// A descriptor that is readable when messages have come, or no more come.
+    fn bell(&self) -> PyResult<i32> {
+        use std::os::fd::{AsFd, AsRawFd};
+        let bell = Arc::new(EventFd::create()?);
+        let number = (*bell).as_fd().as_raw_fd();
+        bell.ring()?;
+        self.0.state.lock().bell = Some(bell);
+        Ok(number)
+    }
+
+    /// Makes the descriptor silent.
+    fn drain(&self) -> PyResult<()> {
+        let bell = self.0.state.lock().bell.clone();
+        if let Some(bell) = bell {
+            bell.drain()?;
+        }
+        Ok(())
+    }
+
+    /// The actor takes messages.
+    fn ready(&self) {
+        self.0.started(Ok(()));
+    }
+
+    /// The actor fails outside of a message's handler.
+    fn fail(&self, why: String) {
+        if !self.0.started(Err(why.clone())) {
+            self.0.fail();
+            self.0.failing(why)();
+        }
+    }
+
+    /// An address in the arguments of an actor.
+    fn address(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<PyAddress> {
+        let raw = RawAddress::read(bytes, &self.0.context.transport);
+        let raw = raw.map_err(|error| exception(py, "DecodeError", error.to_string()))?;
+        Ok(PyAddress::new(raw, Arc::clone(&self.0.context)))
+    }
+
+    /// The value of these bytes, with addresses in it.
+    fn decode(&self, py: Python<'_>, plan: &Plan, body: &[u8]) -> PyResult<Py<PyAny>> {
+        let value = decode::arrived(plan, py, body, Vec::new(), &self.0.context);
+        value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
+    }
+
+    #[getter]
+    fn own_address(&self) -> PyAddress {
+        PyAddress::new(self.0.env.raw_address(), Arc::clone(&self.0.context))
+    }
+
+    #[getter]
+    fn name(&self) -> String {
+        self.0.env.name().to_owned()
+    }
+
+    #[getter]
+    fn incarnation(&self) -> u32 {
+        self.0.env.incarnation()
+    }
+
+    #[getter]
+    fn is_stopping(&self) -> bool {
+        self.0.env.is_stopping()
+    }
+
+    fn watch(&self, address: &PyAddress) {
+        self.0.env.watch_raw(&address.raw);
+    }
+
+    fn link(&self, address: &PyAddress) {
+        self.0.env.link(address.raw.typed());
+    }
+
+    fn lookup(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyAddress> {
+        let timeout = wait::seconds(py, timeout)?;
+        let found = wait::wait(py, Box::pin(self.0.env.lookup::<RawMessage>(name)), timeout)?;
+        looked_up(py, found, name, &self.0.context)
+    }
+
+    fn register(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let done = wait::wait(py, Box::pin(self.0.env.register(name)), None)?;
+        match done {
+            Some(Err(error)) => Err(exception(py, "NodeError", error.to_string())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a look-up has found.
+pub(crate) fn looked_up<E: std::fmt::Display>(
+    py: Python<'_>,
+    found: Option<Result<tensorpost_core::actor::Address<RawMessage>, E>>,
+    name: &str,
+    context: &Arc<Context>,
+) -> PyResult<PyAddress> {
+    match found {
+        Some(Ok(address)) => Ok(PyAddress::new(address.into(), Arc::clone(context))),
+        Some(Err(error)) => Err(exception(py, "NodeError", error.to_string())),
+        None => Err(exception(py, "DeadlineError", format!("`{name}` was not found before the deadline"))),
+    }
+}
+
+/// An event of an actor's life: `(kind, actor, reason, will_restart, incarnation)`.
+pub(crate) type Told = (&'static str, String, Option<String>, bool, Option<u32>);
+
+pub(crate) fn told(event: &Lifecycle) -> Told {
+    let actor = event.actor().to_string();
+    match event {
+        Lifecycle::Down { reason, will_restart, .. } => {
+            ("down", actor, Some(reason.to_string()), *will_restart, None)
+        }
+        Lifecycle::Up { incarnation, .. } => ("up", actor, None, false, Some(*incarnation)),
+        Lifecycle::GaveUp { reason, .. } => ("gave_up", actor, Some(reason.to_string()), false, None),
+        other => ("other", actor, Some(other.to_string()), false, None),
+    }
+}
+
+/// A message for its handler. It is answered by one of its methods, and by its end.
+#[pyclass(frozen, module = "tensorpost._native")]
+pub(crate) struct Delivered {
+    mailbox: Arc<Mailbox>,
+    item: Mutex<Option<Item>>,
+}
+
+impl Delivered {
+    fn answer(&self) -> Answer {
+        match self.item.lock().take() {
+            Some(Item::Message(_, answer)) => answer,
+            _ => None,
+        }
+    }
+}
+
+#[pymethods]
+impl Delivered {
+    /// The key of its type; None for an event.
+    #[getter]
+    fn key(&self) -> Option<u64> {
+        match &*self.item.lock() {
+            Some(Item::Message(message, _)) => Some(message.key),
+            _ => None,
+        }
+    }
+
+    /// What an event says.
+    fn event(&self) -> Option<Told> {
+        match &*self.item.lock() {
+            Some(Item::Event(event, _)) => Some(told(event)),
+            _ => None,
+        }
+    }
+
+    /// Its value, once: its tensors go with it.
+    fn value(&self, py: Python<'_>, plan: &Plan) -> PyResult<Py<PyAny>> {
+        let parts = match &mut *self.item.lock() {
+            Some(Item::Message(message, _)) => {
+                (std::mem::take(&mut message.body), std::mem::take(&mut message.tensors))
+            }
+            _ => return Err(exception(py, "Error", "the message is done with".to_owned())),
+        };
+        let value = decode::arrived(plan, py, &parts.0, parts.1, &self.mailbox.context);
+        value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
+    }
+
+    /// The handler is done, with this reply.
+    fn reply(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = value.py();
+        let (body, tensors) =
+            encode::encode(plan, value).map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
+        let tensors = self.mailbox.context.shared(py, tensors)?;
+        match self.item.lock().take() {
+            Some(Item::Message(message, answer)) => {
+                drop(message);
+                if let Some(answer) = answer {
+                    // Whoever waited may be gone.
+                    let _ = answer.send(RawReply::Value { body, tensors });
+                }
+            }
+            Some(Item::Event(_, Some(answer))) => drop(answer.send(())),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// There is no handler's call for it.
+    fn refuse(&self, why: String) {
+        if let Some(answer) = self.answer() {
+            let _ = answer.send(RawReply::None(Unanswered::Refused(why)));
+        }
+    }
+
+    /// Its handler failed, and the actor with it.
+    fn fail(&self, why: String) {
+        // What waits behind it is told before the actor's end.
+        self.mailbox.fail();
+        let fail = self.mailbox.failing(why);
+        match self.answer() {
+            Some(answer) => {
+                if let Err(RawReply::None(Unanswered::Failed(fail))) =
+                    answer.send(RawReply::None(Unanswered::Failed(fail)))
+                {
+                    fail();
+                }
+            }
+            None => fail(),
+        }
+    }
+}
+
+/// An actor's thread has ended without a word.
+pub(crate) const SILENT: &str = "its thread ended before it was ready";
+
+/// The bytes of the arguments, as the package reads them.
+pub(crate) fn bytes<'py>(py: Python<'py>, bytes: &[u8]) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, bytes)
+}

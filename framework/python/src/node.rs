@@ -1,0 +1,306 @@
+//! A node in a process of Python: starting actors, and talking to them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use tensorpost_core::actor::{Channel, Python as Start, Watch};
+use tensorpost_core::foreign::RawMessage;
+use tensorpost_core::node::{Node, OnHang, Restart};
+use tracing_subscriber::EnvFilter;
+
+use crate::actor::builder;
+use crate::address::PyAddress;
+use crate::context::Context;
+use crate::decode;
+use crate::demo;
+use crate::failure::exception;
+use crate::mailbox::{Told, looked_up, told};
+use crate::plan::Plan;
+use crate::wait;
+
+/// A node, until it is closed.
+#[pyclass(frozen, name = "Node", module = "tensorpost._native")]
+pub(crate) struct PyNode {
+    running: Mutex<Option<(Arc<Node>, Arc<Context>)>>,
+}
+
+impl PyNode {
+    fn running(&self, py: Python<'_>) -> PyResult<(Arc<Node>, Arc<Context>)> {
+        let running = self.running.lock().clone();
+        running.ok_or_else(|| exception(py, "NodeError", "the node has shut down".to_owned()))
+    }
+}
+
+fn node_error(py: Python<'_>, error: &dyn std::error::Error) -> PyErr {
+    exception(py, "NodeError", error.to_string())
+}
+
+/// The log of the node and its workers goes to stderr, unless the process has a subscriber.
+fn install_log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // One that is there stays.
+    let _ = log.try_init();
+}
+
+#[pymethods]
+impl PyNode {
+    #[new]
+    #[pyo3(signature = (*, host_budget=None, start_deadline=None, worker_log=None, hang_limit=None, trace=None, console=true))]
+    fn new(
+        py: Python<'_>,
+        host_budget: Option<u64>,
+        start_deadline: Option<f64>,
+        worker_log: Option<String>,
+        hang_limit: Option<f64>,
+        trace: Option<PathBuf>,
+        console: bool,
+    ) -> PyResult<Self> {
+        install_log();
+        let mut settings = builder().console(console);
+        if let Some(bytes) = host_budget {
+            settings = settings.host_budget(bytes);
+        }
+        if let Some(deadline) = wait::seconds(py, start_deadline)? {
+            settings = settings.start_deadline(deadline);
+        }
+        if let Some(log) = worker_log {
+            settings = settings.worker_log(log);
+        }
+        if let Some(limit) = wait::seconds(py, hang_limit)? {
+            settings = settings.hang_limit(limit, OnHang::Report);
+        }
+        if let Some(path) = trace {
+            settings = settings.trace(path);
+        }
+        let started = py.detach(|| {
+            let node = settings.start().map_err(|error| error.to_string())?;
+            let stream = node.host_stream().map_err(|error| error.to_string())?;
+            Ok((node, stream))
+        });
+        let (node, stream) = started.map_err(|why: String| exception(py, "NodeError", why))?;
+        let context = Context::new(Arc::clone(node.transport()), stream);
+        Ok(PyNode { running: Mutex::new(Some((Arc::new(node), context))) })
+    }
+
+    /// Starts an actor in a worker of its own, and waits until it takes messages.
+    #[expect(clippy::too_many_arguments, reason = "Python calls it, by their names")]
+    fn spawn(
+        &self,
+        py: Python<'_>,
+        actor: String,
+        args: Vec<u8>,
+        interpreter: PathBuf,
+        name: Option<String>,
+        label: Option<String>,
+        mailbox: u32,
+        restart: Option<Policy>,
+        environment: Vec<(String, String)>,
+    ) -> PyResult<PyAddress> {
+        let (node, context) = self.running(py)?;
+        let policy = restart.map_or(Ok(Restart::never()), |restart| policy(py, restart))?;
+        let started = wait::aside(py, move || {
+            let mut start = Start::actor(actor).with_own_args(args).interpreter(interpreter);
+            for (name, value) in environment {
+                start = start.env(name, value);
+            }
+            let mut spawn = node.spawn::<Start>(start).mailbox(mailbox).restart(policy);
+            if let Some(name) = name {
+                spawn = spawn.name(name);
+            }
+            if let Some(label) = label {
+                spawn = spawn.label(label);
+            }
+            spawn.start().map(|spawned| spawned.raw_address())
+        })?;
+        let raw = started.map_err(|error| exception(py, "SpawnError", error.to_string()))?;
+        Ok(PyAddress::new(raw, context))
+    }
+
+    /// The actor of Rust in the demonstration.
+    fn spawn_demo(&self, py: Python<'_>, interpreter: String, next: &PyAddress) -> PyResult<PyAddress> {
+        let (node, context) = self.running(py)?;
+        demo::spawn(py, &node, &context, interpreter, next)
+    }
+
+    /// A mailbox in this process, for messages of one type.
+    fn channel(&self, py: Python<'_>, plan: Py<Plan>, key: u64) -> PyResult<(PyAddress, PyChannel)> {
+        let (node, context) = self.running(py)?;
+        let (raw, channel) = py.detach(|| node.raw_channel(key)).map_err(|error| node_error(py, &error))?;
+        let address = PyAddress::new(raw, Arc::clone(&context));
+        Ok((address, PyChannel { channel: Mutex::new(Some(channel)), plan, context }))
+    }
+
+    fn watch(&self, py: Python<'_>, address: &PyAddress) -> PyResult<PyWatch> {
+        let (node, _) = self.running(py)?;
+        Ok(PyWatch { watch: Mutex::new(Some(node.watch(address.raw.typed()))) })
+    }
+
+    fn lookup(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyAddress> {
+        let (node, context) = self.running(py)?;
+        let timeout = wait::seconds(py, timeout)?;
+        let registry = node.registry();
+        let found = wait::wait(py, Box::pin(registry.lookup::<RawMessage>(name)), timeout)?;
+        looked_up(py, found, name, &context)
+    }
+
+    fn register(&self, py: Python<'_>, name: &str, address: &PyAddress) -> PyResult<()> {
+        let (node, _) = self.running(py)?;
+        let done = py.detach(|| node.register(name, address.raw.typed()));
+        done.map_err(|error| node_error(py, &error))
+    }
+
+    /// `(name, process id, state)` of each worker.
+    fn workers(&self, py: Python<'_>) -> PyResult<Vec<(String, u32, String)>> {
+        let (node, _) = self.running(py)?;
+        let workers = py.detach(|| node.workers());
+        Ok(workers
+            .into_iter()
+            .map(|worker| (worker.name, worker.pid, format!("{:?}", worker.state)))
+            .collect())
+    }
+
+    /// `(worker, restarts, why each of its lives ended)`.
+    fn restarts(&self, py: Python<'_>) -> PyResult<Vec<(String, u32, Vec<String>)>> {
+        let (node, _) = self.running(py)?;
+        let report = py.detach(|| node.report()).map_err(|error| node_error(py, &error))?;
+        let ends = |ends: Vec<_>| ends.iter().map(ToString::to_string).collect();
+        let rows = report.restarts.into_iter();
+        Ok(rows.map(|worker| (worker.name, worker.restarts, ends(worker.ends))).collect())
+    }
+
+    /// Waits until somebody begins a shutdown: `tensorpost stop`, for one.
+    fn until_stopping(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let (node, _) = self.running(py)?;
+        let timeout = wait::seconds(py, timeout)?;
+        Ok(wait::wait(py, Box::pin(node.transport().until_stopping()), timeout)?.is_some())
+    }
+
+    /// Lets everything under way finish, and ends the node. A second Ctrl-C ends it at once.
+    fn shutdown(&self, py: Python<'_>, deadline: f64) -> PyResult<Option<(bool, String)>> {
+        let Some((node, context)) = self.running.lock().take() else { return Ok(None) };
+        let deadline = wait::seconds(py, Some(deadline))?.unwrap_or(Duration::ZERO);
+        drop(context);
+        let ending = Arc::clone(&node);
+        let ended = wait::aside(py, move || {
+            let report = ending.shutdown(deadline);
+            drop(ending);
+            report
+        });
+        let interrupted = match ended {
+            Ok(report) => {
+                py.detach(|| drop(node));
+                let report = report.map_err(|error| node_error(py, &error))?;
+                return Ok(Some((report.drained, report.to_string())));
+            }
+            Err(interrupted) => interrupted,
+        };
+        node.supervisor().kill_all();
+        py.detach(|| drop(node));
+        Err(interrupted)
+    }
+}
+
+impl Drop for PyNode {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.lock().take() {
+            // What ends with the node may need the interpreter.
+            Python::try_attach(|py| py.detach(|| drop(running)));
+        }
+    }
+}
+
+/// `(kind, budget, window, (first, most))`, with times in seconds.
+type Policy = (String, u32, Option<f64>, Option<(f64, f64)>);
+
+fn policy(py: Python<'_>, (kind, budget, window, backoff): Policy) -> PyResult<Restart> {
+    let mut policy = match kind.as_str() {
+        "failure" => Restart::on_failure(budget),
+        "always" => Restart::always(budget),
+        _ => Restart::never(),
+    };
+    if let Some(window) = wait::seconds(py, window)? {
+        policy = policy.within(window);
+    }
+    if let Some((first, most)) = backoff {
+        let time = |seconds| wait::seconds(py, Some(seconds)).map(Option::unwrap_or_default);
+        policy = policy.backoff(time(first)?, time(most)?);
+    }
+    Ok(policy)
+}
+
+/// A mailbox that the program reads by itself.
+#[pyclass(frozen, name = "Channel", module = "tensorpost._native")]
+pub(crate) struct PyChannel {
+    channel: Mutex<Option<Channel<RawMessage>>>,
+    plan: Py<Plan>,
+    context: Arc<Context>,
+}
+
+impl PyChannel {
+    fn next(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<RawMessage> {
+        let mut taken = self.channel.lock().take().ok_or_else(|| {
+            exception(
+                py,
+                "NodeError",
+                "the channel was closed, or another thread receives from it".to_owned(),
+            )
+        })?;
+        let received = wait::wait(py, Box::pin(taken.recv()), timeout);
+        *self.channel.lock() = Some(taken);
+        match received? {
+            None => Err(exception(py, "DeadlineError", "no message came before the deadline".to_owned())),
+            Some(Err(error)) => Err(node_error(py, &error)),
+            Some(Ok(message)) => Ok(message),
+        }
+    }
+}
+
+#[pymethods]
+impl PyChannel {
+    /// The next message.
+    fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let timeout = wait::seconds(py, timeout)?;
+        let message = self.next(py, timeout)?;
+        let plan = self.plan.get();
+        let value = decode::arrived(plan, py, &message.body, message.tensors, &self.context);
+        value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
+    }
+
+    /// Drops the next message; an error where there will be none.
+    fn discard(&self, py: Python<'_>) -> PyResult<()> {
+        self.next(py, None).map(drop)
+    }
+
+    /// No more messages: senders are told that there is no such actor.
+    fn close(&self, py: Python<'_>) {
+        let channel = self.channel.lock().take();
+        py.detach(|| drop(channel));
+    }
+}
+
+/// The events of one actor.
+#[pyclass(frozen, name = "Watch", module = "tensorpost._native")]
+pub(crate) struct PyWatch {
+    watch: Mutex<Option<Watch>>,
+}
+
+#[pymethods]
+impl PyWatch {
+    /// The next event; None after the last one.
+    fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Told>> {
+        let timeout = wait::seconds(py, timeout)?;
+        let mut taken = self.watch.lock().take().ok_or_else(|| {
+            exception(py, "NodeError", "another thread waits for the next event".to_owned())
+        })?;
+        let received = wait::wait(py, Box::pin(taken.recv()), timeout);
+        *self.watch.lock() = Some(taken);
+        match received? {
+            None => Err(exception(py, "DeadlineError", "nothing happened before the deadline".to_owned())),
+            Some(event) => Ok(event.as_ref().map(told)),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Waiting: for futures, from threads of Python and from its event loops.
+//!
+//! A thread that waits has let go of the interpreter. It takes it every [`SLICE`], to see whether there is a signal: Ctrl-C ends a
+//! wait. A coroutine's future is driven on one thread for all of them, which takes the interpreter only to tell the outcome.
+
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::AbortHandle;
+
+use crate::failure::exception;
+
+/// How long a signal may wait.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// `None` where the time was up.
+pub(crate) type Outcome<T> = Option<T>;
+
+thread_local! {
+    static RUNTIME: OnceLock<Runtime> = const { OnceLock::new() };
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_time().build()
+}
+
+fn on_this_thread<T>(future: impl Future<Output = T>) -> std::io::Result<T> {
+    RUNTIME.with(|known| {
+        if known.get().is_none() {
+            let _ = known.set(runtime()?);
+        }
+        match known.get() {
+            Some(runtime) => Ok(runtime.block_on(future)),
+            None => Err(std::io::Error::other("there is no runtime on this thread")),
+        }
+    })
+}
+
+/// A length of time in seconds, as Python's own functions take it.
+pub(crate) fn seconds(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Duration>> {
+    let wrong = |seconds: f64| {
+        let text = format!("a timeout is a number of seconds from 0 on, and not {seconds}");
+        exception(py, "Error", text)
+    };
+    timeout.map(|seconds| Duration::try_from_secs_f64(seconds).map_err(|_| wrong(seconds))).transpose()
+}
+
+/// Waits on this thread.
+pub(crate) fn wait<F>(
+    py: Python<'_>,
+    mut future: F,
+    timeout: Option<Duration>,
+) -> PyResult<Outcome<F::Output>>
+where
+    F: Future + Unpin + Send,
+    F::Output: Send,
+{
+    let mut left = timeout;
+    loop {
+        let slice = left.map_or(SLICE, |left| left.min(SLICE));
+        let polled = py.detach(|| on_this_thread(async { tokio::time::timeout(slice, &mut future).await }));
+        if let Ok(outcome) = polled? {
+            return Ok(Some(outcome));
+        }
+        py.check_signals()?;
+        left = left.map(|left| left.saturating_sub(slice));
+        if left == Some(Duration::ZERO) {
+            return Ok(None);
+        }
+    }
+}
+
+/// Runs what blocks on another thread, so that a signal ends the wait for it. What was begun goes on then.
+pub(crate) fn aside<T: Send + 'static>(
+    py: Python<'_>,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (done, outcome) = mpsc::sync_channel(1);
+    std::thread::Builder::new().name("tensorpost-call".to_owned()).spawn(move || {
+        // Whoever asked may have gone.
+        let _ = done.send(call());
+    })?;
+    // A receiver is one thread's at a time, and `detach` wants what may go to others.
+    let outcome = parking_lot::Mutex::new(outcome);
+    loop {
+        match py.detach(|| outcome.lock().recv_timeout(SLICE)) {
+            Ok(outcome) => return Ok(outcome),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(exception(
+                    py,
+                    "Error",
+                    "what was asked for panicked; its message is on stderr".to_owned(),
+                ));
+            }
+        }
+    }
+}
+
+/// The thread that drives the futures of coroutines.
+fn driver() -> std::io::Result<&'static Handle> {
+    static DRIVER: OnceLock<Handle> = OnceLock::new();
+    if let Some(driver) = DRIVER.get() {
+        return Ok(driver);
+    }
+    let runtime = runtime()?;
+    let handle = runtime.handle().clone();
+    std::thread::Builder::new().name("tensorpost-asyncio".to_owned()).spawn(move || {
+        runtime.block_on(std::future::pending::<()>());
+    })?;
+    // Where two threads were here at once, one driver has nothing to do.
+    Ok(DRIVER.get_or_init(|| handle))
+}
+
+/// A future that is being driven for a coroutine.
+#[pyclass(frozen, module = "tensorpost._native")]
+pub(crate) struct Driven(AbortHandle);
+
+#[pymethods]
+impl Driven {
+    /// Nobody waits for it any more.
+    fn cancel(&self) {
+        self.0.abort();
+    }
+}
+
+/// Drives a future, and calls `told` with what `outcome` makes of it: a value and an exception, one of them None.
+pub(crate) fn drive<F>(
+    told: Py<PyAny>,
+    future: F,
+    timeout: Option<Duration>,
+    outcome: impl FnOnce(Python<'_>, Outcome<F::Output>) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> PyResult<Driven>
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    let driven = driver()?.spawn(async move {
+        let done = match timeout {
+            Some(timeout) => tokio::time::timeout(timeout, future).await.ok(),
+            None => Some(future.await),
+        };
+        // At the interpreter's end there is nobody to tell.
+        Python::try_attach(|py| {
+            let told = match outcome(py, done) {
+                Ok(value) => told.call1(py, (value, py.None())),
+                Err(error) => told.call1(py, (py.None(), error)),
+            };
+            // The event loop has been closed: nobody waits there.
+            drop(told);
+        });
+    });
+    Ok(Driven(driven.abort_handle()))
+}
+
+/// What a future has come to by now.
+pub(crate) fn at_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::Pin::new(future).poll(&mut context) {
+        std::task::Poll::Ready(outcome) => Some(outcome),
+        std::task::Poll::Pending => None,
+    }
+}

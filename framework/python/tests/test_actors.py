@@ -1,0 +1,343 @@
+"""Actors: their messages, their failures, their restarts, and what is said of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import actors_of_python as app
+import tensorpost as tp
+
+PATIENCE = 60.0
+VALUES = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[tp.Node]:
+    with tp.Node(deadline=PATIENCE, console=False) as node:
+        yield node
+
+
+def statistics(node: tp.Node, **options: object) -> tuple[tp.Address, tp.Channel[app.Scale]]:
+    sink, scaled = node.channel(app.Scale)
+    return node.spawn(app.Statistics, sink, kwargs={"by": 3.0}, **options), scaled
+
+
+def test_messages_go_both_ways_with_tensors_in_them(node: tp.Node) -> None:
+    address, scaled = statistics(node, name="statistics")
+    assert address.ask(app.Mean(VALUES), timeout=PATIENCE) == 1.5
+    address.send(app.Scale(1, VALUES), timeout=PATIENCE)
+    answer = scaled.recv(timeout=PATIENCE)
+    assert answer.id == 2
+    assert np.from_dlpack(answer.values).tolist() == [0, 3, 6, 9]
+    # What came is passed on as it is.
+    address.send(answer, timeout=PATIENCE)
+    assert np.from_dlpack(scaled.recv(timeout=PATIENCE).values).tolist() == [0, 9, 18, 27]
+    assert node.lookup("statistics") == address
+    with pytest.raises(tp.NodeError, match="nobody"):
+        node.lookup("nobody")
+
+
+def test_the_array_of_a_sent_tensor_is_the_senders_again(node: tp.Node) -> None:
+    sink, scaled = node.channel(app.Scale)
+    values = VALUES.copy()
+    sink.send(app.Scale(1, values), timeout=PATIENCE)
+    values[:] = 7
+    assert np.from_dlpack(scaled.recv(timeout=PATIENCE).values).tolist() == VALUES.tolist()
+
+
+def test_an_exception_ends_a_life_with_its_traceback(node: tp.Node) -> None:
+    address, _ = statistics(node, restart=tp.on_failure(1).backoff(0.01, 0.1))
+    watch = node.watch(address)
+    with pytest.raises(tp.AskError, match="panicked"):
+        # The reply is None's, and there is none.
+        address.ask(app.Crash("as told"), timeout=PATIENCE)
+    down = watch.recv(timeout=PATIENCE)
+    assert down is not None and down.kind == "down" and down.will_restart and down.reason is not None
+    assert "its handler Statistics.crash of Crash raised ValueError: as told\n" in down.reason and "Traceback" in down.reason
+    assert "actors_of_python.py" in down.reason and "_worker.py" not in down.reason
+    up = watch.recv(timeout=PATIENCE)
+    assert up is not None and (up.kind, up.incarnation) == ("up", 1)
+    assert address.ask(app.Where(), timeout=PATIENCE).split()[1] == "1"
+    address.send(app.Crash("again"), timeout=PATIENCE)
+    assert [event.kind for event in watch] == ["gave_up"]
+    with pytest.raises(tp.SendError) as error:
+        address.send(app.Kill(), timeout=PATIENCE)
+    assert "again" in str(error.value) and not error.value.retryable
+    (ends,) = (worker.ends for worker in node.restarts() if any("as told" in end for end in worker.ends))
+    assert len(ends) == 2
+
+
+def test_what_waits_behind_a_failure_is_told(node: tp.Node, tmp_path: Path) -> None:
+    async def run(address: tp.Address) -> list[object]:
+        asks = [address.ask_async(app.Crash(str(number)), timeout=PATIENCE) for number in range(3)]
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    address, _ = statistics(node, restart=tp.on_failure(9).backoff(0.001, 0.001))
+    failed = asyncio.run(run(address))
+    assert all(isinstance(error, tp.AskError) for error in failed), failed
+    assert address.ask(app.Mean(VALUES), timeout=PATIENCE) == 1.5
+
+
+def test_a_worker_that_is_killed_in_a_handler_comes_back(node: tp.Node) -> None:
+    address, _ = statistics(node, restart=tp.on_failure(1))
+    watch = node.watch(address)
+    first = address.ask(app.Where(), timeout=PATIENCE)
+    with pytest.raises(tp.AskError):
+        address.ask(app.Kill(), timeout=PATIENCE)
+    down = watch.recv(timeout=PATIENCE)
+    assert down is not None and down.reason is not None and "signal" in down.reason
+    second = address.ask(app.Where(), timeout=PATIENCE)
+    assert first.split()[2] != second.split()[2]
+
+
+def test_what_is_refused_harms_nobody(node: tp.Node) -> None:
+    address, _ = statistics(node)
+    with pytest.raises(tp.AskError, match=r"has no handler for a message with key [0-9a-f]{16}; it handles .*Mean"):
+        address.ask(app.Unknown(), timeout=PATIENCE)
+    with pytest.raises(tp.EncodeError, match="values"):
+        address.ask(app.Mean(VALUES.astype(np.float64)), timeout=PATIENCE)
+    assert address.ask(app.Mean(VALUES), timeout=PATIENCE) == 1.5
+
+
+def test_deadlines_and_full_mailboxes(node: tp.Node, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    address = node.spawn(app.Slow, str(gate), mailbox=1)
+    with pytest.raises(tp.DeadlineError, match="Where .* no reply came before the deadline"):
+        address.ask(app.Where(), timeout=0.05)
+    with pytest.raises(TimeoutError):
+        address.send(app.Seen("no room"), timeout=0.05)
+    assert not address.try_send(app.Seen("no room"))
+    with pytest.raises(tp.Error, match="timeout"):
+        address.send(app.Seen("no room"), timeout=-1.0)
+    gate.touch()
+    assert address.ask(app.Where(), timeout=PATIENCE) == "at last"
+
+
+def test_coroutines_handle_others_while_they_wait(node: tp.Node) -> None:
+    other, _ = statistics(node, label="other")
+    doors = node.spawn(app.Doors, other, restart=tp.on_failure(1))
+
+    async def run() -> list[str]:
+        waiting = [asyncio.ensure_future(doors.ask_async(app.Gate(), timeout=PATIENCE)) for _ in range(3)]
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting[0]), 0.05)
+        assert await doors.ask_async(app.Open(), timeout=PATIENCE) == "open"
+        return await asyncio.gather(*waiting)
+
+    assert {answer.split()[0] for answer in asyncio.run(run())} == {"other"}
+    watch = node.watch(doors)
+    with pytest.raises(tp.AskError):
+        doors.ask(app.Crash("in a coroutine"), timeout=PATIENCE)
+    down = watch.recv(timeout=PATIENCE)
+    assert down is not None and down.reason is not None and "ValueError: in a coroutine" in down.reason
+    assert doors.ask(app.Open(), timeout=PATIENCE) == "open"
+
+
+def test_actors_know_each_other_by_addresses_in_messages(node: tp.Node) -> None:
+    one, _ = statistics(node, label="one")
+    two, _ = statistics(node, label="two")
+    assert one.ask(app.Pass(two), timeout=PATIENCE).startswith("two 0 ")
+
+
+def test_an_actor_watches_another(node: tp.Node) -> None:
+    other, _ = statistics(node, restart=tp.on_failure(1))
+    sink, seen = node.channel(app.Seen)
+    watcher = node.spawn(app.Watcher, other, sink)
+    assert watcher.ask(app.Where(), timeout=PATIENCE) == "watching"
+    other.send(app.Crash("for the watcher"), timeout=PATIENCE)
+    assert [seen.recv(timeout=PATIENCE).what for _ in range(2)] == ["down", "up"]
+
+
+def test_a_start_that_fails_says_why(node: tp.Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(tp.SpawnError, match=r"(?s)OSError: no camera.*Traceback.*actors_of_python.py"):
+        node.spawn(app.Broken)
+    with pytest.raises(tp.SpawnError, match=r"TypeError: .*unexpected keyword argument 'wrong'"):
+        node.spawn(app.Broken, kwargs={"wrong": 1})
+    with pytest.raises(tp.SpawnError, match=r"(?s)/bin/false|ended before it was ready"):
+        node.spawn(app.Counter, interpreter="/bin/false")
+    with pytest.raises(tp.SpawnError, match="/no/such/python"):
+        node.spawn(app.Counter, interpreter="/no/such/python")
+    with pytest.raises(tp.NodeError, match="no actor; give its class the decorator"):
+        node.spawn(app.Mean)
+    with pytest.raises(tp.NodeError, match="cannot be pickled"):
+        node.spawn(app.Counter, lambda: None)
+    with pytest.raises(tp.NodeError, match="tensor"):
+        node.spawn(app.Counter, tp.Tensor(VALUES))
+
+    # A module that this process could import, and a worker cannot.
+    module = tmp_path / "gone_later.py"
+    module.write_text("from actors_of_python import Counter\nimport tensorpost as tp\n@tp.actor\nclass Gone(Counter): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import gone_later  # type: ignore[import-not-found]
+
+    module.write_text("import a_module_that_is_not_there\n")
+    with pytest.raises(tp.SpawnError, match=r"(?s)ModuleNotFoundError: No module named 'a_module_that_is_not_there'.*gone_later.py"):
+        node.spawn(gone_later.Gone)
+
+
+def test_classes_that_are_no_actors_are_refused() -> None:
+    with pytest.raises(tp.SchemaError, match="has no handlers"):
+
+        @tp.actor
+        class Without: ...
+
+    with pytest.raises(tp.SchemaError, match="say which message it handles"):
+
+        @tp.actor
+        class Untold:
+            @tp.handler
+            def handle(self, message): ...  # type: ignore[no-untyped-def]
+
+    with pytest.raises(tp.SchemaError, match="handles Mean already"):
+
+        @tp.actor
+        class Twice:
+            @tp.handler(app.Mean)
+            def one(self, message: object) -> float: ...
+
+            @tp.handler
+            def two(self, message: app.Mean) -> float: ...
+
+    with pytest.raises(tp.SchemaError, match="`int` is no message"):
+
+        @tp.actor
+        class Number:
+            @tp.handler
+            def handle(self, message: int) -> None: ...
+
+    with pytest.raises(tp.Error, match="no actor runs on this thread"):
+        tp.env()
+
+
+def test_100_000_messages_and_flat_memory(node: tp.Node) -> None:
+    counter = node.spawn(app.Counter, mailbox=256)
+    message = app.Scale(0, tp.Tensor(np.ones(16, dtype=np.float32)))
+
+    def pages() -> tuple[int, int]:
+        own = int(Path("/proc/self/statm").read_text().split()[1])
+        return own, int(counter.ask(app.Where(), timeout=PATIENCE))
+
+    def send(count: int) -> None:
+        for _ in range(count):
+            counter.send(message, timeout=PATIENCE)
+
+    send(20_000)
+    before = pages()
+    send(80_000)
+    assert counter.ask(app.Count(), timeout=PATIENCE) == 100_000
+    after = pages()
+    # 8 MiB: less than a hundred bytes for each message.
+    grown = [there - here for here, there in zip(before, after, strict=True)]
+    assert max(grown) < 2048, f"pages: {before} before, {after} after"
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+import tensorpost as tp
+
+@tp.message
+class Work:
+    path: str
+    after: str
+
+@tp.message
+class Begun: ...
+
+@tp.actor
+class Worker:
+    def __init__(self, sink: tp.Address[Begun]):
+        self.sink = sink
+
+    @tp.handler
+    def work(self, work: Work) -> None:
+        import time
+        self.sink.send(Begun())
+        while not os.path.exists(work.after):
+            time.sleep(0.005)
+        with open(work.path, "a") as file:
+            file.write("x")
+
+if __name__ == "__main__":
+    with tp.Node(deadline=60, console=False) as node:
+        sink, begun = node.channel(Begun)
+        worker = node.spawn(Worker, sink)
+        for _ in range(5):
+            worker.send(Work(sys.argv[1], sys.argv[2]))
+        begun.recv(timeout=60)
+        print("begun", flush=True)
+        while True:
+            begun.recv()
+"""
+
+
+def test_ctrl_c_lets_a_script_finish_what_is_under_way(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PROGRAM)
+    done, gate = tmp_path / "done", tmp_path / "gate"
+    script = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), str(done), str(gate)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert script.stdout is not None
+    try:
+        assert script.stdout.readline() == "begun\n"
+        script.send_signal(signal.SIGINT)
+        gate.touch()
+        _, errors = script.communicate(timeout=PATIENCE)
+    finally:
+        script.kill()
+    assert "KeyboardInterrupt" in errors and script.returncode in (1, 130, -signal.SIGINT), errors
+    assert done.read_text() == "xxxxx", errors
+
+
+def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
+    # Its worker, which loads it again, starts no node, and so no other worker.
+    (tmp_path / "script.py").write_text(PROGRAM.partition("if __name__")[0] + "tp.Node(console=False).spawn(Worker, None)\n")
+    for command in ([str(tmp_path / "script.py")], ["-m", "script"]):
+        run = subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert run.returncode == 1 and "SpawnError" in run.stderr, run.stderr
+        assert 'a worker starts no node; put the program under `if __name__ == "__main__":`' in run.stderr, run.stderr
+
+
+def test_a_worker_by_hand_says_what_it_is() -> None:
+    run = subprocess.run([sys.executable, "-m", "tensorpost.worker"], capture_output=True, text=True, timeout=PATIENCE)
+    assert run.returncode == 64 and "started by a node" in run.stderr
+
+
+def test_the_demonstration_runs() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tensorpost.demo", "--pictures", "2", "--size", "16"], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert run.returncode == 0, run.stderr
+    assert len(re.findall("as it must be", run.stdout)) == 2
+
+
+def test_a_program_in_rust_starts_actors_of_python() -> None:
+    program = os.environ.get("TENSORPOST_PEER")
+    if not program:
+        pytest.skip("TENSORPOST_PEER names no program: scripts/python/test builds it")
+    run = subprocess.run(
+        [program, "node", sys.executable, str(Path(__file__).parent)], capture_output=True, text=True, timeout=4 * PATIENCE
+    )
+    assert run.returncode == 0, run.stderr + run.stdout
+    assert run.stdout.split() == ["asked", "sent", "restarted", "refused", "reported", "drained"]
