@@ -31,7 +31,7 @@ impl Sum {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
     /// Of the owner's own process.
     pub(super) local: Sum,
