@@ -11,7 +11,7 @@
 //! Several threads drain, and one may read the release in the middle of another's pass, behind the ring with the hold. So
 //! every entry counts its changes, and what a pass found holds only if the entry has not changed since the pass began.
 //!
-//! A hold is believed only of an entry that was lent, and only for as many as were [forwarded](forwards) to its holder. A
+//! A hold is believed only of an entry that was lent, and only for as many as were forwarded (`forwards`) to its holder. A
 //! grant sets `shared` on an entry, and the owner clears it when it finds that it has the memory for itself, under the lock
 //! that it takes for that anyway. Leases that a peer took by holds are counted apart from those that it was granted
 //! (`MAX_FORWARDED`, `MAX_GRANTED`), so leases that others forward to it take no room from what the owner sends it.
