@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use futures_util::future::join_all;
+use tensorpost::actor::{AskFailure, Refusal};
 use tensorpost::prelude::*;
 use tokio::sync::{Mutex, Notify, mpsc};
 
@@ -56,11 +57,30 @@ async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc
                 return;
             }
             Err(AskError::NotSent(error)) => Err(TaskError::NotSent(error.reason.to_string())),
-            Err(error) => Err(TaskError::Lost(error.to_string())),
+            Err(error) => {
+                // Its end may be heard later than this: what it was given until then would be lost too.
+                let gone = matches!(&error, AskError::NoReply(failure) if has_ended(failure));
+                let _ = results.send((number, Err(TaskError::Lost(error.to_string())))).await;
+                if gone {
+                    return;
+                }
+                continue;
+            }
         };
         if results.send((number, result)).await.is_err() {
             return; // the pool was dropped
         }
+    }
+}
+
+/// Whether a worker, which is not started again, does nothing more.
+fn has_ended(failure: &AskFailure) -> bool {
+    match failure {
+        AskFailure::ProcessExited(_) => true,
+        AskFailure::Refused(why) => {
+            matches!(why, Refusal::NoSuchActor | Refusal::Panicked | Refusal::NoReply)
+        }
+        _ => false,
     }
 }
 
