@@ -76,6 +76,12 @@ enum Seen {
     Garbage(String),
 }
 
+/// What became of its data, when that is known: before, it may be pending.
+fn outcome(tensor: &Tensor) -> Seen {
+    let elements = tensor.to_vec();
+    seen(tensor.status(), elements)
+}
+
 fn seen(status: TensorStatus, elements: Result<Vec<f32>, TensorError>) -> Seen {
     match (status, elements) {
         (TensorStatus::Ready, Ok(all)) if all.iter().all(|element| *element == all[0]) => Seen::Good(all[0]),
@@ -283,7 +289,7 @@ impl Chain {
         else {
             return false;
         };
-        assert_eq!(seen(item.tensor.status(), item.tensor.to_vec()), Seen::Good(item.id as f32 + 3.0));
+        assert_eq!(outcome(&item.tensor), Seen::Good(item.id as f32 + 3.0));
         true
     }
 
@@ -359,7 +365,7 @@ fn a_chain_whose_first_dies_loses_what_it_had_not_done_and_nothing_else(builder:
     }
     for (item, id) in out.iter().zip(1..) {
         let expected = if id <= 5 { Seen::Good(id as f32 + 3.0) } else { Seen::Lost(dead.clone()) };
-        assert_eq!((item.id, seen(item.tensor.status(), item.tensor.to_vec())), (id, expected));
+        assert_eq!((item.id, outcome(&item.tensor)), (id, expected));
     }
     // An ask for one of them is told why there is no reply.
     let refused = chain.node.block_on(chain.stages[3].address().ask(Give(7))).unwrap_err();

@@ -2,6 +2,8 @@
 
 #![cfg(feature = "testing")]
 
+use std::time::{Duration, Instant};
+
 use tensorpost_core::lease::{PoolError, PoolOptions};
 use tensorpost_core::limits::{MAX_FORWARDED, MAX_FORWARDS, MAX_GRANTED, MAX_TENSORS, RING_BYTES};
 use tensorpost_core::tensor::{DType, Tensor, TensorError};
@@ -221,9 +223,15 @@ fn forwards_that_the_owner_has_not_read_stay_bounded() {
     let (to_b, at_b) = cluster.inbox::<Vec<Tensor>>(1, 100);
     let (to_c, at_c) = cluster.inbox::<Vec<Tensor>>(2, 1000);
     cluster.connect();
-    cluster.send(0, &to_b, (0..MAX_TENSORS).map(|_| numbers(&cluster, 0, 1)).collect());
+    let made: Vec<Tensor> = (0..MAX_TENSORS).map(|_| numbers(&cluster, 0, 1)).collect();
+    // C maps the memory of both: from here on it takes what comes at once.
+    cluster.send(0, &to_c, made.clone());
+    cluster.send(1, &to_c, vec![numbers(&cluster, 1, 1)]);
+    cluster.send(0, &to_b, made);
     cluster.run_until_idle();
     let batch = at_b.take_one().message;
+    assert_eq!(at_c.take().len(), 2);
+    cluster.run_until_idle();
     let mut sent = 0;
     while cluster.try_send(1, &to_c, batch.clone()).is_ok() {
         cluster.poll(2);
@@ -242,6 +250,11 @@ fn forwards_that_the_owner_has_not_read_stay_bounded() {
             cluster.poll(1);
         }
     };
+    let until = Instant::now() + Duration::from_secs(30);
+    while at_c.is_empty() {
+        assert!(Instant::now() < until, "B's own message arrives");
+        all_but_a();
+    }
     all_but_a();
     waiter.remember();
     let before = waiter.wakes();
