@@ -115,6 +115,7 @@ use wakeups::Wakeups;
 
 #[cfg(any(test, feature = "testing"))]
 pub use incoming::FrameBuffer;
+#[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
