@@ -95,7 +95,7 @@ fn notices_that_fit_nothing_are_refused() {
     ];
     for wrong in unknown {
         scene.is_refused(forge::release(wrong, &[]), "a release of what is not there");
-        scene.is_refused(forge::hold(wrong), "a hold on what is not there");
+        scene.is_refused(forge::hold(wrong, scene.cluster.process(C)), "a hold on what is not there");
         let to = scene.cluster.process(C);
         scene.is_refused(forge::forward(wrong, to), "a forward of what is not there");
     }
@@ -106,7 +106,12 @@ fn notices_that_fit_nothing_are_refused() {
 fn damaged_notices_are_refused() {
     let scene = Scene::new();
     let forward = forge::forward(scene.id, scene.cluster.process(C));
-    for notice in [forge::release(scene.id, &[]), forge::hold(scene.id), forward, forge::rejected(8)] {
+    for notice in [
+        forge::release(scene.id, &[]),
+        forge::hold(scene.id, scene.cluster.process(C)),
+        forward,
+        forge::rejected(8),
+    ] {
         for bit in 0..512 {
             let mut damaged = notice;
             damaged[bit / 64] ^= 1 << (bit % 64);
@@ -152,7 +157,7 @@ fn a_lease_is_given_back_once_and_by_its_holder() {
     }
     // A hold on what was forwarded is a lease, and B's own to give back.
     assert!(scene.cluster.forge_notice(C, A, forge::forward(scene.id, b)));
-    scene.write(forge::hold(scene.id));
+    scene.write(forge::hold(scene.id, scene.cluster.process(C)));
     assert_eq!(scene.cluster.shares(A, scene.id), Some(Shares { local: 0, holders: vec![(b, 1), (c, 1)] }));
     scene.write(forge::release(scene.id, &[]));
     assert_eq!(scene.cluster.shares(A, scene.id), Some(Shares { local: 0, holders: vec![(c, 1)] }));
@@ -160,7 +165,7 @@ fn a_lease_is_given_back_once_and_by_its_holder() {
     scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.shares(A, scene.id), None);
     let before = scene.rejected();
-    scene.write(forge::hold(scene.id));
+    scene.write(forge::hold(scene.id, scene.cluster.process(C)));
     scene.write(forge::release(scene.id, &[]));
     assert_eq!(scene.rejected(), before + 2, "a hold on a dead entry, and its release");
     scene.assert_well();
@@ -214,7 +219,7 @@ fn holds_without_end_are_given_up() {
             break;
         }
         for _ in 0..1024 {
-            assert!(scene.cluster.forge_notice(B, A, forge::hold(scene.id)));
+            assert!(scene.cluster.forge_notice(B, A, forge::hold(scene.id, scene.cluster.process(C))));
         }
         scene.cluster.poll(A);
     }

@@ -161,7 +161,7 @@ impl Owner {
             while let Some(notice) = ring.pop().expect("a sound peer") {
                 match notice[0] {
                     HOLD => {
-                        self.table.hold(entry, generation, *holder).expect("the entry is open");
+                        self.table.hold(entry, generation, *holder, process(1)).expect("the entry is open");
                         empty = None;
                         if self.flaw == Flaw::NoLookForForwards
                             && let Some(pass) = self.table.begin_pass()
@@ -266,7 +266,7 @@ fn returned(looks_behind_the_frame: bool) {
     let drain = |table: &mut LeaseTable<()>, from_c: &mut EntryConsumer<Loom>| {
         while let Some(notice) = from_c.pop().expect("a sound peer") {
             assert_eq!(notice[0], HOLD);
-            assert_eq!(table.hold(entry, generation, process(2)), Ok(true));
+            assert_eq!(table.hold(entry, generation, process(2), process(1)), Ok(true));
         }
     };
     // `Transport::poll_link`: first the returns, then the frames.

@@ -75,12 +75,17 @@ impl Scene {
     }
 
     fn hold(&self, entry: Entry) {
-        self.hold_by(LIAR, entry);
+        self.hold_by(LIAR, C, entry);
     }
 
-    fn hold_by(&self, who: usize, entry: Entry) {
-        assert!(self.cluster.forge_notice(who, OWNER, forge::hold(entry.id)));
+    /// `who` says that `by` has forwarded it.
+    fn hold_by(&self, who: usize, by: usize, entry: Entry) {
+        assert!(self.cluster.forge_notice(who, OWNER, self.hold_of(by, entry)));
         self.cluster.run_until_idle();
+    }
+
+    fn hold_of(&self, by: usize, entry: Entry) -> [u64; 8] {
+        forge::hold(entry.id, self.cluster.process(by))
     }
 
     /// Says so to the owner, and no more.
@@ -226,7 +231,7 @@ fn what_was_forwarded_leaves_room_for_what_is_sent() {
     let hold = |count: usize| {
         for n in 0..count {
             scene.forward(C, LIAR, entry);
-            assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::hold(entry.id)));
+            assert!(scene.cluster.forge_notice(LIAR, OWNER, scene.hold_of(C, entry)));
             if n % 1000 == 0 {
                 scene.cluster.run_until_idle();
             }
@@ -259,7 +264,7 @@ fn what_nobody_forwarded_is_held_by_nobody_else() {
     // And what it says of its use is not waited for.
     for _ in 0..2 {
         scene.hold(entry);
-        assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::hold(entry.id)));
+        assert!(scene.cluster.forge_notice(LIAR, OWNER, scene.hold_of(C, entry)));
         assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[never])));
         scene.cluster.run_until_idle();
     }
@@ -307,14 +312,14 @@ fn nobody_forwards_what_it_does_not_hold() {
     let (lent, entry) = scene.lent();
     let before = scene.rejected();
     scene.forward(LIAR, D, entry);
-    scene.hold_by(D, entry);
+    scene.hold_by(D, LIAR, entry);
     scene.held_by(entry, &[(C, 1)]);
     assert_eq!(scene.rejected(), before + 2);
     // Two who say so of each other, before the owner has looked at either.
     for (who, other) in [(LIAR, D), (D, LIAR)] {
-        assert!(scene.cluster.forge_notice(who, OWNER, forge::hold(entry.id)));
+        assert!(scene.cluster.forge_notice(who, OWNER, scene.hold_of(other, entry)));
         scene.forward(who, other, entry);
-        assert!(scene.cluster.forge_notice(who, OWNER, forge::hold(entry.id)));
+        assert!(scene.cluster.forge_notice(who, OWNER, scene.hold_of(other, entry)));
     }
     scene.cluster.run_until_idle();
     scene.held_by(entry, &[(C, 1)]);
@@ -386,7 +391,7 @@ fn what_was_forwarded_and_not_taken_goes_with_its_forwarder() {
     drop(kept);
     scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
-    scene.hold(entry);
+    scene.hold_by(LIAR, D, entry);
     scene.held_by(entry, &[(C, 1)]);
     // C forwards to D, which forwards to the liar, and says so before it ends; its frame is never sent.
     scene.cluster.send(C, &to, lent);
@@ -403,7 +408,7 @@ fn what_was_forwarded_and_not_taken_goes_with_its_forwarder() {
     scene.cluster.end(D);
     scene.cluster.run_until_idle();
     assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
-    scene.hold(entry);
+    scene.hold_by(LIAR, D, entry);
     scene.held_by(entry, &[]);
     drop(again);
     scene.cluster.run_until_idle();

@@ -324,7 +324,7 @@ impl Play {
                 self.notice(match kind % 6 {
                     4 => forge::forward(id, other),
                     5 => forge::forward(id, self.cluster.process(value as usize % 2)),
-                    0 => forge::hold(id),
+                    0 => forge::hold(id, other),
                     1 => forge::release(id, &[]),
                     2 => forge::release(id, &[ticket]),
                     _ => forge::rejected(value.into()),

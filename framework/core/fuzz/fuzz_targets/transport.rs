@@ -149,7 +149,7 @@ impl Play {
                     other(to),
                     match kind % 5 {
                         4 => forge::forward(id, self.cluster.process(value as usize % 3)),
-                        0 => forge::hold(id),
+                        0 => forge::hold(id, self.cluster.process(value as usize % 3)),
                         1 => forge::release(id, &[]),
                         2 => forge::release(id, &[ticket]),
                         _ => forge::rejected(value.into()),

@@ -117,8 +117,8 @@ pub fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
 }
 
 /// A notice that a lease was taken over from a third process.
-pub fn hold(id: LeaseId) -> Entry {
-    entry::hold(id)
+pub fn hold(id: LeaseId, by: ProcessId) -> Entry {
+    entry::hold(id, by)
 }
 
 /// A notice that a lease is passed on to `to`.

@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 pub(crate) enum Notice {
     /// The writer gives a lease on the reader's memory back; these uses have to pass first.
     Release { chunk: u32, entry: u32, generation: u32, uses: SmallVec<[Ticket; 2]> },
-    /// The writer holds the reader's memory now: a third process forwarded it (LEASE-3).
-    Hold { chunk: u32, entry: u32, generation: u32 },
+    /// The writer holds the reader's memory now: `by`, a third process, forwarded it (LEASE-3).
+    Hold { chunk: u32, entry: u32, generation: u32, by: ProcessId },
     /// The writer is about to pass the reader's memory on to this process, which will post a hold.
     Forward { chunk: u32, entry: u32, generation: u32, to: ProcessId },
     /// The writer could not read the frame that ends at this position of its inbound ring, and took none of its leases.
@@ -66,9 +66,10 @@ pub(crate) fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
     words
 }
 
-/// A hold.
-pub(crate) fn hold(id: LeaseId) -> Entry {
+/// A hold on what `by` has passed on to the writer.
+pub(crate) fn hold(id: LeaseId, by: ProcessId) -> Entry {
     let mut words = lease(HOLD, id);
+    words[2] = by.to_bits();
     words[7] = checksum(&words);
     words
 }
@@ -111,7 +112,11 @@ pub(crate) fn parse(words: &Entry, writer: ProcessId) -> Result<Notice, BadEntry
             }
             Ok(Notice::Release { chunk, entry, generation, uses })
         }
-        HOLD => Ok(Notice::Hold { chunk, entry, generation }),
+        HOLD => {
+            let by = ProcessId::from_bits(words[2]).filter(|by| *by != writer);
+            let by = by.ok_or(BadEntry::Field { field: "forwarder", value: words[2] })?;
+            Ok(Notice::Hold { chunk, entry, generation, by })
+        }
         FORWARD => {
             let to = ProcessId::from_bits(words[2]).filter(|to| *to != writer);
             let to = to.ok_or(BadEntry::Field { field: "receiver", value: words[2] })?;
@@ -142,7 +147,10 @@ mod tests {
             (0..4).map(|slot| Ticket { process: writer, slot, value: u64::from(slot) * 1000 }).collect();
         let parsed = parse(&release(id(), &uses), writer);
         assert_eq!(parsed, Ok(Notice::Release { chunk: 7, entry: 9, generation: 11, uses }));
-        assert_eq!(parse(&hold(id()), writer), Ok(Notice::Hold { chunk: 7, entry: 9, generation: 11 }));
+        let by = ProcessId::new(5, 2).expect("in range");
+        let notice = Notice::Hold { chunk: 7, entry: 9, generation: 11, by };
+        assert_eq!(parse(&hold(id(), by), writer), Ok(notice));
+        assert!(parse(&hold(id(), writer), writer).is_err(), "by itself");
         let to = ProcessId::new(200, 70_000).expect("in range");
         let notice = Notice::Forward { chunk: 7, entry: 9, generation: 11, to };
         assert_eq!(parse(&forward(id(), to), writer), Ok(notice));

@@ -355,7 +355,7 @@ impl Transport {
             link.count_held();
         } else if let Some(owners) = self.link(owner).filter(|_| !self.has_exited(owner)) {
             fault::point("transport.forward.hold");
-            self.post_hold(&owners, id);
+            self.post_hold(&owners, id, link.peer);
             fault::point("transport.forward.held");
             owners.count_held();
         }

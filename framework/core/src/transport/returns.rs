@@ -25,7 +25,7 @@ use super::wake_reasons;
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
-use crate::ids::{ChunkId, DeviceId};
+use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::lease::pool::Surroundings;
 use crate::lease::{LeaseId, Returns, Writers};
 use crate::limits::MAX_FORWARDED;
@@ -133,8 +133,8 @@ impl Transport {
 
     /// Posts the hold on a third process's memory, visible at once: before the cursor moves past the frame that brought the
     /// lease, and its forwarder lets go (LEASE-3).
-    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId) {
-        self.post_notice_now(owners, entry::hold(id));
+    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId, by: ProcessId) {
+        self.post_notice_now(owners, entry::hold(id, by));
     }
 
     /// Handles what the peer has posted, and settles what that left open; true if there was anything.
@@ -173,7 +173,7 @@ impl Transport {
                         Self::count_given(link, given);
                         Ok(())
                     }
-                    Notice::Hold { chunk, entry, generation } => {
+                    Notice::Hold { chunk, entry, generation, by } => {
                         let id = entry::lease_id(self.me, chunk, entry, generation);
                         if link.forwarded() >= MAX_FORWARDED {
                             // MBX-2: it could never give them all back. The reader gives the link up.
@@ -183,7 +183,7 @@ impl Transport {
                         let held = self
                             .memory
                             .pool_of(id)
-                            .and_then(|pool| pool.hold(id, link.peer).map_err(|error| error.to_string()));
+                            .and_then(|pool| pool.hold(id, link.peer, by).map_err(|error| error.to_string()));
                         if !held.inspect_err(|_| link.count_refused(1))? {
                             self.memory.note_unsettled();
                         }

@@ -11,8 +11,8 @@ impl Pool {
     ///
     /// # Errors
     /// The entry is not in the lease table, or nobody can have forwarded it.
-    pub(crate) fn hold(&self, id: LeaseId, from: ProcessId) -> Result<bool, LeaseTableError> {
-        let proven = self.state.lock().table.hold(id.entry, id.generation, from)?;
+    pub(crate) fn hold(&self, id: LeaseId, from: ProcessId, by: ProcessId) -> Result<bool, LeaseTableError> {
+        let proven = self.state.lock().table.hold(id.entry, id.generation, from, by)?;
         self.domain.tracer().note(|| What::LeaseGranted { lease: name(id), to: from });
         Ok(proven)
     }

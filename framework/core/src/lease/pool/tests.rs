@@ -154,7 +154,7 @@ fn what_was_held_before_memory_came_back_is_no_lie() {
         let theirs = Arc::clone(&pool);
         let refused = Arc::new(Mutex::new(None));
         let noted = Arc::clone(&refused);
-        script.then(move || *noted.lock() = theirs.hold(id, g).err());
+        script.then(move || *noted.lock() = theirs.hold(id, g, f).err());
         if in_parts {
             back.set_whole();
         }
@@ -162,7 +162,7 @@ fn what_was_held_before_memory_came_back_is_no_lie() {
         pool.drain();
         assert_eq!(*refused.lock(), None, "G had it before it sent it");
         // From here on it would be one.
-        assert!(matches!(pool.hold(id, g), Err(LeaseTableError::NotShared { .. })));
+        assert!(matches!(pool.hold(id, g, f), Err(LeaseTableError::NotShared { .. })));
     }
 }
 

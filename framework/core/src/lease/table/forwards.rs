@@ -1,7 +1,8 @@
 //! Forwards: which holds are believed (WIRE-1, LEASE-3).
 //!
 //! Who passes a lease on says so to the owner before the frame can be seen, and so before the hold that it leads to; but on
-//! another ring. The owner counts what each holder forwards, by whom it forwards it to, and a hold takes one of these. Where
+//! another ring. The owner counts what each holder forwards, by whom it forwards it to, and a hold, which names its forwarder,
+//! takes one of these. Where
 //! there is none, the forward may lie unread on the forwarder's ring. So the hold is *unproven*: it keeps the entry open, and
 //! nothing else is believed of it. It is proven by the forward, or refused at the end of a [`Pass`] that began behind it and
 //! has drained every ring. A forward of an unproven holder proves nothing until its own hold is.
@@ -46,6 +47,8 @@ impl Forward {
 pub(super) struct Unproven {
     entry: (u32, u32),
     process: ProcessId,
+    /// Who forwarded it, as the process says.
+    by: ProcessId,
     holds: u32,
     /// What it has given back since, with the uses that are believed if it is proven.
     releases: u32,
@@ -94,12 +97,18 @@ pub(super) fn forget(unproven: &mut Vec<Unproven>, entry: (u32, u32), process: P
 }
 
 impl<T: Measured> LeaseTable<T> {
-    /// `from` says that the memory was forwarded to it (LEASE-3); whether somebody is known to have forwarded it. If not, the
-    /// owner has to [drain](Self::begin_pass) once more.
+    /// `from` says that `by` has forwarded the memory to it (LEASE-3); whether `by` is known to have done so. If not, the owner
+    /// has to [drain](Self::begin_pass) once more.
     ///
     /// # Errors
     /// The entry is unknown, or nobody was given a lease who could have forwarded it: that hold is refused.
-    pub fn hold(&mut self, entry: u32, generation: u32, from: ProcessId) -> Result<bool, LeaseTableError> {
+    pub fn hold(
+        &mut self,
+        entry: u32,
+        generation: u32,
+        from: ProcessId,
+        by: ProcessId,
+    ) -> Result<bool, LeaseTableError> {
         let since = self.passes;
         let (record, sums) = self.record_and_sums(entry, generation)?;
         if !record.shared {
@@ -107,19 +116,21 @@ impl<T: Measured> LeaseTable<T> {
             return Err(LeaseTableError::NotShared { process: from, entry });
         }
         record.changes += 1;
-        if record.take_forward(from) {
+        if record.take_forward(from, by) {
             record.believe(from, sums);
             self.prove(entry, generation);
             return Ok(true);
         }
         record.unproven += 1;
         let name = (entry, generation);
-        let known = self.unproven.iter_mut().rfind(|doubt| doubt.entry == name && doubt.process == from);
+        let own = |doubt: &&mut Unproven| doubt.entry == name && (doubt.process, doubt.by) == (from, by);
+        let known = self.unproven.iter_mut().rfind(own);
         match known.filter(|doubt| doubt.since == since) {
             Some(doubt) => doubt.holds += 1,
             None => self.unproven.push(Unproven {
                 entry: name,
                 process: from,
+                by,
                 holds: 1,
                 releases: 0,
                 uses: Uses::new(),
@@ -306,9 +317,9 @@ impl<T: Measured> LeaseTable<T> {
         let mut index = 0;
         while index < self.unproven.len() {
             let doubt = &self.unproven[index];
-            let process = doubt.process;
+            let (process, by) = (doubt.process, doubt.by);
             let proven = doubt.entry == name
-                && self.record(entry, generation).is_ok_and(|record| record.take_forward(process));
+                && self.record(entry, generation).is_ok_and(|record| record.take_forward(process, by));
             if !proven {
                 index += 1;
                 continue;
@@ -364,11 +375,13 @@ impl<T: Measured> Record<T> {
             .for_each(|forward| forward.good = true);
     }
 
-    /// Takes one lease that was forwarded to `to`; whether there was one.
-    fn take_forward(&mut self, to: ProcessId) -> bool {
-        let Some(index) = self.forwards.iter().position(|forward| forward.good && forward.to == Some(to))
+    /// Takes one lease that `by` has forwarded to `to`; whether there was one. That of another would be missed by the hold that
+    /// it is for, which may come when its forwarder has long let go.
+    fn take_forward(&mut self, to: ProcessId, by: ProcessId) -> bool {
+        let good = |forward: &Forward| forward.good && forward.by == by;
+        let Some(index) = self.forwards.iter().position(|forward| good(forward) && forward.to == Some(to))
         else {
-            return self.forwards.iter().any(|forward| forward.good && forward.to.is_none());
+            return self.forwards.iter().any(|forward| good(forward) && forward.to.is_none());
         };
         self.forwards[index].count -= 1;
         if self.forwards[index].count == 0 {

@@ -145,7 +145,8 @@ impl Model {
             let refused = |error: LeaseTableError| format!("{p} was refused: {error}");
             match notice {
                 Notice::Hold => {
-                    let proven = world.table.hold(entry, generation, name(p)).map_err(refused)?;
+                    let proven =
+                        world.table.hold(entry, generation, name(p), name(p - 1)).map_err(refused)?;
                     if !proven && self.flaw == Flaw::NoPass {
                         self.pass_at_once(world)?;
                     }
@@ -356,9 +357,27 @@ fn the_leases_of_the_dead_go_behind_what_came_of_their_frames() {
     breaks(Flaw::NothingGoesWithTheDead, &[0], "left");
 }
 
+/// Two forward to one, which takes the frame of the second first; and that one lets go before the other's frame is taken.
+#[test]
+fn a_hold_takes_the_forward_of_whom_it_names() {
+    let mut table = LeaseTable::default();
+    let (entry, life) = table.open((), Uses::new());
+    for by in [0, 1] {
+        table.grant(entry, life, name(by)).expect("just opened");
+        table.forward(entry, life, name(by), name(2)).expect("it holds one");
+    }
+    assert_eq!(table.hold(entry, life, name(2), name(1)), Ok(true));
+    table.give_back(entry, life, name(1), &[]).expect("it holds one");
+    while let Some(pass) = table.begin_pass() {
+        table.end_pass(pass);
+    }
+    assert_eq!(table.hold(entry, life, name(2), name(0)), Ok(true));
+    assert_eq!(table.forwards(entry, life), (0, 0));
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    Hold(u16),
+    Hold(u16, u16),
     Forward(u16, u16),
     Release(u16),
     Begin,
@@ -368,7 +387,7 @@ enum Act {
 fn act() -> impl Strategy<Value = Act> {
     let liar = || 1_u16..5;
     prop_oneof![
-        3 => liar().prop_map(Act::Hold),
+        3 => (liar(), liar()).prop_map(|(who, by)| Act::Hold(who, by)),
         3 => (liar(), liar()).prop_map(|(by, to)| Act::Forward(by, to)),
         2 => liar().prop_map(Act::Release),
         1 => Just(Act::Begin),
@@ -390,7 +409,7 @@ proptest! {
         let mut said = [[0_u32; 5]; 5];
         for act in acts {
             match act {
-                Act::Hold(who) => drop(table.hold(entry, life, id(who))),
+                Act::Hold(who, by) => drop(table.hold(entry, life, id(who), id(by))),
                 Act::Forward(by, to) => {
                     said[usize::from(by)][usize::from(to)] += u32::from(by != to);
                     if by != to {
