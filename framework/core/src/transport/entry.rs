@@ -160,7 +160,9 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_is_found() {
-        for words in [release(id(), &[]), hold(id()), forward(id(), ProcessId::NODE), rejected(8)] {
+        for words in
+            [release(id(), &[]), hold(id(), ProcessId::NODE), forward(id(), ProcessId::NODE), rejected(8)]
+        {
             for bit in 0..512 {
                 let mut damaged = words;
                 damaged[bit / 64] ^= 1 << (bit % 64);
