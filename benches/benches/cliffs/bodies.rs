@@ -16,14 +16,14 @@ const SAMPLES: usize = 15;
 /// As anybody would write it.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Plain)]
-pub(super) struct Plain {
+struct Plain {
     data: Vec<u8>,
 }
 
 /// With bytes by hand.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Bytes)]
-pub(super) struct Bytes {
+struct Bytes {
     #[serde(with = "by_hand")]
     data: Vec<u8>,
 }
@@ -59,31 +59,23 @@ mod by_hand {
 /// Sends so many bytes so often; the reply is the time of each sample there and back, in nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Vec<u64>)]
-pub(super) struct Run {
+struct Run {
     plain: bool,
     bytes: usize,
     count: u32,
 }
 
-pub(super) struct Asker {
+#[derive(RemoteActor)]
+#[remote_actor(handles(Run), args = (Address<Plain>, Address<Bytes>), create = Asker::new)]
+struct Asker {
     plain: Address<Plain>,
     bytes: Address<Bytes>,
 }
 
-impl Actor for Asker {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Asker {
-    type Args = (Address<Plain>, Address<Bytes>);
-
-    fn create((plain, bytes): Self::Args, _: &Env) -> anyhow::Result<Self> {
+impl Asker {
+    fn new((plain, bytes): (Address<Plain>, Address<Bytes>), _: &Env) -> anyhow::Result<Self> {
         pin(0);
         Ok(Asker { plain, bytes })
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Run>();
     }
 }
 
@@ -119,22 +111,14 @@ impl Handler<Run> for Asker {
     }
 }
 
-pub(super) struct Echo;
+#[derive(RemoteActor)]
+#[remote_actor(handles(Plain, Bytes), args = (), create = Echo::new)]
+struct Echo;
 
-impl Actor for Echo {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Echo {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+impl Echo {
+    fn new((): (), _: &Env) -> anyhow::Result<Self> {
         pin(1);
         Ok(Echo)
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Plain>().message::<Bytes>();
     }
 }
 

@@ -12,34 +12,26 @@ const SENDERS: [usize; 2] = [8, 64];
 const TIME: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, Deserialize, GpuMessage)]
-pub(super) struct Note {
+struct Note {
     number: u64,
 }
 
 /// Sends for so long; the reply is how many it has sent.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
-pub(super) struct Run {
+struct Run {
     time: Duration,
 }
 
-pub(super) struct Sender {
+#[derive(RemoteActor)]
+#[remote_actor(handles(Run), args = Address<Note>, create = Sender::new)]
+struct Sender {
     sink: Address<Note>,
 }
 
-impl Actor for Sender {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Sender {
-    type Args = Address<Note>;
-
-    fn create(sink: Address<Note>, _: &Env) -> anyhow::Result<Self> {
+impl Sender {
+    fn new(sink: Address<Note>, _: &Env) -> anyhow::Result<Self> {
         Ok(Sender { sink })
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Run>();
     }
 }
 
@@ -60,25 +52,10 @@ impl Handler<Run> for Sender {
     }
 }
 
-#[derive(Default)]
-pub(super) struct Sink {
+#[derive(Default, RemoteActor)]
+#[remote_actor(handles(Note))]
+struct Sink {
     sum: u64,
-}
-
-impl Actor for Sink {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Sink {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Sink::default())
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Note>();
-    }
 }
 
 impl Handler<Note> for Sink {

@@ -13,39 +13,31 @@ const COUNT: u32 = 50;
 
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = usize)]
-pub(super) struct Batch {
+struct Batch {
     tensors: Vec<Tensor>,
 }
 
 /// The reply is the time of each sample's asks, in nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Vec<u64>)]
-pub(super) struct Run;
+struct Run;
 
 /// Its process ends. The reply says that the sender knows.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = bool)]
-pub(super) struct Die;
+struct Die;
 
-pub(super) struct Driver {
+#[derive(RemoteActor)]
+#[remote_actor(handles(Run, Die), args = (Address<Batch>, Address<Die>), create = Driver::new)]
+struct Driver {
     stream: DeviceStream,
     taker: Address<Batch>,
     victim: Address<Die>,
 }
 
-impl Actor for Driver {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Driver {
-    type Args = (Address<Batch>, Address<Die>);
-
-    fn create((taker, victim): Self::Args, env: &Env) -> anyhow::Result<Self> {
+impl Driver {
+    fn new((taker, victim): (Address<Batch>, Address<Die>), env: &Env) -> anyhow::Result<Self> {
         Ok(Driver { stream: env.stream(), taker, victim })
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Run>().message::<Die>();
     }
 }
 
@@ -81,23 +73,9 @@ impl Handler<Die> for Driver {
     }
 }
 
-pub(super) struct Taker;
-
-impl Actor for Taker {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Taker {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Taker)
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Batch>();
-    }
-}
+#[derive(Default, RemoteActor)]
+#[remote_actor(handles(Batch))]
+struct Taker;
 
 impl Handler<Batch> for Taker {
     type Result = MessageResult<Batch>;
@@ -107,23 +85,9 @@ impl Handler<Batch> for Taker {
     }
 }
 
-pub(super) struct Victim;
-
-impl Actor for Victim {
-    type Context = Context<Self>;
-}
-
-impl RemoteActor for Victim {
-    type Args = ();
-
-    fn create((): (), _: &Env) -> anyhow::Result<Self> {
-        Ok(Victim)
-    }
-
-    fn handles(on: &mut Handles<Self>) {
-        on.message::<Die>();
-    }
-}
+#[derive(Default, RemoteActor)]
+#[remote_actor(handles(Die))]
+struct Victim;
 
 impl Handler<Die> for Victim {
     type Result = MessageResult<Die>;

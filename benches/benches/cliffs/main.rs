@@ -19,7 +19,7 @@ use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use tensorpost::prelude::*;
 
-/// Measures the cliffs of issue lists: ratios within one run, each with its bound.
+/// Measures where the cost used to grow without a reason: ratios within one run, each with its bound.
 #[derive(Parser)]
 #[command(name = "cliffs")]
 struct Arguments {
@@ -105,17 +105,7 @@ const GROUPS: [(&str, Group); 5] = [
 ];
 
 fn main() -> anyhow::Result<ExitCode> {
-    let node = Node::builder()
-        .host_budget(pool::BUDGET)
-        .actor::<bodies::Asker>()
-        .actor::<bodies::Echo>()
-        .actor::<local::Driver>()
-        .actor::<local::Taker>()
-        .actor::<local::Victim>()
-        .actor::<fan::Sender>()
-        .actor::<fan::Sink>()
-        .run_if_worker()
-        .start()?;
+    let node = Node::builder().host_budget(pool::BUDGET).run_if_worker().start()?;
     let arguments = Arguments::parse();
     let names = GROUPS.map(|(name, _)| name);
     if let Some(unknown) = arguments.only.iter().find(|only| !names.contains(&only.as_str())) {
