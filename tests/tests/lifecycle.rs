@@ -8,7 +8,7 @@ use actix::fut::wrap_future;
 use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::actor::{AskFailure, MAX_ACTORS};
-use tensorpost::node::{Spawned, WorkerState};
+use tensorpost::node::{Spawned, WorkerId, WorkerState};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
@@ -359,6 +359,44 @@ fn two_nodes_in_one_process_have_nothing_to_do_with_each_other(builder: Builder)
     until_free(&other);
 }
 
+/// Of a worker's environment, as the kernel has it.
+fn connections(node: &Node, worker: WorkerId) -> (u32, String) {
+    let pid = node.workers().into_iter().find(|status| status.worker == worker).expect("it is there").pid;
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).expect("it runs");
+    let found = environment
+        .split(|&byte| byte == 0)
+        .find_map(|variable| variable.strip_prefix(b"CUDA_DEVICE_MAX_CONNECTIONS="));
+    (pid, String::from_utf8_lossy(found.expect("each worker has it")).into_owned())
+}
+
+/// A worker asks the driver for hardware queues by what it hosts, in each of its lives: they are what its start takes.
+fn a_worker_has_hardware_queues_for_the_streams_that_it_was_made_with(builder: Builder) {
+    let node = builder.start().unwrap();
+    let alone = node.spawn::<Holder>(()).restart(Restart::on_failure(1)).start().unwrap();
+    let several = node.spawn::<Holder>(()).streams(4).restart(Restart::on_failure(1)).start().unwrap();
+    let many = node.spawn::<Holder>(()).streams(usize::MAX).start().unwrap();
+    let shared = node.worker("shared").unwrap();
+    let all = [(alone.worker(), "3"), (several.worker(), "6"), (many.worker(), "32"), (shared, "8")];
+    // What the node's own environment says holds for all.
+    let said = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    let all = all.map(|(worker, queues)| (worker, said.clone().unwrap_or_else(|| queues.to_owned())));
+    let first = all.clone().map(|(worker, expected)| {
+        let (pid, connections) = connections(&node, worker);
+        assert_eq!(connections, expected, "{worker}");
+        pid
+    });
+    for pid in &first[..2] {
+        kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL).unwrap();
+    }
+    for (before, (worker, expected)) in first.into_iter().zip(all).take(2) {
+        let status = || node.workers().into_iter().find(|status| status.worker == worker);
+        until("it has another life", || {
+            status().is_some_and(|now| now.pid != before && now.state == WorkerState::Running)
+        });
+        assert_eq!(connections(&node, worker).1, expected, "{worker}");
+    }
+}
+
 fn program(builder: Builder) -> Builder {
     builder.actor::<Stage>().actor::<Holder>()
 }
@@ -385,6 +423,7 @@ fn main() {
             asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone,
             a_channel_that_is_dropped_tells_its_senders,
             two_nodes_in_one_process_have_nothing_to_do_with_each_other,
+            a_worker_has_hardware_queues_for_the_streams_that_it_was_made_with,
         ],
     )
 }

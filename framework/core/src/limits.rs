@@ -10,11 +10,21 @@ pub const MAX_PROCESSES: usize = 256;
 /// streams on a GPU there are fewer, see [`CUDA_CONNECTIONS`].
 pub const MAX_STREAMS: usize = 30;
 
-/// Hardware queues that a worker asks the CUDA driver for, on each GPU: its `CUDA_DEVICE_MAX_CONNECTIONS`, unless
-/// whoever starts the node has set another. Two streams in one queue stall each other when one waits, so a process has
-/// at most as many streams on a GPU as it has queues, less two. More queues cost time and memory: a context takes
-/// 1.7 to 2.1 s with 32, 236 ms with 8, and with 32 only three processes fit on a GPU under MPS (one H200).
+/// Hardware queues that a worker for several actors asks the CUDA driver for, on each GPU: its `CUDA_DEVICE_MAX_CONNECTIONS`,
+/// unless whoever starts the node has set another. Two streams in one queue stall each other when one waits, so a process has
+/// at most as many streams on a GPU as it has queues, less two. More queues cost time: a context takes 1.7 to 2.1 s with 32,
+/// 0.27 s with 8, 0.17 s with 4, 0.11 s with 2; and a server of MPS has some 128 for all its clients, so that with 32 three
+/// processes fit on a GPU, with 8 fifteen (one H200). A worker of one actor asks for [fewer](cuda_connections).
 pub const CUDA_CONNECTIONS: usize = 8;
+
+/// Hardware queues of a worker that needs so many streams on a GPU.
+pub const fn cuda_connections(streams: usize) -> usize {
+    match streams {
+        0 | 1 => 3,
+        many if many > MAX_STREAMS => MAX_STREAMS + 2,
+        many => many + 2,
+    }
+}
 
 /// Streams of one process on a GPU with this many hardware queues. One queue is for the device's own stream and one for
 /// the streams that user code makes without the framework.
@@ -154,4 +164,11 @@ const _: () = assert!(LARGEST_CHUNK / ALLOCATION_UNIT <= 1 << 31 && LARGEST_CHUN
 const _: () = assert!(LARGEST_SHARED_CHUNK <= LARGEST_CHUNK && LARGEST_SHARED_CHUNK.is_power_of_two());
 // The driver takes 1 to 32.
 const _: () = assert!(CUDA_CONNECTIONS <= 32 && cuda_streams(32) == 30 && cuda_streams(1) == 1);
+const _: () = {
+    let mut streams = 1;
+    while streams <= MAX_STREAMS {
+        assert!(cuda_streams(cuda_connections(streams)) == streams && cuda_connections(streams) <= 32);
+        streams += 1;
+    }
+};
 const _: () = assert!(CHUNK_BYTES <= LARGEST_SHARED_CHUNK && CHUNK_BYTES.is_power_of_two());

@@ -465,6 +465,13 @@ impl<T, At: Tuned> Flow<T, At> {
         self.tune(|stage| stage.own_thread = true)
     }
 
+    /// How many streams the stage has on a GPU, from 1 to 30: 1 unless said otherwise, which is that of its
+    /// [`Env`](tensorpost_core::actor::Env::stream). More are for those that it makes with
+    /// [`with_new_stream`](tensorpost_core::tensor::DeviceStream::with_new_stream). Each makes the start of its worker longer.
+    pub fn streams(self, count: usize) -> Self {
+        self.tune(|stage| stage.streams = count)
+    }
+
     /// What happens when the stage fails on an item; unless said otherwise the pipeline fails.
     pub fn on_error(self, on_error: OnError) -> Self {
         self.tune(|stage| stage.on_error = on_error)

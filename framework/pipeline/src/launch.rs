@@ -128,6 +128,12 @@ fn in_words(actor: &'static str) -> &'static str {
 
 fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
     let homes = plan.stages.iter().enumerate().filter(|(_, stage)| stage.beside.is_none());
+    // By the stage in whose worker they are.
+    let mut streams: HashMap<usize, usize> = HashMap::new();
+    for (index, stage) in plan.stages.iter().enumerate() {
+        let sum = streams.entry(plan.home(index)).or_default();
+        *sum = sum.saturating_add(stage.streams.max(1));
+    }
     let wanted: Vec<(usize, u16, String)> = homes
         .flat_map(|(index, stage)| {
             (0..stage.replicas as u16).map(move |replica| {
@@ -141,7 +147,8 @@ fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), Worke
         let threads: Vec<_> = wanted
             .iter()
             .map(|(stage, replica, name)| {
-                ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker(name)))
+                let streams = streams[stage];
+                ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker_with(name, streams)))
             })
             .collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {

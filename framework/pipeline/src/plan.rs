@@ -49,6 +49,8 @@ pub(super) struct StagePlan {
     /// In the worker of another stage.
     pub(super) beside: Option<usize>,
     pub(super) own_thread: bool,
+    /// Of the device, for itself.
+    pub(super) streams: usize,
     pub(super) mailbox: Option<u32>,
     /// What it does without that it has no room for.
     pub(super) drops: Option<Drops>,
@@ -119,6 +121,7 @@ impl StagePlan {
             on: On::default(),
             beside: None,
             own_thread: false,
+            streams: 1,
             mailbox: None,
             drops: None,
             pace: None,

@@ -12,6 +12,7 @@ mod faults;
 mod hangs;
 mod receive;
 mod scenes;
+mod streams;
 
 use algebra::a_tensor_that_is_not_on_the_host_says_how_it_gets_there;
 use faults::{
@@ -28,6 +29,7 @@ use scenes::{
     VISIBLE, a_node_that_is_killed_leaves_no_mps_daemon, a_node_that_is_killed_leaves_nothing_on_the_device,
     workers_that_count_the_gpus_differently_mean_the_same,
 };
+use streams::{a_worker_has_as_many_streams_as_its_spawn_says, forty_workers_share_a_gpu_under_mps};
 use tensorpost::node::Sharing;
 use tensorpost::prelude::*;
 use tensorpost_actors::matmul::{Chain, ChainArgs, Checker, CheckerArgs, Outcome, Run, Tally, Task, Verdict};
@@ -55,6 +57,7 @@ use parts::{
 fn program(builder: Builder) -> Builder {
     let builder = builder.actor::<Chain>().actor::<Checker>();
     let builder = pipelines::program(builder);
+    let builder = streams::program(builder);
     parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
 }
 
@@ -89,6 +92,8 @@ fn main() {
         a_kernel_that_faults_ends_its_worker_alone,
         a_kernel_that_faults_restarts_its_mps_group,
         more_actors_than_streams_share_them,
+        a_worker_has_as_many_streams_as_its_spawn_says,
+        forty_workers_share_a_gpu_under_mps,
         a_stream_that_stands_still_is_named_with_whom_it_waits_for,
         an_actor_gets_tensors_where_it_wants_them,
         tensors_from_the_same_process_are_brought_too,

@@ -288,20 +288,30 @@ impl<'o> Suite<'o> {
         let mut holders: Vec<Address<Hold>> = Vec::new();
         let launcher = self.node.spawn::<Launcher>(()).start()?.address::<Launch>();
         let device = name(self.options.device.0);
-        let (mut ready, mut bare) = (Vec::new(), Vec::new());
+        let (mut ready, mut wide, mut bare) = (Vec::new(), Vec::new(), Vec::new());
         for others in 0..8 {
             // In turns: a context takes longer the more there are.
             let args = ["--role", "context", "--device", &device].map(str::to_owned).to_vec();
             let context = self.get(launcher.ask(Launch { args }));
             bare.push(context.with_context(|| format!("{others} others were there"))?.0);
-            let start = Instant::now();
-            let holder = self.node.spawn::<Holder>(()).device(self.device.clone()).start();
-            let holder = holder.with_context(|| format!("{others} others were there"))?;
-            ready.push(start.elapsed().as_secs_f64() * 1e6);
-            holders.push(holder.address());
+            let spawn = |streams: usize, took: &mut Vec<f64>| {
+                let start = Instant::now();
+                let holder =
+                    self.node.spawn::<Holder>(()).device(self.device.clone()).streams(streams).start();
+                let holder = holder.with_context(|| format!("{others} others were there"))?;
+                took.push(start.elapsed().as_secs_f64() * 1e6);
+                anyhow::Ok(holder.address())
+            };
+            if others < 4 {
+                spawn(6, &mut wide)?;
+            }
+            holders.push(spawn(1, &mut ready)?);
         }
-        eprintln!("# ready after {ready:.0?} us, bare contexts after {bare:.0?} us");
+        eprintln!(
+            "# ready after {ready:.0?} us, with six streams {wide:.0?} us, bare contexts after {bare:.0?} us"
+        );
         results.set(self.named("post", "ready"), median(&mut ready));
+        results.set(self.named("post", "ready.six"), median(&mut wide));
         results.set(self.named("bare", "context"), median(&mut bare));
         let mut copied = 0;
         for receivers in [1, 2, 4, 8] {

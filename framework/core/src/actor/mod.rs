@@ -291,8 +291,9 @@ pub struct Env {
 
 impl Env {
     /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this stream. It
-    /// is the actor's own, unless its process has so many actors on one GPU that they share:
-    /// six have one each, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
+    /// is the actor's own, unless its process has so many actors on one GPU that they share: in a worker of
+    /// [`Node::worker`](crate::node::Node::worker) six have one each, and in one that a spawn made as many as its
+    /// [`streams`](crate::node::Spawn::streams) say, unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise.
     pub fn stream(&self) -> DeviceStream {
         self.stream.clone()
     }

@@ -279,13 +279,26 @@ pub enum DeviceError {
     /// The process has as many streams on the device as can wait without stalling each other.
     #[error(
         "this process has {limit} streams on {device}, as many as can wait without stalling each other; share a `DeviceStream` \
-         by cloning it, drop one, or set CUDA_DEVICE_MAX_CONNECTIONS (streams + 2, at most 32) before the node starts"
+         by cloning it, drop one, start the actor or the stage with `.streams(n)`, or set CUDA_DEVICE_MAX_CONNECTIONS (streams + 2, at \
+         most 32) before the node starts"
     )]
     NoStream {
         /// The device.
         device: DeviceId,
         /// How many there are and can be.
         limit: usize,
+    },
+    /// The device takes no further process.
+    #[error(
+        "{device} has no room for another process: its memory is in use, or, under MPS, the connections of its server, which has \
+         some 128 for all (this process asks for {connections}); start fewer processes on it, with fewer streams \
+         (`.streams(n)`, CUDA_DEVICE_MAX_CONNECTIONS)"
+    )]
+    NoContext {
+        /// The device.
+        device: DeviceId,
+        /// `CUDA_DEVICE_MAX_CONNECTIONS` of this process.
+        connections: usize,
     },
     /// The device cannot do that.
     #[error("{device} does not support {what}")]

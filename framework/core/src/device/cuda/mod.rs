@@ -197,10 +197,14 @@ impl Shared {
         }
         for (variable, value) in ENVIRONMENT {
             if std::env::var_os(variable).is_none() {
-                tracing::info!("{variable} is not set in this process; workers have {value}");
+                tracing::info!("{variable} is not set in this process; {value} will do");
             }
         }
-        let context = driver.context(device, ordinal)?;
+        let context =
+            driver.context(device, ordinal).map_err(|error| match driver::is_out_of_memory(&error) {
+                true => DeviceError::NoContext { device: id, connections: connections() },
+                false => error,
+            })?;
         driver.bind(&context)?;
         let housekeeping = driver.stream(&context)?;
         let shared = Arc::new(Shared {

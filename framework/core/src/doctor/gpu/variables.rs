@@ -29,9 +29,13 @@ pub(super) fn judge(named: &Named) -> Vec<Check> {
 
 fn connections(value: Option<&str>) -> Check {
     let id = "streams.connections";
-    let needs = |check: Check, why: &str| check.needs("8, or nothing set: workers then have 8", why);
+    let needs = |check: Check, why: &str| {
+        check.needs("8, or nothing set: workers then have one for each stream, and 2", why)
+    };
     match value.map(|text| (text, text.trim().parse::<u32>().ok())) {
-        None => Check::ok(id, "CUDA_DEVICE_MAX_CONNECTIONS is not set: workers have 8"),
+        None => {
+            Check::ok(id, "CUDA_DEVICE_MAX_CONNECTIONS is not set: workers have one for each stream, and 2")
+        }
         Some((text, Some(number @ 4..=16))) if text.trim() == number.to_string() => {
             Check::ok(id, format!("CUDA_DEVICE_MAX_CONNECTIONS={number}"))
         }

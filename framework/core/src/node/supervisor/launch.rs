@@ -16,7 +16,6 @@ use rustix::io::fcntl_getfd;
 use rustix::stdio::{stderr, stdout};
 
 use crate::actor::WorkerProgram;
-use crate::limits::CUDA_CONNECTIONS;
 use crate::node::arguments::arguments;
 use crate::node::handshake::{self, Build, BuildMismatch, KnownTypes, THIS_PROGRAM};
 use crate::node::worker::VARIABLE;
@@ -103,6 +102,7 @@ impl Program {
         &self,
         launcher: &Launcher,
         worker: &str,
+        connections: usize,
         environment: &[(&'static str, OsString)],
     ) -> io::Result<Launched> {
         let (socket, theirs) = Seqpacket::pair()?;
@@ -117,7 +117,7 @@ impl Program {
         command.args(&self.arguments);
         // Modules that load lazily would load behind a wait; and under MPS the driver gives two hardware queues where
         // nothing is said.
-        let connections = CUDA_CONNECTIONS.to_string();
+        let connections = connections.to_string();
         for (variable, value) in
             [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", connections.as_str())]
         {

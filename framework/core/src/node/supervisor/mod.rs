@@ -36,9 +36,9 @@ mod hangs;
 mod launch;
 mod letting_go;
 mod looks;
+mod making;
 mod messages;
 mod metrics;
-mod programs;
 mod record;
 mod restarts;
 mod run;
@@ -58,9 +58,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::actor::{NewActor, WorkerProgram};
+use crate::actor::NewActor;
 use crate::clock::taint::EpochPage;
 use crate::ids::ActorId;
+use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
 use crate::node::console::{LogRing, Look};
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
@@ -75,6 +76,7 @@ use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Lo
 
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
 pub(crate) use self::launch::Program;
+pub(crate) use self::making::Making;
 pub use self::record::{WorkerState, WorkerStatus};
 
 /// A worker of this node, in all its lives. Never names another one.
@@ -117,7 +119,7 @@ type Reply<T> = SyncSender<T>;
 enum Command {
     Local(ToNode, Vec<OwnedFd>),
     Pong(u64),
-    Spawn(String, Option<WorkerProgram>, Reply<Result<WorkerId, SpawnError>>),
+    Spawn(String, Making, Reply<Result<WorkerId, SpawnError>>),
     Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Location), StartError>>),
     ActorEnded(ActorId),
@@ -290,16 +292,20 @@ impl Supervisor {
     /// # Errors
     /// [`SpawnError`]: it says what the worker did instead.
     pub fn spawn_worker(&self, name: &str) -> Result<WorkerId, SpawnError> {
-        self.spawn_worker_of(name, None)
+        self.spawn_worker_of(name, Making { program: None, connections: CUDA_CONNECTIONS })
     }
 
-    /// As [`spawn_worker`](Self::spawn_worker), of another program where one is given.
-    pub(crate) fn spawn_worker_of(
-        &self,
-        name: &str,
-        program: Option<WorkerProgram>,
-    ) -> Result<WorkerId, SpawnError> {
-        self.shared.ask(|reply| Command::Spawn(name.to_owned(), program, reply))?
+    /// As [`spawn_worker`](Self::spawn_worker), with so many streams on each GPU: as many as there will be actors in it, and
+    /// those that they make themselves. Fewer start faster.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn spawn_worker_with(&self, name: &str, streams: usize) -> Result<WorkerId, SpawnError> {
+        self.spawn_worker_of(name, Making { program: None, connections: cuda_connections(streams) })
+    }
+
+    pub(crate) fn spawn_worker_of(&self, name: &str, making: Making) -> Result<WorkerId, SpawnError> {
+        self.shared.ask(|reply| Command::Spawn(name.to_owned(), making, reply))?
     }
 
     /// Starts an actor in a worker and waits until it can take messages.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::actor::WorkerProgram;
+use super::making::Making;
 use crate::doctor;
 use crate::ids::ProcessId;
 use crate::node::broker::{Broker, Delivery};
@@ -142,7 +142,7 @@ impl State {
                     self.broker_message(ProcessId::NODE, message, descriptors);
                 }
                 Command::Pong(number) => self.pong(ProcessId::NODE, number),
-                Command::Spawn(name, program, reply) => self.spawn(&name, program, reply),
+                Command::Spawn(name, making, reply) => self.spawn(&name, making, reply),
                 Command::Start(worker, actor, how, reply) => self.start_actor(worker, actor, how, reply),
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
@@ -188,12 +188,7 @@ impl State {
         }
     }
 
-    fn spawn(
-        &mut self,
-        name: &str,
-        program: Option<WorkerProgram>,
-        reply: Reply<Result<WorkerId, SpawnError>>,
-    ) {
+    fn spawn(&mut self, name: &str, making: Making, reply: Reply<Result<WorkerId, SpawnError>>) {
         let slot = match self.new_slot(name) {
             Ok(slot) => slot,
             Err(error) => {
@@ -204,9 +199,7 @@ impl State {
         let deadline = Instant::now() + self.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
         let id = self.workers.next_id();
-        if let Some(program) = program {
-            self.note_program(id, program);
-        }
+        self.note_making(id, making);
         match self.launch(slot, id, name, phase) {
             Ok(()) => self.workers.next_id_is_used(),
             Err(source) => {
@@ -236,7 +229,8 @@ impl State {
         let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
         #[cfg(feature = "testing")]
         environment.extend(self.armed_starts());
-        let launched = self.program_of(id).launch(&self.launcher, name, &environment);
+        let launched =
+            self.program_of(id).launch(&self.launcher, name, self.connections_of(id), &environment);
         // Nobody else has heard of the process, so forgetting its page is enough.
         let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
         if let Some(slot) = self.workers.slot_mut(slot) {

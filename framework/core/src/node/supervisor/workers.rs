@@ -16,7 +16,7 @@ use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 
 use super::WorkerId;
-use super::launch::Program;
+use super::making::Made;
 use super::record::{Worker, WorkerStatus};
 
 /// One slot for a process. Slot 0 is the node and has no worker.
@@ -32,8 +32,8 @@ pub(super) struct Slot {
 /// See the module.
 pub(super) struct Workers {
     slots: Vec<Slot>,
-    /// What those workers run that run another program than the node's others.
-    pub(super) programs: HashMap<WorkerId, Program>,
+    /// What workers are made of in all their lives, where that is not what most are.
+    pub(super) makings: HashMap<WorkerId, Made>,
     last_id: u64,
     /// Whether any of them has ended since the node began.
     pub(super) deaths: bool,
@@ -46,7 +46,7 @@ impl Workers {
     pub(super) fn new() -> Self {
         Workers {
             slots: vec![Slot::default()],
-            programs: HashMap::new(),
+            makings: HashMap::new(),
             last_id: 0,
             deaths: false,
             #[cfg(feature = "testing")]

@@ -1,0 +1,68 @@
+//! What a worker's process is made of: the program, where it is another than the node's others run (an interpreter), and how many
+//! hardware queues of a GPU it gets.
+//!
+//! Used where a worker is started, for the first time or again, and where one did not start.
+//!
+//! **Invariants.** A worker is made of the same in all its lives. The table holds no more than the workers that are there or come back.
+//!
+//! **Locks.** None: one thread owns it.
+
+use std::collections::HashSet;
+
+use crate::actor::WorkerProgram;
+use crate::doctor;
+use crate::limits::CUDA_CONNECTIONS;
+
+use super::run::State;
+use super::{Program, WorkerId};
+
+/// What is asked for.
+pub(crate) struct Making {
+    /// `None`: the program of the node's other workers.
+    pub(crate) program: Option<WorkerProgram>,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`, unless the node's own environment says otherwise.
+    pub(crate) connections: usize,
+}
+
+/// What was found for it.
+pub(super) struct Made {
+    program: Option<Program>,
+    connections: usize,
+}
+
+impl State {
+    /// This worker is made of that in all its lives.
+    pub(super) fn note_making(&mut self, id: WorkerId, Making { program, connections }: Making) {
+        let program = program.map(|program| self.settings.program.another(program));
+        let (workers, between) = (&mut self.workers, &self.restarts.between);
+        // Those that are not there, and do not come back, need none.
+        let known: HashSet<WorkerId> =
+            workers.iter().map(|worker| worker.id).chain(between.iter().map(|next| next.worker)).collect();
+        workers.makings.retain(|id, _| known.contains(id));
+        if program.is_some() || connections != CUDA_CONNECTIONS {
+            workers.makings.insert(id, Made { program, connections });
+        }
+    }
+
+    fn another_program_of(&self, id: WorkerId) -> Option<&Program> {
+        self.workers.makings.get(&id)?.program.as_ref()
+    }
+
+    /// What a worker runs.
+    pub(super) fn program_of(&self, id: WorkerId) -> &Program {
+        self.another_program_of(id).unwrap_or(&self.settings.program)
+    }
+
+    /// Its hardware queues on a GPU.
+    pub(super) fn connections_of(&self, id: WorkerId) -> usize {
+        self.workers.makings.get(&id).map_or(CUDA_CONNECTIONS, |made| made.connections)
+    }
+
+    /// What the doctor finds about a worker that did not start; `said` is what the error says itself.
+    pub(super) fn examine(&self, id: WorkerId, said: &str) -> String {
+        if let Some(program) = self.another_program_of(id) {
+            return doctor::at_start(None, self.settings.host_budget, said) + program.remedy;
+        }
+        doctor::at_start(self.settings.program.other(), self.settings.host_budget, said)
+    }
+}
