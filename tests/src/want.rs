@@ -47,6 +47,11 @@ pub struct Allocate {
     pub bytes: usize,
 }
 
+/// As [`Allocate`], and write all of them: pages that nobody has touched take no memory.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = (usize, Option<String>))]
+pub struct Fill(pub Allocate);
+
 /// "Drop them."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
@@ -85,7 +90,7 @@ impl RemoteActor for Greedy {
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Open>().message::<Allocate>().message::<Free>().message::<Tell>().message::<Through>();
-        on.message::<Last>();
+        on.message::<Last>().message::<Fill>();
     }
 }
 
@@ -105,6 +110,22 @@ impl Handler<Allocate> for Greedy {
     fn handle(&mut self, Allocate { count, bytes }: Allocate, _: &mut Context<Self>) -> Self::Result {
         let why = (0..count).find_map(|_| match self.stream.zeros(DType::U8, &[bytes]) {
             Ok(tensor) => {
+                self.tensors.push(tensor);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        });
+        MessageResult((self.tensors.len(), why))
+    }
+}
+
+impl Handler<Fill> for Greedy {
+    type Result = MessageResult<Fill>;
+
+    fn handle(&mut self, Fill(Allocate { count, bytes }): Fill, _: &mut Context<Self>) -> Self::Result {
+        let why = (0..count).find_map(|_| match self.stream.zeros(DType::U8, &[bytes]) {
+            Ok(mut tensor) => {
+                tensor.as_mut_slice::<u8>().unwrap().fill(1);
                 self.tensors.push(tensor);
                 None
             }

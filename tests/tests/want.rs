@@ -26,7 +26,7 @@ use tensorpost_tests::harness::Builder;
 use tensorpost_tests::holder::{Hold, Holder, LetGo, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 use tensorpost_tests::want::{
-    self, Allocate, Free, Greedy, LONG, Last, MemoryGroup, descriptors, end, first_node, has, limit,
+    self, Allocate, Fill, Free, Greedy, LONG, Last, MemoryGroup, descriptors, end, first_node, has, limit,
     nothing_is_left, pid, pid_of, play, play_as, scene, serve,
 };
 
@@ -99,12 +99,13 @@ fn full_group() {
     let greedy = node.spawn::<Greedy>(()).name("greedy").restart(restart).start().unwrap();
     let stream = node.host_stream().unwrap();
     deliver(&node, &holder[0].address(), Hold::with(1, numbers(&stream, 1, 4)));
-    let asked = greedy.address().ask(Allocate { count: 64, bytes: 16 * MIB }).timeout(LONG);
+    let asked = greedy.address().ask(Fill(Allocate { count: 64, bytes: 16 * MIB })).timeout(LONG);
     let error = node.block_on(asked).unwrap_err().to_string();
     has(&error, &["worker `greedy`", "has ended: signal: 9 (SIGKILL)"]);
     println!("{error}");
     // What it had is free again, and what others were given they have.
-    let made = node.block_on(greedy.address().ask(Allocate { count: 2, bytes: 16 * MIB }).timeout(LONG));
+    let again = Fill(Allocate { count: 2, bytes: 16 * MIB });
+    let made = node.block_on(greedy.address().ask(again).timeout(LONG));
     assert_eq!(made.unwrap(), (2, None));
     ask(&node, &greedy.address(), Free);
     assert_eq!(ask(&node, &holder[0].address(), LetGo), [1]);
