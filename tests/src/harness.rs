@@ -3,7 +3,7 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use tensorpost::node::{Node, NodeBuilder};
 
 /// How long one case may take. Each takes seconds at most; this is for a machine with other things to do.
@@ -17,12 +17,18 @@ pub type Builder = NodeBuilder;
 pub struct Case {
     name: &'static str,
     run: fn(Builder),
+    possible: fn() -> Result<(), String>,
 }
 
 impl Case {
     /// A case.
     pub const fn new(name: &'static str, run: fn(Builder)) -> Self {
-        Case { name, run }
+        Case { name, run, possible: || Ok(()) }
+    }
+
+    /// The same where `possible` says that it can be run. Elsewhere it counts as ignored, and not as passed, with what that says.
+    pub const fn only_where(self, possible: fn() -> Result<(), String>) -> Self {
+        Case { possible, ..self }
     }
 }
 
@@ -58,13 +64,16 @@ fn run_with(
     }
     let trials = cases
         .into_iter()
-        .map(|case| Trial::test(case.name, move || watched(case, program, deadline)))
+        .map(|case| Trial::ignorable_test(case.name, move || watched(case, program, deadline)))
         .collect();
     libtest_mimic::run(&arguments(), trials).exit()
 }
 
 /// Runs a case on a thread of its own, and gives it up at the deadline.
-fn watched(case: Case, program: fn(Builder) -> Builder, deadline: Duration) -> Result<(), Failed> {
+fn watched(case: Case, program: fn(Builder) -> Builder, deadline: Duration) -> Result<Completion, Failed> {
+    if let Err(why_not) = (case.possible)() {
+        return Ok(Completion::ignored_with(why_not));
+    }
     let (done, ended) = channel::<()>();
     let thread = std::thread::Builder::new().name(case.name.into()).spawn(move || {
         let _done = done; // drops when the case is over, by a panic too
@@ -72,7 +81,7 @@ fn watched(case: Case, program: fn(Builder) -> Builder, deadline: Duration) -> R
     })?;
     match ended.recv_timeout(deadline) {
         Err(RecvTimeoutError::Timeout) => Err(format!("not done after {deadline:?}").into()),
-        _ => thread.join().map_err(|panic| {
+        _ => thread.join().map(|()| Completion::Completed).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").into()
         }),

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -47,6 +47,11 @@ pub struct Allocate {
     pub bytes: usize,
 }
 
+/// As [`Allocate`], and write all of them: pages that nobody has touched take no memory.
+#[derive(Debug, Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = (usize, Option<String>))]
+pub struct Fill(pub Allocate);
+
 /// "Drop them."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
@@ -85,7 +90,7 @@ impl RemoteActor for Greedy {
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Open>().message::<Allocate>().message::<Free>().message::<Tell>().message::<Through>();
-        on.message::<Last>();
+        on.message::<Last>().message::<Fill>();
     }
 }
 
@@ -105,6 +110,22 @@ impl Handler<Allocate> for Greedy {
     fn handle(&mut self, Allocate { count, bytes }: Allocate, _: &mut Context<Self>) -> Self::Result {
         let why = (0..count).find_map(|_| match self.stream.zeros(DType::U8, &[bytes]) {
             Ok(tensor) => {
+                self.tensors.push(tensor);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        });
+        MessageResult((self.tensors.len(), why))
+    }
+}
+
+impl Handler<Fill> for Greedy {
+    type Result = MessageResult<Fill>;
+
+    fn handle(&mut self, Fill(Allocate { count, bytes }): Fill, _: &mut Context<Self>) -> Self::Result {
+        let why = (0..count).find_map(|_| match self.stream.zeros(DType::U8, &[bytes]) {
+            Ok(mut tensor) => {
+                tensor.as_mut_slice::<u8>().unwrap().fill(1);
                 self.tensors.push(tensor);
                 None
             }
@@ -144,6 +165,73 @@ impl Handler<Last> for Greedy {
 
     fn handle(&mut self, Last(tensor): Last, _: &mut Context<Self>) -> Self::Result {
         MessageResult(*tensor.as_slice::<u32>().unwrap().last().unwrap())
+    }
+}
+
+/// A cgroup with a limit of memory, of either version. It goes with this value, and has no process then.
+#[derive(Debug)]
+pub struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// One of so many bytes, in the group of this process or, where that may have none in it, in the outermost one.
+    ///
+    /// # Errors
+    /// Why none can be made here.
+    pub fn new(bytes: u64) -> Result<Self, String> {
+        let groups = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let mut why_not = Vec::new();
+        for line in groups.lines() {
+            let Some((controllers, path)) = line.split_once(':').and_then(|(_, rest)| rest.split_once(':'))
+            else {
+                continue;
+            };
+            let (root, maximum, swap) = match controllers {
+                "" => ("/sys/fs/cgroup", "memory.max", "memory.swap.max"),
+                "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.swappiness"),
+                _ => continue,
+            };
+            for parent in [Path::new(root).join(path.trim_start_matches('/')), PathBuf::from(root)] {
+                let group = parent.join(format!("tensorpost-{}", std::process::id()));
+                if let Err(error) = fs::create_dir(&group) {
+                    why_not.push(format!("{}: {error}", group.display()));
+                    continue;
+                }
+                let group = MemoryGroup(group);
+                match fs::write(group.0.join(maximum), bytes.to_string()) {
+                    Ok(()) => {
+                        // There is none of it on many machines, or it is not counted.
+                        let _ = fs::write(group.0.join(swap), "0");
+                        return Ok(group);
+                    }
+                    Err(error) => why_not.push(format!("{}: {error}", group.0.join(maximum).display())),
+                }
+            }
+        }
+        Err(format!("no cgroup with a limit of memory can be made here ({})", why_not.join("; ")))
+    }
+
+    /// A command that runs `program` in it.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$1\""]).arg(self.0.join("cgroup.procs")).arg(program);
+        command
+    }
+
+    /// How many processes the system has killed for want of memory.
+    pub fn killed(&self) -> Option<u64> {
+        let texts = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(self.0.join(name)));
+        let lines = texts.iter().flatten().flat_map(|text| text.lines());
+        lines.filter_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).next()
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Processes that have ended leave it a moment later.
+        let began = std::time::Instant::now();
+        while fs::remove_dir(&self.0).is_err() && began.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

@@ -26,12 +26,14 @@ use tensorpost_tests::harness::Builder;
 use tensorpost_tests::holder::{Hold, Holder, LetGo, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 use tensorpost_tests::want::{
-    self, Allocate, Free, Greedy, LONG, Last, descriptors, end, first_node, has, limit, nothing_is_left, pid,
-    pid_of, play, play_as, scene, serve,
+    self, Allocate, Fill, Free, Greedy, LONG, Last, MemoryGroup, descriptors, end, first_node, has, limit,
+    nothing_is_left, pid, pid_of, play, play_as, scene, serve,
 };
 
 /// Where [`full_disk`] has a disk of 64 KiB of its own.
 const DISK: &str = "TENSORPOST_TESTS_DISK";
+/// Bytes of memory that all processes of [`full_group`] may have.
+const GROUP: u64 = 256 << 20;
 /// What a worker without a processor is sent.
 const MESSAGES: u64 = 500;
 /// How long a node may stand still in [`time_that_nobody_had_counts_against_nobody`] before it reports that, and how long it
@@ -85,6 +87,30 @@ fn little_memory() {
     ask(&node, &greedy.address(), Free);
     assert_eq!(ask(&node, &greedy.address(), Allocate { count: 1, bytes: 16 * MIB }), (1, None));
     end(node, greedy, before);
+}
+
+/// In a group that may have 256 MiB, the pages of tensors included. There the system answers with a kill.
+fn full_group() {
+    const MIB: usize = 1 << 20;
+    let before = first_node(program(Node::builder()));
+    let node = program(Node::builder()).host_budget(1 << 30).start().unwrap();
+    let holder = [node.spawn::<Holder>(()).start().unwrap()];
+    let restart = Restart::on_failure(1).backoff(Duration::from_millis(1), Duration::from_millis(2));
+    let greedy = node.spawn::<Greedy>(()).name("greedy").restart(restart).start().unwrap();
+    let stream = node.host_stream().unwrap();
+    deliver(&node, &holder[0].address(), Hold::with(1, numbers(&stream, 1, 4)));
+    let asked = greedy.address().ask(Fill(Allocate { count: 64, bytes: 16 * MIB })).timeout(LONG);
+    let error = node.block_on(asked).unwrap_err().to_string();
+    has(&error, &["worker `greedy`", "has ended: signal: 9 (SIGKILL)"]);
+    println!("{error}");
+    // What it had is free again, and what others were given they have.
+    let again = Fill(Allocate { count: 2, bytes: 16 * MIB });
+    let made = node.block_on(greedy.address().ask(again).timeout(LONG));
+    assert_eq!(made.unwrap(), (2, None));
+    ask(&node, &greedy.address(), Free);
+    assert_eq!(ask(&node, &holder[0].address(), LetGo), [1]);
+    serve(&node, &holder);
+    end(node, (holder, greedy, stream), before);
 }
 
 fn full_disk() {
@@ -281,6 +307,20 @@ fn memory_that_there_is_not_is_an_error_of_who_asks(_: Builder) {
     play("little_memory");
 }
 
+fn a_full_group_costs_the_worker_that_fills_it(_: Builder) {
+    let group = MemoryGroup::new(GROUP).unwrap();
+    let text = play_as(group.command(&std::env::current_exe().unwrap()), "full_group");
+    has(
+        &text,
+        &[
+            "the node did not kill it",
+            "memory.events of the cgroup",
+            "lower `host_budget` or raise the limit",
+        ],
+    );
+    assert_eq!(group.killed(), Some(1), "{text}");
+}
+
 fn a_full_disk_costs_what_was_to_be_written(_: Builder) {
     let folder = tempfile::tempdir().unwrap();
     let with_disk = |program: &Path| {
@@ -341,17 +381,21 @@ fn program(builder: Builder) -> Builder {
 }
 
 fn main() {
+    let mut cases = cases![
+        memory_that_there_is_not_is_an_error_of_who_asks,
+        a_full_disk_costs_what_was_to_be_written,
+        a_process_that_cannot_be_started_is_named_with_its_limit,
+        time_that_nobody_had_counts_against_nobody,
+        a_worker_with_2_percent_of_a_core_loses_nothing,
+    ];
+    let group = cases![a_full_group_costs_the_worker_that_fills_it];
+    cases.extend(group.into_iter().map(|case| case.only_where(|| MemoryGroup::new(GROUP).map(drop))));
     want::run(
         program,
-        cases![
-            memory_that_there_is_not_is_an_error_of_who_asks,
-            a_full_disk_costs_what_was_to_be_written,
-            a_process_that_cannot_be_started_is_named_with_its_limit,
-            time_that_nobody_had_counts_against_nobody,
-            a_worker_with_2_percent_of_a_core_loses_nothing,
-        ],
+        cases,
         &[
             ("little_memory", little_memory),
+            ("full_group", full_group),
             ("full_disk", full_disk),
             ("no_process", no_process),
             ("pauses", pauses),

@@ -1,4 +1,5 @@
-//! Every limit of the system, in one place, with the arithmetic that ties them together (MBX-2).
+//! Every limit of the system, in one place, with the arithmetic that ties them together (MBX-2). Those of the node, its protocol
+//! and what it shows stand in [`node::limits`](crate::node::limits). `tests/dependencies.rs` holds that.
 
 /// Most dimensions of a tensor.
 pub const MAX_RANK: usize = 8;
@@ -70,6 +71,14 @@ pub const MAX_PARTS: usize = 1024;
 /// Deepest nesting of a message body, in MessagePack containers.
 pub const MAX_NESTING: usize = 64;
 
+/// Most calls inside each other while a message is decoded. A container of the body takes one, and so do an option and a newtype
+/// around it.
+pub const MAX_DECODE_CALLS: u16 = 4 * MAX_NESTING as u16;
+
+/// Most types in one portable schema, counted as often as they are in it. A schema is text that two programs compare, and this
+/// many lines are more than anybody reads.
+pub const MAX_SCHEMA_TYPES: usize = 1 << 14;
+
 /// Slots of the return ring between an ordered pair of processes.
 pub const RETURN_SLOTS: usize = 1 << 13;
 
@@ -82,6 +91,13 @@ pub const MAX_FORWARDED: usize = RETURN_SLOTS - MAX_GRANTED - MAX_FORWARDS;
 
 /// Most leases of one owner that one process passes on before the owner has read that it does.
 pub const MAX_FORWARDS: usize = RETURN_SLOTS / 8;
+
+/// Different receivers of one forwarder that are counted for one lease. Of more, it has forwarded to anybody: it may, and what it
+/// says takes a bounded room.
+pub const MAX_FORWARD_RECEIVERS: usize = 16;
+
+/// Most tickets that the release of one lease carries over the wire; more streams are joined into the first.
+pub const MAX_RELEASE_TICKETS: usize = 4;
 
 /// Largest packet in bytes on a control socket.
 pub const MAX_PACKET: usize = 64 << 10;
@@ -151,6 +167,45 @@ pub const MAX_WORKER_METRIC_VALUES: usize = 1 << 16;
 
 /// Samples of one histogram that a worker keeps until it tells the node: a recorder may take them one by one.
 pub const MAX_METRIC_SAMPLES: u64 = 1 << 20;
+
+/// Updates of metrics that may wait for a slow recorder.
+pub const MAX_METRIC_UPDATES: usize = 2 * MAX_NODE_METRIC_SERIES;
+
+/// Longest message of a log event, and longest value of a field, in bytes.
+pub const MAX_LOG_TEXT: usize = 8 << 10;
+
+/// Most fields of an event or a span.
+pub const MAX_LOG_FIELDS: usize = 32;
+
+/// Most spans that an event names, the innermost ones.
+pub const MAX_LOG_SPANS: usize = 16;
+
+/// Longest name of a field, of a target or of a file, in bytes.
+pub const MAX_LOG_LABEL: usize = 512;
+
+/// Longest record in the node, in bytes, all its texts together; of one that is longer, the last fields and spans are left out.
+pub const MAX_LOG_RECORD: usize = 64 << 10;
+
+/// Most sets of field names for which the node keeps a callsite, for each severity: `tracing` keeps them for good.
+pub const MAX_LOG_CALLSITES: usize = 128;
+
+/// Longest name of a field in such a set, in bytes.
+pub const MAX_LOG_FIELD_NAME: usize = 64;
+
+/// Names that a process keeps for rings of traces to come: what finds no room in a ring either is not worth more.
+pub const MAX_TRACE_NAMES: usize = 4096;
+
+/// Longest name in a trace, in bytes; the rest is cut off.
+pub const MAX_TRACE_NAME: usize = 200;
+
+/// Processes that have ended whose records a trace keeps; those of the first to end go first, and are counted.
+pub const MAX_TRACE_ENDED: usize = 64;
+
+/// Holders that the report of a pool names, the largest ones.
+pub const MAX_SHOWN_HOLDERS: usize = 16;
+
+/// Pools that a process shows: one for the host and one for each of 63 GPUs.
+pub const MAX_SHOWN_POOLS: usize = 64;
 
 // The largest frame fits the ring several times, so one frame can never be refused for ever.
 const _: () = assert!(MAX_INLINE_BODY + MAX_TENSORS * 256 + 4096 <= RING_BYTES / 2);

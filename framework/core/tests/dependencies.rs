@@ -1,5 +1,7 @@
 //! Dependencies inside the crate point one way, along [`ORDER`]: a module names only those before it, and those of
 //! [`BESIDE`]. The test reads what the sources name. There are no exceptions.
+//!
+//! Bounds stand in one place too: in `limits.rs`, and in `node/limits.rs` those of the node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,6 +30,44 @@ const BESIDE: &[(&str, &[&str])] = &[("observe", &["limits", "os", "ids"]), ("fa
 
 /// Those that may use all, and that no module uses in what programs run.
 const ABOVE: &[&str] = &["api", "testing", "lib"];
+
+/// What is called a most and is no bound on what a process keeps or takes from others, with what it is.
+const NO_BOUNDS: &[(&str, &str, &str)] = &[
+    ("device/cuda/abi", "MAX_BATCH", "the driver's own"),
+    ("message/portable/difference", "MAX_LINE", "where a line of an error is cut"),
+    ("message/portable/difference", "MAX_LISTED", "lines of an error"),
+    ("message/portable/difference", "MAX_TYPE", "where a name in such a line is cut"),
+    ("message/portable/interfaces", "MAX_SHOWN_NAME", "where a name in an error is cut"),
+    ("node/console/graph/svg", "MAX_NAME", "the width of a box in a drawing"),
+    ("observe/progress", "MAX_ROWS", "the height of a terminal"),
+    ("observe/progress", "MAX_STAGES", "the width of a line"),
+    ("observe/trace/mod", "MAX_KNOWN", "a thread's own memory of what it has said"),
+    ("transport/ring/error", "MAX", "what a position in a ring can say"),
+    ("transport/spin", "MAX_SKIP", "polls between two looks"),
+];
+
+#[test]
+fn bounds_stand_in_one_place() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut elsewhere = BTreeSet::new();
+    for path in sources(&root) {
+        let file = path.strip_prefix(&root).expect("below it").with_extension("");
+        let file = file.to_str().expect("our names are text").to_owned();
+        if ["limits", "node/limits"].contains(&file.as_str()) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("a source can be read");
+        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            let Some((_, constant)) = line.split_once("const ") else { continue };
+            let name = constant.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+            if name == "MAX" || name.starts_with("MAX_") {
+                elsewhere.insert((file.clone(), name.to_owned()));
+            }
+        }
+    }
+    let known = NO_BOUNDS.iter().map(|(file, name, _)| ((*file).to_owned(), (*name).to_owned()));
+    assert_eq!(elsewhere, known.collect(), "left: found; right: known. A bound belongs into `limits.rs`");
+}
 
 #[test]
 fn modules_use_only_those_before_them() {

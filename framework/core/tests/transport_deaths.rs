@@ -8,6 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError, TensorMut, TensorStatus};
+use tensorpost_core::testing::fault::{self, Action, Fault};
 use tensorpost_core::testing::{Cluster, Target, TestInbox};
 
 /// Something on a stream that ends when the test ends: what a process that dies had not done.
@@ -255,6 +256,31 @@ fn memory_of_one_that_ended_before_its_receiver_began_is_taken() {
     cluster.send(1, &to, at_1);
     cluster.run_until_idle();
     is_good(&inbox.take_one().message, 5.0);
+}
+
+/// The owner ends between two looks at it: at the first it lived, at the second there is no link to it (LEASE-4).
+#[test]
+fn memory_of_one_that_ends_while_its_receiver_looks_is_taken() {
+    let (cluster, inboxes) = cluster(3);
+    let at_1 = pass(&cluster, &inboxes, 0, 1, fill(cluster.stream(0), 5.0));
+    is_good(&at_1, 5.0);
+    // The receiver has the chunk and the links by now: it takes the next one in a single look.
+    is_good(&pass(&cluster, &inboxes, 1, 2, at_1.clone()), 5.0);
+    cluster.run_until_idle();
+    cluster.send(1, &inboxes[2].0, at_1);
+    let look = Fault::new("transport.take.owner", Action::Delay(Duration::from_millis(300)));
+    fault::arm(look.clone());
+    std::thread::scope(|threads| {
+        threads.spawn(|| cluster.poll(2));
+        let until = Instant::now() + Duration::from_secs(30);
+        while fault::armed().contains(&look) {
+            assert!(Instant::now() < until, "it does not look for the owner");
+            std::thread::yield_now();
+        }
+        cluster.end(0);
+    });
+    cluster.run_until_idle();
+    is_good(&inboxes[2].1.take_one().message, 5.0);
 }
 
 /// Two die at once, one of them in the middle of marking what follows from the other.

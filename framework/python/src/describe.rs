@@ -1,7 +1,8 @@
 //! The canonical text of a type, by the definitions of `tensorpost-core`: what is here makes their tree.
 
+use tensorpost_core::limits::MAX_SCHEMA_TYPES;
 use tensorpost_core::message::portable::{
-    Body, Field as WireField, Interface, MAX_TYPES, Shape, Variant as WireVariant,
+    Body, Field as WireField, Interface, Shape, Variant as WireVariant,
 };
 
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style};
@@ -32,9 +33,9 @@ fn stand_in(at: usize) -> Shape {
 impl Walk<'_> {
     fn of(&mut self, at: usize) -> Result<Shape, String> {
         self.types += 1;
-        if self.types > MAX_TYPES {
+        if self.types > MAX_SCHEMA_TYPES {
             return Err(format!(
-                "the schema of {} holds more than {MAX_TYPES} types; send parts of it as messages of their own",
+                "the schema of {} holds more than {MAX_SCHEMA_TYPES} types; send parts of it as messages of their own",
                 self.plan.name
             ));
         }

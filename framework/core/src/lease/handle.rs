@@ -28,12 +28,9 @@ use crate::clock::taint::Tainted;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::{Access, ChunkMapping, DeviceError};
 #[cfg(feature = "dlpack")]
-use crate::ids::ChunkId;
-use crate::ids::{DeviceId, ProcessId};
+use crate::ids::{ChunkId, DeviceId, ProcessId};
+use crate::limits::MAX_RELEASE_TICKETS;
 use crate::stream::Stream;
-
-/// Most tickets that the release of one lease carries over the wire; more streams are joined into the first.
-pub const MAX_RELEASE_TICKETS: usize = 4;
 
 /// The way back to the owners of leases that other processes granted.
 pub trait Returns: Send + Sync + 'static {

@@ -61,7 +61,8 @@ pub enum EncodeError {
     Nesting(#[from] NestingError),
     /// It has a tensor on memory that other processes cannot map.
     #[error(
-        "the {shape:?} tensor in it stands on memory that another library of this process keeps (it came by DLPack), which other          processes cannot map; send a copy, made with `stream.copy(&tensor)`"
+        "the {shape:?} tensor in it stands on memory that another library of this process keeps (it came by DLPack), which other \
+         processes cannot map; send a copy, made with `stream.copy(&tensor)`"
     )]
     NotShared {
         /// The tensor's shape.

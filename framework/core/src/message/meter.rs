@@ -16,11 +16,7 @@ use serde::de::{
 };
 
 use super::packed::{self, Packed};
-use crate::limits::{DECODED_BASE, DECODED_PER_BYTE, MAX_NESTING};
-
-/// Most calls inside each other. A container of the body, of which there are [`MAX_NESTING`], takes one, and so do an option
-/// and a newtype around it.
-const MAX_CALLS: u16 = 4 * MAX_NESTING as u16;
+use crate::limits::{DECODED_BASE, DECODED_PER_BYTE, MAX_DECODE_CALLS};
 
 /// Bytes that a value may take whose body has `bytes`.
 pub(super) fn allowance(bytes: usize) -> usize {
@@ -32,7 +28,7 @@ pub(super) fn allowance(bytes: usize) -> usize {
 pub(super) enum Spent {
     /// The value would take more than it may.
     Bytes,
-    /// More than [`MAX_CALLS`].
+    /// More than [`MAX_DECODE_CALLS`].
     Calls,
 }
 
@@ -82,7 +78,7 @@ impl At<'_> {
     /// A value of type `T` is made here.
     #[inline]
     fn enter<T, E: Error>(self) -> Result<Self, E> {
-        if self.calls == MAX_CALLS {
+        if self.calls == MAX_DECODE_CALLS {
             return Err(self.meter.refuse(Spent::Calls));
         }
         let bytes = size_of::<T>();

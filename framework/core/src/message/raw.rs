@@ -6,6 +6,8 @@
 //! **Invariants.** WIRE-1 of the values inside is upheld by whoever has the schema. ONE-WRITER: what stands on memory in parts
 //! is refused, because a body that nobody here can read may name a part as a tensor.
 
+use std::any::TypeId;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::check::TensorCheckError;
@@ -85,9 +87,10 @@ impl std::fmt::Debug for RawReply {
 
 /// Whether values of `T` are taken from a body as it is.
 pub(super) fn is_raw<T>() -> bool {
-    // Of types that need not be `'static`, so they have no `TypeId`; the compiler knows the answer.
-    let name = std::any::type_name::<T>();
-    name == std::any::type_name::<RawMessage>() || name == std::any::type_name::<RawReply>()
+    // `T` need not be `'static`, so the standard library has no `TypeId` of it; a name is not one, two types may have the same. The
+    // compiler knows the answer.
+    let id = typeid::of::<T>();
+    id == TypeId::of::<RawMessage>() || id == TypeId::of::<RawReply>()
 }
 
 fn write<S: Serializer>(body: &[u8], tensors: &[Tensor], to: S) -> Result<S::Ok, S::Error> {

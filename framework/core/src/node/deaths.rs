@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::broker::{Complaint, Delivery};
+use super::limits::{MAX_RELEASED_PAGES, MAX_REPORTED_RANGES};
 use super::taint::{Act, Rounds};
 use crate::clock::taint::{EpochPage, TaintRange, TaintUpdate};
 use crate::clock::{ClockPage, is_released};
@@ -22,14 +23,6 @@ use crate::transport::control_channel::FromNode;
 /// How often, and for how long, the pages of the dead are looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 10;
-
-/// Most pages that are looked at again: each is a descriptor and a mapping of the node (MBX-2). Those of the last deaths
-/// are the ones that a straggler may still write to.
-const MAX_RELEASED: usize = 4;
-
-/// Most ranges that one process can report between two releases: some for each of its streams. More is a lie that would
-/// keep the dead from ever being released (WIRE-1).
-const MAX_REPORTED: usize = 8 * MAX_STREAMS;
 
 #[derive(Default)]
 pub(crate) struct Deaths {
@@ -116,7 +109,7 @@ impl Deaths {
         let mut complaint = ranges.iter().find(forged).map(|range| Complaint::ForgedTaint(*range));
         let reported = self.reported.entry(by).or_default();
         *reported += ranges.len();
-        if *reported > MAX_REPORTED {
+        if *reported > MAX_REPORTED_RANGES {
             complaint = Some(Complaint::TooMuchTaint);
         }
         let mut acts = Vec::new();
@@ -177,7 +170,7 @@ impl Deaths {
                     for process in dead {
                         if let Some(page) = self.pages.remove(&process) {
                             release(&page);
-                            if self.released.len() >= MAX_RELEASED {
+                            if self.released.len() >= MAX_RELEASED_PAGES {
                                 self.released.remove(0);
                             }
                             self.released.push(Released { page, look_at: now + LOOK_AGAIN, looks: 0 });

@@ -161,7 +161,7 @@ fn note(severity: Severity, worker: Option<&str>, text: &str, ring: Option<&LogR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::log::MAX_TEXT;
+    use crate::limits::MAX_LOG_TEXT;
 
     /// A subscriber that takes nothing until it is let.
     struct Stuck(parking_lot::Mutex<Receiver<()>>);
@@ -185,7 +185,7 @@ mod tests {
         let record = LogRecord {
             severity: Severity::Info,
             target: "t".into(),
-            message: "x".repeat(MAX_TEXT),
+            message: "x".repeat(MAX_LOG_TEXT),
             fields: vec![],
             spans: vec![],
             location: None,

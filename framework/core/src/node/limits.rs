@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::limits::{
-    MAX_ACTORS, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_PACKET, MAX_PACKET_FDS, MAX_POOL_CHUNKS,
-    MAX_PROCESSES, MAX_WORKER_METRIC_VALUES,
+    MAX_ACTORS, MAX_LOG_RECORD, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_PACKET, MAX_PACKET_FDS,
+    MAX_POOL_CHUNKS, MAX_PROCESSES, MAX_STREAMS, MAX_WORKER_METRIC_VALUES,
 };
 
 /// Largest encoded control message in bytes. A larger one than a packet travels in several.
@@ -62,6 +62,20 @@ pub const MAX_GIVEN_UP: usize = 1 << 10;
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
 
+/// Most restarts that a policy counts at a time.
+pub const MAX_RESTARTS: u32 = 1 << 16;
+
+/// Requests that may wait for a worker's main thread: every actor, the two of a shutdown, and that to leave.
+pub const MAX_MAIN_TASKS: usize = MAX_ACTORS + 3;
+
+/// Most pages of the dead that are looked at again: each is a descriptor and a mapping of the node. Those of the last deaths are the
+/// ones that a straggler may still write to.
+pub const MAX_RELEASED_PAGES: usize = 4;
+
+/// Most ranges that one process can report between two releases: some for each of its streams. More is a lie that would keep
+/// the dead from ever being released (WIRE-1).
+pub const MAX_REPORTED_RANGES: usize = 8 * MAX_STREAMS;
+
 /// Watchers of the console that are answered at a time (CON-3).
 pub const MAX_WATCHERS: usize = 4;
 
@@ -86,8 +100,23 @@ pub const MAX_LOG_LINES: usize = 1 << 10;
 /// Bytes of them.
 pub const MAX_LOG_BYTES: usize = 1 << 20;
 
+/// Longest text of one of them, in bytes.
+pub const MAX_LOG_LINE: usize = 4 << 10;
+
 /// Records in one answer.
 pub const MAX_LOG_ANSWER: usize = 256;
+
+/// Connections of the live page that are served at a time.
+pub const MAX_LIVE_CONNECTIONS: usize = 64;
+
+/// Longest header of a request for it, in bytes.
+pub const MAX_LIVE_HEADER: usize = 8 << 10;
+
+/// Most fields of a header.
+pub const MAX_LIVE_FIELDS: usize = 64;
+
+/// Looks that it keeps, for rates.
+pub const MAX_LIVE_LOOKS: usize = 16;
 
 /// Hangs that reports list, the last ones.
 pub const MAX_HANGS: usize = 64;
@@ -125,7 +154,9 @@ const _: () = assert!(
 
 // What one worker says of its end is told to all others with room to spare.
 const _: () = assert!(MAX_FAILURE_TEXT * 16 < MAX_CONTROL_MESSAGE);
-const _: () = assert!(JOURNAL_BYTES / JOURNAL_RESERVE > 2 * crate::observe::log::MAX_RECORD);
+const _: () = assert!(JOURNAL_BYTES / JOURNAL_RESERVE > 2 * MAX_LOG_RECORD);
+// The longest record of the console's log fits.
+const _: () = assert!(MAX_LOG_LINE * 4 < MAX_LOG_BYTES);
 
 /// `text`, cut to at most `limit` bytes at a character's boundary.
 pub(crate) fn cut(mut text: String, limit: usize) -> String {

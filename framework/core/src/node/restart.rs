@@ -3,10 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::limits::MAX_RESTARTS;
 use crate::transport::lifecycle::{EndReason, RestartWhen};
-
-/// Most restarts that a policy counts at a time (MBX-2).
-const MAX_BUDGET: u32 = 1 << 16;
 
 /// What becomes of an actor that ended: left alone, or started anew from its arguments, in a new process.
 ///
@@ -50,7 +48,7 @@ impl Restart {
     }
 
     const fn new(when: RestartWhen, budget: u32) -> Self {
-        let budget = if budget < MAX_BUDGET { budget } else { MAX_BUDGET };
+        let budget = if budget < MAX_RESTARTS { budget } else { MAX_RESTARTS };
         let (first, most) = (Duration::from_millis(10), Duration::from_secs(5));
         Restart { when, budget, window: None, first, most }
     }

@@ -17,16 +17,13 @@ use tracing::metadata::Kind;
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata};
 
-use super::log::{MAX_FIELDS, Severity};
+use super::log::Severity;
+use crate::limits::{MAX_LOG_CALLSITES, MAX_LOG_FIELD_NAME, MAX_LOG_FIELDS};
 
-/// Most sets of names that are kept for each severity.
-const MAX_SETS: usize = 128;
-/// Longest name of a field that is kept, in bytes.
-const MAX_NAME: usize = 64;
 /// The node's own fields, which come first.
 const OWN: [&str; 6] = ["message", "worker", "origin", "fields", "spans", "at"];
 /// Most fields of an event.
-const ALL: usize = OWN.len() + MAX_FIELDS;
+const ALL: usize = OWN.len() + MAX_LOG_FIELDS;
 
 /// One level with one set of names.
 struct Site(OnceLock<Metadata<'static>>);
@@ -47,7 +44,7 @@ static SITES: LazyLock<Mutex<Sets>> = LazyLock::new(Mutex::default);
 /// Whether a field with this name can be one of the event's own.
 pub(super) fn is_a_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.';
-    (1..=MAX_NAME).contains(&name.len())
+    (1..=MAX_LOG_FIELD_NAME).contains(&name.len())
         && name.bytes().all(plain)
         && !name.as_bytes()[0].is_ascii_digit()
         && !OWN.contains(&name)
@@ -61,7 +58,7 @@ fn site(severity: Severity, names: &[&str]) -> Option<&'static Site> {
         if let Some(site) = sites.get(&key) {
             return Some(site);
         }
-        if sites.keys().filter(|(of, _)| *of == severity).count() >= MAX_SETS {
+        if sites.keys().filter(|(of, _)| *of == severity).count() >= MAX_LOG_CALLSITES {
             return None;
         }
         let site = make(severity, &key.1);

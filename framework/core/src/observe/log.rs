@@ -20,17 +20,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::callsites;
 use super::text::shown;
-
-/// Longest message, and longest value of a field, in bytes.
-pub const MAX_TEXT: usize = 8 << 10;
-/// Most fields of an event or a span.
-pub const MAX_FIELDS: usize = 32;
-/// Most spans that an event names, the innermost ones.
-pub const MAX_SPANS: usize = 16;
-/// Longest name of a field, of a target or of a file, in bytes.
-pub const MAX_LABEL: usize = 512;
-/// Longest record in the node, in bytes, all its texts together; of one that is longer, the last fields and spans are left out.
-pub const MAX_RECORD: usize = 64 << 10;
+use crate::limits::{MAX_LOG_FIELDS, MAX_LOG_LABEL, MAX_LOG_RECORD, MAX_LOG_SPANS, MAX_LOG_TEXT};
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -88,18 +78,19 @@ impl LogRecord {
     /// The record of another process as it can be kept and shown: a process of ours keeps to the bounds, and another might
     /// not (WIRE-1).
     pub(crate) fn bounded(self) -> Self {
-        let mut room = MAX_RECORD;
+        let mut room = MAX_LOG_RECORD;
         let mut take = |text: String, limit: usize| {
             let text = shown(text, limit.min(room));
             room -= text.len();
             text
         };
-        let target = take(self.target, MAX_LABEL);
-        let message = take(self.message, MAX_TEXT);
-        let location = self.location.map(|(file, line)| (take(file, MAX_LABEL), line));
-        let fields = self.fields.into_iter().take(MAX_FIELDS);
-        let fields = fields.map(|(name, value)| (take(name, MAX_LABEL), take(value, MAX_TEXT))).collect();
-        let spans = self.spans.into_iter().take(MAX_SPANS).map(|span| take(span, MAX_TEXT)).collect();
+        let target = take(self.target, MAX_LOG_LABEL);
+        let message = take(self.message, MAX_LOG_TEXT);
+        let location = self.location.map(|(file, line)| (take(file, MAX_LOG_LABEL), line));
+        let fields = self.fields.into_iter().take(MAX_LOG_FIELDS);
+        let fields =
+            fields.map(|(name, value)| (take(name, MAX_LOG_LABEL), take(value, MAX_LOG_TEXT))).collect();
+        let spans = self.spans.into_iter().take(MAX_LOG_SPANS).map(|span| take(span, MAX_LOG_TEXT)).collect();
         LogRecord { severity: self.severity, target, message, fields, spans, location }
     }
 }
@@ -153,7 +144,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Forward {
         event.record(&mut fields);
         let spans = context.event_scope(event).map(|scope| {
             let mut spans: Vec<_> = scope
-                .take(MAX_SPANS)
+                .take(MAX_LOG_SPANS)
                 .map(|span| match span.extensions().get::<SpanText>() {
                     Some(SpanText(text)) if !text.is_empty() => format!("{}{{{text}}}", span.name()),
                     _ => span.name().to_owned(),
@@ -201,7 +192,7 @@ impl Fields {
         let _ = text.write_fmt(value);
         if field.name() == "message" {
             self.message = text.0;
-        } else if self.others.len() < MAX_FIELDS {
+        } else if self.others.len() < MAX_LOG_FIELDS {
             self.others.push((field.name().to_owned(), text.0));
         }
     }
@@ -217,18 +208,18 @@ impl Visit for Fields {
     }
 }
 
-/// A string that takes [`MAX_TEXT`] bytes and then stops whoever formats into it.
+/// A string that takes [`MAX_LOG_TEXT`] bytes and then stops whoever formats into it.
 struct Bounded(String);
 
 impl Write for Bounded {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0.push_str(&text[..text.floor_char_boundary(MAX_TEXT.saturating_sub(self.0.len()))]);
-        if self.0.len() + 4 > MAX_TEXT { Err(fmt::Error) } else { Ok(()) }
+        self.0.push_str(&text[..text.floor_char_boundary(MAX_LOG_TEXT.saturating_sub(self.0.len()))]);
+        if self.0.len() + 4 > MAX_LOG_TEXT { Err(fmt::Error) } else { Ok(()) }
     }
 }
 
 fn cut(text: &mut String) {
-    text.truncate(text.floor_char_boundary(MAX_TEXT));
+    text.truncate(text.floor_char_boundary(MAX_LOG_TEXT));
 }
 
 /// Makes a panic an error event of `sink`, with its location, before whatever hook was there.
@@ -262,7 +253,7 @@ fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
 pub fn emit(worker: &str, record: &LogRecord) {
     let LogRecord { target: origin, message, .. } = record;
     let (named, others): (Vec<_>, Vec<_>) =
-        record.fields.iter().take(MAX_FIELDS).partition(|(name, _)| callsites::is_a_name(name));
+        record.fields.iter().take(MAX_LOG_FIELDS).partition(|(name, _)| callsites::is_a_name(name));
     let named: Vec<_> = named.iter().map(|(name, value)| (name.as_str(), typed(value))).collect();
     let named: Vec<_> = named.iter().map(|(name, value)| (*name, &**value)).collect();
     let spans = record.spans.join(":");
@@ -374,9 +365,10 @@ mod tests {
     // MBX-2.
     #[test]
     fn a_long_text_is_cut() {
-        let records = records(|| tracing::info!(big = "ä".repeat(MAX_TEXT), "{}", "x".repeat(3 * MAX_TEXT)));
-        assert!(records[0].message.len() <= MAX_TEXT && records[0].message.len() > MAX_TEXT - 8);
-        assert!(records[0].fields[0].1.len() <= MAX_TEXT);
+        let records =
+            records(|| tracing::info!(big = "ä".repeat(MAX_LOG_TEXT), "{}", "x".repeat(3 * MAX_LOG_TEXT)));
+        assert!(records[0].message.len() <= MAX_LOG_TEXT && records[0].message.len() > MAX_LOG_TEXT - 8);
+        assert!(records[0].fields[0].1.len() <= MAX_LOG_TEXT);
     }
 
     // WIRE-1, MBX-2.
@@ -392,8 +384,8 @@ mod tests {
             location: Some((long, 5)),
         };
         let record = forged.bounded();
-        assert!(record.bytes() <= MAX_RECORD, "{}", record.bytes());
-        assert!(record.fields.len() <= MAX_FIELDS && record.spans.len() <= MAX_SPANS);
+        assert!(record.bytes() <= MAX_LOG_RECORD, "{}", record.bytes());
+        assert!(record.fields.len() <= MAX_LOG_FIELDS && record.spans.len() <= MAX_LOG_SPANS);
         let texts = record.fields.iter().flat_map(|(name, value)| [name, value]).chain(&record.spans);
         for text in texts.chain([&record.message, &record.target]) {
             assert!(text.lines().skip(1).all(|line| line.starts_with("    |")), "{text}");

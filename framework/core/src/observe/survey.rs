@@ -10,12 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{DeviceId, ProcessId};
-use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
-
-/// Holders that a pool names, the largest ones.
-pub const MAX_HOLDERS: usize = 16;
-/// Pools that a process shows: one for the host and one for each of 63 GPUs.
-pub const MAX_POOLS: usize = 64;
+use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS, MAX_SHOWN_POOLS};
 
 /// One look at the memory and the links of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,8 +86,8 @@ pub struct SentReport {
 impl Survey {
     /// The survey of another process as it can be kept: one of ours keeps to the bounds, and another might not (WIRE-1).
     pub(crate) fn bounded(mut self) -> Self {
-        self.pools.truncate(MAX_POOLS);
-        self.pools.iter_mut().for_each(|pool| pool.holders.truncate(MAX_HOLDERS));
+        self.pools.truncate(MAX_SHOWN_POOLS);
+        self.pools.iter_mut().for_each(|pool| pool.holders.truncate(MAX_SHOWN_HOLDERS));
         // A link to each of the others, and those to earlier lives that are read to the end.
         self.links.truncate(2 * MAX_PROCESSES);
         self.links

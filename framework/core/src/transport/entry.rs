@@ -7,8 +7,7 @@
 use crate::clock::Ticket;
 use crate::ids::{ChunkId, ProcessId};
 use crate::lease::LeaseId;
-use crate::lease::handle::MAX_RELEASE_TICKETS;
-use crate::limits::MAX_STREAMS;
+use crate::limits::{MAX_RELEASE_TICKETS, MAX_STREAMS};
 use crate::transport::ring::entries::Entry;
 use smallvec::SmallVec;
 

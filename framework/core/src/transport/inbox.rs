@@ -22,12 +22,12 @@ pub use super::local_credits::LocalCredits;
 use super::{Link, Transport};
 use crate::clock::Ticket;
 use crate::ids::{ActorId, ProcessId};
+use crate::limits::MAX_LOG_TEXT;
 use crate::message::buffers::Use;
 use crate::message::codec;
 use crate::message::packed::Lists;
 use crate::observe::context::TraceContext;
 use crate::observe::hang_probe::ActorProbe;
-use crate::observe::log::MAX_TEXT;
 use crate::observe::metrics::ActorMetrics;
 use crate::observe::text::shown;
 use crate::observe::trace::FrameId;
@@ -138,8 +138,8 @@ impl Refusal {
     /// As a peer says it, with its text cut and made plain.
     pub(crate) fn bounded(self) -> Self {
         match self {
-            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_TEXT)),
-            Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_TEXT)),
+            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
+            Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
             plain => plain,
         }
     }

@@ -38,11 +38,11 @@ use crate::fault;
 use crate::ids::{ChunkId, ProcessId};
 use crate::lease::table::LeaseTableError;
 use crate::lease::{Lease, LeaseId, Returns};
+use crate::limits::MAX_LOG_TEXT;
 use crate::message::buffers::Use;
 use crate::message::codec::{self, DecodeError};
 use crate::message::wire::{Frame, Kind, LeaseEntry, Tables};
 use crate::observe::context::TraceContext;
-use crate::observe::log::MAX_TEXT;
 use crate::observe::text::shown;
 use crate::tensor::DType;
 use crate::tensor::{Layout, Tensor};
@@ -474,7 +474,7 @@ impl Transport {
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt, context };
         if let Err(error) = inbox.deliver(delivery) {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-            let error = shown(error.to_string(), MAX_TEXT);
+            let error = shown(error.to_string(), MAX_LOG_TEXT);
             tracing::warn!(peer = %link.peer, actor = %frame.header.actor, error, "a message was not delivered");
         }
     }
@@ -523,7 +523,7 @@ impl Transport {
     fn reject(&self, link: &Link, why: &str) {
         self.counters.rejected.fetch_add(1, Ordering::Relaxed);
         // What is wrong with a frame may quote it.
-        let why = shown(why.to_owned(), MAX_TEXT);
+        let why = shown(why.to_owned(), MAX_LOG_TEXT);
         tracing::warn!(peer = %link.peer, why, "a frame was rejected");
     }
 }

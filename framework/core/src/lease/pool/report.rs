@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 use super::{Pool, State};
 use crate::ids::ProcessId;
 use crate::lease::table::Sum;
-use crate::observe::survey::{HolderReport, MAX_HOLDERS, PoolReport};
+use crate::limits::MAX_SHOWN_HOLDERS;
+use crate::observe::survey::{HolderReport, PoolReport};
 
 /// Of the oldest allocations, so many are looked at for the report of a full pool.
 pub(super) const OLDEST: usize = 64;
@@ -59,8 +60,8 @@ impl Pool {
         });
         let mut holders: Vec<_> = holders.collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-        let more_holders = holders.len().saturating_sub(MAX_HOLDERS) as u64;
-        holders.truncate(MAX_HOLDERS);
+        let more_holders = holders.len().saturating_sub(MAX_SHOWN_HOLDERS) as u64;
+        holders.truncate(MAX_SHOWN_HOLDERS);
         PoolReport {
             device,
             budget,

@@ -18,10 +18,7 @@ use super::{
     Emptied, LeaseTable, LeaseTableError, Left, Measured, ProcessId, Record, Sums, Ticket, Uses, note_uses,
     one_less, one_more,
 };
-
-/// Different receivers of one forwarder that are counted on one entry. Of more, it has forwarded to anybody: it may, and what
-/// it says takes a bounded room.
-const MAX_RECEIVERS: usize = 16;
+use crate::limits::MAX_FORWARD_RECEIVERS;
 
 /// So many leases on an entry that `by` passes on to `to`.
 #[derive(Clone, Debug)]
@@ -398,7 +395,7 @@ impl<T: Measured> Record<T> {
             return;
         }
         let mut new = Forward { by, to: Some(to), count: 1, good, expires: None };
-        if self.forwards.iter().filter(|forward| own(forward)).count() >= MAX_RECEIVERS {
+        if self.forwards.iter().filter(|forward| own(forward)).count() >= MAX_FORWARD_RECEIVERS {
             self.forwards.retain(|forward| !own(forward));
             new.to = None;
         }

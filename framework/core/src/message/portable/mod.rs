@@ -21,14 +21,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::{GpuMessage, TensorSpec};
+use crate::limits::MAX_SCHEMA_TYPES;
 pub use implementations::PortableBytes;
 #[cfg(feature = "inside")]
 use interfaces::Interfaces;
 pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
-
-/// Most types in one schema, counted as often as they are in it. A schema is text that two programs compare, and this many
-/// lines are more than anybody reads.
-pub const MAX_TYPES: usize = 1 << 14;
 
 /// A type whose form on the wire is known by name in other languages: what a field of a
 /// [portable](derive@crate::api::message::Portable) message may be. Derive it for structs and enums inside such messages; a message itself
@@ -105,8 +102,8 @@ impl Describer {
     pub fn of<T: Portable + ?Sized>(&mut self) -> Shape {
         self.types += 1;
         assert!(
-            self.types <= MAX_TYPES,
-            "the portable schema of a message holds more than {MAX_TYPES} types, `{}` among them; send parts of it as \
+            self.types <= MAX_SCHEMA_TYPES,
+            "the portable schema of a message holds more than {MAX_SCHEMA_TYPES} types, `{}` among them; send parts of it as \
              messages of their own",
             std::any::type_name::<T>()
         );

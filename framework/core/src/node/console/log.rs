@@ -9,15 +9,9 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 
 use super::protocol::LogLine;
-use crate::node::limits::{MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINES};
+use crate::node::limits::{MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES};
 use crate::observe::log::{LogRecord, Pairs, Severity};
 use crate::observe::text::shown;
-
-/// Longest text of a record here, in bytes.
-const MAX_LINE: usize = 4 << 10;
-
-// The longest record fits.
-const _: () = assert!(MAX_LINE * 4 < MAX_LOG_BYTES);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -41,11 +35,11 @@ impl LogRing {
 
     /// A record of the node itself, about a worker or not.
     pub(crate) fn node(&self, severity: Severity, worker: Option<&str>, text: &str) {
-        self.put(severity, worker, "tensorpost::node", shown(text.to_owned(), MAX_LINE));
+        self.put(severity, worker, "tensorpost::node", shown(text.to_owned(), MAX_LOG_LINE));
     }
 
     fn put(&self, severity: Severity, worker: Option<&str>, target: &str, mut text: String) {
-        text.truncate(text.floor_char_boundary(MAX_LINE));
+        text.truncate(text.floor_char_boundary(MAX_LOG_LINE));
         let unix_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut state = self.0.lock();
         state.last += 1;
@@ -92,7 +86,7 @@ mod tests {
         let last = ring.after((3 * MAX_LOG_LINES - 1) as u64);
         assert_eq!((last.len(), last[0].text.as_str()), (1, "event 3071"));
         assert!(ring.after(u64::MAX).is_empty());
-        (0..MAX_LOG_LINES).for_each(|_| ring.node(Severity::Info, Some("w"), &"x\n".repeat(MAX_LINE)));
+        (0..MAX_LOG_LINES).for_each(|_| ring.node(Severity::Info, Some("w"), &"x\n".repeat(MAX_LOG_LINE)));
         let state = ring.0.lock();
         assert!(state.bytes <= MAX_LOG_BYTES && state.lines.len() < MAX_LOG_LINES);
         assert_eq!(state.bytes, state.lines.iter().map(bytes).sum::<usize>());

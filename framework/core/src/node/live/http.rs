@@ -12,17 +12,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::node::limits::{MAX_LIVE_CONNECTIONS, MAX_LIVE_FIELDS, MAX_LIVE_HEADER};
 use crate::node::wait;
 use crate::os::EventFd;
 
-/// Connections that are served at a time.
-const MAX_CONNECTIONS: usize = 64;
 /// Connections taken before anybody is answered: fewer, so that none is turned out before it was looked at.
 const ACCEPT_TURN: usize = 16;
-/// Longest header, in bytes.
-const MAX_HEADER: usize = 8 << 10;
-/// Most fields of a header.
-const MAX_FIELDS: usize = 64;
 /// How long a header may take.
 const READ: Duration = Duration::from_secs(5);
 /// How long an answer may take to be read.
@@ -95,7 +90,7 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
             let now = Instant::now();
             deaf_until = deaf_until.filter(|until| now < *until);
             connections.retain_mut(|connection| connection.until > now || connection.is_late(now));
-            let has_room = connections.len() < MAX_CONNECTIONS || oldest_silent(&connections).is_some();
+            let has_room = connections.len() < MAX_LIVE_CONNECTIONS || oldest_silent(&connections).is_some();
             let listens = has_room && deaf_until.is_none();
             let next = connections.iter().map(|connection| connection.until).chain(deaf_until).min();
             let mut fds = vec![
@@ -124,7 +119,7 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
     /// Takes connections; says until when to take none.
     fn accept(&mut self, connections: &mut Vec<Connection>) -> Option<Instant> {
         for _ in 0..ACCEPT_TURN {
-            if connections.len() >= MAX_CONNECTIONS {
+            if connections.len() >= MAX_LIVE_CONNECTIONS {
                 connections.swap_remove(oldest_silent(connections)?);
             }
             match self.listener.accept() {
@@ -226,13 +221,13 @@ impl Connection {
 
 /// What a header asks for, or what is wrong with it; `None`: it is not whole yet.
 fn asked(header: &[u8], is_loopback: bool) -> Option<Result<String, Page>> {
-    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
+    let mut fields = [httparse::EMPTY_HEADER; MAX_LIVE_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     let too_long = || Page::text("431 Request Header Fields Too Large", "the header is too long");
     match request.parse(header) {
-        Ok(httparse::Status::Complete(length)) if length > MAX_HEADER => return Some(Err(too_long())),
+        Ok(httparse::Status::Complete(length)) if length > MAX_LIVE_HEADER => return Some(Err(too_long())),
         Ok(httparse::Status::Complete(_)) => {}
-        Ok(httparse::Status::Partial) if header.len() > MAX_HEADER => return Some(Err(too_long())),
+        Ok(httparse::Status::Partial) if header.len() > MAX_LIVE_HEADER => return Some(Err(too_long())),
         Ok(httparse::Status::Partial) => return None,
         Err(httparse::Error::TooManyHeaders) => return Some(Err(too_long())),
         Err(error) => {
@@ -287,10 +282,10 @@ mod tests {
         assert_eq!(said("POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n").as_deref(), Some("405"));
         assert_eq!(said("\0\x01\x02").as_deref(), Some("400"));
         assert_eq!(said("GET / HTTP/9.9\r\n\r\n").as_deref(), Some("400"));
-        let long = format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(MAX_HEADER));
+        let long = format!("GET / HTTP/1.1\r\nX: {}", "x".repeat(MAX_LIVE_HEADER));
         assert_eq!(said(&long).as_deref(), Some("431"));
         assert_eq!(said(&(long + "\r\n\r\n")).as_deref(), Some("431"));
-        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(MAX_FIELDS + 1));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(MAX_LIVE_FIELDS + 1));
         assert_eq!(said(&many).as_deref(), Some("431"));
     }
 

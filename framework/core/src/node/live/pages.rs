@@ -9,6 +9,7 @@ use super::prometheus;
 use crate::node::console::Look;
 use crate::node::console::figures::Figures;
 use crate::node::console::graph::Graph;
+use crate::node::limits::MAX_LIVE_LOOKS;
 use crate::node::supervisor::Shared;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::printable;
@@ -24,8 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_LASTS: Duration = Duration::from_millis(100);
 /// Rates are of an interval that is at least so long, where there was a look so long ago.
 const INTERVAL: Duration = Duration::from_millis(900);
-/// Looks that are kept, for rates.
-const MAX_LOOKS: usize = 16;
 
 /// See the module.
 pub(super) struct Pages {
@@ -88,7 +87,7 @@ impl Pages {
         match self.shared.look(PATIENCE) {
             Ok(Some(look)) => {
                 // Ten in a second: the oldest of so many is old enough.
-                if self.looks.len() >= MAX_LOOKS {
+                if self.looks.len() >= MAX_LIVE_LOOKS {
                     self.looks.pop_front();
                 }
                 self.looks.push_back((Instant::now(), look));

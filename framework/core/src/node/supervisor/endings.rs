@@ -6,6 +6,8 @@
 //! process is gone. So a process that sees the broken link does not tell a sender that an actor is gone which is about
 //! to return (DEATH-2).
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Instant;
 
 use crate::actor::NewActor;
@@ -17,6 +19,7 @@ use crate::observe::log::Severity;
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
 use super::WorkerId;
+use super::error::hint;
 use super::record::{Worker, WorkerState};
 use super::restarts::{Away, Between, RestartDecisions, Supervised};
 use super::run::State;
@@ -95,7 +98,13 @@ impl State {
             self.journal.node(Severity::Error, Some(&worker.name), text);
         }
         if comes_back {
-            let text = format!("worker `{}` is restarted in {:?}: {reason}", worker.name, decisions.delay);
+            // Where the system ended it, the next life may end in the same way.
+            let hint = match reason {
+                EndReason::Signal(number) => hint(&Some(ExitStatus::from_raw(*number))),
+                _ => "",
+            };
+            let text =
+                format!("worker `{}` is restarted in {:?}: {reason}{hint}", worker.name, decisions.delay);
             self.journal.node(Severity::Warn, Some(&worker.name), text);
             // The slot stays reserved for the worker from here on; `round` holds it until its companions have ended
             // too.

@@ -6,14 +6,10 @@ use tokio::sync::mpsc::Receiver;
 
 use super::uplink::Uplink;
 use crate::actor::StartActor;
-use crate::limits::MAX_ACTORS;
 use crate::node::control::Up;
 use crate::node::host::{Notices, ProcessRuntime};
 use crate::node::limits::{MAX_FAILURE_TEXT, cut};
 use crate::os::vital;
-
-/// Requests that may wait for the main thread: every actor, the two of a shutdown, and that to leave.
-pub(super) const MAX_TASKS: usize = MAX_ACTORS + 3;
 
 /// An order of the control thread to the main thread.
 pub(super) enum Task {

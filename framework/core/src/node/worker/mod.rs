@@ -30,7 +30,7 @@ use crate::node::control::{ControlError, Down, Up, decode, encode};
 use crate::node::files;
 use crate::node::handshake::{Build, KnownTypes};
 use crate::node::host::{Identity, Open, ProcessRuntime};
-use crate::node::limits::{MAX_FAILURE_TEXT, cut};
+use crate::node::limits::{MAX_FAILURE_TEXT, MAX_MAIN_TASKS, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
@@ -120,7 +120,7 @@ impl Worker {
         if let Some(ring) = ring {
             process_runtime.trace(ring);
         }
-        let (to_main, tasks) = tokio::sync::mpsc::channel(main_loop::MAX_TASKS);
+        let (to_main, tasks) = tokio::sync::mpsc::channel(MAX_MAIN_TASKS);
         let control = Control {
             socket,
             receiving,
@@ -391,7 +391,7 @@ enum ControlEnd {
     Message(#[from] ControlError),
     #[error("the node greeted this worker twice")]
     Unexpected,
-    #[error("the worker's main thread has more than {} requests of the node to do", main_loop::MAX_TASKS)]
+    #[error("the worker's main thread has more than {} requests of the node to do", MAX_MAIN_TASKS)]
     Busy,
 }
 

@@ -15,10 +15,8 @@ use super::chrome::{self, Args};
 use super::ring::{BadRing, Ring};
 use super::timeline::{self, Process};
 use crate::ids::ProcessId;
+use crate::limits::MAX_TRACE_ENDED;
 use crate::os::{monotonic_ns, remedy};
-
-/// Processes that have ended whose records are kept; those of the first to end go first, and are counted (MBX-2).
-const MAX_ENDED: usize = 64;
 
 /// A trace that could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -156,7 +154,7 @@ impl Collector {
             source.of.ended = Some((monotonic_ns(), how));
         }
         let dead = state.sources.iter().filter(|source| source.of.ended.is_some()).count();
-        if dead > MAX_ENDED
+        if dead > MAX_TRACE_ENDED
             && let Some(oldest) = state.sources.iter().position(|source| source.of.ended.is_some())
         {
             state.sources.remove(oldest);
@@ -220,13 +218,16 @@ mod tests {
     #[test]
     fn the_dead_that_are_remembered_are_bounded() {
         let collector = Collector::new(16);
-        for life in 0..MAX_ENDED as u32 + 10 {
+        for life in 0..MAX_TRACE_ENDED as u32 + 10 {
             let id = ProcessId::new(1, life).unwrap();
             collector.joined(id, "w", 1, true, Ring::create(16).unwrap().export().unwrap()).unwrap();
             collector.ended(id, "ended".into());
         }
         let rings = collector.hand_over().unwrap();
-        assert_eq!((rings.processes.len(), rings.rings.len(), rings.forgotten), (MAX_ENDED, MAX_ENDED, 10));
+        assert_eq!(
+            (rings.processes.len(), rings.rings.len(), rings.forgotten),
+            (MAX_TRACE_ENDED, MAX_TRACE_ENDED, 10)
+        );
         assert_eq!(rings.processes[0].process.incarnation(), 10, "the first to end went first");
     }
 

@@ -46,6 +46,7 @@ pub(crate) use record::{Form, FrameId, LeaseName, Record, Track, What};
 pub(crate) use ring::{Of, Ring};
 
 use crate::ids::ActorId;
+use crate::limits::MAX_TRACE_NAMES;
 use crate::os::monotonic_ns;
 
 /// The environment variable that names the file of a node's trace, where the program names none.
@@ -53,9 +54,6 @@ pub(crate) const VARIABLE: &str = "TENSORPOST_TRACE";
 
 /// Records that a process keeps, unless the node says otherwise: 64 bytes each, so 8 MiB.
 pub const DEFAULT_RECORDS: usize = 1 << 17;
-
-/// Names that a process keeps for rings to come: what finds no room in a ring either is not worth more (MBX-2).
-const MAX_NAMES: usize = 4096;
 
 /// Rings of which a thread remembers that they have its name. A process has one at a time.
 const MAX_KNOWN: usize = 4;
@@ -152,7 +150,7 @@ impl Tracer {
     /// Says what something is called, to this ring and those to come.
     pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
         let mut names = self.names.lock();
-        let room = names.len() < MAX_NAMES;
+        let room = names.len() < MAX_TRACE_NAMES;
         match names.entry((of, id)) {
             Entry::Occupied(mut known) => {
                 let (known, count) = known.get_mut();

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::record::{Record, WORDS};
+use crate::limits::MAX_TRACE_NAME;
 use crate::os::{Access, BadMemfd, Mapping, Memfd, memfd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPTRACE\0");
@@ -30,9 +31,6 @@ const NAMES_AT: usize = 4096;
 const NAMES_BYTES: usize = 64 << 10;
 const RECORDS_AT: usize = NAMES_AT + NAMES_BYTES;
 const RECORD_BYTES: usize = (WORDS + 1) * 8;
-
-/// Longest name in bytes; the rest is cut off.
-const MAX_NAME: usize = 200;
 
 /// Fewest and most records of a ring.
 pub(crate) const RECORDS: RangeInclusive<usize> = 16..=1 << 24;
@@ -161,7 +159,7 @@ impl Ring {
 
     /// Names something. A name that was written already costs a look into a table.
     pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
-        let name = &name[..name.floor_char_boundary(MAX_NAME)];
+        let name = &name[..name.floor_char_boundary(MAX_TRACE_NAME)];
         let mut named = self.named.lock();
         let hash = hash_of(name);
         if named.get(&(of, id)) == Some(&hash) {
@@ -297,7 +295,7 @@ fn parse(line: &[u8]) -> Option<(Line, &[u8])> {
     let of = [Of::Message, Of::Actor, Of::Thread, Of::Stream];
     let of = of.into_iter().find(|of| u64::from(*of as u8) == head >> 32)?;
     let len = (head & 0xffff_ffff) as usize;
-    if len > MAX_NAME {
+    if len > MAX_TRACE_NAME {
         return None;
     }
     let text = std::str::from_utf8(rest.get(..len)?).ok()?.to_owned();
@@ -377,10 +375,10 @@ mod tests {
         writer.name(Of::Actor, 7, "blur");
         assert_eq!(writer.look(NAMES_LEN_AT), len);
         writer.name(Of::Actor, 7, "sharpen");
-        writer.name(Of::Message, 7, &"ü".repeat(MAX_NAME));
+        writer.name(Of::Message, 7, &"ü".repeat(MAX_TRACE_NAME));
         let names = reader.snapshot().names;
         assert_eq!(names[&(Of::Actor, 7)], "sharpen");
-        assert_eq!(names[&(Of::Message, 7)].len(), MAX_NAME);
+        assert_eq!(names[&(Of::Message, 7)].len(), MAX_TRACE_NAME);
         for id in 0..10_000 {
             writer.name(Of::Thread, id, "a thread with a name of some length");
         }

@@ -18,12 +18,10 @@ use parking_lot::Mutex;
 
 use super::{Change, DROPPED, Kind, Update};
 use crate::limits::{
-    MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_NODE_METRIC_SERIES, MAX_WORKER_METRIC_VALUES,
+    MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_METRIC_UPDATES, MAX_NODE_METRIC_SERIES,
+    MAX_WORKER_METRIC_VALUES,
 };
 use crate::observe::text::shown;
-
-/// Updates that may wait for a slow recorder.
-const MAX_WAITING: usize = 2 * MAX_NODE_METRIC_SERIES;
 
 /// See the module. Dropping it lets the recorder have what has come, for at most a second, in case it is stuck.
 pub(crate) struct Intake {
@@ -97,7 +95,7 @@ impl Intake {
     /// Takes what a worker says. Never waits.
     pub(crate) fn put(&self, worker: &Arc<str>, mut updates: Vec<Update>, mut dropped: u64) {
         let mut queue = self.waiting.queue.lock();
-        if queue.updates + updates.len() > MAX_WAITING {
+        if queue.updates + updates.len() > MAX_METRIC_UPDATES {
             dropped = dropped.saturating_add(updates.len() as u64);
             updates.clear();
         }
@@ -316,13 +314,13 @@ mod tests {
         let waiting = intake.waiting();
         let known = waiting.known.lock(); // as if it stood in the recorder
         let worker: Arc<str> = "w".into();
-        for _ in 0..3 * MAX_WAITING {
+        for _ in 0..3 * MAX_METRIC_UPDATES {
             intake.put(&worker, vec![update("frames", &[])], 0);
         }
         let queue = waiting.queue.lock();
-        assert!(queue.updates <= MAX_WAITING && queue.told.len() <= MAX_WAITING);
+        assert!(queue.updates <= MAX_METRIC_UPDATES && queue.told.len() <= MAX_METRIC_UPDATES);
         let dropped: u64 = queue.told.iter().map(|told| told.dropped).sum();
-        assert_eq!(queue.updates as u64 + dropped, 3 * MAX_WAITING as u64);
+        assert_eq!(queue.updates as u64 + dropped, 3 * MAX_METRIC_UPDATES as u64);
         drop((queue, known));
         drop(intake);
         assert!(waiting.queue.lock().told.is_empty());
