@@ -2,12 +2,13 @@
 //! keep. A program, not timed: `cargo bench -p tensorpost-benches --bench cliffs`, or the binary that this builds, on any
 //! machine. It takes less than a minute.
 //!
-//! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`. Exits with 1 where a bound is
+//! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`, `links`. Exits with 1 where a bound is
 //! missed.
 
 mod bodies;
 mod fan;
 mod idle;
+mod links;
 mod local;
 mod pool;
 
@@ -23,7 +24,7 @@ use tensorpost::prelude::*;
 #[derive(Parser)]
 #[command(name = "cliffs")]
 struct Arguments {
-    /// Groups to measure, separated by commas: pool, bodies, idle, local, fan. All of them where none is named.
+    /// Groups to measure, separated by commas: pool, bodies, idle, local, fan, links. All of them where none is named.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// What cargo hands to every bench.
@@ -96,12 +97,13 @@ fn micros(time: Duration) -> String {
 
 type Group = fn(&Node) -> anyhow::Result<Vec<Row>>;
 
-const GROUPS: [(&str, Group); 5] = [
+const GROUPS: [(&str, Group); 6] = [
     ("pool", pool::rows),
     ("bodies", bodies::rows),
     ("idle", idle::rows),
     ("local", local::rows),
     ("fan", fan::rows),
+    ("links", links::rows),
 ];
 
 fn main() -> anyhow::Result<ExitCode> {

@@ -48,6 +48,7 @@ pub(super) struct Current {
 }
 
 /// A result that is to be sent.
+#[derive(Clone)]
 pub(super) struct Emitted<T> {
     pub(super) tag: Tag,
     pub(super) item: T,

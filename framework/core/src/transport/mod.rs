@@ -63,6 +63,7 @@
 
 mod actors;
 pub mod asks;
+mod attention;
 mod chunks;
 mod connect;
 pub mod control_channel;

@@ -4,6 +4,8 @@
 //! sleeps it says so on its wake page and looks once more: no wake-up is lost (see
 //! [`doorbell`](crate::transport::doorbell)).
 //!
+//! Of many links it looks at those that are [lively](super::attention).
+//!
 //! The reader looks at the two tails that a peer moves, and takes a lock only when one has moved; at the head in the
 //! ring to the peer only while a lease of a third process waits for it (`Link::has_moved`).
 //!
@@ -31,6 +33,7 @@ use std::sync::atomic::Ordering;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::attention::Attention;
 use super::incoming::FrameBuffer;
 use super::link::Link;
 use super::{Transport, wake_reasons};
@@ -73,24 +76,22 @@ async fn make_way(steps: &mut u32) {
 
 impl Transport {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
-    /// [`run`](Self::run) calls it in a loop.
+    /// [`run`](Self::run) does the same before it sleeps.
+    #[cfg(any(test, feature = "testing"))]
     pub fn poll(&self, buffer: &mut FrameBuffer) -> bool {
-        self.look_at_links(buffer, true)
+        self.look_at_links(buffer, &mut Attention::default(), true)
     }
 
     /// As [`poll`](Self::poll), as a reader looks that is kept busy.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn glance(&self, buffer: &mut FrameBuffer) -> bool {
-        self.look_at_links(buffer, false)
+        self.look_at_links(buffer, &mut Attention::default(), false)
     }
 
-    /// As [`poll`](Self::poll); what peers have passed in their rings is looked at only if `heads` or where that is waited
-    /// for.
-    fn look_at_links(&self, buffer: &mut FrameBuffer, heads: bool) -> bool {
-        let mut any = false;
-        for link in self.links.all().iter() {
-            any |= self.poll_link(link, buffer, heads);
-        }
+    /// Looks at all links if `heads`, and else at those whose turn it is. What peers have passed in their rings is looked at
+    /// only if `heads` or where that is waited for.
+    fn look_at_links(&self, buffer: &mut FrameBuffer, attention: &mut Attention, heads: bool) -> bool {
+        let any = attention.look(&self.links.all(), heads, |link| self.poll_link(link, buffer, heads));
         // Once for all links: closing what was given back drains all return rings again.
         if any {
             self.memory.close_emptied();
@@ -176,9 +177,9 @@ impl Transport {
         // With the limit of a container, which takes a look at files and does not change.
         let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (mut cores, mut parks) = (limit, 0_u32);
-        let (mut buffer, mut steps) = (FrameBuffer::default(), 0);
+        let (mut buffer, mut attention, mut steps) = (FrameBuffer::default(), Attention::default(), 0);
         while !self.lifecycle.is_stopped() {
-            if self.look_at_links(&mut buffer, false) {
+            if self.look_at_links(&mut buffer, &mut attention, false) {
                 spin.found();
                 make_way(&mut steps).await;
                 continue;
@@ -199,8 +200,9 @@ impl Transport {
                     sleeper.prepare();
                     // What another thread has sent meanwhile, or the last look has found, may want progress too. It is
                     // seen here, or it came after the word was written and has written it (`want_progress`).
-                    // `poll`, and not a glance: what peers have passed counts too, because nobody rings for it.
-                    let asleep = !self.poll(&mut buffer) && self.wanted_wake_reasons() & !wanted == 0;
+                    // At all links, and with what peers have passed, because nobody rings for that.
+                    let asleep = !self.look_at_links(&mut buffer, &mut attention, true)
+                        && self.wanted_wake_reasons() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
                         tokio::select! {
                             // Cleared, and looked at again anyway: the next ring is an edge of its own.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use futures_util::future::FutureExt;
 use smallvec::SmallVec;
 use tensorpost_core::api::actor::Env;
 
@@ -16,6 +17,14 @@ use super::waits::Wait;
 use crate::closures::UnknownClosure;
 use crate::item::{Item, ItemId, Order, Tag};
 use crate::out::Emitted;
+
+/// An item that could not go at once.
+pub(super) enum Later<T: Item> {
+    /// To whom it is for.
+    One(NotYet<T>),
+    /// It goes to all branches: one could not take it at once, and it has yet to go there, and to those from this one on.
+    Rest(Box<(NotYet<T>, usize, Emitted<T>)>),
+}
 
 /// A way out: one or several branches.
 pub(super) struct Outlet<T: Item> {
@@ -72,18 +81,45 @@ impl<T: Item> Outlet<T> {
 
     /// As [`send`](Self::send), if nobody need wait for that. Nearly every item goes this way: a future would have room for
     /// all that can happen to one, and be moved about with each.
-    pub(super) fn send_now(&self, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
+    pub(super) fn send_now(&self, emitted: Emitted<T>) -> Result<(), Later<T>> {
         if self.fork_tracker.is_some() {
-            return Err(NotYet::Untouched(Box::new(emitted)));
+            return Err(Later::One(NotYet::Untouched(Box::new(emitted))));
         }
         match self.pick.choose(&emitted.item, self.branches.len(), |at| self.branches[at].load()) {
-            Choice::One(at) => self.branches[at].send_now(emitted),
-            Choice::All | Choice::None => Err(NotYet::Untouched(Box::new(emitted))),
+            Choice::One(at) => self.branches[at].send_now(emitted).map_err(Later::One),
+            Choice::All => self.send_all_now(emitted),
+            Choice::None => Err(Later::One(NotYet::Untouched(Box::new(emitted)))),
         }
     }
 
+    /// [`send_now`](Self::send_now), to each branch.
+    fn send_all_now(&self, emitted: Emitted<T>) -> Result<(), Later<T>> {
+        let Some((last, others)) = self.branches.split_last() else { return Ok(()) };
+        for (at, branch) in others.iter().enumerate() {
+            if let Err(first) = branch.send_now(emitted.clone()) {
+                return Err(Later::Rest(Box::new((first, at + 1, emitted))));
+            }
+        }
+        last.send_now(emitted).map_err(Later::One)
+    }
+
     /// Sends an item that could not go at once.
-    pub(super) async fn send_later(&self, item: NotYet<T>) -> Result<(), Unsendable> {
+    pub(super) async fn send_later(&self, item: Later<T>) -> Result<(), Unsendable> {
+        match item {
+            Later::One(item) => self.send_one_later(item).await,
+            Later::Rest(rest) => {
+                let (first, next, emitted) = *rest;
+                self.send_one_later(first).boxed_local().await?;
+                for branch in self.branches.iter().skip(next) {
+                    let Emitted { tag, item, ack_guard } = emitted.clone();
+                    branch.send(tag, item, ack_guard).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn send_one_later(&self, item: NotYet<T>) -> Result<(), Unsendable> {
         match item {
             NotYet::Untouched(emitted) => self.send(*emitted).await,
             NotYet::On(branch, emitted) => {

@@ -82,8 +82,10 @@ impl<T> Pick<T> {
         let from =
             |first: usize| (0..count).map(move |step| (first + step) % count).find(|at| !load(*at).exited);
         let one = match &self.way {
-            Way::All => return if count == 0 { Choice::None } else { Choice::All },
+            // A way out that is no fork has one branch: nearly every item goes this way.
+            Way::All if count == 1 => (!load(0).exited).then_some(0),
             _ if count == 0 => None,
+            Way::All => return Choice::All,
             Way::RoundRobin => from(self.turn.get() % count),
             Way::By(number) => from((number(item) % count as u64) as usize),
             Way::Only(number) => Some((number(item) % count as u64) as usize),
@@ -162,5 +164,11 @@ mod tests {
         }
         assert_eq!(choose(&pick(Way::All), 1, &[Some(1), None]), Choice::All);
         assert_eq!(choose(&pick(Way::All), 1, &[]), Choice::None);
+    }
+
+    #[test]
+    fn all_of_one_is_one() {
+        assert_eq!(choose(&pick(Way::All), 1, &[Some(1)]), Choice::One(0));
+        assert_eq!(choose(&pick(Way::All), 1, &[None]), Choice::None);
     }
 }

@@ -1,0 +1,167 @@
+//! Which links a reader looks at, where it has many: those that had something lately each time, and of the quiet ones each in its
+//! turn. Without this every quiet link would be paid for by every message, 54 ns each (one H200's host).
+//!
+//! Used by the reader alone, which owns it.
+//!
+//! **Invariants.** Each link is looked at at least once in [`TURNS`] looks, and at every look that asks for all of them, as the last one before
+//! the reader sleeps does: nothing waits for a quiet link longer than that.
+//!
+//! **Locks.** None.
+//!
+//! **On a crash** of a peer nothing changes here until its link is gone. **On cancellation** nothing is lost: it is made anew.
+
+use std::sync::{Arc, Weak};
+
+/// In so many looks each quiet link is looked at once. Sixteen looks at a few links are a microsecond, which is what a link that has
+/// been quiet pays for its first message.
+const TURNS: usize = 16;
+
+/// With so few links all are looked at each time.
+const FEW: usize = 8;
+
+/// A link is quiet after so many looks in vain: longer than a reader looks before it sleeps.
+const PATIENCE: u32 = 4096;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Attention {
+    /// The list that the indices below are of; its links may end meanwhile.
+    list: Option<Weak<[Arc<super::link::Link>]>>,
+    rounds: Rounds,
+}
+
+impl Attention {
+    /// Looks at links with `look`, which says whether there was anything to do; true if there was at any.
+    pub(super) fn look(
+        &mut self,
+        links: &Arc<[Arc<super::link::Link>]>,
+        all: bool,
+        mut look: impl FnMut(&Arc<super::link::Link>) -> bool,
+    ) -> bool {
+        if links.len() > FEW
+            && !self.list.as_ref().is_some_and(|list| std::ptr::addr_eq(list.as_ptr(), Arc::as_ptr(links)))
+        {
+            self.list = Some(Arc::downgrade(links));
+            self.rounds = Rounds::new(links.len());
+        }
+        self.rounds.look(links.len(), all, |index| links.get(index).is_some_and(&mut look))
+    }
+}
+
+/// The same by indices.
+#[derive(Debug, Default)]
+struct Rounds {
+    /// Those that are looked at each time, and how many looks were in vain.
+    lively: Vec<(usize, u32)>,
+    is_lively: Vec<bool>,
+    /// The quiet ones go on here.
+    next: usize,
+}
+
+impl Rounds {
+    /// All are lively at first: whoever is new may be about to say something.
+    fn new(count: usize) -> Self {
+        Rounds { lively: (0..count).map(|index| (index, 0)).collect(), is_lively: vec![true; count], next: 0 }
+    }
+
+    fn look(&mut self, count: usize, all: bool, mut look: impl FnMut(usize) -> bool) -> bool {
+        if count <= FEW {
+            return (0..count).fold(false, |any, index| look(index) | any);
+        }
+        let mut any = false;
+        let is_lively = &mut self.is_lively;
+        self.lively.retain_mut(|(index, vain)| {
+            *vain = if look(*index) { 0 } else { *vain + 1 };
+            any |= *vain == 0;
+            is_lively[*index] = *vain < PATIENCE;
+            is_lively[*index]
+        });
+        let turn = if all { count } else { count.div_ceil(TURNS) };
+        for _ in 0..turn {
+            let index = self.next;
+            self.next = (index + 1) % count;
+            // Those that became quiet just now have been looked at, and are again: that is rare.
+            if !self.is_lively[index] && look(index) {
+                any = true;
+                self.is_lively[index] = true;
+                self.lively.push((index, 0));
+            }
+        }
+        any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANY: usize = 100;
+
+    /// Looks once; those at `news` have something. Returns who was looked at, and the answer.
+    fn look(rounds: &mut Rounds, all: bool, news: &[usize]) -> (Vec<usize>, bool) {
+        let mut seen = Vec::new();
+        let any = rounds.look(MANY, all, |index| {
+            seen.push(index);
+            news.contains(&index)
+        });
+        (seen, any)
+    }
+
+    /// All of them quiet but those that say something each time.
+    fn after_a_while(busy: &[usize]) -> Rounds {
+        let mut rounds = Rounds::new(MANY);
+        (0..PATIENCE).for_each(|_| drop(look(&mut rounds, false, busy)));
+        rounds
+    }
+
+    #[test]
+    fn who_speaks_is_looked_at_each_time_and_each_quiet_one_in_its_turn() {
+        let mut rounds = after_a_while(&[3, 77]);
+        let mut looks = [0; MANY];
+        for _ in 0..TURNS {
+            let (seen, any) = look(&mut rounds, false, &[3, 77]);
+            assert!(any && seen.len() <= 2 + MANY.div_ceil(TURNS), "{seen:?}");
+            seen.into_iter().for_each(|index| looks[index] += 1);
+        }
+        assert_eq!((looks[3], looks[77]), (TURNS, TURNS));
+        assert!(looks.iter().all(|&times| times > 0), "{looks:?}");
+    }
+
+    #[test]
+    fn a_quiet_one_that_speaks_is_looked_at_each_time_from_then_on() {
+        let mut rounds = after_a_while(&[]);
+        let found = (0..TURNS).any(|_| look(&mut rounds, false, &[50]).1);
+        assert!(found);
+        for _ in 1..PATIENCE {
+            assert!(look(&mut rounds, false, &[]).0.contains(&50));
+        }
+        look(&mut rounds, false, &[]);
+        let looks = (0..TURNS).filter(|_| look(&mut rounds, false, &[]).0.contains(&50)).count();
+        assert_eq!(looks, 1, "it is quiet again");
+    }
+
+    #[test]
+    fn a_look_at_all_leaves_nobody_out() {
+        let mut rounds = after_a_while(&[9]);
+        for news in 0..MANY {
+            let (mut seen, any) = look(&mut rounds, true, &[news]);
+            seen.sort_unstable();
+            seen.dedup();
+            assert!(any && seen.len() == MANY);
+        }
+    }
+
+    #[test]
+    fn few_are_all_looked_at_and_new_ones_are_lively() {
+        let mut rounds = Rounds::default();
+        for _ in 0..2 * PATIENCE {
+            let mut seen = 0;
+            assert!(rounds.look(FEW, false, |index| {
+                seen += 1;
+                index == FEW - 1
+            }));
+            assert_eq!(seen, FEW);
+        }
+        assert_eq!(look(&mut Rounds::new(MANY), false, &[]).0.len(), MANY);
+    }
+}
