@@ -25,7 +25,7 @@ pub(crate) struct Context {
     /// Of an actor on a GPU that has something on the host.
     host: Mutex<Option<DeviceStream>>,
     /// Those on GPUs, of a process that is no actor's; an actor has its own.
-    opened: Option<Mutex<Vec<(i32, DeviceStream)>>>,
+    opened: Option<Mutex<Vec<DeviceStream>>>,
     counts: Counts,
     /// What was sent while the sender still has it to write.
     sent: Ledger,
@@ -54,7 +54,7 @@ impl Context {
     fn with(
         transport: Arc<Transport>,
         stream: DeviceStream,
-        opened: Option<Mutex<Vec<(i32, DeviceStream)>>>,
+        opened: Option<Mutex<Vec<DeviceStream>>>,
     ) -> Arc<Self> {
         Arc::new(Context {
             transport,
@@ -71,7 +71,8 @@ impl Context {
         &self.stream
     }
 
-    /// The stream that a library works on with memory of this device; none on the host.
+    /// The stream that a library works on with memory of this device; none on the host, and none where this process has no business
+    /// there.
     pub(crate) fn stream_for(&self, device: DeviceId) -> Option<DeviceStream> {
         if device == DeviceId::HOST {
             return None;
@@ -79,8 +80,23 @@ impl Context {
         if self.stream.kind() == DeviceKind::Cuda {
             return Some(self.stream.clone());
         }
-        let opened = self.opened.as_ref()?;
-        opened.lock().iter().map(|(_, stream)| stream).find(|stream| stream.device_id() == device).cloned()
+        self.opened.as_ref()?;
+        self.open(&Device::by_id(device).ok()?).ok()
+    }
+
+    /// A stream of a process that is no worker.
+    fn open(&self, device: &Device) -> Result<DeviceStream, TensorError> {
+        let mut opened = self.opened.as_ref().map(Mutex::lock);
+        let known = opened.iter().flat_map(|opened| opened.iter());
+        if let Some(stream) = known.into_iter().find(|stream| stream.device_id() == device.id()) {
+            return Ok(stream.clone());
+        }
+        let pool = self.transport.pool_for(device.id())?;
+        let stream = DeviceStream::new(pool, Arc::clone(self.transport.domain()))?;
+        if let Some(opened) = &mut opened {
+            opened.push(stream.clone());
+        }
+        Ok(stream)
     }
 
     /// A stream of the host.
@@ -103,7 +119,7 @@ impl Context {
     /// # Errors
     /// What to do instead.
     pub(crate) fn stream_on(&self, ordinal: i32) -> Result<DeviceStream, String> {
-        let Some(opened) = &self.opened else {
+        if self.is_actors() {
             return match cuda::ordinal(&self.stream) {
                 Some(own) if own == ordinal => Ok(self.stream.clone()),
                 Some(own) => Err(format!(
@@ -114,19 +130,10 @@ impl Context {
                      there first, with `.cpu()`"
                 )),
             };
-        };
-        let mut opened = opened.lock();
-        if let Some((_, stream)) = opened.iter().find(|(known, _)| *known == ordinal) {
-            return Ok(stream.clone());
         }
-        let failed = |error: String| format!("is on cuda:{ordinal}, which cannot be opened: {error}");
-        let device = Device::cuda(usize::try_from(ordinal).unwrap_or(usize::MAX));
-        let device = device.map_err(|error| failed(error.to_string()))?;
-        let pool = self.transport.pool_for(device.id()).map_err(|error| failed(error.to_string()))?;
-        let stream = DeviceStream::new(pool, Arc::clone(self.stream.clocked().domain()));
-        let stream = stream.map_err(|error| failed(error.to_string()))?;
-        opened.push((ordinal, stream.clone()));
-        Ok(stream)
+        let device = Device::cuda(usize::try_from(ordinal).unwrap_or(usize::MAX)).map_err(TensorError::from);
+        let opened = device.and_then(|device| self.open(&device));
+        opened.map_err(|error| format!("is on cuda:{ordinal}, which cannot be opened: {error}"))
     }
 
     /// Whether PyTorch works on this context's stream, where it works for an actor.

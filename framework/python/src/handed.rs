@@ -35,9 +35,18 @@ pub(crate) struct Handed {
     stream: Option<DeviceStream>,
 }
 
+/// By their beginning, and a number where several begin there: how long they are.
 type Known = BTreeMap<(u64, u64), (u64, Weak<Handed>)>;
 
+/// Allocations, which are apart from each other, or the same.
 static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
+
+/// Pools, in which others of the first list may lie.
+static POOLS: Mutex<Known> = Mutex::new(BTreeMap::new());
+
+fn list_of(kind: Kind) -> &'static Mutex<Known> {
+    if kind == Kind::Pool { &POOLS } else { &KNOWN }
+}
 
 impl Handed {
     fn list(start: u64, kind: Kind, tensor: Tensor, stream: Option<DeviceStream>) -> Arc<Self> {
@@ -45,21 +54,24 @@ impl Handed {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let bytes = tensor.lease().bytes();
         let handed = Arc::new(Handed { start, number, kind, tensor, stream });
-        KNOWN.lock().insert((start, number), (bytes, Arc::downgrade(&handed)));
+        list_of(kind).lock().insert((start, number), (bytes, Arc::downgrade(&handed)));
         handed
     }
 
     /// The memory that an address lies in.
     fn at(address: u64) -> Option<Arc<Self>> {
-        let known = KNOWN.lock();
-        let ((start, _), (bytes, handed)) = known.range(..=(address, u64::MAX)).next_back()?;
-        if address - start < *bytes { handed.upgrade() } else { None }
+        let find = |known: &Mutex<Known>| {
+            let known = known.lock();
+            let ((start, _), (bytes, handed)) = known.range(..=(address, u64::MAX)).next_back()?;
+            if address - start < *bytes { handed.upgrade() } else { None }
+        };
+        find(&KNOWN).or_else(|| find(&POOLS))
     }
 }
 
 impl Drop for Handed {
     fn drop(&mut self) {
-        KNOWN.lock().remove(&(self.start, self.number));
+        list_of(self.kind).lock().remove(&(self.start, self.number));
     }
 }
 

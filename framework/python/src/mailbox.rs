@@ -422,10 +422,12 @@ impl Delivered {
     /// The handler is done, with this reply.
     fn reply(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = value.py();
-        let (body, tensors) = encode::encode(plan, value, Some(&self.mailbox.context))
-            .map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
-        let tensors = self.mailbox.context.shared(py, plan, value, tensors)?;
+        // First: a GPU that was made to write where it may not has nothing left to send.
         self.check_writes(py)?;
+        let context = &self.mailbox.context;
+        let encoded = encode::encode(plan, value, Some(context));
+        let (body, tensors) = encoded.map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
+        let tensors = context.shared(py, plan, value, tensors)?;
         match self.item.lock().take() {
             Some(Item::Message(message, answer)) => {
                 drop(message);
@@ -448,7 +450,14 @@ impl Delivered {
     }
 
     /// Its handler failed, and the actor with it.
-    fn fail(&self, why: String) {
+    fn fail(&self, py: Python<'_>, mut why: String) {
+        if let Err(error) = self.check_writes(py) {
+            let error = error.value(py).to_string();
+            // It may be what the other failure comes of, if it is not that itself.
+            if !why.contains(&error) {
+                why = format!("{why}\nBefore that: {error}");
+            }
+        }
         // What waits behind it is told before the actor's end.
         self.mailbox.fail();
         let fail = self.mailbox.failing(why);

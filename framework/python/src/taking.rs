@@ -12,7 +12,7 @@ use tensorpost_core::device::DeviceKind;
 use tensorpost_core::foreign::seen_as;
 use tensorpost_core::ids::DeviceId;
 use tensorpost_core::message::portable::TensorShape;
-use tensorpost_core::tensor::{DType, DeviceStream, DlPackReady, Tensor, TensorError};
+use tensorpost_core::tensor::{DType, DeviceStream, DlPack, DlPackReady, Tensor, TensorError};
 
 use crate::address_space::stream as own_stream;
 use crate::context::Context;
@@ -71,14 +71,14 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     let given = given(source, handle).map_err(unwilling)?;
     let managed = capsule::take(&given)?;
     let (managed, array) = capsule::array_of(managed);
-    if context.is_some() {
+    if let Some(context) = context {
         // SAFETY: it was just made, and is there.
         #[expect(unsafe_code, reason = "the axes are C's")]
         let found = unsafe { handed::find(&array) };
-        if let Some(found) = found.filter(|found| found.kind() != Kind::Pool)
-            && let Some(tensor) = found.tensor()
-        {
-            return Ok(tensor);
+        if let Some(found) = found {
+            return as_found(source, &found, managed, context)?.ok_or_else(|| {
+                refused(format!("the {name} leaves the memory that it was given; copy it first"))
+            });
         }
     }
     let managed = capsule::guarded(managed);
@@ -111,22 +111,45 @@ fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>)
     if !in_order(&found, torch, array.device[1]) {
         return Ok(None);
     }
-    let tensor = match found.kind() {
-        Kind::ToRead | Kind::ToWrite => found.tensor(),
+    match found.kind() {
+        Kind::ToRead | Kind::ToWrite => Ok(seen(source, &found, context)),
         Kind::Pool => match torch.give(source) {
-            Some(given) => found
-                .piece(capsule::guarded(given?))
-                .map_err(|error| exception(py, "TensorError", error.to_string()))?,
-            None => None,
+            Some(given) => as_found(source, &found, given?, context),
+            None => Ok(None),
         },
-    };
-    if tensor.is_some()
-        && found.kind() != Kind::ToRead
-        && let Ok(version) = source.getattr("_version").and_then(|version| version.extract())
-    {
+    }
+}
+
+/// What lies in memory of ours, by the handle that keeps it; its library has put our stream behind its work.
+fn as_found(
+    source: &Bound<'_, PyAny>,
+    found: &Found,
+    managed: DlPack,
+    context: &Arc<Context>,
+) -> PyResult<Option<Tensor>> {
+    if found.kind() != Kind::Pool {
+        return Ok(seen(source, found, context));
+    }
+    let piece = found.piece(capsule::guarded(managed));
+    let piece = piece.map_err(|error| exception(source.py(), "TensorError", error.to_string()))?;
+    note(source, context);
+    Ok(piece)
+}
+
+/// What lies in memory of ours, on its own lease.
+fn seen(source: &Bound<'_, PyAny>, found: &Found, context: &Arc<Context>) -> Option<Tensor> {
+    if found.kind() == Kind::ToWrite {
+        note(source, context);
+    }
+    found.tensor()
+}
+
+/// Has writes be found that come after.
+fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) {
+    // Of PyTorch's alone.
+    if let Ok(version) = source.getattr("_version").and_then(|version| version.extract()) {
         context.note_sent(source, version);
     }
-    Ok(tensor)
 }
 
 /// Whether what PyTorch does now comes behind our stream.

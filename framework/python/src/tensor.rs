@@ -69,6 +69,13 @@ impl PyTensor {
     /// The tensor for a library that works on our stream, or on the host.
     fn hand(&self, py: Python<'_>) -> PyResult<DlPack> {
         let stream = self.stream();
+        if stream.is_none() && self.tensor.device() != DeviceId::HOST {
+            let device = self.tensor.device();
+            let why = format!(
+                "it is on {device}, and this actor works on the host; spawn it with device=\"cuda:0\""
+            );
+            return Err(exception(py, "TensorError", why));
+        }
         let handed = if stream.is_some() || self.tensor.ready().is_none() {
             handed::hand(&self.tensor, self.kind(), stream.as_ref())
         } else {

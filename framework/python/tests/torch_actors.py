@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+
+import torch
 
 import tensorpost as tp
 
@@ -17,6 +18,7 @@ class Sum:
 class Work:
     id: tp.u64
     values: tp.Tensor[tp.f32]
+    how: str = "new"
 
 
 @tp.message
@@ -26,6 +28,11 @@ class Given:
     id: tp.u64
     values: tp.Owned[tp.f32]
     how: str = ""
+
+
+@tp.message
+class Own:
+    how: str
 
 
 @tp.message(reply=bool)
@@ -45,11 +52,8 @@ class Seen:
 class Adder:
     """It adds, in one way or another, and sends the result on."""
 
-    def __init__(self, sink: tp.Address[Work], how: str) -> None:
-        import torch
-
-        self.torch, self.sink, self.how = torch, sink, how
-        self.last: Any = None
+    def __init__(self, sink: tp.Address[Work]) -> None:
+        self.sink = sink
 
     @tp.handler
     def sum(self, message: Sum) -> float:
@@ -57,42 +61,34 @@ class Adder:
 
     @tp.handler
     def work(self, work: Work) -> None:
-        torch, x = self.torch, work.values.torch()
+        x, how = work.values.torch(), work.how
         assert x is work.values.torch(), "it is shown once"
-        if self.how == "new":
+        if how == "new":
             out = x + 1
-        elif self.how == "forward":
+        elif how == "forward":
             out = x
-        elif self.how == "view":
+        elif how == "view":
             out = x[1:]
-        elif self.how == "pool":
+        elif how == "pool":
             made = tp.empty(tuple(x.shape), tp.f32)
             out = torch.add(x, 1, out=made.torch())
-        elif self.how == "part of the pool":
+        elif how == "part of the pool":
             made = tp.empty((2, *x.shape), tp.f32)
             out = torch.add(x, 1, out=made.torch()[1])
-        elif self.how == "write":
+        elif how == "write":
             x.add_(1)
             out = x.clone()
-        elif self.how == "write a view":
-            x[0].zero_()
-            out = x.clone()
-        elif self.how == "write in inference mode":
-            with torch.inference_mode():
-                y = work.values.torch()
-                y += 1
-            out = x.clone()
-        elif self.how == "write after sending":
+        elif how == "write after sending":
             made = tp.empty(tuple(x.shape), tp.f32).torch()
             torch.add(x, 1, out=made)
             self.sink.send(Work(work.id, made))
             made.zero_()
             return
-        elif self.how == "gradient":
+        elif how == "gradient":
             weight = torch.ones_like(x, requires_grad=True)
             out = x * weight
         else:
-            raise ValueError(self.how)
+            raise ValueError(how)
         self.sink.send(Work(work.id, out))
 
     @tp.handler
@@ -111,27 +107,21 @@ class Adder:
 class ToItself:
     """It sends itself tensors of its own memory, which it could write."""
 
-    def __init__(self, how: str) -> None:
-        self.how = how
-
     @tp.handler
-    def owns(self, _: Owns) -> bool:
+    def owns(self, own: Own) -> None:
         made = tp.empty(4, tp.f32)
         made.torch().zero_()
-        tp.env().address.send(Work(7, made))
-        return True
+        tp.env().address.send(Work(7, made, own.how))
 
     @tp.handler
     def work(self, work: Work) -> None:
         x = work.values.torch()
-        if self.how == "in inference mode":
-            import torch
-
+        if work.how == "in inference mode":
             with torch.inference_mode():
                 x.add_(1)
-        elif self.how == "a view":
+        elif work.how == "a view":
             x[1:3].zero_()
-        elif self.how == "another":
+        elif work.how == "another":
             x.detach().add_(1)
 
 

@@ -244,7 +244,9 @@ class Node:
         What still comes to a :class:`Channel`, and no other thread receives, is dropped: actors under way find room there.
         """
         for channel in self._channels:
-            threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
+            # At the interpreter's end there are no new threads; senders wait until the deadline then.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
         ended = self._native.shutdown(self._deadline if deadline is None else deadline)
         return None if ended is None else Shutdown(*ended)
 
