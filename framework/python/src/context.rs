@@ -175,8 +175,7 @@ impl Context {
         value: &Bound<'_, PyAny>,
         mut tensors: Vec<Tensor>,
     ) -> PyResult<Vec<Tensor>> {
-        for index in 0..tensors.len() {
-            let tensor = &tensors[index];
+        for (index, tensor) in tensors.iter_mut().enumerate() {
             if can_leave_by(tensor, &self.transport) {
                 let own = tensor.lease().owner() == self.transport.domain().own();
                 let count = if own { &self.counts.without_copy } else { &self.counts.forwarded };
@@ -184,13 +183,13 @@ impl Context {
                 continue;
             }
             let copied = py.detach(|| self.copied(tensor));
-            tensors[index] = copied.map_err(|error| {
+            *tensor = copied.map_err(|error| {
                 let place = encode::place_of(plan, value, index, self);
-                let remedy = remedy(&error, tensors[index].device());
+                let remedy = remedy(&error, tensor.device());
                 exception(py, "TensorError", format!("{place}: it cannot be sent: {error}{remedy}"))
             })?;
             self.counts.copied.fetch_add(1, Ordering::Relaxed);
-            self.counts.copied_bytes.fetch_add(tensors[index].bytes(), Ordering::Relaxed);
+            self.counts.copied_bytes.fetch_add(tensor.bytes(), Ordering::Relaxed);
         }
         Ok(tensors)
     }

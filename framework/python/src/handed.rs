@@ -119,7 +119,7 @@ impl Found {
     /// As a tensor on the same lease.
     pub(crate) fn tensor(&self) -> Option<Tensor> {
         let written = (self.handed.kind != Kind::ToRead).then_some(self.stream());
-        seen_as(&self.handed.tensor, self.dtype, self.layout.clone(), written)
+        seen_as(&self.handed.tensor, self.dtype, self.layout, written)
     }
 
     /// As a tensor on a lease of its own, which keeps `keep`.

@@ -103,7 +103,6 @@ fn own_tensor(own: &PyTensor) -> Tensor {
 
 /// A tensor of PyTorch in memory of ours.
 fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>) -> PyResult<Option<Tensor>> {
-    let py = source.py();
     let Some(Ok(array)) = torch.view(source) else { return Ok(None) };
     // SAFETY: the axes are the object's, which is there.
     #[expect(unsafe_code, reason = "the axes are C's")]

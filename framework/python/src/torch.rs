@@ -118,11 +118,7 @@ impl Torch {
 
     fn made<'py>(&self, py: Python<'py>, managed: DlPack) -> PyResult<Bound<'py, PyAny>> {
         let Some(to_object) = self.exchange.and_then(|exchange| exchange.to_object) else {
-            let capsule = capsule::give(py, managed, Some((1, 0)));
-            let capsule = match capsule {
-                Ok(capsule) => capsule,
-                Err(error) => return Err(error),
-            };
+            let capsule = capsule::give(py, managed, Some((1, 0)))?;
             return self.from_dlpack.bind(py).call1((capsule,));
         };
         let mut object = null_mut();

@@ -18,7 +18,8 @@ def work_on(ordinal: int, handle: int) -> None:
     import torch
 
     torch.cuda.set_device(ordinal)
-    torch.cuda.set_stream(torch.cuda.ExternalStream(handle, device=ordinal))
+    stream = torch.cuda.ExternalStream(handle, device=ordinal)  # type: ignore[no-untyped-call, unused-ignore]
+    torch.cuda.set_stream(stream)
 
 
 def current(ordinal: int) -> int:
@@ -70,7 +71,7 @@ def _enter_pool(mailbox: Mailbox, ordinal: int) -> None:
         library = _native.__file__
         assert library is not None
         allocator = torch.cuda.memory.CUDAPluggableAllocator(library, "tensorpost_alloc", "tensorpost_free")
-        _pool.extend((allocator, torch.cuda.MemPool(allocator.allocator())))
+        _pool.extend((allocator, torch.cuda.MemPool(allocator.allocator())))  # type: ignore[no-untyped-call, unused-ignore]
     # For good: entering it for each message would cost more than the allocations.
     entered = torch.cuda.use_mem_pool(_pool[1], device=ordinal)
     entered.__enter__()
