@@ -146,6 +146,11 @@ impl Context {
         self.sent.note(tensor, version, 0);
     }
 
+    /// Whether anybody looks for that.
+    pub(crate) fn watches_sent(&self) -> bool {
+        self.sent.is_open()
+    }
+
     /// An actor's handlers begin, whose writes are looked for.
     pub(crate) fn watch_sent(&self) {
         self.sent.reopen();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
@@ -33,6 +34,17 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
     if let Ok(own) = source.cast::<PyTensor>() {
         return Ok(own_tensor(own.get()));
     }
+    let torch = match Torch::if_there(py)? {
+        Some(torch) if torch.is_tensor(source)? => Some(torch),
+        _ => None,
+    };
+    // First what costs little: a plain tensor that lies in memory of ours.
+    if let (Some(torch), Some(context)) = (torch, context)
+        && !source.getattr(intern!(py, "requires_grad"))?.is_truthy()?
+        && let Some(known) = known_again(source, torch, context)?
+    {
+        return Ok(known);
+    }
     let name = source.get_type().name().map(|name| name.to_string()).unwrap_or_default();
     let refused = |why: String| exception(py, "TensorError", why);
     if !source.hasattr("__dlpack__")? || !source.hasattr("__dlpack_device__")? {
@@ -40,20 +52,10 @@ pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -
             "a {name} is no tensor; give a tp.Tensor, or an object with `__dlpack__`, such as a numpy array or a torch tensor"
         )));
     }
-    let torch = match Torch::if_there(py)? {
-        Some(torch) if torch.is_tensor(source)? => Some(torch),
-        _ => None,
-    };
     if torch.is_some()
         && let Some(why) = is_not_plain(source)
     {
         return Err(refused(format!("the {name} {why}")));
-    }
-    if let Some(torch) = torch
-        && let Some(context) = context
-        && let Some(known) = known_again(source, torch, context)?
-    {
-        return Ok(known);
     }
     let unwilling = |cause: PyErr| {
         if !cause.is_instance_of::<PyException>(py) {
@@ -103,6 +105,7 @@ fn own_tensor(own: &PyTensor) -> Tensor {
 
 /// A tensor of PyTorch in memory of ours.
 fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>) -> PyResult<Option<Tensor>> {
+    // What has no address, such as a sparse tensor, is an error that is told below.
     let Some(Ok(array)) = torch.view(source) else { return Ok(None) };
     // SAFETY: the axes are the object's, which is there.
     #[expect(unsafe_code, reason = "the axes are C's")]
@@ -145,8 +148,12 @@ fn seen(source: &Bound<'_, PyAny>, found: &Found, context: &Arc<Context>) -> Opt
 
 /// Has writes be found that come after.
 fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) {
+    if !context.watches_sent() {
+        return;
+    }
     // Of PyTorch's alone.
-    if let Ok(version) = source.getattr("_version").and_then(|version| version.extract()) {
+    let version = source.getattr(intern!(source.py(), "_version"));
+    if let Ok(version) = version.and_then(|version| version.extract()) {
         context.note_sent(source, version);
     }
 }

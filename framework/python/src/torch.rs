@@ -11,6 +11,7 @@ use std::ptr::{NonNull, null_mut};
 
 use parking_lot::Mutex;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -98,7 +99,7 @@ impl Torch {
     /// A tensor of it over this memory, and its version.
     pub(crate) fn show<'py>(&self, py: Python<'py>, managed: DlPack) -> PyResult<(Bound<'py, PyAny>, u64)> {
         let shown = self.made(py, managed)?;
-        match shown.getattr("_version").and_then(|version| version.extract()) {
+        match shown.getattr(intern!(py, "_version")).and_then(|version| version.extract()) {
             Ok(version) => Ok((shown, version)),
             Err(_) => {
                 // The same memory, as a tensor that counts.
@@ -110,7 +111,7 @@ impl Torch {
                 let none = py.None();
                 normally.call_method1("__exit__", (&none, &none, &none))?;
                 let shown = aliased?;
-                let version = shown.getattr("_version")?.extract()?;
+                let version = shown.getattr(intern!(py, "_version"))?.extract()?;
                 Ok((shown, version))
             }
         }
@@ -207,6 +208,10 @@ impl Ledger {
         *self.noted.lock() = Some(Vec::new());
     }
 
+    pub(crate) fn is_open(&self) -> bool {
+        self.noted.lock().is_some()
+    }
+
     /// A tensor was shown, if the handler is not done.
     pub(crate) fn note(&self, tensor: &Bound<'_, PyAny>, version: u64, index: usize) {
         if let Some(noted) = &mut *self.noted.lock() {
@@ -218,7 +223,7 @@ impl Ledger {
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
         let noted = self.noted.lock().take().unwrap_or_default();
         for noted in noted {
-            let version: u64 = noted.tensor.bind(py).getattr("_version")?.extract()?;
+            let version: u64 = noted.tensor.bind(py).getattr(intern!(py, "_version"))?.extract()?;
             if version != noted.version {
                 return Ok(Some((noted.index, version.wrapping_sub(noted.version))));
             }
