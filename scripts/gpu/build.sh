@@ -56,6 +56,22 @@ executable() {
 cp "$(executable -p tensorpost-tests --test gpu_suite)" "$folder/tests/gpu_suite"
 cp "$(executable -p tensorpost-core --lib --features testing,cuda,ndarray)" "$folder/tests/framework"
 
+# The package for Python, for every version from 3.11 on. Its tests need nothing of the tree.
+readonly MOST_WHEEL_MB=20
+if command -v "${MATURIN:-maturin}" >/dev/null; then
+    mkdir "$folder/python"
+    wheel="$(realpath "$folder")/python"
+    target="$(dirname "$release")"
+    (cd framework/python && CARGO_TARGET_DIR="$target" "${MATURIN:-maturin}" build --release --strip --locked --compatibility linux --out "$wheel")
+    cp framework/python/tests/{test_gpu,gpu_actors,gpu_times}.py "$folder/python/"
+    if (($(du -sm "$folder/python" | cut -f1) >= MOST_WHEEL_MB)); then
+        echo "the wheel has more than $MOST_WHEEL_MB MB" >&2
+        exit 1
+    fi
+else
+    echo "maturin is not there (pip install maturin, or MATURIN=..): the folder gets no wheel for Python" >&2
+fi
+
 find "$folder" -type f -perm -u+x -exec strip {} +
 cp benches/peers/*.py scripts/gpu/run.sh "$folder/"
 if [[ -d examples/data ]]; then

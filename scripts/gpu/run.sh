@@ -2,7 +2,7 @@
 # Tests and measures what build.sh gathered, on a machine with a GPU: a driver, the CUDA runtime libraries, python3 with
 # PyTorch; no cargo, no network. Below 8 minutes. Prints one table of steps and one of figures; logs go to LOGS.
 #
-#   REQUIRE_GPU=1 ./run.sh [doctor|conformance|sanitizer|suite|examples|torch|bench]…       default: all
+#   REQUIRE_GPU=1 ./run.sh [doctor|conformance|sanitizer|suite|examples|torch|python|bench]…       default: all
 #
 # REQUIRE_GPU=1 makes a failure of every step that is left out, and of a run in which no test used a GPU. Without a GPU
 # and without that variable, what can run on the host does. Nothing here waits for ever: every step has a deadline, and
@@ -210,6 +210,29 @@ if is_wanted torch; then
             stop_mps
         else
             left_out torch-mps "no MPS daemon could be started"
+        fi
+    fi
+fi
+
+# The package from its wheel: in a folder of its own, so that nothing is installed.
+if is_wanted python; then
+    if [[ -z "$gpu" ]]; then
+        left_out python "no GPU"
+    elif ! compgen -G 'python/*.whl' >/dev/null; then
+        left_out python "there is no wheel: build.sh had no maturin"
+    elif ! timeout 60 python3 -c 'import sys, torch; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        left_out python "python3 has no PyTorch, or is older than 3.11"
+    else
+        python3 -m zipfile -e python/*.whl "$scratch/package"
+        as_package=(env PYTHONPATH="$scratch/package${PYTHONPATH:+:$PYTHONPATH}")
+        step python-tensors 240 "${as_package[@]}" python3 python/test_gpu.py && count_tests 's/^ok  *\(test_\).*/1/p' "$LOGS/python-tensors.log"
+        step python-times 80 "${as_package[@]}" python3 python/gpu_times.py
+        cat "$LOGS/python-times.log"
+        if command -v nvidia-cuda-mps-control >/dev/null; then
+            step python-times-mps 80 "${as_package[@]}" python3 python/gpu_times.py --mps
+            cat "$LOGS/python-times-mps.log"
+        else
+            left_out python-times-mps "nvidia-cuda-mps-control is not installed"
         fi
     fi
 fi

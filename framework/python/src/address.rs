@@ -30,9 +30,9 @@ impl PyAddress {
 
     fn message(&self, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<RawMessage> {
         let py = value.py();
-        let (body, tensors) =
-            encode::encode(plan, value).map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
-        Ok(RawMessage { key, body, tensors: self.context.shared(py, tensors)? })
+        let (body, tensors) = encode::encode(plan, value, Some(&self.context))
+            .map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
+        Ok(RawMessage { key, body, tensors: self.context.shared(py, plan, value, tensors)? })
     }
 
     fn who(&self) -> String {
@@ -82,7 +82,7 @@ fn reply_of(
         None => Err(late(py, who, name, "no reply came")),
         Some(Err(error)) => Err(no_reply(py, who, name, &error)),
         Some(Ok(RawReply::Value { body, tensors })) => {
-            let value = decode::arrived(reply, py, &body, tensors, context);
+            let value = decode::arrived(reply, py, &body, tensors, context, None);
             let value = value.map_err(|failure| failure.raise(py, "DecodeError", &reply.name))?;
             Ok(value.unbind())
         }

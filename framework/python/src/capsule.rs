@@ -16,8 +16,9 @@ use std::sync::OnceLock;
 use parking_lot::{Condvar, Mutex};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use tensorpost_core::tensor::DlPack;
+use tensorpost_core::tensor::{DeviceStream, DlPack};
 
+use crate::cuda;
 use crate::failure::exception;
 
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -28,20 +29,36 @@ const USED_UNVERSIONED: &CStr = c"used_dltensor";
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`.
 const READ_ONLY: u64 = 1;
 
-/// `DLManagedTensorVersioned` (<https://github.com/dmlc/dlpack/blob/v1.1/include/dlpack/dlpack.h>), of which only the deleter, its
-/// context and the flags are of interest.
+/// `DLTensor` (<https://github.com/dmlc/dlpack/blob/v1.1/include/dlpack/dlpack.h>).
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Managed {
+pub(crate) struct Array {
+    pub(crate) data: *mut c_void,
+    pub(crate) device: [i32; 2],
+    pub(crate) ndim: i32,
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+    pub(crate) shape: *const i64,
+    pub(crate) strides: *const i64,
+    pub(crate) byte_offset: u64,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Managed {
     version: [u32; 2],
     context: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
     flags: u64,
-    array: [u64; 6],
+    array: Array,
 }
 
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Managed>() == 80 && std::mem::offset_of!(Managed, array) == 32);
+const _: () = assert!(
+    size_of::<Managed>() == 80 && std::mem::offset_of!(Managed, array) == 32 && size_of::<Array>() == 48
+);
 
 /// Whether deleters may still ask for the interpreter, and how many are about to.
 struct Gate {
@@ -106,7 +123,8 @@ pub(crate) fn close(py: Python<'_>) {
     });
 }
 
-/// Takes over what a capsule holds.
+/// Takes over what a capsule holds. Its deleter is still the other library's own: it is called with the interpreter, or
+/// [guarded].
 pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
     let py = capsule.py();
     let refused = |why: String| exception(py, "TensorError", why);
@@ -140,11 +158,11 @@ pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<DlPack> {
         // SAFETY: as above, of a `DLManagedTensor`.
         unsafe { DlPack::from_raw_unversioned(managed) }
     };
-    Ok(guarded(theirs))
+    Ok(theirs)
 }
 
 /// The same tensor with a deleter that goes through the gate.
-fn guarded(theirs: DlPack) -> DlPack {
+pub(crate) fn guarded(theirs: DlPack) -> DlPack {
     let read_only = if theirs.is_read_only() { READ_ONLY } else { 0 };
     let theirs = theirs.into_raw();
     // SAFETY: it is a valid `DLManagedTensorVersioned`, and only read.
@@ -157,6 +175,58 @@ fn guarded(theirs: DlPack) -> DlPack {
     // only `let_go` does. That can be called on any thread.
     match unsafe { DlPack::from_raw(managed.cast()) } {
         Ok(guarded) => guarded,
+        Err(error) => unreachable!("the version was looked at before: {error}"),
+    }
+}
+
+/// What is let go of on a GPU by a library that works on other streams.
+struct Ordered {
+    ours: NonNull<c_void>,
+    stream: DeviceStream,
+}
+
+/// The same tensor for a library that works on other streams than `stream`: when it lets go, that one goes behind what
+/// the library has given the GPU by then, as far as its streams are of those that the legacy default stream comes behind.
+pub(crate) fn ordered(ours: DlPack, stream: DeviceStream) -> DlPack {
+    let ours = ours.into_raw();
+    // SAFETY: it is a valid `DLManagedTensorVersioned`, and only read.
+    let mut managed = unsafe { ours.cast::<Managed>().read() };
+    managed.context = Box::into_raw(Box::new(Ordered { ours, stream })).cast();
+    managed.deleter = Some(let_go_in_order);
+    let managed = NonNull::from(Box::leak(Box::new(managed)));
+    // SAFETY: as in `guarded`; the inner deleter is called by `let_go_in_order` alone.
+    match unsafe { DlPack::from_raw(managed.cast()) } {
+        Ok(ordered) => ordered,
+        Err(error) => unreachable!("the version was looked at before: {error}"),
+    }
+}
+
+/// # Safety
+/// As a consumer calls it: with what `ordered` made, once.
+unsafe extern "C" fn let_go_in_order(managed: *mut Managed) {
+    // SAFETY: it is the box of `ordered`, and so is its context.
+    let Ordered { ours, stream } = unsafe {
+        let managed = Box::from_raw(managed);
+        *Box::from_raw(managed.context.cast::<Ordered>())
+    };
+    if let Some(own) = cuda::handle(&stream) {
+        // SAFETY: the legacy default stream is always there, and the other one is ours.
+        if let Err(error) = unsafe { cuda::order(&stream, cuda::LEGACY, own) } {
+            tracing::error!(%error, "work of another library on a tensor cannot be waited for");
+        }
+    }
+    // SAFETY: it came from `into_raw`, and nobody has it any more.
+    drop(unsafe { DlPack::from_raw(ours) });
+}
+
+/// The tensor of a managed one that is read, and stays whose it is; the axes are there as long as it is.
+pub(crate) fn array_of(managed: DlPack) -> (DlPack, Array) {
+    let raw = managed.into_raw();
+    // SAFETY: it is a valid `DLManagedTensorVersioned`, and only read.
+    let array = unsafe { (*raw.cast::<Managed>().as_ptr()).array };
+    // SAFETY: it came from `into_raw`.
+    match unsafe { DlPack::from_raw(raw) } {
+        Ok(managed) => (managed, array),
         Err(error) => unreachable!("the version was looked at before: {error}"),
     }
 }

@@ -2,44 +2,234 @@
 //! have to be in to be sent.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use pyo3::prelude::*;
+use tensorpost_core::device::{Device, DeviceKind};
 use tensorpost_core::foreign::{Transport, can_leave_by};
+use tensorpost_core::ids::DeviceId;
+use tensorpost_core::lease::PoolError;
 use tensorpost_core::tensor::{DeviceStream, DlPackReady, Tensor, TensorError};
 
+use crate::cuda;
+use crate::encode;
 use crate::failure::exception;
+use crate::plan::Plan;
+use crate::torch::Ledger;
 
 /// See the module.
 pub(crate) struct Context {
     pub(crate) transport: Arc<Transport>,
     stream: DeviceStream,
+    /// Of an actor on a GPU that has something on the host.
+    host: Mutex<Option<DeviceStream>>,
+    /// Those on GPUs, of a process that is no actor's; an actor has its own.
+    opened: Option<Mutex<Vec<DeviceStream>>>,
+    counts: Counts,
+    /// What was sent while the sender still has it to write.
+    sent: Ledger,
+}
+
+/// How tensors have gone out.
+#[derive(Default)]
+struct Counts {
+    forwarded: AtomicU64,
+    without_copy: AtomicU64,
+    copied: AtomicU64,
+    copied_bytes: AtomicU64,
 }
 
 impl Context {
+    /// Of an actor.
     pub(crate) fn new(transport: Arc<Transport>, stream: DeviceStream) -> Arc<Self> {
-        Arc::new(Context { transport, stream })
+        Self::with(transport, stream, None)
     }
 
-    /// The same tensors, each where other processes can have it: one on memory of another library is copied, and the copy is
-    /// done when this returns.
-    pub(crate) fn shared(&self, py: Python<'_>, tensors: Vec<Tensor>) -> PyResult<Vec<Tensor>> {
-        if tensors.iter().all(|tensor| can_leave_by(tensor, &self.transport)) {
-            return Ok(tensors);
-        }
-        let copied: Result<Vec<_>, TensorError> =
-            py.detach(|| tensors.into_iter().map(|tensor| self.copied(tensor)).collect());
-        copied.map_err(|error| exception(py, "TensorError", format!("a tensor cannot be sent: {error}")))
+    /// Of a process that is no worker.
+    pub(crate) fn of_node(transport: Arc<Transport>, host: DeviceStream) -> Arc<Self> {
+        Self::with(transport, host, Some(Mutex::default()))
     }
 
-    fn copied(&self, tensor: Tensor) -> Result<Tensor, TensorError> {
-        if can_leave_by(&tensor, &self.transport) {
-            return Ok(tensor);
+    fn with(
+        transport: Arc<Transport>,
+        stream: DeviceStream,
+        opened: Option<Mutex<Vec<DeviceStream>>>,
+    ) -> Arc<Self> {
+        Arc::new(Context {
+            transport,
+            stream,
+            host: Mutex::default(),
+            opened,
+            counts: Counts::default(),
+            sent: Ledger::default(),
+        })
+    }
+
+    /// The actor's own stream, or the host's.
+    pub(crate) fn stream(&self) -> &DeviceStream {
+        &self.stream
+    }
+
+    /// The stream that a library works on with memory of this device; none on the host, and none where this process has no business
+    /// there.
+    pub(crate) fn stream_for(&self, device: DeviceId) -> Option<DeviceStream> {
+        if device == DeviceId::HOST {
+            return None;
         }
+        if self.stream.kind() == DeviceKind::Cuda {
+            return Some(self.stream.clone());
+        }
+        self.opened.as_ref()?;
+        self.open(&Device::by_id(device).ok()?).ok()
+    }
+
+    /// A stream of a process that is no worker.
+    fn open(&self, device: &Device) -> Result<DeviceStream, TensorError> {
+        let mut opened = self.opened.as_ref().map(Mutex::lock);
+        let known = opened.iter().flat_map(|opened| opened.iter());
+        if let Some(stream) = known.into_iter().find(|stream| stream.device_id() == device.id()) {
+            return Ok(stream.clone());
+        }
+        let pool = self.transport.pool_for(device.id())?;
+        let stream = DeviceStream::new(pool, Arc::clone(self.transport.domain()))?;
+        if let Some(opened) = &mut opened {
+            opened.push(stream.clone());
+        }
+        Ok(stream)
+    }
+
+    /// A stream of the host.
+    pub(crate) fn host_stream(&self) -> Result<DeviceStream, TensorError> {
+        if self.stream.kind() == DeviceKind::Host {
+            return Ok(self.stream.clone());
+        }
+        let mut host = self.host.lock();
+        if let Some(stream) = &*host {
+            return Ok(stream.clone());
+        }
+        let pool = self.transport.pool_for(DeviceId::HOST)?;
+        let stream = DeviceStream::new(pool, Arc::clone(self.transport.domain()))?;
+        *host = Some(stream.clone());
+        Ok(stream)
+    }
+
+    /// The stream for what is on a GPU, by its number here.
+    ///
+    /// # Errors
+    /// What to do instead.
+    pub(crate) fn stream_on(&self, ordinal: i32) -> Result<DeviceStream, String> {
+        if self.is_actors() {
+            return match cuda::ordinal(&self.stream) {
+                Some(own) if own == ordinal => Ok(self.stream.clone()),
+                Some(own) => Err(format!(
+                    "is on cuda:{ordinal}, and this actor works on cuda:{own}; copy it there first, with `.to(\"cuda:{own}\")`"
+                )),
+                None => Err(format!(
+                    "is on cuda:{ordinal}, and this actor works on the host; spawn it with device=\"cuda:{ordinal}\", or copy it \
+                     there first, with `.cpu()`"
+                )),
+            };
+        }
+        let device = Device::cuda(usize::try_from(ordinal).unwrap_or(usize::MAX)).map_err(TensorError::from);
+        let opened = device.and_then(|device| self.open(&device));
+        opened.map_err(|error| format!("is on cuda:{ordinal}, which cannot be opened: {error}"))
+    }
+
+    /// Whether PyTorch works on this context's stream, where it works for an actor.
+    pub(crate) fn is_actors(&self) -> bool {
+        self.opened.is_none()
+    }
+
+    /// A tensor of PyTorch is about to be sent that its sender could write.
+    pub(crate) fn note_sent(&self, tensor: &Bound<'_, PyAny>, version: u64) {
+        self.sent.note(tensor, version, 0);
+    }
+
+    /// Whether anybody looks for that.
+    pub(crate) fn watches_sent(&self) -> bool {
+        self.sent.is_open()
+    }
+
+    /// An actor's handlers begin, whose writes are looked for.
+    pub(crate) fn watch_sent(&self) {
+        self.sent.reopen();
+    }
+
+    /// A handler is done: whether it has written what it had sent.
+    pub(crate) fn written_after_send(&self, py: Python<'_>) -> PyResult<bool> {
+        let written = self.sent.close(py)?.is_some();
+        self.sent.reopen();
+        Ok(written)
+    }
+
+    /// Tensors that were forwarded, sent without a copy and copied, and the bytes of the last.
+    pub(crate) fn counts(&self) -> (u64, u64, u64, u64) {
+        let Counts { forwarded, without_copy, copied, copied_bytes } = &self.counts;
+        let [forwarded, without_copy, copied, bytes] =
+            [forwarded, without_copy, copied, copied_bytes].map(|count| count.load(Ordering::Relaxed));
+        (forwarded, without_copy, copied, bytes)
+    }
+
+    /// The tensors of `value`, each where other processes can have it: one on memory of another library is copied. On the
+    /// host the copy is done when this returns.
+    pub(crate) fn shared(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        plan: &Plan,
+        value: &Bound<'_, PyAny>,
+        mut tensors: Vec<Tensor>,
+    ) -> PyResult<Vec<Tensor>> {
+        for (index, tensor) in tensors.iter_mut().enumerate() {
+            if can_leave_by(tensor, &self.transport) {
+                let own = tensor.lease().owner() == self.transport.domain().own();
+                let count = if own { &self.counts.without_copy } else { &self.counts.forwarded };
+                count.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            let copied = py.detach(|| self.copied(tensor));
+            *tensor = copied.map_err(|error| {
+                let place = encode::place_of(plan, value, index, self);
+                let remedy = remedy(&error, tensor.device());
+                exception(py, "TensorError", format!("{place}: it cannot be sent: {error}{remedy}"))
+            })?;
+            self.counts.copied.fetch_add(1, Ordering::Relaxed);
+            self.counts.copied_bytes.fetch_add(tensor.bytes(), Ordering::Relaxed);
+        }
+        Ok(tensors)
+    }
+
+    fn copied(&self, tensor: &Tensor) -> Result<Tensor, TensorError> {
+        if let Some(stream) = self.stream_for(tensor.device()) {
+            let copy = stream.copy(tensor)?;
+            if self.opened.is_some() {
+                // Its sender works on another stream, and may write it as soon as the send returns.
+                copy.wait(None)?;
+            }
+            return Ok(copy.freeze());
+        }
+        let stream = self.host_stream()?;
         // By DLPack, because its clock may be another node's.
-        let here = self.stream.from_dlpack(tensor.to_dlpack()?, DlPackReady::Now)?;
-        let copy = self.stream.copy(&here)?;
+        let here = stream.from_dlpack(tensor.to_dlpack()?, DlPackReady::Now)?;
+        let copy = stream.copy(&here)?;
         // Whoever sent it may write its memory as soon as the send returns.
         copy.wait(None)?;
         Ok(copy.freeze())
+    }
+}
+
+/// What to do where there is no memory.
+fn remedy(error: &TensorError, device: DeviceId) -> &'static str {
+    let option = device == DeviceId::HOST;
+    match error {
+        TensorError::Pool(PoolError::TooLarge { .. }) if option => {
+            "; give the processes more with `tp.Node(host_budget=..)`, or send it in pieces"
+        }
+        TensorError::Pool(PoolError::TooLarge { .. }) => "; send it in pieces",
+        TensorError::Pool(PoolError::Full { .. }) if option => {
+            "; let receivers drop what they hold, or give more with `tp.Node(host_budget=..)`"
+        }
+        TensorError::Pool(PoolError::Full { .. }) => "; let receivers drop what they hold",
+        _ => "",
     }
 }

@@ -9,16 +9,20 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyList, PySet, PyString, PyTuple};
 use tensorpost_core::foreign::RawAddress;
+use tensorpost_core::ids::DeviceId;
 use tensorpost_core::message::portable::{Repr, TensorShape};
-use tensorpost_core::tensor::Tensor;
+use tensorpost_core::tensor::{Tensor, TensorError};
 
 use crate::address::PyAddress;
+use crate::address_space::stream as own_stream;
 use crate::context::Context;
 use crate::encode::{MAX_DEPTH, listed};
 use crate::failure::{Failure, Result};
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
 use crate::reader::{Item, Reader};
-use crate::tensor::{PyTensor, check, taken};
+use crate::taking::{check, taken};
+use crate::tensor::PyTensor;
+use crate::torch::Ledger;
 
 /// Values that are looked at: of an honest body a few for each byte, and some more for a body of few.
 const STEPS_PER_BYTE: usize = 1024;
@@ -30,12 +34,25 @@ const TENSOR: &str = "$tensor";
 struct Decoder<'a, 'py> {
     py: Python<'py>,
     plan: &'a Plan,
-    /// What the body came with. The first use of one makes a tensor of it, where it is another object.
-    tensors: Vec<Bound<'py, PyAny>>,
+    /// What the body came with. The first use of one makes a tensor of Python of it.
+    tensors: Vec<Given<'py>>,
     /// What addresses connect to, in a message that came from an actor.
     context: Option<&'a Arc<Context>>,
+    /// What its handler was shown.
+    ledger: Option<&'a Arc<Ledger>>,
+    /// The tensor whose place is looked for; the others are not looked at.
+    sought: Option<usize>,
     steps: usize,
     depth: usize,
+}
+
+/// A tensor that came with a body.
+enum Given<'py> {
+    Raw(Tensor),
+    Object(Bound<'py, PyAny>),
+    Made(Bound<'py, PyTensor>),
+    /// It is being made.
+    Gone,
 }
 
 /// The value of a body.
@@ -45,7 +62,7 @@ pub(crate) fn decode<'py>(
     body: &[u8],
     tensors: Vec<Bound<'py, PyAny>>,
 ) -> Result<Bound<'py, PyAny>> {
-    decode_with(plan, py, body, tensors, None)
+    decode_with(plan, py, body, tensors.into_iter().map(Given::Object).collect(), None, None, None)
 }
 
 /// The value of a body that came to a mailbox, or as a reply.
@@ -55,22 +72,32 @@ pub(crate) fn arrived<'py>(
     body: &[u8],
     tensors: Vec<Tensor>,
     context: &Arc<Context>,
+    ledger: Option<&Arc<Ledger>>,
 ) -> Result<Bound<'py, PyAny>> {
-    let tensors = tensors.into_iter().map(|tensor| Bound::new(py, PyTensor::of(tensor)).map(Bound::into_any));
-    let tensors = tensors.collect::<PyResult<Vec<_>>>().map_err(|error| Failure::raised(py, error))?;
-    decode_with(plan, py, body, tensors, Some(context))
+    let tensors = tensors.into_iter().map(Given::Raw).collect();
+    decode_with(plan, py, body, tensors, Some(context), ledger, None)
+}
+
+/// Where in the value of a body that was read before the tensor of this index is, such as `Frame.pixels`.
+pub(crate) fn place_of(plan: &Plan, py: Python<'_>, body: &[u8], index: usize) -> String {
+    match decode_with(plan, py, body, Vec::new(), None, None, Some(index)) {
+        Err(failure) => failure.place(&plan.name),
+        Ok(_) => plan.name.clone(),
+    }
 }
 
 fn decode_with<'py>(
     plan: &Plan,
     py: Python<'py>,
     body: &[u8],
-    tensors: Vec<Bound<'py, PyAny>>,
+    tensors: Vec<Given<'py>>,
     context: Option<&Arc<Context>>,
+    ledger: Option<&Arc<Ledger>>,
+    sought: Option<usize>,
 ) -> Result<Bound<'py, PyAny>> {
     let mut reader = Reader::new(body)?;
     let steps = STEPS + body.len().saturating_mul(STEPS_PER_BYTE);
-    let mut decoder = Decoder { py, plan, tensors, context, steps, depth: 0 };
+    let mut decoder = Decoder { py, plan, tensors, context, ledger, sought, steps, depth: 0 };
     let value = decoder.value(plan.root, &mut reader)?;
     if reader.has_ended() { Ok(value) } else { Err(Failure::new("bytes follow the value")) }
 }
@@ -101,7 +128,7 @@ impl<'py> Decoder<'_, 'py> {
         let plan = self.plan;
         match &plan.nodes[at] {
             Node::Scalar(scalar) => self.scalar(*scalar, reader.next()?),
-            Node::Tensor(asked) => self.tensor(asked, reader),
+            Node::Tensor(asked, owned) => self.tensor(asked, *owned, reader),
             Node::Address(..) => self.address(reader),
             Node::Option(inner) => {
                 if reader.peek()? == Item::Nil {
@@ -207,7 +234,12 @@ impl<'py> Decoder<'_, 'py> {
         Ok(object)
     }
 
-    fn tensor(&mut self, asked: &TensorShape, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {
+    fn tensor(
+        &mut self,
+        asked: &TensorShape,
+        owned: bool,
+        reader: &mut Reader<'_>,
+    ) -> Result<Bound<'py, PyAny>> {
         let found = reader.next()?;
         if found != Item::Map(1) || string(reader)? != TENSOR {
             return Err(wrong("a tensor of the message", found));
@@ -216,18 +248,75 @@ impl<'py> Decoder<'_, 'py> {
             Item::Int(index) => usize::try_from(index).unwrap_or(usize::MAX),
             other => return Err(wrong("the index of a tensor", other)),
         };
+        if let Some(sought) = self.sought {
+            let none = || self.py.None().into_bound(self.py);
+            return if sought == index { Err(Failure::new("")) } else { Ok(none()) };
+        }
         let came_with = self.tensors.len();
         let given = self.tensors.get_mut(index).ok_or_else(|| {
             Failure::new(format!("the message names tensor {index} but came with {came_with}"))
         })?;
-        if !given.is_instance_of::<PyTensor>() {
-            let tensor = taken(given).and_then(|tensor| Bound::new(self.py, PyTensor::of(tensor)));
-            *given = tensor.map_err(|error| Failure::raised(self.py, error))?.into_any();
+        let tensor = match std::mem::replace(given, Given::Gone) {
+            Given::Made(object) => {
+                let fits = check(&object.get().tensor, asked);
+                let made = object.clone().into_any();
+                *given = Given::Made(object);
+                fits.map_err(Failure::new)?;
+                return Ok(made);
+            }
+            Given::Raw(tensor) => tensor,
+            Given::Object(object) => {
+                let tensor = taken(&object, None);
+                let plain = object.cast_into::<PyTensor>();
+                match plain {
+                    // It is one already.
+                    Ok(object) if !owned => {
+                        *given = Given::Made(object.clone());
+                        check(&object.get().tensor, asked).map_err(Failure::new)?;
+                        return Ok(object.into_any());
+                    }
+                    _ => tensor.map_err(|error| Failure::raised(self.py, error))?,
+                }
+            }
+            Given::Gone => return Err(Failure::new(format!("tensor {index} could not be taken before"))),
+        };
+        if let Err(why) = check(&tensor, asked) {
+            self.tensors[index] = Given::Raw(tensor);
+            return Err(Failure::new(why));
         }
-        let object = given.clone();
-        let tensor = taken(&object).map_err(|error| self.raised(error))?;
-        check(&tensor, asked).map_err(Failure::new)?;
-        Ok(object)
+        let made = match (owned, self.context) {
+            (false, Some(context)) => {
+                let came_to = self.ledger.map(|ledger| (Arc::clone(ledger), index));
+                PyTensor::arrived(tensor, context, came_to)
+            }
+            (false, None) => PyTensor::of(tensor),
+            (true, context) => self.for_good(tensor, context)?,
+        };
+        let object = Bound::new(self.py, made).map_err(|error| self.raised(error))?;
+        self.tensors[index] = Given::Made(object.clone());
+        Ok(object.into_any())
+    }
+
+    /// A tensor that its receiver may write: the one that came, if nobody else has it, and else a copy.
+    fn for_good(&self, tensor: Tensor, context: Option<&Arc<Context>>) -> Result<PyTensor> {
+        let stream = match context {
+            Some(context) => match context.stream_for(tensor.device()) {
+                Some(stream) => stream,
+                None => context.host_stream().map_err(|error| Failure::new(error.to_string()))?,
+            },
+            None => own_stream(self.py).map_err(|error| self.raised(error))?.clone(),
+        };
+        let owned = self.py.detach(|| {
+            let owned = tensor.into_mut(&stream).or_else(|shared| stream.copy(&shared.tensor))?;
+            // On the host nobody works on the stream.
+            if owned.device() == DeviceId::HOST {
+                owned.wait(None)?;
+            }
+            Ok(owned.freeze())
+        });
+        let owned =
+            owned.map_err(|error: TensorError| Failure::new(format!("it cannot be handed over: {error}")))?;
+        Ok(PyTensor::owned(owned, context.map(Arc::clone)))
     }
 
     fn address(&self, reader: &mut Reader<'_>) -> Result<Bound<'py, PyAny>> {

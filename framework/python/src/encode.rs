@@ -1,6 +1,7 @@
 //! From a value of Python to bytes. rmp-serde writes them, as it does for the types of Rust, so they are the same.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
@@ -11,9 +12,10 @@ use tensorpost_core::message::portable::Repr;
 use tensorpost_core::tensor::Tensor;
 
 use crate::address::PyAddress;
+use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
-use crate::tensor::{check, taken};
+use crate::taking::{check, taken};
 
 /// Types inside each other that are gone through. Bytes are nested less deep; what is nested without an end, because it holds
 /// itself, ends here.
@@ -21,7 +23,11 @@ pub(crate) const MAX_DEPTH: usize = 192;
 
 /// What is found out on the way.
 #[derive(Default)]
-struct State {
+struct State<'a> {
+    /// Where it is to go.
+    context: Option<&'a Arc<Context>>,
+    /// The tensor whose place is looked for.
+    sought: Option<usize>,
     /// Those of the value, in the order of their indices.
     tensors: RefCell<Vec<Tensor>>,
     failed: RefCell<Option<Failure>>,
@@ -33,7 +39,7 @@ struct Typed<'a, 'py> {
     plan: &'a Plan,
     node: usize,
     value: &'a Bound<'py, PyAny>,
-    state: &'a State,
+    state: &'a State<'a>,
 }
 
 /// The fields of a class behind the tag that tells which it is.
@@ -44,8 +50,29 @@ struct Fields<'a, 'py> {
 }
 
 /// The bytes of a value, and its tensors.
-pub(crate) fn encode(plan: &Plan, value: &Bound<'_, PyAny>) -> Result<(Vec<u8>, Vec<Tensor>)> {
-    let state = State::default();
+pub(crate) fn encode(
+    plan: &Plan,
+    value: &Bound<'_, PyAny>,
+    context: Option<&Arc<Context>>,
+) -> Result<(Vec<u8>, Vec<Tensor>)> {
+    with_state(plan, value, State { context, ..State::default() })
+}
+
+/// Where in a value that was written the tensor of this index is, such as `Frame.pixels`.
+pub(crate) fn place_of(
+    plan: &Plan,
+    value: &Bound<'_, PyAny>,
+    index: usize,
+    context: &Arc<Context>,
+) -> String {
+    let state = State { context: Some(context), sought: Some(index), ..State::default() };
+    match with_state(plan, value, state) {
+        Err(failure) => failure.place(&plan.name),
+        Ok(_) => plan.name.clone(),
+    }
+}
+
+fn with_state(plan: &Plan, value: &Bound<'_, PyAny>, state: State<'_>) -> Result<(Vec<u8>, Vec<Tensor>)> {
     let typed = Typed { plan, node: plan.root, value, state: &state };
     match codec::encode(&typed, Vec::new()) {
         Ok(encoded) => Ok((encoded.body, state.tensors.into_inner())),
@@ -57,7 +84,7 @@ pub(crate) fn encode(plan: &Plan, value: &Bound<'_, PyAny>) -> Result<(Vec<u8>, 
 }
 
 /// Remembers what is wrong; serde's own error only ends the walk.
-fn stopped<E: Error>(state: &State, failure: Failure) -> E {
+fn stopped<E: Error>(state: &State<'_>, failure: Failure) -> E {
     state.failed.borrow_mut().get_or_insert(failure);
     E::custom("")
 }
@@ -75,7 +102,7 @@ impl Typed<'_, '_> {
 
 /// Adds the step that `result` came back from, if it failed.
 fn step<T, E>(
-    state: &State,
+    state: &State<'_>,
     result: std::result::Result<T, E>,
     add: impl FnOnce(Failure) -> Failure,
 ) -> std::result::Result<T, E> {
@@ -106,8 +133,11 @@ impl Typed<'_, '_> {
     fn write<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
         match &self.plan.nodes[self.node] {
             Node::Scalar(scalar) => self.scalar(*scalar, to),
-            Node::Tensor(asked) => {
-                let tensor = taken(self.value).map_err(|error| self.raised(error))?;
+            Node::Tensor(asked, _) => {
+                if self.state.sought == Some(self.state.tensors.borrow().len()) {
+                    return Err(stopped(self.state, Failure::new("")));
+                }
+                let tensor = taken(self.value, self.state.context).map_err(|error| self.raised(error))?;
                 check(&tensor, asked).map_err(|why| stopped(self.state, Failure::new(why)))?;
                 let written = tensor.serialize(to)?;
                 self.state.tensors.borrow_mut().push(tensor);

@@ -25,6 +25,12 @@ impl Failure {
         Failure { why: text_of(py, &error), cause: Some(error), steps: Vec::new() }
     }
 
+    /// Where it is.
+    pub(crate) fn place(self, root: &str) -> String {
+        let path: String = self.steps.into_iter().rev().collect();
+        format!("{root}{path}")
+    }
+
     pub(crate) fn in_field(mut self, name: &str) -> Self {
         self.steps.push(format!(".{name}"));
         self

@@ -24,8 +24,10 @@ use crate::address::PyAddress;
 use crate::context::Context;
 use crate::failure::exception;
 use crate::plan::Plan;
+use crate::tensor::{self, PyTensor};
+use crate::torch::Ledger;
 use crate::wait;
-use crate::{decode, encode};
+use crate::{cuda, decode, encode, pool};
 
 /// How long an actor that has stopped waits for its own last words.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -64,9 +66,11 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     pub(crate) fn new(env: &Env, ready: oneshot::Sender<Result<(), String>>) -> Arc<Self> {
+        let context = Context::new(Arc::clone(env.transport()), env.stream());
+        context.watch_sent();
         Arc::new(Mailbox {
             env: env.clone(),
-            context: Context::new(Arc::clone(env.transport()), env.stream()),
+            context,
             state: Mutex::new(State { ready: Some(ready), ..State::default() }),
             changed: Condvar::new(),
         })
@@ -154,7 +158,7 @@ pub(crate) struct PyMailbox(pub(crate) Arc<Mailbox>);
 
 impl PyMailbox {
     fn delivered(&self, item: Item) -> Delivered {
-        Delivered { mailbox: Arc::clone(&self.0), item: Mutex::new(Some(item)) }
+        Delivered { mailbox: Arc::clone(&self.0), item: Mutex::new(Some(item)), read: Mutex::default() }
     }
 }
 
@@ -238,13 +242,34 @@ impl PyMailbox {
 
     /// The value of these bytes, with addresses in it.
     fn decode(&self, py: Python<'_>, plan: &Plan, body: &[u8]) -> PyResult<Py<PyAny>> {
-        let value = decode::arrived(plan, py, body, Vec::new(), &self.0.context);
+        let value = decode::arrived(plan, py, body, Vec::new(), &self.0.context, None);
         value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
     }
 
     #[getter]
     fn own_address(&self) -> PyAddress {
         PyAddress::new(self.0.env.raw_address(), Arc::clone(&self.0.context))
+    }
+
+    /// The number of the actor's GPU in this process, and its stream as others name it.
+    fn gpu(&self) -> Option<(i32, u64)> {
+        let stream = self.0.context.stream();
+        cuda::ordinal(stream).zip(cuda::handle(stream))
+    }
+
+    /// Has the two functions of [`pool`] take from the actor's memory.
+    fn lend_pool(&self) {
+        pool::open_for(self.0.context.stream());
+    }
+
+    /// A tensor in the pool, to be written.
+    fn empty(&self, py: Python<'_>, shape: Vec<usize>, dtype: &str) -> PyResult<PyTensor> {
+        tensor::empty(py, &self.0.context, shape, dtype)
+    }
+
+    /// How tensors have gone out: forwarded, without a copy, copied, and the bytes of the last.
+    fn counts(&self) -> (u64, u64, u64, u64) {
+        self.0.context.counts()
     }
 
     #[getter]
@@ -319,6 +344,14 @@ pub(crate) fn told(event: &Lifecycle) -> Told {
 pub(crate) struct Delivered {
     mailbox: Arc<Mailbox>,
     item: Mutex<Option<Item>>,
+    read: Mutex<Option<Read>>,
+}
+
+/// What its handler was given.
+struct Read {
+    body: Vec<u8>,
+    plan: Py<Plan>,
+    ledger: Arc<Ledger>,
 }
 
 impl Delivered {
@@ -350,23 +383,51 @@ impl Delivered {
     }
 
     /// Its value, once: its tensors go with it.
-    fn value(&self, py: Python<'_>, plan: &Plan) -> PyResult<Py<PyAny>> {
+    fn value(&self, py: Python<'_>, plan: Py<Plan>) -> PyResult<Py<PyAny>> {
         let parts = match &mut *self.item.lock() {
             Some(Item::Message(message, _)) => {
                 (std::mem::take(&mut message.body), std::mem::take(&mut message.tensors))
             }
             _ => return Err(exception(py, "Error", "the message is done with".to_owned())),
         };
-        let value = decode::arrived(plan, py, &parts.0, parts.1, &self.mailbox.context);
-        value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
+        let ledger = Arc::new(Ledger::open());
+        let context = &self.mailbox.context;
+        let value = decode::arrived(plan.get(), py, &parts.0, parts.1, context, Some(&ledger));
+        let value = value.map(Bound::unbind);
+        let value = value.map_err(|failure| failure.raise(py, "DecodeError", &plan.get().name))?;
+        *self.read.lock() = Some(Read { body: parts.0, plan, ledger });
+        Ok(value)
+    }
+
+    /// An error where the handler has written what others read.
+    fn check_writes(&self, py: Python<'_>) -> PyResult<()> {
+        let read = self.read.lock().take();
+        if let Some(Read { body, plan, ledger }) = read
+            && let Some((index, times)) = ledger.close(py)?
+        {
+            let place = decode::place_of(plan.get(), py, &body, index);
+            let why = format!(
+                "{place}: the handler has written this tensor in place ({times} times), and others read it; annotate the \
+                 field with tp.Owned, or write a copy, as of `.clone()`"
+            );
+            return Err(exception(py, "TensorError", why));
+        }
+        if self.mailbox.context.written_after_send(py)? {
+            let why = "the handler has written a tensor in place after it sent it; send it last, or send a copy, as of `.clone()`";
+            return Err(exception(py, "TensorError", why.to_owned()));
+        }
+        Ok(())
     }
 
     /// The handler is done, with this reply.
     fn reply(&self, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = value.py();
-        let (body, tensors) =
-            encode::encode(plan, value).map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
-        let tensors = self.mailbox.context.shared(py, tensors)?;
+        // First: a GPU that was made to write where it may not has nothing left to send.
+        self.check_writes(py)?;
+        let context = &self.mailbox.context;
+        let encoded = encode::encode(plan, value, Some(context));
+        let (body, tensors) = encoded.map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
+        let tensors = context.shared(py, plan, value, tensors)?;
         match self.item.lock().take() {
             Some(Item::Message(message, answer)) => {
                 drop(message);
@@ -389,7 +450,14 @@ impl Delivered {
     }
 
     /// Its handler failed, and the actor with it.
-    fn fail(&self, why: String) {
+    fn fail(&self, py: Python<'_>, mut why: String) {
+        if let Err(error) = self.check_writes(py) {
+            let error = error.value(py).to_string();
+            // It may be what the other failure comes of, if it is not that itself.
+            if !why.contains(&error) {
+                why = format!("{why}\nBefore that: {error}");
+            }
+        }
         // What waits behind it is told before the actor's end.
         self.mailbox.fail();
         let fail = self.mailbox.failing(why);

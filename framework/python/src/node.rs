@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorpost_core::actor::{Channel, Python as Start, Watch};
+use tensorpost_core::device::Device;
 use tensorpost_core::foreign::RawMessage;
 use tensorpost_core::node::{Node, OnHang, Restart};
 use tracing_subscriber::EnvFilter;
@@ -19,6 +20,7 @@ use crate::demo;
 use crate::failure::exception;
 use crate::mailbox::{Told, looked_up, told};
 use crate::plan::Plan;
+use crate::tensor::{self, PyTensor};
 use crate::wait;
 
 /// A node, until it is closed.
@@ -82,7 +84,7 @@ impl PyNode {
             Ok((node, stream))
         });
         let (node, stream) = started.map_err(|why: String| exception(py, "NodeError", why))?;
-        let context = Context::new(Arc::clone(node.transport()), stream);
+        let context = Context::of_node(Arc::clone(node.transport()), stream);
         Ok(PyNode { running: Mutex::new(Some((Arc::new(node), context))) })
     }
 
@@ -99,8 +101,16 @@ impl PyNode {
         mailbox: u32,
         restart: Option<Policy>,
         environment: Vec<(String, String)>,
+        device: Option<&str>,
+        receive_on: Option<&str>,
     ) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
+        let named = |name: &str| {
+            let device = if name == "cpu" { Ok(Device::host()) } else { name.parse::<Device>() };
+            device.map_err(|error| exception(py, "SpawnError", error.to_string()))
+        };
+        let device = device.map(named).transpose()?;
+        let receive_on = receive_on.map(named).transpose()?;
         let policy = restart.map_or(Ok(Restart::never()), |restart| policy(py, restart))?;
         let started = wait::aside(py, move || {
             let mut start = Start::actor(actor).with_own_args(args).interpreter(interpreter);
@@ -108,6 +118,12 @@ impl PyNode {
                 start = start.env(name, value);
             }
             let mut spawn = node.spawn::<Start>(start).mailbox(mailbox).restart(policy);
+            if let Some(device) = device {
+                spawn = spawn.device(device);
+            }
+            if let Some(device) = receive_on {
+                spawn = spawn.receive_on(device);
+            }
             if let Some(name) = name {
                 spawn = spawn.name(name);
             }
@@ -132,6 +148,17 @@ impl PyNode {
         let (raw, channel) = py.detach(|| node.raw_channel(key)).map_err(|error| node_error(py, &error))?;
         let address = PyAddress::new(raw, Arc::clone(&context));
         Ok((address, PyChannel { channel: Mutex::new(Some(channel)), plan, context }))
+    }
+
+    /// A tensor in the pool of this process, to be written.
+    fn empty(&self, py: Python<'_>, shape: Vec<usize>, dtype: &str) -> PyResult<PyTensor> {
+        let (_, context) = self.running(py)?;
+        tensor::empty(py, &context, shape, dtype)
+    }
+
+    /// How tensors have gone out of this process.
+    fn counts(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64)> {
+        Ok(self.running(py)?.1.counts())
     }
 
     fn watch(&self, py: Python<'_>, address: &PyAddress) -> PyResult<PyWatch> {
@@ -266,7 +293,7 @@ impl PyChannel {
         let timeout = wait::seconds(py, timeout)?;
         let message = self.next(py, timeout)?;
         let plan = self.plan.get();
-        let value = decode::arrived(plan, py, &message.body, message.tensors, &self.context);
+        let value = decode::arrived(plan, py, &message.body, message.tensors, &self.context, None);
         value.map(Bound::unbind).map_err(|failure| failure.raise(py, "DecodeError", &plan.name))
     }
 

@@ -28,7 +28,8 @@ pub(crate) enum Scalar {
 #[derive(Debug)]
 pub(crate) enum Node {
     Scalar(Scalar),
-    Tensor(TensorShape),
+    /// What is asked of it, and whether its receiver has it for good.
+    Tensor(TensorShape, bool),
     Option(usize),
     /// The address of an actor, with the message that goes there: its name, itself, its reply.
     Address(String, usize, usize),
@@ -122,8 +123,8 @@ impl Plan {
     /// A value as bytes, and the tensors that are in it.
     fn encode<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>)> {
         let py = value.py();
-        let (body, tensors) =
-            encode::encode(self, value).map_err(|failure| failure.raise(py, "EncodeError", &self.name))?;
+        let (body, tensors) = encode::encode(self, value, None)
+            .map_err(|failure| failure.raise(py, "EncodeError", &self.name))?;
         let tensors = tensors.into_iter().map(PyTensor::of);
         let tensors = tensors.map(|tensor| Bound::new(py, tensor)).collect::<PyResult<Vec<_>>>()?;
         Ok((PyBytes::new(py, &body), PyList::new(py, tensors)?))
@@ -149,7 +150,7 @@ impl Node {
     /// Calls `each` for the types directly in this.
     fn each(&self, each: &mut dyn FnMut(usize)) {
         match self {
-            Node::Scalar(_) | Node::Tensor(_) | Node::Members(_) => {}
+            Node::Scalar(_) | Node::Tensor(..) | Node::Members(_) => {}
             Node::Option(inner) | Node::List(inner) | Node::Set(inner) | Node::Array(inner, _) => {
                 each(*inner)
             }
@@ -174,11 +175,14 @@ impl Node {
         let inner = |index: usize| get(index)?.extract::<usize>();
         let kind: String = get(0)?.extract()?;
         Ok(match kind.as_str() {
-            "tensor" => Node::Tensor(TensorShape {
-                dtype: get(1)?.extract()?,
-                shape: get(2)?.extract()?,
-                device: get(3)?.extract()?,
-            }),
+            "tensor" => {
+                let asked = TensorShape {
+                    dtype: get(1)?.extract()?,
+                    shape: get(2)?.extract()?,
+                    device: get(3)?.extract()?,
+                };
+                Node::Tensor(asked, get(4)?.extract()?)
+            }
             "address" => Node::Address(get(1)?.extract()?, inner(2)?, inner(3)?),
             "option" => Node::Option(inner(1)?),
             "list" => Node::List(inner(1)?),

@@ -1,32 +1,109 @@
-//! Tensors of the host in Python: from any object that speaks DLPack, and to it, without a copy.
+//! Tensors in Python: what came in a message, what was made for one, and what other libraries read and write of them by DLPack,
+//! without a copy.
 
-use pyo3::exceptions::{PyBufferError, PyException, PyTypeError};
+use std::sync::Arc;
+
+use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
-use tensorpost_core::api::message::TensorMismatch;
-use tensorpost_core::device::DeviceKind;
-use tensorpost_core::message::portable::TensorShape;
-use tensorpost_core::tensor::{DType, DlPackReady, Tensor, TensorError};
+use pyo3::types::{PyBytes, PyTuple};
+use tensorpost_core::ids::DeviceId;
+use tensorpost_core::tensor::{DType, DeviceStream, DlPack, Tensor, TensorError};
 
 use crate::address_space::stream as own_stream;
-use crate::capsule;
+use crate::context::Context;
+use crate::cuda;
 use crate::failure::exception;
+use crate::handed::{self, Kind};
+use crate::taking::{ON_HOST, taken};
+use crate::torch::{Ledger, Torch};
+use crate::{capsule, pool};
 
-/// `kDLCPU` and `kDLCUDAHost`: what the host can reach.
-const ON_HOST: [i32; 2] = [1, 3];
-
-/// A tensor in host memory that nobody writes. Its memory is another library's, or was copied, and stays until the last
-/// object that uses it is gone.
+/// A tensor. Its memory stays until the last object that uses it is gone.
 #[pyclass(frozen, name = "Tensor", module = "tensorpost")]
-#[derive(Debug)]
 pub(crate) struct PyTensor {
-    tensor: Tensor,
+    pub(crate) tensor: Tensor,
+    /// Whether this process has it for itself, to write in place.
+    writable: bool,
+    /// Of a process of a node.
+    context: Option<Arc<Context>>,
+    /// The handler that it came to, and which of its message's it is.
+    came_to: Option<(Arc<Ledger>, usize)>,
+    /// As PyTorch has it.
+    shown: PyOnceLock<Py<PyAny>>,
 }
 
 impl PyTensor {
+    /// One that nobody writes.
     pub(crate) fn of(tensor: Tensor) -> Self {
-        PyTensor { tensor }
+        PyTensor { tensor, writable: false, context: None, came_to: None, shown: PyOnceLock::new() }
+    }
+
+    /// One that came.
+    pub(crate) fn arrived(
+        tensor: Tensor,
+        context: &Arc<Context>,
+        came_to: Option<(Arc<Ledger>, usize)>,
+    ) -> Self {
+        PyTensor { context: Some(Arc::clone(context)), came_to, ..Self::of(tensor) }
+    }
+
+    /// One that this process alone has.
+    pub(crate) fn owned(tensor: Tensor, context: Option<Arc<Context>>) -> Self {
+        PyTensor { writable: true, context, ..Self::of(tensor) }
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    fn kind(&self) -> Kind {
+        if self.writable { Kind::ToWrite } else { Kind::ToRead }
+    }
+
+    /// On which libraries work with it; none on the host.
+    pub(crate) fn stream(&self) -> Option<DeviceStream> {
+        self.context.as_ref()?.stream_for(self.tensor.device())
+    }
+
+    /// The tensor for a library that works on our stream, or on the host.
+    fn hand(&self, py: Python<'_>) -> PyResult<DlPack> {
+        let stream = self.stream();
+        if stream.is_none() && self.tensor.device() != DeviceId::HOST {
+            let device = self.tensor.device();
+            let why = format!(
+                "it is on {device}, and this actor works on the host; spawn it with device=\"cuda:0\""
+            );
+            return Err(exception(py, "TensorError", why));
+        }
+        let handed = if stream.is_some() || self.tensor.ready().is_none() {
+            handed::hand(&self.tensor, self.kind(), stream.as_ref())
+        } else {
+            py.detach(|| handed::hand(&self.tensor, self.kind(), None))
+        };
+        handed.map_err(|error| exception(py, "TensorError", error.to_string()))
+    }
+
+    /// As [`hand`](Self::hand), for a library that works on a stream of its own on the GPU.
+    fn hand_elsewhere(&self, py: Python<'_>, other: Option<i64>) -> PyResult<DlPack> {
+        let refused = |why: String| exception(py, "TensorError", why);
+        let Some(stream) = self.stream() else { return self.hand(py) };
+        let Some(own) = cuda::handle(&stream) else { return self.hand(py) };
+        // -1: the consumer sees to the order itself. None: the legacy default stream.
+        let other = match other {
+            Some(-1) => return self.hand(py),
+            None => cuda::LEGACY,
+            Some(0) => {
+                let why = "stream=0 does not say which default stream; say 1 for the legacy one, or 2 for the thread's";
+                return Err(PyBufferError::new_err(why));
+            }
+            Some(number) => number as u64,
+        };
+        let handed = self.hand(py)?;
+        // SAFETY: whoever asks names a stream of its own that is there.
+        #[expect(unsafe_code, reason = "the stream is another library's")]
+        unsafe { cuda::order(&stream, own, other) }.map_err(refused)?;
+        if other == own { Ok(handed) } else { Ok(capsule::ordered(handed, stream)) }
     }
 }
 
@@ -34,7 +111,7 @@ impl PyTensor {
 impl PyTensor {
     #[new]
     fn new(source: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Ok(PyTensor { tensor: taken(source)? })
+        Ok(Self::of(taken(source, None)?))
     }
 
     /// The type of the elements, such as `"f32"`.
@@ -70,21 +147,72 @@ impl PyTensor {
     /// Bytes that its elements take.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.tensor.len() as u64 * self.tensor.dtype().size() as u64
+        self.tensor.bytes()
     }
 
-    /// Where it is: `"host"`.
+    /// Where it is: `"host"`, or a GPU of this process, such as `"cuda:0"`.
     #[getter]
     fn device(&self) -> String {
-        self.tensor.device().to_string()
+        let ordinal = self.stream().and_then(|stream| cuda::ordinal(&stream));
+        ordinal.map_or_else(|| self.tensor.device().to_string(), |ordinal| format!("cuda:{ordinal}"))
+    }
+
+    /// Whether this process has it for itself, to write in place.
+    #[getter]
+    fn writable(&self) -> bool {
+        self.writable
     }
 
     /// A copy of its elements, packed, the last axis first.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let stream = own_stream(py)?;
-        let bytes = py.detach(|| stream.download_bytes(&self.tensor));
+        let bytes = match self.stream() {
+            Some(stream) => py.detach(|| stream.download_bytes(&self.tensor)),
+            None => {
+                let stream = own_stream(py)?;
+                py.detach(|| stream.download_bytes(&self.tensor))
+            }
+        };
         let bytes = bytes.map_err(|error| exception(py, "TensorError", error.to_string()))?;
         Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// The tensor in PyTorch: the same memory, on the actor's stream.
+    fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(shown) = self.shown.get(py) {
+            return Ok(shown.bind(py).clone());
+        }
+        let torch = Torch::get(py)?;
+        let handed = match (&self.context, self.stream()) {
+            (Some(context), Some(stream)) if !context.is_actors() => {
+                let current = pool::current(py, &stream)?;
+                self.hand_elsewhere(py, Some(current))?
+            }
+            (_, Some(stream)) => {
+                pool::work_on(py, &stream)?;
+                self.hand(py)?
+            }
+            _ => self.hand(py)?,
+        };
+        let (shown, version) = torch.show(py, handed)?;
+        if let (false, Some((ledger, index))) = (self.writable, &self.came_to) {
+            ledger.note(&shown, version, *index);
+        }
+        let shown = self.shown.get_or_init(py, || shown.unbind());
+        Ok(shown.bind(py).clone())
+    }
+
+    /// The tensor in numpy: the same memory, which has to be the host's.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let this = slf.get();
+        if this.tensor.device() != DeviceId::HOST {
+            let why = format!(
+                "it is on {}, and numpy works on the host; say `.torch().cpu().numpy()`",
+                this.device()
+            );
+            return Err(exception(py, "TensorError", why));
+        }
+        py.import("numpy")?.call_method1("from_dlpack", (slf,))
     }
 
     /// The tensor for another library: see the array API standard.
@@ -92,36 +220,52 @@ impl PyTensor {
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
+        stream: Option<i64>,
         max_version: Option<(u32, u32)>,
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if stream.is_some() {
+        let here = self.__dlpack_device__();
+        let on_host = here.0 == ON_HOST[0];
+        if stream.is_some() && on_host {
             return Err(PyBufferError::new_err(
                 "the tensor is on the host, which has no streams; ask with stream=None",
             ));
         }
-        if let Some((kind, id)) = dl_device
-            && kind != ON_HOST[0]
+        if let Some(wanted) = dl_device
+            && wanted != here
+            && !(on_host && wanted.0 == ON_HOST[0])
         {
+            let (kind, id) = wanted;
+            let place = if on_host { "the host".to_owned() } else { self.device() };
             return Err(PyBufferError::new_err(format!(
-                "the tensor is on the host, and a copy for device ({kind}, {id}) was asked for; take it on the host, and copy it there"
+                "the tensor is on {place}, and a copy for device ({kind}, {id}) was asked for; take it there, and copy it \
+                 with the library: take it on the host, and copy it there, or the other way round"
             )));
         }
         let refused = |error: TensorError| exception(py, "TensorError", error.to_string());
         let managed = if copy == Some(true) {
-            let own = own_stream(py)?;
-            py.detach(|| own.copy(&self.tensor).and_then(|copy| copy.into_dlpack()))
+            match self.stream() {
+                Some(own) => {
+                    let copy = own.copy(&self.tensor).map_err(refused)?;
+                    PyTensor::owned(copy.freeze(), self.context.clone()).hand_elsewhere(py, stream)?
+                }
+                None => {
+                    let own = own_stream(py)?;
+                    py.detach(|| own.copy(&self.tensor).and_then(|copy| copy.into_dlpack()))
+                        .map_err(refused)?
+                }
+            }
         } else {
-            py.detach(|| self.tensor.to_dlpack())
+            self.hand_elsewhere(py, stream)?
         };
-        capsule::give(py, managed.map_err(refused)?, max_version)
+        capsule::give(py, managed, max_version)
     }
 
-    /// Where the tensor is, as DLPack says it: `(1, 0)`, the host.
+    /// Where the tensor is, as DLPack says it: `(1, 0)`, the host, or `(2, 0)`, the first GPU.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (ON_HOST[0], 0)
+        let ordinal = self.stream().and_then(|stream| cuda::ordinal(&stream));
+        ordinal.map_or((ON_HOST[0], 0), |ordinal| (2, ordinal))
     }
 
     /// What an annotation asks of a tensor: `Tensor[f32, 3, ..., ...]`.
@@ -134,114 +278,29 @@ impl PyTensor {
     }
 
     fn __repr__(&self) -> String {
-        format!("Tensor({}, shape={:?}, {})", self.dtype(), self.tensor.shape(), self.device())
+        let writable = if self.writable { ", writable" } else { "" };
+        format!("Tensor({}, shape={:?}, {}{writable})", self.dtype(), self.tensor.shape(), self.device())
     }
 }
 
-/// A tensor of what Python has: one of ours, or any object with `__dlpack__`.
-pub(crate) fn taken(source: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-    if let Ok(own) = source.cast::<PyTensor>() {
-        return Ok(own.get().tensor.clone());
-    }
-    let py = source.py();
-    let name = source.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+/// A tensor in memory of this process's pool, with whatever that holds, to be written.
+pub(crate) fn empty(
+    py: Python<'_>,
+    context: &Arc<Context>,
+    shape: Vec<usize>,
+    dtype: &str,
+) -> PyResult<PyTensor> {
     let refused = |why: String| exception(py, "TensorError", why);
-    if !source.hasattr("__dlpack__")? || !source.hasattr("__dlpack_device__")? {
-        return Err(refused(format!(
-            "a {name} is no tensor; give a tp.Tensor, or an object with `__dlpack__`, such as a numpy array or a torch tensor"
-        )));
-    }
-    if let Some(why) = is_not_plain(source) {
-        return Err(refused(format!("the {name} {why}")));
-    }
-    let unwilling = |cause: PyErr| {
-        if !cause.is_instance_of::<PyException>(py) {
-            // Ctrl-C, or the end of the program, and nothing of the object's.
-            return cause;
-        }
-        let error = refused(format!("the {name} does not give itself by DLPack: {}", cause.value(py)));
-        error.set_cause(py, Some(cause));
-        error
-    };
-    let device = source.call_method0("__dlpack_device__").and_then(|device| device.extract::<(i32, i32)>());
-    let (kind, id) = device.map_err(unwilling)?;
-    if !ON_HOST.contains(&kind) {
-        let device =
-            if kind == 2 { format!("cuda:{id}") } else { format!("device {id} of DLPack's type {kind}") };
-        return Err(refused(format!(
-            "the {name} is on {device}, and tensors of Python are on the host; copy it there first, with `.cpu()` for one"
-        )));
-    }
-    let given = given(source).map_err(unwilling)?;
-    let managed = capsule::take(&given)?;
-    let tensor = own_stream(py)?.from_dlpack(managed, DlPackReady::Now);
-    tensor.map_err(|error| refused(format!("the {name} cannot be taken: {}", why(&error))))
-}
-
-/// What a tensor of PyTorch is that its memory alone does not say, and what to do.
-fn is_not_plain(source: &Bound<'_, PyAny>) -> Option<&'static str> {
-    let is = |property: &str| source.getattr(property).is_ok_and(|is| is.is_truthy().unwrap_or(false));
-    // Others have none of these, and are asked once.
-    let gradient = source.getattr("requires_grad").ok()?;
-    if gradient.is_truthy().unwrap_or(false) {
-        return Some("requires a gradient; detach it first, with `.detach()`");
-    }
-    if is("is_sparse") || is("is_sparse_csr") {
-        return Some("is sparse; make it dense first, with `.to_dense()`");
-    }
-    is("is_quantized").then_some("is quantized; convert it first, with `.dequantize()`")
-}
-
-/// Asks for a capsule with a version, and without one whoever does not know of versions.
-fn given<'py>(source: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let py = source.py();
-    static KNOWN: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
-    let arguments = KNOWN.get_or_try_init(py, || {
-        let arguments = PyDict::new(py);
-        arguments.set_item("max_version", (1, 1))?;
-        PyResult::Ok(arguments.unbind())
+    let dtype: DType = dtype.parse().map_err(|_| {
+        refused(format!("{dtype:?} is no dtype; there are {}", DType::ALL.map(DType::name).join(", ")))
     })?;
-    match source.call_method("__dlpack__", (), Some(arguments.bind(py))) {
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => source.call_method0("__dlpack__"),
-        given => given,
-    }
-}
-
-/// An error of the core's without the words that only its own programs know.
-fn why(error: &TensorError) -> String {
-    match error {
-        TensorError::DlPack { why } => why.clone(),
-        other => other.to_string(),
-    }
-}
-
-/// Checks a tensor against what its annotation asks.
-pub(crate) fn check(tensor: &Tensor, asked: &TensorShape) -> Result<(), String> {
-    if let Some(wanted) = asked.dtype.as_ref().and_then(|name| name.parse::<DType>().ok())
-        && wanted != tensor.dtype()
-    {
-        let mismatch = TensorMismatch::DType { wanted, found: tensor.dtype() };
-        return Err(format!(
-            "{mismatch}; convert it first, with `.astype(..)` of numpy or `.to(..)` of torch"
-        ));
-    }
-    if let Some(shape) = &asked.shape {
-        let found = tensor.shape();
-        let fits = shape.len() == found.len()
-            && shape
-                .iter()
-                .zip(found)
-                .all(|(wanted, found)| wanted.is_none_or(|wanted| wanted == *found as u64));
-        if !fits {
-            let axes = shape.iter().map(|axis| axis.map_or_else(|| "_".to_owned(), |axis| axis.to_string()));
-            let wanted = format!("[{}]", axes.collect::<Vec<_>>().join(", "));
-            let mismatch = TensorMismatch::Shape { wanted, found: found.to_vec() };
-            return Err(format!("{mismatch}; reshape it first"));
+    let made = context.stream().empty(dtype, &shape).and_then(|made| {
+        // On the host nobody works on a stream: whoever had the memory before is waited for here.
+        if made.device() == DeviceId::HOST {
+            py.detach(|| made.wait(None))?;
         }
-    }
-    if asked.device.as_deref().is_some_and(|device| device != "host") {
-        let mismatch = TensorMismatch::Device { wanted: DeviceKind::Cuda, found: tensor.device() };
-        return Err(format!("{mismatch}; this package has tensors of the host only so far"));
-    }
-    Ok(())
+        Ok(made)
+    });
+    let made = made.map_err(|error| refused(error.to_string()))?;
+    Ok(PyTensor::owned(made.freeze(), Some(Arc::clone(context))))
 }

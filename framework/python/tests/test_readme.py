@@ -17,7 +17,7 @@ import tensorpost as tp
 
 def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    program, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    program, _, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     module = types.ModuleType("readme")
     monkeypatch.setitem(sys.modules, "readme", module)
     names = vars(module)
@@ -37,11 +37,21 @@ def test_the_actors_of_the_readme_run(tmp_path: Path) -> None:
     assert run.stdout.splitlines() == ["1.0", "Scaled(values=Tensor(f32, shape=[4], host))"]
 
 
+def test_the_tensors_of_the_readme_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    script = tmp_path / "script.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[2])
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == " ".join(["tensor([0.5000, 0.5000, 0.5000, 0.5000])"] * 2) + "\n"
+
+
 def test_all_is_documented() -> None:
     assert tp.__version__ == version("tensorpost")
     for name in tp.__all__:
         thing = getattr(tp, name)
         if isinstance(thing, type) or callable(thing) and not hasattr(thing, "__metadata__"):
             assert thing.__doc__, name
-    for name in ("dtype", "shape", "strides", "tobytes", "__dlpack__", "__dlpack_device__"):
+    for name in ("dtype", "shape", "strides", "tobytes", "torch", "numpy", "writable", "__dlpack__", "__dlpack_device__"):
         assert getattr(tp.Tensor, name).__doc__, name

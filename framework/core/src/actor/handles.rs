@@ -495,12 +495,13 @@ where
     ) -> Option<LocalBoxFuture<'static, ()>> {
         // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
         // stream, is waited for when it is used.
-        if let Err(error) = stream.begin(&self.tickets) {
+        let tickets = if M::WAITS_AT_USE { [].as_slice() } else { &self.tickets };
+        if let Err(error) = stream.begin(tickets) {
             self.unready(error, actor, ctx, transport);
             return None;
         }
         // Known now that was not when it was sent.
-        if matches!(self.done, Done::Local(_))
+        if (M::WAITS_AT_USE || matches!(self.done, Done::Local(_)))
             && let Some(by) = self.taint(stream.domain())
         {
             self.tainted(by, actor, ctx, transport);

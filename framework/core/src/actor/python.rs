@@ -20,8 +20,8 @@ const VARIABLE: &str = "TENSORPOST_PYTHON";
 /// An actor of a Python module, to be [spawned](crate::node::Node::spawn) as one of Rust. Its worker is an interpreter that has
 /// the package `tensorpost`, of the same version as this crate.
 ///
-/// It takes and sends messages with `#[gpu_message(portable)]`, whose tensors it gets on the host; `@tp.message` classes are the same in Python. What it has no
-/// handler for, it refuses.
+/// It takes and sends messages with `#[gpu_message(portable)]`; `@tp.message` classes are the same in Python. Tensors in them are brought to
+/// its device. What it has no handler for, it refuses.
 ///
 /// ```no_run
 /// use tensorpost::actor::Python;

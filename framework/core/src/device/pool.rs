@@ -61,6 +61,29 @@ enum Place {
     Part(Allocation),
     /// Beside others of its size.
     Slab(slabs::Place),
+    /// Inside of a block that somebody else frees: this is only kept.
+    #[cfg(feature = "foreign")]
+    Lent {
+        _keep: Box<dyn std::any::Any + Send>,
+    },
+}
+
+#[cfg(feature = "foreign")]
+impl Block {
+    /// A part of a block that is given out; `keep` is dropped where another's room goes back.
+    pub(crate) fn lent(chunk: u32, offset: u64, bytes: u64, keep: Box<dyn std::any::Any + Send>) -> Self {
+        Block { chunk, offset, bytes, place: Place::Lent { _keep: keep } }
+    }
+}
+
+impl Block {
+    /// Whether it is a part of another block.
+    pub(crate) fn is_lent(&self) -> bool {
+        #[cfg(feature = "foreign")]
+        return matches!(self.place, Place::Lent { .. });
+        #[cfg(not(feature = "foreign"))]
+        false
+    }
 }
 
 impl fmt::Debug for Block {
@@ -180,6 +203,9 @@ impl SubAllocator {
 
     /// Gives a block's room back.
     pub fn free(&mut self, block: Block) {
+        if block.is_lent() {
+            return;
+        }
         let Some(chunk) = self.chunks.get_mut(&block.chunk) else {
             debug_assert!(false, "{block:?} belongs to another pool");
             return;
@@ -251,6 +277,8 @@ impl Parts {
             Place::Whole => None,
             Place::Part(part) => Some(part),
             Place::Slab(place) => self.slabs.free(place),
+            #[cfg(feature = "foreign")]
+            Place::Lent { .. } => None,
         };
         if let Some(part) = part {
             self.allocator.free(part);

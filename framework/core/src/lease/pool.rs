@@ -35,6 +35,8 @@ use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
 use crate::observe::trace::{LeaseName, What};
 
 mod forwards;
+#[cfg(feature = "foreign")]
+mod lent;
 mod report;
 mod sole;
 mod waiting;
@@ -538,7 +540,10 @@ impl State {
 
     /// Gives all quarantined blocks back to the allocator, remembering what their ranges wait for.
     fn open_quarantine(&mut self) {
-        while let Some((block, uses)) = self.quarantine.pop_front() {
+        let lent;
+        (lent, self.quarantine) =
+            std::mem::take(&mut self.quarantine).into_iter().partition(|(block, _)| !block.is_lent());
+        for (block, uses) in lent {
             // By range and not by block: the allocator joins free blocks, and cuts others out of them.
             let (from, to) = (block.offset, block.offset + block.bytes);
             self.pending.push(Pending { chunk: block.chunk, from, to, uses });

@@ -115,6 +115,11 @@ pub trait GpuMessage:
         Ok(reply)
     }
 
+    /// Whether its tensors are waited for where they are used, and not before its handler: that is called on another thread,
+    /// later, and what came behind it is not to hold up its work.
+    #[doc(hidden)]
+    const WAITS_AT_USE: bool = false;
+
     /// Checks the tensors against the `#[tensor(…)]` attributes.
     ///
     /// # Errors

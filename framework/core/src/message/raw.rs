@@ -142,6 +142,7 @@ impl GpuMessage for RawMessage {
     type Reply = RawReply;
     const NAME: &'static str = NAME;
     const SCHEMA: u64 = 0;
+    const WAITS_AT_USE: bool = true;
 
     fn check(&self) -> Result<(), TensorCheckError> {
         Ok(())

@@ -408,8 +408,8 @@ impl<A: RemoteActor> Spawn<'_, A> {
             type_name: type_name.to_owned(),
             args: args.body,
             device: self.device,
-            // What is not of this program reads no memory of a GPU so far.
-            receive_on: self.receive_on.or(A::TAKES_ANY.then_some(DeviceId::HOST)),
+            // Libraries of other languages want all that they compute with on one device.
+            receive_on: self.receive_on.or(A::TAKES_ANY.then_some(self.device)),
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };

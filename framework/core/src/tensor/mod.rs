@@ -35,7 +35,7 @@ mod cast;
 pub mod cuda;
 pub mod device_stream;
 #[cfg(feature = "dlpack")]
-mod dlpack;
+pub(crate) mod dlpack;
 pub mod dtype;
 pub mod error;
 pub mod host;

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
-from ._actor import Env, Lifecycle, Restart, actor, always, env, handler, never, on_failure
+from ._actor import Env, Lifecycle, Restart, Tensors, actor, always, empty, env, handler, never, on_failure
 from ._compile import interface_of, plan_of
 from ._errors import (
     AskError,
@@ -44,6 +44,7 @@ from ._node import Channel, Node, Restarted, Shutdown, Watch, Worker
 from ._types import (
     Array,
     Length,
+    Owned,
     Tagged,
     TensorSpec,
     Untagged,
@@ -77,6 +78,7 @@ __all__ = [
     "Lifecycle",
     "Node",
     "NodeError",
+    "Owned",
     "Restart",
     "Restarted",
     "SchemaError",
@@ -87,6 +89,7 @@ __all__ = [
     "Tensor",
     "TensorError",
     "TensorSpec",
+    "Tensors",
     "Untagged",
     "Watch",
     "Worker",
@@ -97,6 +100,7 @@ __all__ = [
     "char",
     "decode",
     "differences",
+    "empty",
     "encode",
     "env",
     "f16",

@@ -8,15 +8,17 @@ import inspect
 import sys
 import threading
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from ._compile import interface_of, plan_of, reply_of
-from ._errors import Error, NodeError, SchemaError
+from ._errors import Error, NodeError, SchemaError, TensorError
 from ._message import info_of
 from ._native import Address as _Address
 from ._native import Mailbox, Plan
+from ._native import Tensor as _Tensor
+from ._types import DTYPES, dtype_of
 
 _C = TypeVar("_C", bound=type)
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -122,6 +124,28 @@ class Lifecycle:
     """Which life begins, for ``"up"``: 0 was the first."""
 
 
+class Tensors(NamedTuple):
+    """How the tensors of messages have gone out: of an actor, :attr:`Env.tensors`, or of the program, :attr:`Node.tensors`."""
+
+    forwarded: int
+    """Received ones, passed on as they are."""
+    without_copy: int
+    """Those that lay in the process's own shared memory."""
+    copied: int
+    """Those on other memory."""
+    copied_bytes: int
+    """Bytes of the copies."""
+
+
+def asked(shape: int | Sequence[int], dtype: Any) -> tuple[list[int], str]:
+    """A shape and the name of a dtype, of what :func:`empty` is called with."""
+    axes = [shape] if isinstance(shape, int) else list(shape)
+    name = dtype_of(dtype)
+    if name is None:
+        raise TensorError(f"{dtype!r} is no dtype; say tp.f32 or one of {', '.join(sorted(DTYPES))}")
+    return axes, name
+
+
 class Env:
     """Where an actor runs: its name, its address, its way to others. :func:`env` gives it."""
 
@@ -147,6 +171,24 @@ class Env:
     def is_stopping(self) -> bool:
         """Whether the node shuts down: an actor that makes messages by itself stops making them then."""
         return self._mailbox.is_stopping
+
+    @property
+    def device(self) -> str:
+        """Where the actor works, as PyTorch names it: ``"cpu"`` or ``"cuda:0"``."""
+        gpu = self._mailbox.gpu()
+        return "cpu" if gpu is None else f"cuda:{gpu[0]}"
+
+    @property
+    def stream(self) -> int | None:
+        """The actor's stream on its GPU, as a number that other libraries take: ``cupy.cuda.ExternalStream(tp.env().stream)``. PyTorch
+        works on it in handlers. None on the host."""
+        gpu = self._mailbox.gpu()
+        return None if gpu is None else gpu[1]
+
+    @property
+    def tensors(self) -> Tensors:
+        """How the actor's tensors have gone out so far."""
+        return Tensors(*self._mailbox.counts())
 
     def lookup(self, name: str, *, timeout: float | None = None) -> _Address[Any]:
         """The actor that was started or registered under ``name``."""
@@ -177,6 +219,19 @@ def env() -> Env:
     if found is None:
         raise Error("no actor runs on this thread; call tp.env() in an actor's __init__ or handler")
     return found
+
+
+def empty(shape: int | Sequence[int], dtype: Any) -> _Tensor:
+    """A tensor in the actor's own shared memory, on its device, with whatever that holds: what is written into it is sent without a
+    copy, also from a slice of it. ::
+
+        out = tp.empty((3, 480, 640), tp.f32)
+        torch.mul(frame, 2, out=out.torch())
+        sink.send(Scaled(out))
+
+    It must not be written after it was sent. In the program that has the node it is ``node.empty(..)``.
+    """
+    return env()._mailbox.empty(*asked(shape, dtype))
 
 
 def enter(mailbox: Mailbox) -> None:
@@ -274,7 +329,8 @@ def actor(cls: Any = None, /, *, restart: Restart | None = None) -> Any:
                 self.sink.send(Boxes(frame.id, detect(frame.pixels)))
 
     Its handlers run one after the other on a thread of the actor's own. A method ``stopped(self)``, if there is one, is
-    called at its clean end. An exception in a handler ends this life of the actor; ``restart`` says whether there is
+    called at its clean end, and one ``warmup(self)`` before its first message: what the first call of a library on a GPU loads
+    is loaded there. An exception in a handler ends this life of the actor; ``restart`` says whether there is
     another, where the spawn does not say it.
     """
     frame = sys._getframe(1)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from ._errors import SchemaError
 from ._message import MARK, OPTIONS, Info, info_of
 from ._native import Address, Plan, Tensor
-from ._types import Length, Scalar, Tagged, TensorSpec, Untagged
+from ._types import ForGood, Length, Owned, Scalar, Tagged, TensorSpec, Untagged
 
 _PLAIN = {bool: "bool", float: "f64", str: "str", bytes: "bytes", type(None): "nil"}
 _LISTS = (list, collections.abc.Sequence)
@@ -47,9 +47,10 @@ class _Compiler:
             return self.add(_PLAIN[of])
         if of is None:
             return self.add("nil")
-        if of is Tensor:
+        if of is Tensor or of is Owned:
+            owned = of is Owned or any(isinstance(extra, ForGood) for extra in extras)
             spec = next((extra for extra in extras if isinstance(extra, TensorSpec)), TensorSpec())
-            return self.add("tensor", spec.dtype, None if spec.shape is None else list(spec.shape), spec.device)
+            return self.add("tensor", spec.dtype, None if spec.shape is None else list(spec.shape), spec.device, owned)
         if of is int:
             raise SchemaError(f"{where}: `int` has no width; say which one it has in Rust: tp.u8 to tp.u64, tp.i8 to tp.i64")
         if (info := info_of(of)) is not None:

@@ -8,15 +8,15 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from . import _actor, _worker
-from ._actor import Lifecycle, Restart
+from ._actor import Lifecycle, Restart, Tensors
 from ._compile import interface_of, plan_of
 from ._errors import Error, NodeError
-from ._native import Address
+from ._native import Address, Tensor
 from ._native import Channel as _Channel
 from ._native import Node as _Node
 from ._native import Watch as _Watch
@@ -156,6 +156,8 @@ class Node:
         restart: Restart | None = None,
         interpreter: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
+        device: str | None = None,
+        receive_on: str | None = None,
     ) -> Address[Any]:
         """Starts an actor in a worker of its own, as ``actor(*args, **kwargs)`` there, and waits until it takes messages. What it is
         given is pickled; addresses may be in it, and tensors go in messages.
@@ -166,6 +168,9 @@ class Node:
         ``restart``: see :func:`on_failure`.
         ``interpreter``: of the worker; this one unless said otherwise.
         ``environment``: more variables for the worker.
+        ``device``: where it works: ``"host"``, which it does unless said otherwise, ``"cuda:0"``, or a GPU's UUID.
+        ``receive_on``: where the tensors of its messages are brought before a handler sees them; to its device unless said
+        otherwise.
 
         Raises :class:`SpawnError` with what went wrong there, and its traceback.
         """
@@ -182,6 +187,8 @@ class Node:
             mailbox,
             None if policy is None else (policy.kind, policy.budget, policy.window, policy.delays),
             list((environment or {}).items()),
+            device,
+            receive_on,
         )
 
     def spawn_demo(self, next: Address[Any]) -> Address[Any]:
@@ -194,6 +201,15 @@ class Node:
         channel = Channel(native, message)
         self._channels.add(channel)
         return address, channel
+
+    def empty(self, shape: int | Sequence[int], dtype: Any) -> Tensor:
+        """A tensor in this process's own shared memory, with whatever that holds: see :func:`tensorpost.empty`."""
+        return self._native.empty(*_actor.asked(shape, dtype))
+
+    @property
+    def tensors(self) -> Tensors:
+        """How tensors have gone out of this process so far."""
+        return Tensors(*self._native.counts())
 
     def watch(self, address: Address[Any]) -> Watch:
         """Watches an actor: tells when a life of it ends, when the next one takes messages, and when there will be no other."""
@@ -228,7 +244,9 @@ class Node:
         What still comes to a :class:`Channel`, and no other thread receives, is dropped: actors under way find room there.
         """
         for channel in self._channels:
-            threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
+            # At the interpreter's end there are no new threads; senders wait until the deadline then.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
         ended = self._native.shutdown(self._deadline if deadline is None else deadline)
         return None if ended is None else Shutdown(*ended)
 

@@ -64,6 +64,11 @@ class TensorSpec:
                 raise SchemaError(f"{axis!r} is no extent of an axis; give a number, or None for any")
 
 
+@dataclass(frozen=True)
+class ForGood:
+    """Beside a tensor: its receiver has it alone, and may write it."""
+
+
 def dtype_of(asked: Any) -> str | None:
     """The name of a dtype, where ``asked`` is one."""
     if asked is bool:
@@ -93,6 +98,16 @@ def tensor_of(asked: Any) -> Any:
             )
     shape = tuple(None if axis is ... else axis for axis in rest) if rest else None
     return Annotated[Tensor, TensorSpec(dtype, shape, device)]
+
+
+class Owned:
+    """A tensor that its receiver has for good, and may write in place: ``Owned[f32, 3, ...]``, as :class:`Tensor` is annotated, or
+    ``Owned`` alone. On the wire it is a tensor as any. Where somebody else still has the memory, such as the sender, the receiver gets
+    a copy.
+    """
+
+    def __class_getitem__(cls, asked: Any) -> Any:
+        return Annotated[tensor_of(asked), ForGood()]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import threading
 import traceback
 from typing import Any
 
-from . import _actor
+from . import _actor, _torch
 from ._compile import arguments_plan
 from ._errors import DecodeError, NodeError
 from ._native import Address, Delivered, Mailbox, Tensor
@@ -115,6 +115,8 @@ def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes)
         else:
             sys.path[:0] = [folder for folder in ["", *path] if folder not in sys.path]
         cls = _class_of(actor)
+    # What the actor puts on a GPU when it is made is put there in the order of its stream.
+    _torch.enter(mailbox)
     if own:
         call_args, call_kwargs = _Unpickler(io.BytesIO(rest["call"]), mailbox).load()
         return cls(*call_args, **call_kwargs)
@@ -265,6 +267,11 @@ class _Actor:
         else:
             self.stopped()
 
+    def warm_up(self) -> None:
+        warmup = getattr(self.made, "warmup", None)
+        if warmup is not None:
+            warmup()
+
     def stopped(self) -> None:
         stopped = getattr(self.made, "stopped", None)
         if stopped is not None:
@@ -284,6 +291,14 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
     _actor.enter(mailbox)
     try:
         running = _Actor(mailbox, _make(mailbox, actor, path, own, args))
+    except BaseException as error:
+        _flush()
+        mailbox.fail(f"{type(error).__name__}: {error}\n{_text(error, 1)}")
+        return
+    try:
+        _torch.enter(mailbox)
+        _torch.allocate(mailbox)
+        running.warm_up()
     except BaseException as error:
         _flush()
         mailbox.fail(f"{type(error).__name__}: {error}\n{_text(error, 1)}")

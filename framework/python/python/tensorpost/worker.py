@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 
 from . import _worker
@@ -11,6 +12,9 @@ from ._native import run_worker
 def main() -> int:
     """Runs the worker; the process ends with it."""
     _worker.is_worker = True
+    # A write into memory of another process ends this one: where it was is said then.
+    if sys.stderr is not None and not faulthandler.is_enabled():
+        faulthandler.enable(all_threads=False)
     run_worker()
     _worker.is_worker = False
     print("python -m tensorpost.worker is started by a node; start a node with tp.Node(), or `Python` in Rust", file=sys.stderr)

@@ -34,7 +34,9 @@ impl Pool {
 
     fn claim_if(&self, id: LeaseId, is_sole: impl FnOnce(&LeaseTable<Block>) -> bool) -> bool {
         let mut state = self.state.lock();
-        is_sole(&state.table) && state.table.claim(id.entry, id.generation).is_ok()
+        !is_lent(&state.table, id)
+            && is_sole(&state.table)
+            && state.table.claim(id.entry, id.generation).is_ok()
     }
 
     /// Whether `to`, which was just granted its lease, has the only one beside the sender's own; `shared` is what that
@@ -48,14 +50,15 @@ impl Pool {
     fn has_only_lease(&self, id: LeaseId, to: Option<ProcessId>, shared: bool) -> bool {
         let LeaseId { entry, generation, .. } = id;
         if !shared {
-            return self.state.lock().table.is_sole(entry, generation, to);
+            let table = &self.state.lock().table;
+            return !is_lent(table, id) && table.is_sole(entry, generation, to);
         }
         let mut before = self.state.lock().table.changes(entry, generation);
         let sole = loop {
             self.drain();
             let state = self.state.lock();
-            let (sole, now) =
-                (state.table.is_sole(entry, generation, to), state.table.changes(entry, generation));
+            let sole = !is_lent(&state.table, id) && state.table.is_sole(entry, generation, to);
+            let now = state.table.changes(entry, generation);
             // LEASE-3: another thread may have drained a release meanwhile, and the hold before it may be on a ring that
             // this drain had passed. What is known of an entry is true only if it stood still.
             if !sole || now == before {
@@ -70,6 +73,12 @@ impl Pool {
 
     /// Whether this process has just one lease on the entry, whatever others have.
     pub(crate) fn is_only_local(&self, id: LeaseId) -> bool {
-        self.state.lock().table.local(id.entry, id.generation) == 1
+        let table = &self.state.lock().table;
+        !is_lent(table, id) && table.local(id.entry, id.generation) == 1
     }
+}
+
+/// Whether a library of this process has the memory too: then nobody has it for itself.
+fn is_lent(table: &LeaseTable<Block>, id: LeaseId) -> bool {
+    table.block(id.entry, id.generation).is_some_and(Block::is_lent)
 }

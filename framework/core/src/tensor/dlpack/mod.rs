@@ -20,6 +20,8 @@
 mod abi;
 mod describe;
 mod managed;
+#[cfg(feature = "foreign")]
+pub(crate) mod outside;
 #[cfg(test)]
 mod tests;
 

@@ -1,0 +1,123 @@
+//! Tensors that a package for another language hands to its libraries, and knows again when they come back.
+//!
+//! Such a library makes views and slices of what it was given, and its user sends those: the package finds by the address which
+//! lease they stand on, and [`seen_as`] makes a tensor of it. Memory in which a library allocates by itself is one lease, and
+//! what lies in it is lent out piece by piece: [`piece_of`] opens an entry of its own in the lease table, and keeps what the library is
+//! not to use anew until that entry is closed and its uses have passed.
+//!
+//! **Invariants.** ONE-WRITER is the package's to uphold here: a library that was handed writable memory goes on having it while
+//! others read, so the package looks after each handler whether it has written. A piece is never sole.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::describe::data_type;
+use super::managed::Contents;
+use super::{DeviceStream, DlPack, Tensor, TensorError, abi, device_of, in_reach, pointer};
+use crate::lease::Lease;
+use crate::lease::foreign::{Collected, Collector};
+use crate::tensor::{DType, Layout};
+
+/// How a library may use what it is handed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handing {
+    /// It reads.
+    ToRead,
+    /// It reads and writes: the tensor was a `TensorMut` before.
+    ToWrite,
+}
+
+/// The tensor for a library that works on `stream`, or on the host where there is none: then this blocks until the data is there.
+/// `owner` is given where its allocation begins in this process; it is kept until the library lets go.
+///
+/// # Errors
+/// Memory out of reach, or that cannot be mapped writable; data that will never be there.
+pub fn hand_out(
+    tensor: &Tensor,
+    handing: Handing,
+    stream: Option<&DeviceStream>,
+    owner: impl FnOnce(u64) -> Box<dyn Any + Send>,
+) -> Result<DlPack, TensorError> {
+    let after = match stream {
+        Some(stream) => {
+            in_reach(tensor.device(), stream)?;
+            tensor.read_on(stream.clocked())?;
+            tensor.ready()
+        }
+        None => {
+            tensor.wait(None)?;
+            None
+        }
+    };
+    let (start, flags) = match handing {
+        Handing::ToRead => (tensor.lease().address(), abi::READ_ONLY),
+        Handing::ToWrite => {
+            if let Some(stream) = stream {
+                tensor.lease().written_on(stream.clocked());
+            }
+            (tensor.lease().writable()?.0, 0)
+        }
+    };
+    let data = start + tensor.layout().offset() as u64 * tensor.dtype().size() as u64;
+    let contents = Contents {
+        data: pointer(data, tensor.is_empty()),
+        device: device_of(tensor.device())?,
+        dtype: data_type(tensor.dtype()),
+        shape: tensor.shape(),
+        strides: tensor.strides(),
+        flags,
+    };
+    Ok(DlPack::of(&contents, after, owner(start)))
+}
+
+/// The memory of `tensor` with another layout, whose offset is from the beginning of the allocation. `None` where that leaves the
+/// allocation. `written`: the data is what the library has put there by now, on that stream, or on the host.
+pub fn seen_as(
+    tensor: &Tensor,
+    dtype: DType,
+    layout: Layout,
+    written: Option<Option<&DeviceStream>>,
+) -> Option<Tensor> {
+    let lease = tensor.lease();
+    if layout.bytes_span(dtype).ok()?.end as u64 > lease.bytes() {
+        return None;
+    }
+    let ready = match written {
+        None => tensor.ready(),
+        Some(None) => None,
+        Some(Some(stream)) => {
+            lease.written_on(stream.clocked());
+            stream.clocked().ticket()
+        }
+    };
+    Some(Tensor::from_parts(lease.clone(), dtype, layout, ready))
+}
+
+/// A part of the memory of `whole`, which has to be this process's own, as an allocation of its own, with what `stream` has
+/// written there by now. `keep` is dropped, on a thread of its own, when nobody has a lease on the part any more and all uses of it
+/// have passed. `None` where `layout`, from the beginning of `whole`'s allocation on, leaves it.
+///
+/// # Errors
+/// The system refuses a thread.
+pub fn piece_of(
+    whole: &Tensor,
+    dtype: DType,
+    layout: &Layout,
+    stream: &DeviceStream,
+    keep: Box<dyn Any + Send>,
+) -> Result<Option<Tensor>, TensorError> {
+    let collector = Collector::get()?;
+    let span = layout.bytes_span(dtype)?;
+    let (Some(pool), true) = (whole.lease().pool(), span.end as u64 <= whole.lease().bytes()) else {
+        return Ok(None);
+    };
+    // Aligned as allocations are, so that layouts inside are: what lies before belongs to the library too.
+    let start = span.start as u64 / crate::limits::ALLOCATION_UNIT * crate::limits::ALLOCATION_UNIT;
+    let Some(layout) = layout.moved_back(start as usize / dtype.size()) else { return Ok(None) };
+    let keep = Collected::new((whole.clone(), keep), collector);
+    let lease: Lease = Arc::clone(pool).lend(whole.lease(), start, span.end as u64 - start, Box::new(keep));
+    lease.set_home(stream.clocked());
+    lease.written_on(stream.clocked());
+    let ready = stream.clocked().ticket();
+    Ok(Some(Tensor::from_parts(lease, dtype, layout, ready)))
+}

@@ -1,0 +1,45 @@
+//! GPUs: the numbers of streams, which libraries name each other, and the order between ours and theirs.
+
+#![expect(unsafe_code, reason = "streams of other libraries are raw handles")]
+
+use cudarc::driver::result::{event, stream as raw_stream};
+use cudarc::driver::sys::{CUevent_flags, CUevent_wait_flags};
+use tensorpost_core::tensor::DeviceStream;
+
+/// `cudaStreamLegacy`, which is behind all work of streams that do not say otherwise.
+pub(crate) const LEGACY: u64 = 1;
+
+/// The number of the stream's GPU in this process; none for the host.
+pub(crate) fn ordinal(stream: &DeviceStream) -> Option<i32> {
+    i32::try_from(stream.cuda_context().ok()?.ordinal()).ok()
+}
+
+/// The stream as others name it.
+pub(crate) fn handle(stream: &DeviceStream) -> Option<u64> {
+    Some(stream.cuda_stream().ok()?.cu_stream() as u64)
+}
+
+/// Puts `behind` after all work that `first` has been given, both of the GPU of `of`. The host does not wait.
+///
+/// # Safety
+/// Both are streams that are there, or [`LEGACY`].
+///
+/// # Errors
+/// What the driver refuses.
+pub(crate) unsafe fn order(of: &DeviceStream, first: u64, behind: u64) -> Result<(), String> {
+    if first == behind {
+        return Ok(());
+    }
+    let context = of.cuda_context().map_err(|error| error.to_string())?;
+    context.bind_to_thread().map_err(|error| error.to_string())?;
+    let event = event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(|error| error.to_string())?;
+    // SAFETY: the event was just made, in the context of both streams, which are there, as the caller promises. The driver keeps
+    // what a destroyed event stands for until it has passed.
+    unsafe {
+        let ordered = event::record(event, first as _).and_then(|()| {
+            raw_stream::wait_event(behind as _, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+        });
+        let destroyed = event::destroy(event);
+        ordered.and(destroyed).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,96 @@
+//! PyTorch's allocations in the process's own pool, so that what a handler makes can be sent without a copy.
+//!
+//! The two functions at the end are what `torch.cuda.memory.CUDAPluggableAllocator` asks for, by their names in this library. PyTorch
+//! takes segments of many tensors, works in them on the actor's stream and keeps them: each is one allocation of the pool.
+
+#![expect(unsafe_code, reason = "PyTorch calls C functions")]
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use tensorpost_core::foreign::seen_as;
+use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError};
+
+use crate::cuda;
+use crate::handed::{self, Handed};
+
+/// The streams whose memory PyTorch allocates, by the GPU's number.
+static STREAMS: Mutex<Vec<(i32, DeviceStream)>> = Mutex::new(Vec::new());
+
+/// What it has taken, by address.
+static TAKEN: LazyLock<Mutex<HashMap<u64, Segment>>> = LazyLock::new(Mutex::default);
+
+struct Segment {
+    tensor: Tensor,
+    stream: DeviceStream,
+    _known: Arc<Handed>,
+}
+
+thread_local! {
+    /// The stream that PyTorch works on, on this thread, since we said so.
+    static WORKS_ON: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Has PyTorch work on this stream, on this thread.
+pub(crate) fn work_on(py: Python<'_>, stream: &DeviceStream) -> PyResult<()> {
+    let (Some(handle), Some(ordinal)) = (cuda::handle(stream), cuda::ordinal(stream)) else { return Ok(()) };
+    if WORKS_ON.get() == Some(handle) {
+        return Ok(());
+    }
+    py.import("tensorpost._torch")?.call_method1("work_on", (ordinal, handle))?;
+    WORKS_ON.set(Some(handle));
+    Ok(())
+}
+
+/// The stream that PyTorch works on, on this thread, as DLPack numbers it.
+pub(crate) fn current(py: Python<'_>, stream: &DeviceStream) -> PyResult<i64> {
+    py.import("tensorpost._torch")?.call_method1("current", (cuda::ordinal(stream),))?.extract()
+}
+
+/// PyTorch may allocate what is for this stream.
+pub(crate) fn open_for(stream: &DeviceStream) {
+    if let Some(ordinal) = cuda::ordinal(stream) {
+        let mut streams = STREAMS.lock();
+        streams.retain(|(known, _)| *known != ordinal);
+        streams.push((ordinal, stream.clone()));
+    }
+}
+
+fn take(ordinal: i32, bytes: usize) -> Result<u64, TensorError> {
+    let stream = STREAMS.lock().iter().find(|(known, _)| *known == ordinal).map(|(_, stream)| stream.clone());
+    let stream = stream
+        .ok_or_else(|| TensorError::DlPack { why: format!("no actor here works on cuda:{ordinal}") })?;
+    let tensor = stream.empty(DType::U8, &[bytes])?.freeze();
+    let (address, known) = handed::pool(&tensor, &stream)?;
+    TAKEN.lock().insert(address, Segment { tensor, stream, _known: known });
+    Ok(address)
+}
+
+/// For PyTorch: memory, or null.
+#[unsafe(no_mangle)]
+extern "C" fn tensorpost_alloc(bytes: isize, ordinal: c_int, _: *mut c_void) -> *mut c_void {
+    let taken = std::panic::catch_unwind(|| take(ordinal, bytes.max(1) as usize));
+    match taken {
+        Ok(Ok(address)) => std::ptr::with_exposed_provenance_mut(address as usize),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "PyTorch gets no memory of the pool for what it is to send");
+            null_mut()
+        }
+        Err(_) => null_mut(),
+    }
+}
+
+/// For PyTorch: it uses the memory no more, but for what its stream still does.
+#[unsafe(no_mangle)]
+extern "C" fn tensorpost_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
+    let segment = TAKEN.lock().remove(&(address.expose_provenance() as u64));
+    let Some(Segment { tensor, stream, _known }) = segment else { return };
+    let layout = *tensor.layout();
+    // Its last use is what is on the stream by now.
+    drop(seen_as(&tensor, DType::U8, layout, Some(Some(&stream))));
+}

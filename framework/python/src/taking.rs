@@ -1,0 +1,266 @@
+//! Tensors of other libraries, as they come to be sent: what lies in memory of ours is known again, and what cannot be taken is an
+//! error that says what to do.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+use tensorpost_core::api::message::TensorMismatch;
+use tensorpost_core::device::DeviceKind;
+use tensorpost_core::foreign::seen_as;
+use tensorpost_core::ids::DeviceId;
+use tensorpost_core::message::portable::TensorShape;
+use tensorpost_core::tensor::{DType, DeviceStream, DlPack, DlPackReady, Tensor, TensorError};
+
+use crate::address_space::stream as own_stream;
+use crate::context::Context;
+use crate::failure::exception;
+use crate::handed::{self, Found, Kind};
+use crate::tensor::PyTensor;
+use crate::torch::Torch;
+use crate::{capsule, cuda};
+
+/// `kDLCPU` and `kDLCUDAHost`: what the host can reach.
+pub(crate) const ON_HOST: [i32; 2] = [1, 3];
+/// `kDLCUDA`.
+const ON_CUDA: i32 = 2;
+
+/// A tensor of what Python has: one of ours, or any object with `__dlpack__`.
+pub(crate) fn taken(source: &Bound<'_, PyAny>, context: Option<&Arc<Context>>) -> PyResult<Tensor> {
+    let py = source.py();
+    if let Ok(own) = source.cast::<PyTensor>() {
+        return Ok(own_tensor(own.get()));
+    }
+    let torch = match Torch::if_there(py)? {
+        Some(torch) if torch.is_tensor(source)? => Some(torch),
+        _ => None,
+    };
+    // First what costs little: a plain tensor that lies in memory of ours.
+    if let (Some(torch), Some(context)) = (torch, context)
+        && !source.getattr(intern!(py, "requires_grad"))?.is_truthy()?
+        && let Some(known) = known_again(source, torch, context)?
+    {
+        return Ok(known);
+    }
+    let name = source.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+    let refused = |why: String| exception(py, "TensorError", why);
+    if !source.hasattr("__dlpack__")? || !source.hasattr("__dlpack_device__")? {
+        return Err(refused(format!(
+            "a {name} is no tensor; give a tp.Tensor, or an object with `__dlpack__`, such as a numpy array or a torch tensor"
+        )));
+    }
+    if torch.is_some()
+        && let Some(why) = is_not_plain(source)
+    {
+        return Err(refused(format!("the {name} {why}")));
+    }
+    let unwilling = |cause: PyErr| {
+        if !cause.is_instance_of::<PyException>(py) {
+            // Ctrl-C, or the end of the program, and nothing of the object's.
+            return cause;
+        }
+        let error = refused(format!("the {name} does not give itself by DLPack: {}", cause.value(py)));
+        error.set_cause(py, Some(cause));
+        error
+    };
+    let device = source.call_method0("__dlpack_device__").and_then(|device| device.extract::<(i32, i32)>());
+    let (kind, id) = device.map_err(unwilling)?;
+    let stream = place(kind, id, context).map_err(|why| refused(format!("the {name} {why}")))?;
+    let handle = stream.as_ref().and_then(cuda::handle);
+    let given = given(source, handle).map_err(unwilling)?;
+    let managed = capsule::take(&given)?;
+    let (managed, array) = capsule::array_of(managed);
+    if let Some(context) = context {
+        // SAFETY: it was just made, and is there.
+        #[expect(unsafe_code, reason = "the axes are C's")]
+        let found = unsafe { handed::find(&array) };
+        if let Some(found) = found {
+            return as_found(source, &found, managed, context)?.ok_or_else(|| {
+                refused(format!("the {name} leaves the memory that it was given; copy it first"))
+            });
+        }
+    }
+    let managed = capsule::guarded(managed);
+    let tensor = match &stream {
+        Some(stream) => stream.from_dlpack(managed, DlPackReady::OnStream),
+        None => own_stream(py)?.from_dlpack(managed, DlPackReady::Now),
+    };
+    tensor.map_err(|error| refused(format!("the {name} cannot be taken: {}", why(&error))))
+}
+
+/// One of ours, with what was written into it by now.
+fn own_tensor(own: &PyTensor) -> Tensor {
+    if !own.is_writable() {
+        return own.tensor.clone();
+    }
+    let stream = own.stream();
+    let layout = *own.tensor.layout();
+    // The layout is the tensor's own, so it lies in the allocation.
+    seen_as(&own.tensor, own.tensor.dtype(), layout, Some(stream.as_ref()))
+        .unwrap_or_else(|| own.tensor.clone())
+}
+
+/// A tensor of PyTorch in memory of ours.
+fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>) -> PyResult<Option<Tensor>> {
+    // What has no address, such as a sparse tensor, is an error that is told below.
+    let Some(Ok(array)) = torch.view(source) else { return Ok(None) };
+    // SAFETY: the axes are the object's, which is there.
+    #[expect(unsafe_code, reason = "the axes are C's")]
+    let Some(found) = (unsafe { handed::find(&array) }) else { return Ok(None) };
+    if !in_order(&found, torch, array.device[1]) {
+        return Ok(None);
+    }
+    match found.kind() {
+        Kind::ToRead | Kind::ToWrite => Ok(seen(source, &found, context)),
+        Kind::Pool => match torch.give(source) {
+            Some(given) => as_found(source, &found, given?, context),
+            None => Ok(None),
+        },
+    }
+}
+
+/// What lies in memory of ours, by the handle that keeps it; its library has put our stream behind its work.
+fn as_found(
+    source: &Bound<'_, PyAny>,
+    found: &Found,
+    managed: DlPack,
+    context: &Arc<Context>,
+) -> PyResult<Option<Tensor>> {
+    if found.kind() != Kind::Pool {
+        return Ok(seen(source, found, context));
+    }
+    let piece = found.piece(capsule::guarded(managed));
+    let piece = piece.map_err(|error| exception(source.py(), "TensorError", error.to_string()))?;
+    note(source, context);
+    Ok(piece)
+}
+
+/// What lies in memory of ours, on its own lease.
+fn seen(source: &Bound<'_, PyAny>, found: &Found, context: &Arc<Context>) -> Option<Tensor> {
+    if found.kind() == Kind::ToWrite {
+        note(source, context);
+    }
+    found.tensor()
+}
+
+/// Has writes be found that come after.
+fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) {
+    if !context.watches_sent() {
+        return;
+    }
+    // Of PyTorch's alone.
+    let version = source.getattr(intern!(source.py(), "_version"));
+    if let Ok(version) = version.and_then(|version| version.extract()) {
+        context.note_sent(source, version);
+    }
+}
+
+/// Whether what PyTorch does now comes behind our stream.
+fn in_order(found: &Found, torch: &Torch, ordinal: i32) -> bool {
+    let Some(stream) = found.stream() else { return true };
+    cuda::handle(stream).is_some_and(|handle| torch.works_on(ordinal, handle) == Some(true))
+}
+
+/// The stream on which a library's memory is used here; none on the host.
+fn place(kind: i32, id: i32, context: Option<&Arc<Context>>) -> Result<Option<DeviceStream>, String> {
+    if ON_HOST.contains(&kind) {
+        return Ok(None);
+    }
+    if kind != ON_CUDA {
+        return Err(format!(
+            "is on device {id} of DLPack's type {kind}, and tensors are on the host or on a CUDA GPU; copy it there first"
+        ));
+    }
+    match context {
+        Some(context) => context.stream_on(id).map(Some),
+        None => Err(format!(
+            "is on cuda:{id}, and a tensor on its own is on the host; send it in a message as it is, or copy it there first, with \
+             `.cpu()`"
+        )),
+    }
+}
+
+/// What a tensor of PyTorch is that its memory alone does not say, and what to do.
+fn is_not_plain(source: &Bound<'_, PyAny>) -> Option<&'static str> {
+    let is = |property: &str| source.getattr(property).is_ok_and(|is| is.is_truthy().unwrap_or(false));
+    if is("requires_grad") {
+        return Some("requires a gradient; detach it first, with `.detach()`");
+    }
+    if is("is_sparse") || is("is_sparse_csr") {
+        return Some("is sparse; make it dense first, with `.to_dense()`");
+    }
+    is("is_quantized").then_some("is quantized; convert it first, with `.dequantize()`")
+}
+
+/// Asks for a capsule with a version, and without one whoever does not know of versions. What is on a GPU is to be there for work on
+/// `stream`.
+fn given<'py>(source: &Bound<'py, PyAny>, stream: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+    let py = source.py();
+    static KNOWN: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let with_version = || {
+        let arguments = PyDict::new(py);
+        arguments.set_item("max_version", (1, 1))?;
+        PyResult::Ok(arguments)
+    };
+    let without_version = PyDict::new(py);
+    let arguments = match stream {
+        Some(stream) => {
+            let arguments = with_version()?;
+            arguments.set_item("stream", stream)?;
+            without_version.set_item("stream", stream)?;
+            arguments
+        }
+        None => KNOWN.get_or_try_init(py, || with_version().map(Bound::unbind))?.bind(py).clone(),
+    };
+    match source.call_method("__dlpack__", (), Some(&arguments)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            source.call_method("__dlpack__", (), Some(&without_version))
+        }
+        given => given,
+    }
+}
+
+/// An error of the core's without the words that only its own programs know.
+fn why(error: &TensorError) -> String {
+    match error {
+        TensorError::DlPack { why } => why.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Checks a tensor against what its annotation asks.
+pub(crate) fn check(tensor: &Tensor, asked: &TensorShape) -> Result<(), String> {
+    if let Some(wanted) = asked.dtype.as_ref().and_then(|name| name.parse::<DType>().ok())
+        && wanted != tensor.dtype()
+    {
+        let mismatch = TensorMismatch::DType { wanted, found: tensor.dtype() };
+        return Err(format!(
+            "{mismatch}; convert it first, with `.astype(..)` of numpy or `.to(..)` of torch"
+        ));
+    }
+    if let Some(shape) = &asked.shape {
+        let found = tensor.shape();
+        let fits = shape.len() == found.len()
+            && shape
+                .iter()
+                .zip(found)
+                .all(|(wanted, found)| wanted.is_none_or(|wanted| wanted == *found as u64));
+        if !fits {
+            let axes = shape.iter().map(|axis| axis.map_or_else(|| "_".to_owned(), |axis| axis.to_string()));
+            let wanted = format!("[{}]", axes.collect::<Vec<_>>().join(", "));
+            let mismatch = TensorMismatch::Shape { wanted, found: found.to_vec() };
+            return Err(format!("{mismatch}; reshape it first"));
+        }
+    }
+    let on_host = tensor.device() == DeviceId::HOST;
+    let (wanted, remedy) = match asked.device.as_deref() {
+        Some("host") if !on_host => (DeviceKind::Host, "copy it there first, with `.cpu()`"),
+        Some("cuda") if on_host => (DeviceKind::Cuda, "copy it there first, with `.cuda()`"),
+        _ => return Ok(()),
+    };
+    let mismatch = TensorMismatch::Device { wanted, found: tensor.device() };
+    Err(format!("{mismatch}; {remedy}"))
+}

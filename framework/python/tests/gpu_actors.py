@@ -1,0 +1,253 @@
+"""Actors for `test_gpu.py` and `gpu_times.py`, which need the installed package alone, and a GPU."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+
+import tensorpost as tp
+
+
+@tp.message(reply=tp.Tensor[tp.f32])
+class Step:
+    """Is computed with, and comes back."""
+
+    how: str
+    x: tp.Tensor[tp.f32]
+
+
+@tp.message(reply=tp.Tensor[tp.f32])
+class Echo:
+    x: tp.Tensor[tp.f32]
+
+
+@tp.message
+class Item:
+    x: tp.Tensor[tp.f32]
+
+
+@tp.message(reply=tp.Tensor[tp.f32])
+class Owning:
+    x: tp.Owned[tp.f32]
+
+
+@tp.message(reply=list[tp.u64])
+class Counts: ...
+
+
+@tp.message(reply=list[float])
+class Run:
+    """What the front actor is to do."""
+
+    what: str
+    elements: tp.u64
+    rounds: tp.u64
+
+
+@tp.message(reply=str)
+class Try:
+    what: str
+
+
+def _library(name: str) -> Any:
+    return __import__(name)
+
+
+@tp.actor
+class Back:
+    """The other side."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+        self.total = 0
+
+    def warmup(self) -> None:
+        x = torch.zeros(256, 256, device=tp.env().device)
+        (x @ x + 1).mul_(2).sum().item()
+
+    @tp.handler
+    def step(self, step: Step) -> Any:
+        if step.how == "add":
+            return step.x.torch() + 1
+        if step.how == "forward":
+            return step.x
+        if step.how == "view":
+            return step.x.torch()[1:]
+        if step.how == "busy":
+            # Kernels are in flight when the reply goes out: nobody waits for them here.
+            x = step.x.torch()
+            y = torch.eye(2048, device=x.device)
+            for _ in range(50):
+                y = (y @ y).clamp_(0, 1)
+            return x + y.sum() / 2048
+        if step.how == "write":
+            return step.x.torch().add_(1).clone()
+        if step.how == "pool":
+            out = tp.empty(tuple(step.x.shape), tp.f32)
+            torch.add(step.x.torch(), 1, out=out.torch())
+            return out
+        if step.how == "cupy":
+            cupy = _library("cupy")
+            with cupy.cuda.ExternalStream(tp.env().stream):
+                y = cupy.from_dlpack(step.x) + cupy.float32(1)
+                self.kept = y
+                return y
+        if step.how == "cupy, its own stream":
+            cupy = _library("cupy")
+            y = cupy.from_dlpack(step.x) + cupy.float32(1)
+            return y
+        if step.how == "jax":
+            jax = _library("jax")
+            return jax.numpy.from_dlpack(step.x) + 1
+        if step.how == "side stream":
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                y = step.x.torch()
+                for _ in range(20):
+                    y = y + 0.05
+                y = y.round()
+            # As PyTorch wants it of every user of two streams; what is sent is sent in the order of the actor's.
+            torch.cuda.current_stream().wait_stream(stream)
+            return y
+        raise ValueError(step.how)
+
+    @tp.handler
+    def echo(self, echo: Echo) -> Any:
+        return echo.x
+
+    @tp.handler
+    def item(self, item: Item) -> None:
+        self.total = self.total + item.x.torch()[0]
+
+    @tp.handler
+    def owning(self, owning: Owning) -> Any:
+        owning.x.torch().neg_()
+        return owning.x
+
+    @tp.handler
+    def counts(self, _: Counts) -> list[int]:
+        return list(tp.env().tensors)
+
+
+@tp.actor
+class Front:
+    """It asks the other side, and looks at what comes back."""
+
+    def __init__(self, back: tp.Address[Step]) -> None:
+        self.back = back
+
+    def warmup(self) -> None:
+        x = torch.zeros(256, 256, device=tp.env().device)
+        (x @ x + 1).mul_(2).sum().item()
+
+    @tp.handler
+    def tried(self, given: Try) -> str:
+        """An empty text where all is right."""
+        what, device = given.what, tp.env().device
+        x = torch.arange(1 << 20, dtype=torch.float32, device=device)
+        if what.startswith("step "):
+            how = what[5:]
+            wanted = {"forward": x, "view": x[1:]}.get(how, x + 1)
+            for number in range(20):
+                reply = self.back.ask(Step(how, x + number), timeout=60)
+                got = reply.torch()
+                wrong = (got - (wanted + number)).abs().max().item()
+                # A sum of floats that is divided again is not exact.
+                if wrong > (0.25 if how == "busy" else 0):
+                    return f"{how}, {number}: off by {wrong}"
+            return ""
+        if what == "owned":
+            for number in range(10):
+                got = self.back.ask(Owning(x + number), timeout=60).torch()
+                if not torch.equal(got, -(x + number)):
+                    return f"{number}: {got}"
+            made = tp.empty(4, tp.f32)
+            made.torch().fill_(3)
+            got = self.back.ask(Owning(made), timeout=60).torch()
+            return "" if made.torch().tolist() == [3] * 4 and got.tolist() == [-3] * 4 else f"{made.torch()} {got}"
+        if what == "reuse":
+            # torch would use the memory of what is dropped at once: the piece that was sent has to stay.
+            replies = []
+            for number in range(200):
+                replies.append(self.back.ask(Step("forward", torch.full((5000,), float(number), device=device)), timeout=60))
+            bad = [number for number, reply in enumerate(replies) if not bool((reply.torch() == number).all())]
+            return f"overwritten: {bad}" if bad else ""
+        if what in ("other dtype", "sparse", "gradient", "other gpu"):
+            y = {
+                "other dtype": lambda: x.double(),
+                "sparse": lambda: torch.eye(3, device=device).to_sparse(),
+                "gradient": lambda: torch.ones(3, device=device, requires_grad=True),
+                "other gpu": lambda: torch.ones(3, device="cuda:1"),
+            }[what]()
+            try:
+                self.back.ask(Echo(y), timeout=60)
+            except tp.EncodeError as error:
+                return str(error)
+            return "nothing was raised"
+        if what == "host tensor":
+            return "" if self.back.ask(Echo(torch.ones(3)), timeout=60).torch().is_cuda else "it is on the host"
+        raise ValueError(what)
+
+    @tp.handler
+    def counts(self, _: Counts) -> list[int]:
+        return list(tp.env().tensors)
+
+    @tp.handler
+    def run(self, run: Run) -> list[float]:
+        """Microseconds of each round."""
+        x = torch.zeros(run.elements, device=tp.env().device)
+        torch.cuda.current_stream().synchronize()
+        times = []
+        if run.what == "stream":
+            for number in range(3):
+                start = time.perf_counter()
+                for _ in range(run.rounds):
+                    self.back.send(Item(torch.full((run.elements,), float(number), device=x.device)))
+                self.back.ask(Counts(), timeout=120)
+                times.append((time.perf_counter() - start) / run.rounds * 1e6)
+            return times
+        kernels = run.what == "kernels"
+        for number in range(run.rounds + run.rounds // 5):
+            start = time.perf_counter()
+            if kernels:
+                y = torch.full((run.elements,), float(number), device=x.device)
+                reply = self.back.ask(Step("add", y)).torch()
+                torch.cuda.current_stream().synchronize()
+            else:
+                reply = self.back.ask(Echo(x)).torch()
+            if number >= run.rounds // 5:
+                times.append((time.perf_counter() - start) * 1e6)
+            del reply
+        return times
+
+
+@tp.message(reply=str)
+class Mean:
+    x: tp.Tensor[tp.f32]
+
+
+@tp.actor
+class HostSide:
+    """It works on the host, and gets copies of what was on a GPU."""
+
+    @tp.handler
+    def mean(self, mean: Mean) -> str:
+        x = mean.x.torch()
+        return f"{x.device} {float(x.mean())}"
+
+
+@tp.actor
+class Writer:
+    """It must not write what it gets."""
+
+    @tp.handler
+    def item(self, item: Item) -> None:
+        item.x.torch()[0].add_(1)
+
+
+if __name__ == "__main__":
+    sys.exit("this is a module for test_gpu.py and gpu_times.py")

@@ -1,0 +1,125 @@
+"""Round trips and streams of PyTorch's tensors between two processes on one GPU, beside torch.multiprocessing in the same run.
+
+    python gpu_times.py [--mps] [--rounds 500] [--messages 2000]
+
+Medians in microseconds, and messages per second. --mps starts an MPS daemon for all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+SIZES = {"4KiB": 1 << 10, "64MiB": 16 << 20}
+TIMEOUT = 300.0
+
+
+def answer(requests: Any, replies: Any) -> None:
+    """The other side of torch.multiprocessing."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    replies.put("ready")
+    while (message := requests.get()) is not None:
+        kernels, tensor = message
+        replies.put(tensor + 1 if kernels else "seen")
+        del message, tensor
+
+
+def peer_trips(torch: Any, requests: Any, replies: Any, elements: int, kernels: bool, rounds: int) -> float:
+    made = torch.zeros(elements, device="cuda")
+    torch.cuda.synchronize()
+    times = []
+    for number in range(rounds + rounds // 5):
+        start = time.perf_counter()
+        requests.put((kernels, torch.full((elements,), float(number), device="cuda") if kernels else made))
+        reply = replies.get()
+        if kernels:
+            torch.cuda.synchronize()
+        if number >= rounds // 5:
+            times.append((time.perf_counter() - start) * 1e6)
+        del reply
+    return statistics.median(times)
+
+
+@contextlib.contextmanager
+def daemon(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        sys.exit("nvidia-cuda-mps-control is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, timeout=30)
+        try:
+            yield
+        finally:
+            subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False, timeout=30)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mps", action="store_true", help="start an MPS daemon, whose clients all processes are")
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--messages", type=int, default=2000)
+    options = parser.parse_args()
+    mode = "mps" if options.mps else "isolated"
+    with daemon(options.mps):
+        import gpu_actors as app
+        import torch
+        import torch.multiprocessing as multiprocessing
+
+        import tensorpost as tp
+
+        if not torch.cuda.is_available():
+            if os.environ.get("REQUIRE_GPU") == "1":
+                sys.exit("PyTorch sees no GPU")
+            print("left out: PyTorch sees no GPU")
+            return 0
+
+        def line(whose: str, what: str, value: float) -> None:
+            print(f"{whose}.{mode}.{what} {value:.3f}", flush=True)
+
+        with tp.Node(console=False) as node:
+            back = node.spawn(app.Back, device="cuda:0")
+            front = node.spawn(app.Front, back, device="cuda:0")
+            for what in ("echo", "kernels"):
+                for size, elements in SIZES.items():
+                    times = front.ask(app.Run(what, elements, options.rounds), timeout=TIMEOUT)
+                    line("tensorpost", f"trip{'.kernels' if what == 'kernels' else ''}.{size}", statistics.median(times))
+            for size, elements in SIZES.items():
+                count = options.messages if size == "4KiB" else options.messages // 4
+                times = front.ask(app.Run("stream", elements, count), timeout=TIMEOUT)
+                line("tensorpost", f"stream.{size}", 1e6 / statistics.median(times))
+            for name, actor in (("front", front), ("back", back)):
+                print(f"tensorpost.{mode}.{name}: {tp.Tensors(*actor.ask(app.Counts(), timeout=TIMEOUT))}", flush=True)
+
+        context = multiprocessing.get_context("spawn")
+        requests, replies = context.SimpleQueue(), context.SimpleQueue()
+        peer = context.Process(target=answer, args=(requests, replies), daemon=True)
+        peer.start()
+        assert replies.get() == "ready"
+        for kernels in (False, True):
+            for size, elements in SIZES.items():
+                value = peer_trips(torch, requests, replies, elements, kernels, options.rounds)
+                line("torch.multiprocessing", f"trip{'.kernels' if kernels else ''}.{size}", value)
+        requests.put(None)
+        peer.join(10)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Tensors of PyTorch, CuPy and JAX between actors on a GPU: two processes, values compared.
+
+    python test_gpu.py             without pytest: says of each test how it went
+    REQUIRE_GPU=1 python ..        a test that is skipped is a failure
+
+It runs from the installed package, with `gpu_actors.py` beside it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gpu_actors as app  # noqa: E402
+
+import tensorpost as tp  # noqa: E402
+
+TIMEOUT = 120.0
+
+
+class Skipped(Exception):
+    """With the reason."""
+
+
+def why_not() -> str | None:
+    """Why nothing here can run."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "PyTorch sees no GPU"
+
+
+try:
+    import pytest
+except ImportError:
+    pass
+else:
+
+    @pytest.fixture(autouse=True)
+    def _needs_a_gpu() -> None:
+        reason = why_not()
+        if reason is not None:
+            if os.environ.get("REQUIRE_GPU") == "1":
+                pytest.fail(reason)
+            pytest.skip(reason)
+
+    Skipped = pytest.skip.Exception  # type: ignore[misc,assignment]
+
+
+class Pair:
+    """A node with the two actors in processes of their own."""
+
+    def __init__(self, **environment: str) -> None:
+        self.node = tp.Node(console=False)
+        self.environment = environment
+
+    def __enter__(self) -> Pair:
+        self.back = self.node.spawn(app.Back, device="cuda:0", environment=self.environment)
+        self.front = self.node.spawn(app.Front, self.back, device="cuda:0", environment=self.environment)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.node.__exit__(*error)
+
+    def tried(self, what: str) -> str:
+        return str(self.front.ask(app.Try(what), timeout=TIMEOUT))
+
+    def counts(self, of: Any) -> tp.Tensors:
+        return tp.Tensors(*of.ask(app.Counts(), timeout=TIMEOUT))
+
+
+def needs(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        raise Skipped(f"{library} is not installed")
+
+
+def test_torch_to_torch() -> None:
+    with Pair() as pair:
+        assert pair.tried("step add") == ""
+        assert pair.tried("step forward") == ""
+        assert pair.tried("step view") == ""
+        assert pair.tried("step pool") == ""
+
+
+def test_kernels_are_in_flight() -> None:
+    with Pair() as pair:
+        assert pair.tried("step busy") == ""
+
+
+def test_what_is_made_in_a_handler_is_sent_without_a_copy() -> None:
+    with Pair() as pair:
+        assert pair.tried("step add") == ""
+        assert pair.tried("step forward") == ""
+        front, back = pair.counts(pair.front), pair.counts(pair.back)
+        assert front.copied == 0 and front.without_copy >= 40, front
+        assert back.copied == 0 and back.forwarded >= 20 and back.without_copy >= 20, back
+
+
+def test_without_the_pool_there_is_one_copy_each() -> None:
+    with Pair(TENSORPOST_TORCH_POOL="0") as pair:
+        assert pair.tried("step add") == ""
+        front = pair.counts(pair.front)
+        assert front.copied >= 20 and front.without_copy == 0, front
+
+
+def test_memory_that_was_sent_is_not_used_anew() -> None:
+    with Pair() as pair:
+        assert pair.tried("reuse") == ""
+
+
+def test_handed_over_for_good() -> None:
+    with Pair() as pair:
+        assert pair.tried("owned") == ""
+
+
+def test_a_write_in_place_fails_the_actor_with_the_field() -> None:
+    import torch
+
+    with tp.Node(console=False) as node:
+        writer = node.spawn(app.Writer, device="cuda:0")
+        watch = node.watch(writer)
+        writer.send(app.Item(torch.ones(8)), timeout=TIMEOUT)
+        event = watch.recv(timeout=TIMEOUT)
+        # One that came from the host was copied for it, and is found as any other.
+        assert event is not None and event.kind == "down"
+        assert "Item.x: the handler has written this tensor in place" in str(event.reason), event.reason
+    with Pair() as pair:
+        watch = pair.node.watch(pair.back)
+        try:
+            pair.tried("step write")
+        except tp.AskError:
+            pass
+        event = watch.recv(timeout=TIMEOUT)
+        assert event is not None and "Step.x: the handler has written this tensor in place" in str(event.reason), event
+
+
+def test_a_side_stream_that_was_joined() -> None:
+    with Pair() as pair:
+        assert pair.tried("step side stream") == ""
+
+
+def test_cupy() -> None:
+    needs("cupy")
+    with Pair() as pair:
+        assert pair.tried("step cupy") == ""
+        assert pair.tried("step cupy, its own stream") == ""
+
+
+def test_jax() -> None:
+    needs("jax")
+    with Pair(XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_PYTHON_CLIENT_MEM_FRACTION="0.05") as pair:
+        assert pair.tried("step jax") == ""
+
+
+def test_bad_input_names_the_field() -> None:
+    import torch
+
+    with Pair() as pair:
+        assert "Echo.x: its dtype must be f32 and is f64; convert it first" in pair.tried("other dtype")
+        assert "Echo.x: the Tensor is sparse; make it dense first" in pair.tried("sparse")
+        assert "Echo.x: the Tensor requires a gradient; detach it first" in pair.tried("gradient")
+        assert pair.tried("host tensor") == "", "what comes from the host is brought to the actor's device"
+        if torch.cuda.device_count() > 1:
+            assert 'is on cuda:1, and this actor works on cuda:0; copy it there first, with `.to("cuda:0")`' in pair.tried("other gpu")
+
+
+def test_the_program_sends_and_receives_gpu_tensors() -> None:
+    import torch
+
+    with tp.Node(console=False) as node:
+        back = node.spawn(app.Back, device="cuda:0")
+        for number in range(20):
+            x = torch.full((1 << 20,), float(number), device="cuda")
+            reply = back.ask(app.Step("add", x), timeout=TIMEOUT)
+            assert reply.device == "cuda:0"
+            assert bool((reply.torch() == number + 1).all()), number
+        assert node.tensors.copied == 20
+
+
+def test_an_actor_on_the_host_refuses_gpu_tensors_and_gets_copies() -> None:
+    import torch
+
+    with tp.Node(console=False) as node:
+        host = node.spawn(app.HostSide, device="host")
+        assert host.ask(app.Mean(torch.full((1000,), 2.0, device="cuda")), timeout=TIMEOUT) == "cpu 2.0"
+
+
+TESTS = [value for name, value in list(globals().items()) if name.startswith("test_")]
+
+
+def main() -> int:
+    require = os.environ.get("REQUIRE_GPU") == "1"
+    reason, failed, wanted = why_not(), 0, sys.argv[1:]
+    for test in TESTS:
+        if wanted and not any(word in test.__name__ for word in wanted):
+            continue
+        began = time.perf_counter()
+        try:
+            if reason is not None:
+                raise Skipped(reason)
+            test()
+            said = "ok"
+        except Skipped as skipped:
+            said = f"{'FAILED: ' if require else ''}left out: {skipped}"
+            failed += require
+        except BaseException:
+            traceback.print_exc()
+            said = "FAILED"
+            failed += 1
+        print(f"{said:8} {test.__name__} ({time.perf_counter() - began:.1f} s)", flush=True)
+    print(f"{failed} failures")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
