@@ -52,7 +52,7 @@ pub(super) fn rows(_: &Node) -> anyhow::Result<Vec<Row>> {
     // Its own, because nearly all that a node can have are taken.
     let node = Node::builder().start()?;
     let run = |from: &Spawned<Peer>, to: &Spawned<Peer>, rounds| {
-        node.block_on(from.ask(Run { other: to.address(), rounds }))
+        anyhow::Ok(node.block_on(from.ask(Run { other: to.address(), rounds }))?)
     };
     let (near, far) = (node.spawn::<Peer>(()).start()?, node.spawn::<Peer>(()).start()?);
     let hop = || -> anyhow::Result<Duration> {
