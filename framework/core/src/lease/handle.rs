@@ -28,7 +28,8 @@ use crate::clock::taint::Tainted;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::{Access, ChunkMapping, DeviceError};
 #[cfg(feature = "dlpack")]
-use crate::ids::{ChunkId, DeviceId, ProcessId};
+use crate::ids::ChunkId;
+use crate::ids::{DeviceId, ProcessId};
 use crate::limits::MAX_RELEASE_TICKETS;
 use crate::stream::Stream;
 
