@@ -466,8 +466,7 @@ impl<T, At: Tuned> Flow<T, At> {
     }
 
     /// How many streams the stage has on a GPU, from 1 to 30: 1 unless said otherwise, which is that of its
-    /// [`Env`](tensorpost_core::actor::Env::stream). More are for those that it makes with
-    /// [`with_new_stream`](tensorpost_core::tensor::DeviceStream::with_new_stream). Each makes the start of its worker longer.
+    /// `Env`. More are for those that it makes with `DeviceStream::with_new_stream`. Each makes the start of its worker longer.
     pub fn streams(self, count: usize) -> Self {
         self.tune(|stage| stage.streams = count)
     }
