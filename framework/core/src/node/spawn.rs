@@ -352,7 +352,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
     /// How many streams its worker has on each GPU, from 1 to 30: 1 unless said otherwise, which is its
     /// [own](crate::actor::Env::stream). More are for what it makes with
     /// [`with_new_stream`](crate::tensor::DeviceStream::with_new_stream), and for actors that are put into its worker later, which
-    /// otherwise share. Each makes the start longer (on an H200 0.11 s with one and 0.27 s with six) and leaves room for fewer processes under MPS. A
+    /// otherwise share. Each makes the start longer (on an H200 0.14 s with one, 0.22 s with six) and leaves room for fewer processes under MPS. A
     /// worker that runs [already](Self::worker) keeps what it has: six.
     pub fn streams(mut self, count: usize) -> Self {
         self.streams = count;
