@@ -18,6 +18,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+if importlib.util.find_spec("torch") is None and "pytest" in sys.modules and os.environ.get("REQUIRE_GPU") != "1":
+    import pytest
+
+    pytest.skip("PyTorch is not installed", allow_module_level=True)
+
 import gpu_actors as app  # noqa: E402
 
 import tensorpost as tp  # noqa: E402

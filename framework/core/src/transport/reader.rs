@@ -77,7 +77,7 @@ async fn make_way(steps: &mut u32) {
 impl Transport {
     /// Looks at every link once; true if there was anything to do. For tests and single-threaded drivers;
     /// [`run`](Self::run) does the same before it sleeps.
-    #[cfg(any(test, feature = "testing"))]
+    #[cfg(any(test, feature = "inside"))]
     pub fn poll(&self, buffer: &mut FrameBuffer) -> bool {
         self.look_at_links(buffer, &mut Attention::default(), true)
     }
