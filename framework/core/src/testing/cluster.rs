@@ -196,12 +196,17 @@ impl Cluster {
 
     /// Makes the links between all processes, so that sends need not wait for them.
     pub fn connect(&self) {
-        for from in &self.members {
-            for to in &self.members {
-                from.transport.link(to.transport.process());
+        for from in 0..self.members.len() {
+            for to in 0..self.members.len() {
+                self.begin_link(from, to);
             }
         }
         self.run_until_idle();
+    }
+
+    /// Process `from` begins to make a link to process `to`.
+    pub fn begin_link(&self, from: usize, to: usize) {
+        self.transport(from).link(self.process(to));
     }
 
     /// Sends `message` from process `from`, once the link is there.

@@ -287,14 +287,19 @@ impl Transport {
                     Err(NoLink::NoPeer) => None,
                 };
                 let Some(owners) = owners else {
-                    if !self.has_exited(owner) && self.may_come(owner) {
-                        // A later life of its slot, before the word that the one before has ended.
+                    // Asked first: that an end is known comes before the link that tells of it opens.
+                    let will_be_known = self.may_come(owner) || self.may_have_ended(owner);
+                    if self.has_exited(owner) {
+                        // Since the last look.
+                        kept.push(mapping);
+                    } else if will_be_known {
                         waits = true;
-                        continue;
+                    } else {
+                        // Nobody would count the lease (LEASE-1).
+                        return Look::Never(format!(
+                            "{owner}, which owns a tensor, was given up here, or was never there"
+                        ));
                     }
-                    // It has ended since the last look, or before this process began, which was not told of it then. Its memory
-                    // is here all the same (LEASE-4): the node kept it for who has a lease on it.
-                    kept.push(mapping);
                     continue;
                 };
                 match holds.iter_mut().find(|(known, _)| known.peer == owner) {
@@ -332,6 +337,13 @@ impl Transport {
         process.slot() != self.me.slot()
             && !self.lifecycle.exited.contains(process)
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
+    }
+
+    /// Whether `process` may be an earlier life of its slot whose end nobody has told this process: a link to a later one is
+    /// being made, and opens when that one is there, or goes when the node says that there is none.
+    fn may_have_ended(&self, process: ProcessId) -> bool {
+        let known = self.links.in_slot_of(process);
+        known.is_some_and(|link| link.peer.incarnation() > process.incarnation() && !link.is_connected())
     }
 
     fn adopt(&self, link: &Arc<Link>, entry: &LeaseEntry) -> Result<Lease, String> {
