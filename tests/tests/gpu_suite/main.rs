@@ -11,6 +11,7 @@ mod algebra;
 mod faults;
 mod hangs;
 mod receive;
+mod reuse;
 mod scenes;
 mod streams;
 
@@ -24,6 +25,10 @@ use hangs::a_stream_that_stands_still_is_named_with_whom_it_waits_for;
 use receive::{
     a_gpu_out_of_reach_is_copied_from_through_the_host, a_gpu_reads_the_memory_of_another_where_it_is,
     an_actor_gets_tensors_where_it_wants_them, tensors_from_the_same_process_are_brought_too,
+};
+use reuse::{
+    memory_that_a_dead_client_of_mps_wrote_stays_its_owners,
+    memory_that_a_dead_process_wrote_stays_its_owners,
 };
 use scenes::{
     VISIBLE, a_node_that_is_killed_leaves_no_mps_daemon, a_node_that_is_killed_leaves_nothing_on_the_device,
@@ -57,7 +62,7 @@ use parts::{
 fn program(builder: Builder) -> Builder {
     let builder = builder.actor::<Chain>().actor::<Checker>();
     let builder = pipelines::program(builder);
-    let builder = streams::program(builder);
+    let builder = reuse::program(streams::program(builder));
     parts::program(receive::program(scenes::program(hangs::program(faults::program(builder)))))
 }
 
@@ -94,6 +99,8 @@ fn main() {
         more_actors_than_streams_share_them,
         a_worker_has_as_many_streams_as_its_spawn_says,
         forty_workers_share_a_gpu_under_mps,
+        memory_that_a_dead_process_wrote_stays_its_owners,
+        memory_that_a_dead_client_of_mps_wrote_stays_its_owners,
         a_stream_that_stands_still_is_named_with_whom_it_waits_for,
         an_actor_gets_tensors_where_it_wants_them,
         tensors_from_the_same_process_are_brought_too,
