@@ -28,7 +28,9 @@ for source in examples/src/bin/*; do
     cp "$release/$name" "$folder/examples/"
     # What run.sh, which has no sources to look at, is to call it with, and what it is to print.
     arguments=()
-    if grep -rq 'images: PathBuf' "$source"; then arguments+=(--images examples/data); fi
+    for option in images photographs; do
+        if grep -rq "$option: PathBuf" "$source"; then arguments+=("--$option" examples/data); fi
+    done
     if grep -rq 'tensorpost_examples::Place' "$source"; then arguments+=(--device DEVICE --sharing SHARING); fi
     echo "${arguments[*]}" >"$folder/examples/$name.arguments"
     awk -v title="## $name" '
@@ -78,8 +80,8 @@ if [[ -d examples/data ]]; then
     cp -r examples/data "$folder/examples/"
 fi
 # Many programs that are mostly the same: xz sees that, gzip does not look back far enough.
-tar -C "$folder" -c examples | xz -6 -T1 >"$folder/examples.txz"
-rm -r "$folder/examples"
+tar -C "$folder" -c examples tests | xz -6 -T1 >"$folder/programs.txz"
+rm -r "$folder/examples" "$folder/tests"
 megabytes="$(du -sm "$folder" | cut -f1)"
 echo "$folder: $megabytes MB"
 if ((megabytes >= MOST_MB)); then

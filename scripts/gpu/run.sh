@@ -131,6 +131,10 @@ missing = [name for name in wanted if name not in ok]
 if missing or ran.returncode not in (0, 1):
     sys.exit(f"exit status {ran.returncode}, not ok: {missing}")'
 
+# By python3, which is there; xz may not be.
+python3 -c 'import sys, tarfile; tarfile.open("programs.txz").extractall(sys.argv[1])' "$scratch"
+readonly tests="$scratch/tests"
+
 if is_wanted doctor; then
     step doctor 60 python3 -c "$DOCTOR" "$device"
 fi
@@ -141,7 +145,7 @@ if is_wanted conformance; then
     else
         left_out conformance "no GPU"
     fi
-    step framework-device-tests 60 "${AS_WORKER[@]}" ./tests/framework device::cuda && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/framework-device-tests.log"
+    step framework-device-tests 60 "${AS_WORKER[@]}" "$tests/framework" device::cuda && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/framework-device-tests.log"
 fi
 
 if is_wanted sanitizer; then
@@ -151,14 +155,14 @@ if is_wanted sanitizer; then
         # The suite has the driver refuse things, which is no error here.
         step sanitizer 120 "${AS_WORKER[@]}" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 ./gpu_conformance conformance
         # The only kernels with memory that threads of a block share; the conformance suite has none.
-        step sanitizer-races 120 compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 9 ./tests/gpu_suite --test-threads=1 statistics_agree
+        step sanitizer-races 120 compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 9 "$tests/gpu_suite" --test-threads=1 statistics_agree
     else
         table+=("left out|sanitizer|compute-sanitizer is not installed")
     fi
 fi
 
 if is_wanted suite; then
-    step suite 240 ./tests/gpu_suite --test-threads=1 --nocapture && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/suite.log"
+    step suite 240 "$tests/gpu_suite" --test-threads=1 --nocapture && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/suite.log"
 fi
 
 # example ROW PROGRAM SHARING: runs it, and compares what it prints with what examples/README.md says.
@@ -181,8 +185,6 @@ readonly SAYS_WHAT_IS_EXPECTED='
     diff --label "examples/README.md" --label "it printed" -u "$1.expected" "$1.compared"'
 
 if is_wanted examples; then
-    # By python3, which is there; xz may not be.
-    python3 -c 'import sys, tarfile; tarfile.open("examples.txz").extractall(sys.argv[1])' "$scratch"
     for program in "$scratch"/examples/*; do
         [[ -f "$program" && -x "$program" ]] || continue
         name="$(basename "$program")"

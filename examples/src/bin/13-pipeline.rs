@@ -19,6 +19,9 @@ use tensorpost_examples::Place;
 struct Args {
     #[command(flatten)]
     place: Place,
+    /// Folder with .jpg, .jpeg and .png files
+    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/data"))]
+    photographs: PathBuf,
     /// Images to process: the photographs over and over
     #[arg(long, default_value_t = 20)]
     images: u64,
@@ -37,7 +40,7 @@ fn main() -> anyhow::Result<()> {
     // A worker has no arguments, and needs none: its stage gets its own from the program that started it.
     let args = Args::parse();
     let Place { device, sharing } = args.place;
-    let images = ImagesArgs::folder(concat!(env!("CARGO_MANIFEST_DIR"), "/data"));
+    let images = ImagesArgs::folder(args.photographs);
     let mut pipeline = Pipeline::new("edges")
         .source::<Images>(images.repeat(Repeat::Images(args.images)))
         .on(&device)
