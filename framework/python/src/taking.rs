@@ -161,7 +161,7 @@ fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) {
 /// Whether what PyTorch does now comes behind our stream.
 fn in_order(found: &Found, torch: &Torch, ordinal: i32) -> bool {
     let Some(stream) = found.stream() else { return true };
-    cuda::handle(stream).is_some_and(|handle| torch.works_on(ordinal, handle) == Some(true))
+    cuda::handle(stream).is_some_and(|handle| torch.current_stream(ordinal) == Some(handle))
 }
 
 /// The stream on which a library's memory is used here; none on the host.

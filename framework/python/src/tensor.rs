@@ -84,6 +84,24 @@ impl PyTensor {
         handed.map_err(|error| exception(py, "TensorError", error.to_string()))
     }
 
+    /// As [`hand`](Self::hand), for PyTorch, which works on the actor's stream, or on a side stream that the handler has begun.
+    fn hand_to_torch(&self, py: Python<'_>, torch: &Torch, stream: &DeviceStream) -> PyResult<DlPack> {
+        pool::work_on(py, stream)?;
+        let handed = self.hand(py)?;
+        if let (Some(own), Some(ordinal)) = (cuda::handle(stream), cuda::ordinal(stream)) {
+            let current = match torch.current_stream(ordinal) {
+                Some(current) => current,
+                None => pool::current(py, stream)? as u64,
+            };
+            // The wait for the tensor's data is on the actor's stream, and younger than the join with which the side stream began.
+            // SAFETY: PyTorch keeps its current stream.
+            #[expect(unsafe_code, reason = "the stream is another library's")]
+            unsafe { cuda::order(stream, own, current) }
+                .map_err(|why| exception(py, "TensorError", why))?;
+        }
+        Ok(handed)
+    }
+
     /// As [`hand`](Self::hand), for a library that works on a stream of its own on the GPU.
     fn hand_elsewhere(&self, py: Python<'_>, other: Option<i64>) -> PyResult<DlPack> {
         let refused = |why: String| exception(py, "TensorError", why);
@@ -187,10 +205,7 @@ impl PyTensor {
                 let current = pool::current(py, &stream)?;
                 self.hand_elsewhere(py, Some(current))?
             }
-            (_, Some(stream)) => {
-                pool::work_on(py, &stream)?;
-                self.hand(py)?
-            }
+            (_, Some(stream)) => self.hand_to_torch(py, torch, &stream)?,
             _ => self.hand(py)?,
         };
         let (shown, version) = torch.show(py, handed)?;

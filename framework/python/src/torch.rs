@@ -160,13 +160,13 @@ impl Torch {
         Some(given.map_err(|error| exception(py, "TensorError", error.to_string())))
     }
 
-    /// Whether the stream that PyTorch works on, on this thread, is this one. `None` where it does not say.
-    pub(crate) fn works_on(&self, ordinal: i32, stream: u64) -> Option<bool> {
+    /// The stream that PyTorch works on, on this thread. `None` where it does not say.
+    pub(crate) fn current_stream(&self, ordinal: i32) -> Option<u64> {
         let current = self.exchange.and_then(|exchange| exchange.stream)?;
         let mut found = null_mut();
         // SAFETY: it writes one pointer.
         let failed = unsafe { current(CUDA, ordinal, &raw mut found) } != 0;
-        (!failed).then_some(found as u64 == stream)
+        (!failed).then_some(found as u64)
     }
 }
 

@@ -106,10 +106,11 @@ class Back:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
+                # Numbers that floats of this size have: each sum is exact.
                 y = step.x.torch()
                 for _ in range(20):
-                    y = y + 0.05
-                y = y.round()
+                    y = y + 1
+                y = y - 19
             # As PyTorch wants it of every user of two streams; what is sent is sent in the order of the actor's.
             torch.cuda.current_stream().wait_stream(stream)
             return y
