@@ -96,8 +96,7 @@ impl PyTensor {
             // The wait for the tensor's data is on the actor's stream, and younger than the join with which the side stream began.
             // SAFETY: PyTorch keeps its current stream.
             #[expect(unsafe_code, reason = "the stream is another library's")]
-            unsafe { cuda::order(stream, own, current) }
-                .map_err(|why| exception(py, "TensorError", why))?;
+            unsafe { cuda::order(stream, own, current) }.map_err(|why| exception(py, "TensorError", why))?;
         }
         Ok(handed)
     }
