@@ -172,7 +172,7 @@ class Loader:
     ``labels``: of a list of paths: a number for each, or a function of the path.
     ``dtype``: ``"f32"``, from 0 to 1 and normalised, or ``"u8"``.
     ``to``: ``"torch"``, ``"numpy"``, or ``"tensor"`` for a :class:`tensorpost.Tensor`.
-    ``node``: a node that is there already, in which the workers stay until it ends. Without it the loader has one of its own.
+    ``node``: a node that is there already. Without it the loader has one of its own.
     """
 
     def __init__(
@@ -359,6 +359,7 @@ class Loader:
             return
         self._end()
         self._closed = True
+        self._native.close()
         if self._own:
             self._node.shutdown()
 

@@ -227,6 +227,8 @@ impl<'a> Run<'a> {
     async fn run(mut self) -> Result<(), Stop> {
         loop {
             self.open_batches();
+            // Before memory is asked for: they want some again.
+            self.open.iter_mut().for_each(Batch::begin_again_if_lost);
             self.allocate();
             self.dispatch()?;
             self.deliver().await?;
@@ -408,9 +410,6 @@ impl<'a> Run<'a> {
 
     /// Hands over what is done, in order.
     async fn deliver(&mut self) -> Result<(), Stop> {
-        for batch in &mut self.open {
-            batch.begin_again_if_lost();
-        }
         while self.open.front().is_some_and(Batch::is_done) {
             let Some(mut batch) = self.open.pop_front() else { break };
             self.first += 1;

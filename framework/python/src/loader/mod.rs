@@ -11,12 +11,13 @@ mod random;
 mod steps;
 mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use tensorpost_core::node::{Node, Restart};
+use tensorpost_core::actor::Address;
+use tensorpost_core::node::{Node, Restart, WorkerId};
 
 use crate::context::Context;
 use crate::failure::exception;
@@ -26,7 +27,7 @@ use crate::wait;
 use feed::{Epoch, Feed, Source, Stop};
 use limits::RESTARTS;
 use steps::{Filter, Step};
-use worker::{Recipe, Start, Times, Worker};
+use worker::{Fill, Recipe, Start, Times, Worker};
 
 /// A transform, as Python says it: its name, its numbers, and how it resizes.
 type Said = (String, Vec<f64>, String);
@@ -40,6 +41,9 @@ pub(crate) struct PyLoader {
     source: Arc<Source>,
     context: Arc<Context>,
     feed: Mutex<Option<Feed>>,
+    /// Not kept: it ends when whoever started it says so.
+    node: Weak<Node>,
+    processes: Vec<WorkerId>,
 }
 
 fn refused(py: Python<'_>, why: impl ToString) -> PyErr {
@@ -76,12 +80,13 @@ fn start_workers(
     start: &Start,
     count: usize,
     label: &str,
-) -> Result<Vec<tensorpost_core::actor::Address<worker::Fill>>, String> {
+) -> Result<Vec<(WorkerId, Address<Fill>)>, String> {
     let policy = Restart::on_failure(RESTARTS).within(Duration::from_secs(60));
     let one = |number: usize| {
         let spawn = node.spawn::<Worker>(start.clone()).label(format!("{label} {number}")).restart(policy);
         // The process's reader goes on while a file is read from a slow disk.
-        spawn.own_thread().start().map(|spawned| spawned.address()).map_err(|error| error.to_string())
+        let started = spawn.own_thread().start().map_err(|error| error.to_string())?;
+        Ok((started.worker(), started.address()))
     };
     std::thread::scope(|scope| {
         let starting: Vec<_> = (0..count).map(|number| scope.spawn(move || one(number))).collect();
@@ -122,11 +127,13 @@ impl PyLoader {
         let device = device.map(|ordinal| context.stream_on(ordinal)).transpose();
         let device = device.map_err(|why| refused(py, format!("a batch of this loader {why}")))?;
         let start = Start { interpreter, library, recipe: recipe.clone() };
+        let weak = Arc::downgrade(&node);
         let started = wait::aside(py, move || start_workers(&node, &start, workers, &label))?;
-        let workers = started.map_err(|why| exception(py, "SpawnError", why))?;
+        let started = started.map_err(|why| exception(py, "SpawnError", why))?;
+        let (processes, workers) = started.into_iter().unzip();
         let times = Mutex::new(Times::default());
         let source = Arc::new(Source { workers, paths, recipe, host, device, times });
-        Ok(PyLoader { source, context, feed: Mutex::new(None) })
+        Ok(PyLoader { source, context, feed: Mutex::new(None), node: weak, processes })
     }
 
     /// Begins an epoch behind its first `position` samples; the one that was under way ends.
@@ -190,6 +197,15 @@ impl PyLoader {
     fn stop(&self, py: Python<'_>) {
         let feed = self.feed.lock().take();
         py.detach(|| drop(feed));
+    }
+
+    /// Ends the workers.
+    fn close(&self, py: Python<'_>) {
+        self.stop(py);
+        if let Some(node) = self.node.upgrade() {
+            self.processes.iter().for_each(|worker| node.supervisor().retire(*worker));
+            py.detach(|| drop(node));
+        }
     }
 
     /// The order of an epoch.
