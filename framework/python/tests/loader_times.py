@@ -120,7 +120,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", type=int, nargs=2, default=[384, 512], metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--random", action="store_true", help="RandomResizedCrop and a flip, instead of Resize")
     parser.add_argument("--folder", help="files to load, a folder of folders")
-    parser.add_argument("--photographs", type=Path, default=Path(__file__).resolve().parents[3] / "examples" / "data")
+    repository = [*Path(__file__).resolve().parents, Path()][3:4]
+    parser.add_argument("--photographs", type=Path, default=Path(*repository) / "examples" / "data")
     parser.add_argument("--files", type=int, default=640, help="how many files to make of the photographs (%(default)s)")
     parser.add_argument("--turns", type=int, default=3)
     return parser.parse_args()

@@ -250,7 +250,7 @@ class Loader:
                 self._node._native,
                 sys.executable or "python3",
                 os.fspath(library),
-                [os.fsencode(path) for path in self._paths],
+                [os.fsencode(os.path.abspath(path)) for path in self._paths],
                 made.steps,
                 made.size,
                 self._form.floats,

@@ -95,6 +95,22 @@ struct Shared {
     awaited: AtomicBool,
 }
 
+/// Somebody waits for a batch, as long as there is this.
+struct Awaited<'a>(&'a Shared);
+
+impl<'a> Awaited<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        shared.awaited.store(true, Ordering::Relaxed);
+        Awaited(shared)
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.0.awaited.store(false, Ordering::Relaxed);
+    }
+}
+
 /// An epoch under way.
 pub(super) struct Feed {
     batches: mpsc::UnboundedReceiver<Result<Ready, Stop>>,
@@ -129,10 +145,13 @@ impl Feed {
     }
 
     /// The next batch; `None` after the last one.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
     pub(super) async fn next(&mut self) -> Option<Result<Ready, Stop>> {
-        self.shared.awaited.store(true, Ordering::Relaxed);
+        let awaited = Awaited::begin(&self.shared);
         let next = self.batches.recv().await;
-        self.shared.awaited.store(false, Ordering::Relaxed);
+        drop(awaited);
         if matches!(next, Some(Ok(_))) {
             self.shared.ready.fetch_sub(1, Ordering::Relaxed);
             self.shared.taken.notify_one();

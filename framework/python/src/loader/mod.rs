@@ -25,7 +25,7 @@ use crate::node::PyNode;
 use crate::tensor::PyTensor;
 use crate::wait;
 use feed::{Epoch, Feed, Source, Stop};
-use limits::RESTARTS;
+use limits::{BACKOFF, RESTARTS};
 use steps::{Filter, Step};
 use worker::{Fill, Recipe, Start, Times, Worker};
 
@@ -81,7 +81,7 @@ fn start_workers(
     count: usize,
     label: &str,
 ) -> Result<Vec<(WorkerId, Address<Fill>)>, String> {
-    let policy = Restart::on_failure(RESTARTS).within(Duration::from_secs(60));
+    let policy = Restart::on_failure(RESTARTS).within(Duration::from_secs(60)).backoff(BACKOFF.0, BACKOFF.1);
     let one = |number: usize| {
         let spawn = node.spawn::<Worker>(start.clone()).label(format!("{label} {number}")).restart(policy);
         // The process's reader goes on while a file is read from a slow disk.
