@@ -11,6 +11,7 @@ from the call of ``iter`` until the last batch is where it is wanted.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sys
@@ -79,6 +80,15 @@ def stopped(began: float, batches: Iterable[Any], device: str) -> tuple[float, f
     return first, time.perf_counter() - began, samples, mean
 
 
+def processor_seconds(processes: Iterable[int]) -> float:
+    """Of these processes, so far: what does not depend on what else the machine is doing, or less so."""
+    ticks = 0
+    for process in processes:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def moved(batches: Iterable[Any], device: str) -> Iterator[Any]:
     for pixels, labels in batches:
         yield pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -145,15 +155,16 @@ def main() -> int:
 
 
 def measured(options: argparse.Namespace, folder: str) -> int:
-    began = time.perf_counter()
     theirs = data_loader(options, folder)
     ours_began = time.perf_counter()
     ours = loader(options, folder)
     print(f"the loader's workers are there after {time.perf_counter() - ours_began:.2f} s")
     rates: dict[str, list[float]] = {"DataLoader": [], "tensorpost": []}
-    waits: dict[str, list[float]] = {"DataLoader": [], "tensorpost": []}
+    busy = dict.fromkeys(rates, 0.0)
     for turn in range(options.turns + 1):
         for name in rates:
+            processes = [child.pid for child in multiprocessing.active_children() if child.pid] if name == "DataLoader" else ours.processes
+            was_busy = processor_seconds(processes)
             began = time.perf_counter()
             if name == "DataLoader":
                 batches: Any = iter(theirs) if options.device == "cpu" else moved(theirs, options.device)
@@ -165,15 +176,20 @@ def measured(options: argparse.Namespace, folder: str) -> int:
                 before = ours.times
                 continue
             rates[name].append(samples / seconds)
-            waits[name].append(first)
+            busy[name] += processor_seconds(processes) - was_busy
             print(f"{name}: {samples / seconds:.0f} images/s, first batch after {first * 1e3:.0f} ms")
     theirs_rate, ours_rate = (statistics.median(rates[name]) for name in ("DataLoader", "tensorpost"))
     print(
         f"median: DataLoader {theirs_rate:.0f}, tensorpost {ours_rate:.0f} images/s with {options.workers} workers, to {options.device}: "
         f"{ours_rate / theirs_rate:.2f} times as many"
     )
-    spent = [now - then for now, then in zip(ours.times, before, strict=True)]
     images = options.turns * samples
+    theirs_busy, ours_busy = (busy[name] / images * 1e3 for name in ("DataLoader", "tensorpost"))
+    print(
+        f"processor time of the workers, milliseconds an image: DataLoader {theirs_busy:.2f}, tensorpost {ours_busy:.2f}: "
+        f"{theirs_busy / ours_busy:.2f} times as long"
+    )
+    spent = [now - then for now, then in zip(ours.times, before, strict=True)]
     parts = ", ".join(f"{name} {part / images * 1e3:.3f}" for name, part in zip(ours.times._fields, spent, strict=True))
     print(f"a worker's milliseconds an image: {parts}; together {sum(spent) / images * 1e3:.3f}")
     print("DataLoader's, in one process:")
