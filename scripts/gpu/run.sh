@@ -230,6 +230,13 @@ if is_wanted python; then
         step python-tensors 240 "${as_package[@]}" python3 python/test_gpu.py && count_tests 's/^ok  *\(test_\).*/1/p' "$LOGS/python-tensors.log"
         step python-times 80 "${as_package[@]}" python3 python/gpu_times.py
         cat "$LOGS/python-times.log"
+        if timeout 60 python3 -c 'import PIL, torchvision' 2>/dev/null; then
+            step python-loader 150 "${as_package[@]}" python3 python/loader_times.py \
+                --device cuda:0 --workers 8 --turns 2 --photographs "$scratch/examples/data"
+            cat "$LOGS/python-loader.log"
+        else
+            echo "python-loader: the loader is not measured beside DataLoader: there is no torchvision"
+        fi
         if command -v nvidia-cuda-mps-control >/dev/null; then
             step python-times-mps 80 "${as_package[@]}" python3 python/gpu_times.py --mps
             cat "$LOGS/python-times-mps.log"

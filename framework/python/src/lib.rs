@@ -19,6 +19,7 @@ mod describe;
 mod encode;
 mod failure;
 mod handed;
+mod loader;
 mod mailbox;
 mod node;
 mod plan;
@@ -47,6 +48,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<node::PyNode>()?;
     module.add_class::<node::PyChannel>()?;
     module.add_class::<node::PyWatch>()?;
+    module.add_class::<loader::PyLoader>()?;
     module.add_class::<mailbox::PyMailbox>()?;
     module.add_class::<mailbox::Delivered>()?;
     module.add_class::<wait::Driven>()?;

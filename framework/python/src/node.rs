@@ -30,7 +30,7 @@ pub(crate) struct PyNode {
 }
 
 impl PyNode {
-    fn running(&self, py: Python<'_>) -> PyResult<(Arc<Node>, Arc<Context>)> {
+    pub(crate) fn running(&self, py: Python<'_>) -> PyResult<(Arc<Node>, Arc<Context>)> {
         let running = self.running.lock().clone();
         running.ok_or_else(|| exception(py, "NodeError", "the node has shut down".to_owned()))
     }

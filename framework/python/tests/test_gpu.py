@@ -198,6 +198,39 @@ def test_an_actor_on_the_host_refuses_gpu_tensors_and_gets_copies() -> None:
         assert host.ask(app.Mean(torch.full((1000,), 2.0, device="cuda")), timeout=TIMEOUT) == "cpu 2.0"
 
 
+def png(path: Path, width: int, height: int, value: int) -> None:
+    """A picture, without a library for it."""
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    rows = b"".join(b"\0" + bytes((value * 31 + row * 7 + at) % 256 for at in range(3 * width)) for row in range(height))
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+def test_batches_of_the_loader_on_the_gpu_are_those_of_the_host() -> None:
+    import tempfile
+
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number}.png" for number in range(37)]
+        for number, file in enumerate(files):
+            png(file, 40 + number, 60, number)
+        steps = [tp.RandomResizedCrop(32, 48), tp.RandomHorizontalFlip(), tp.Normalize()]
+        how: dict[str, Any] = {"batch": 8, "shuffle": True, "workers": 2, "labels": range(37)}
+        with tp.Loader(files, steps, **how) as host, tp.Loader(files, steps, device="cuda:0", **how) as gpu:
+            for _ in range(3):
+                for there, here in zip(host, gpu, strict=True):
+                    assert here.pixels.is_cuda and here.labels.is_cuda and here.indices == there.indices
+                    assert torch.equal(here.labels.cpu(), there.labels)
+                    # A GPU may divide by multiplying.
+                    torch.testing.assert_close(here.pixels.cpu(), there.pixels, rtol=1e-5, atol=1e-5)
+                    here.pixels.zero_()  # its own
+
+
 TESTS = [value for name, value in list(globals().items()) if name.startswith("test_")]
 
 

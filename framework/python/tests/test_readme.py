@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import tensorpost as tp
+from loader_files import PHOTOGRAPHS
 
 
 def test_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    program, _, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     module = types.ModuleType("readme")
     monkeypatch.setitem(sys.modules, "readme", module)
     names = vars(module)
@@ -45,6 +46,20 @@ def test_the_tensors_of_the_readme_run(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout == " ".join(["tensor([0.5000, 0.5000, 0.5000, 0.5000])"] * 2) + "\n"
+
+
+def test_the_loader_of_the_readme_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (program,) = (program for program in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "tp.Loader(" in program)
+    for photograph in PHOTOGRAPHS:
+        (tmp_path / "train" / photograph.stem).mkdir(parents=True)
+        (tmp_path / "train" / photograph.stem / photograph.name).symlink_to(photograph)
+    script = tmp_path / "script.py"
+    script.write_text(program.replace("labels): ...", "labels): print(tuple(pixels.shape), sorted(labels.tolist()))"))
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "(5, 3, 224, 224) [0, 1, 2, 3, 4]\n" * 2
 
 
 def test_all_is_documented() -> None:

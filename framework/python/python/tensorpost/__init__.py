@@ -31,16 +31,27 @@ from ._errors import (
     DecodeError,
     EncodeError,
     Error,
+    LoaderError,
     NodeError,
     SchemaError,
     SendError,
     SpawnError,
     TensorError,
 )
+from ._loader import Batch, Broken, Loader
 from ._message import field, info_of, message, variant
 from ._native import Address, Tensor, __version__
 from ._native import differences as _differences
 from ._node import Channel, Node, Restarted, Shutdown, Watch, Worker
+from ._transforms import (
+    CenterCrop,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from ._types import (
     Array,
     Length,
@@ -67,6 +78,9 @@ __all__ = [
     "Address",
     "Array",
     "AskError",
+    "Batch",
+    "Broken",
+    "CenterCrop",
     "Channel",
     "DeadlineError",
     "DecodeError",
@@ -76,9 +90,17 @@ __all__ = [
     "Error",
     "Length",
     "Lifecycle",
+    "Loader",
+    "LoaderError",
     "Node",
     "NodeError",
+    "Normalize",
     "Owned",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
     "Restart",
     "Restarted",
     "SchemaError",

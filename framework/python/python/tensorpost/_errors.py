@@ -48,3 +48,7 @@ class DeadlineError(Error, TimeoutError):
 
     retryable = True
     """Whether trying again makes sense."""
+
+
+class LoaderError(Error):
+    """A loader was asked for something that cannot be, or a batch cannot be made. The message names the file, where one is broken."""

@@ -171,5 +171,32 @@ class Watch:
 
     def recv(self, timeout: float | None) -> _Told | None: ...
 
+class Loader:
+    """The half of a loader that makes batches."""
+
+    def __init__(
+        self,
+        node: Node,
+        interpreter: str,
+        library: str,
+        paths: list[bytes],
+        steps: list[tuple[str, list[float], str]],
+        size: tuple[int, int],
+        floats: bool,
+        normalise: tuple[tuple[float, float, float], tuple[float, float, float]] | None,
+        workers: int,
+        label: str,
+        device: int | None,
+    ) -> None: ...
+    def begin(
+        self, seed: int, epoch: int, shuffle: bool, samples: int, position: int, batch: int, ahead: int, skip: bool
+    ) -> None: ...
+    def next(self) -> tuple[Tensor | None, list[int], list[tuple[int, str]], int] | None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+    @staticmethod
+    def order(count: int, seed: int, epoch: int) -> list[int]: ...
+    def times(self) -> tuple[float, float, float, float]: ...
+
 def run_worker() -> None:
     """Runs this process as a worker, and ends with it; returns where no node has started it."""

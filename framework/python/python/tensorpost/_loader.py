@@ -1,0 +1,423 @@
+"""Batches of images for a training loop: :class:`Loader`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from . import _native
+from ._errors import LoaderError
+from ._node import Node
+from ._transforms import Recipe, Transform, recipe
+
+EXTENSIONS = (".jpg", ".jpeg", ".png")
+MIB = 1 << 20
+_numbers = itertools.count()
+
+
+class Broken(NamedTuple):
+    """A file that was left out of its batch."""
+
+    index: int
+    path: str
+    why: str
+
+
+class Times(NamedTuple):
+    """Seconds that all workers of a loader together have taken for it: :attr:`Loader.times`."""
+
+    read: float
+    decode: float
+    transform: float
+    write: float
+
+
+class Batch:
+    """Samples in one tensor of shape ``(samples, 3, height, width)``. ``pixels, labels = batch`` takes it apart."""
+
+    __slots__ = ("broken", "indices", "labels", "paths", "pixels")
+
+    def __init__(self, pixels: Any, labels: Any, indices: list[int], paths: list[str], broken: list[Broken]) -> None:
+        self.pixels = pixels
+        """A tensor of PyTorch, an array of numpy or a :class:`tensorpost.Tensor`. It is the program's own, to write too."""
+        self.labels = labels
+        """In the same form; None where there are none."""
+        self.indices = indices
+        """Which files they are, in the loader's list."""
+        self.paths = paths
+        self.broken = broken
+        """Files that were left out of it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.pixels, self.labels))
+
+    def __len__(self) -> int:
+        """How many samples it has."""
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        left_out = f", {len(self.broken)} broken" if self.broken else ""
+        return f"Batch({len(self)} samples{left_out})"
+
+
+def _listed(root: str) -> tuple[list[str], list[int] | None, list[str]]:
+    """The images below a folder, in the order of torchvision's ``ImageFolder``."""
+    try:
+        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    except OSError as error:
+        raise LoaderError(f"{root}: the folder cannot be read: {error}") from error
+    files: list[str] = []
+    labels: list[int] = []
+    for label, folder in enumerate(classes or [""]):
+        for at, _, names in sorted(os.walk(os.path.join(root, folder), followlinks=True)):
+            found = [os.path.join(at, name) for name in sorted(names) if name.lower().endswith(EXTENSIONS)]
+            files += found
+            labels += [label] * len(found)
+    if not files:
+        raise LoaderError(
+            f"{root}: there is no image in this folder or below, no file that ends in {', '.join(EXTENSIONS)}; where there are folders in "
+            "it, each is a class"
+        )
+    return files, labels if classes else None, classes
+
+
+class _Form:
+    """How batches are given: as tensors of which library, and where."""
+
+    def __init__(self, to: str, device: Any, floats: bool, made: Recipe) -> None:
+        if to not in ("torch", "numpy", "tensor"):
+            raise LoaderError(f'to is "torch", "numpy" or "tensor", and not {to!r}')
+        device = str(device)
+        kind, _, ordinal = device.partition(":")
+        self.ordinal: int | None = None
+        if kind == "cuda" and (ordinal or "0").isdecimal():
+            self.ordinal = int(ordinal or 0)
+        elif device not in ("cpu", "host"):
+            raise LoaderError(f'device is "cpu", or a GPU such as "cuda:0", and not {device!r}')
+        if to == "numpy" and self.ordinal is not None:
+            raise LoaderError(f'numpy has no arrays on {device}; say to="torch", or device="cpu"')
+        self.to, self.normalize = to, made.normalize
+        self.library: Any = None
+        try:
+            if to == "torch":
+                import torch as library
+            elif to == "numpy":
+                import numpy as library
+            else:
+                library = None
+            self.library = library
+        except ImportError as error:
+            raise LoaderError(f'{to} is not installed: {error}; install it, or say to="tensor"') from error
+        # A GPU is given bytes, a quarter of what floats are, and makes the floats.
+        self.floats_there = floats and self.ordinal is not None and to == "torch"
+        self.floats = floats and not self.floats_there
+        self.numbers: tuple[Any, Any] | None = None
+
+    def pixels(self, tensor: _native.Tensor) -> Any:
+        if self.to == "tensor":
+            return tensor
+        if self.to == "numpy":
+            return tensor.numpy()
+        pixels = tensor.torch()
+        if not self.floats_there:
+            return pixels
+        torch = self.library
+        with torch.no_grad():
+            pixels = pixels.to(torch.float32).div_(255)
+            if self.normalize is not None:
+                if self.numbers is None:
+                    both = (self.normalize.mean, self.normalize.std)
+                    mean, std = (torch.tensor(one, device=pixels.device).view(1, 3, 1, 1) for one in both)
+                    self.numbers = mean, std
+                pixels.sub_(self.numbers[0]).div_(self.numbers[1])
+        return pixels
+
+    def labels(self, labels: list[int]) -> Any:
+        if self.to == "tensor":
+            return labels
+        if self.to == "numpy":
+            return self.library.array(labels, dtype=self.library.int64)
+        made = self.library.tensor(labels, dtype=self.library.int64)
+        if self.ordinal is None:
+            return made
+        return made.pin_memory().to(f"cuda:{self.ordinal}", non_blocking=True)
+
+
+class Loader:
+    """Batches of images for a training loop. Files are read, decoded (JPEG and PNG), transformed and put into batches by worker
+    processes in Rust, ahead of the program. ::
+
+        transforms = [tp.RandomResizedCrop(224, 224), tp.RandomHorizontalFlip(), tp.Normalize()]
+        with tp.Loader("train", transforms, batch=64, shuffle=True, workers=8, device="cuda:0") as loader:
+            for epoch in range(90):
+                for pixels, labels in loader:
+                    train(pixels, labels)
+
+    ``files``: a folder, whose folders are the classes, as for torchvision's ``ImageFolder``; or paths.
+    ``transforms``: what is done with each image, in this order. All have to end in one size.
+    ``batch``: samples in a batch; the last one of an epoch may have fewer, and is left out with ``drop_last``.
+    ``shuffle``: whether each epoch has another order. It depends on ``seed`` and the epoch's number alone, and so do the random
+    transforms of a sample: not on how many workers there are.
+    ``workers``: processes that decode; one for each processor unless said otherwise.
+    ``device``: where batches are wanted: ``"cpu"``, or ``"cuda:0"``.
+    ``prefetch``: bytes of batches that are made or ready at a time, at least one; 256 MiB or three batches unless said otherwise.
+    ``on_error``: ``"raise"`` ends an epoch at a file that is broken; ``"skip"`` leaves it out of its batch, and :attr:`Batch.broken`
+    names it.
+    ``labels``: of a list of paths: a number for each, or a function of the path.
+    ``dtype``: ``"f32"``, from 0 to 1 and normalised, or ``"u8"``.
+    ``to``: ``"torch"``, ``"numpy"``, or ``"tensor"`` for a :class:`tensorpost.Tensor`.
+    ``node``: a node that is there already. Without it the loader has one of its own.
+    """
+
+    def __init__(
+        self,
+        files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        transforms: Iterable[Transform] = (),
+        *,
+        batch: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        workers: int | None = None,
+        device: Any = "cpu",
+        prefetch: int | None = None,
+        on_error: str = "raise",
+        labels: Sequence[int] | Callable[[str], int] | None = None,
+        drop_last: bool = False,
+        dtype: str = "f32",
+        to: str = "torch",
+        node: Node | None = None,
+    ) -> None:
+        self._closed = True
+        dtype = getattr(dtype, "__name__", dtype)
+        if dtype not in ("f32", "u8"):
+            raise LoaderError(f'dtype is "f32" or "u8", and not {dtype!r}')
+        if on_error not in ("raise", "skip"):
+            raise LoaderError(f'on_error is "raise" or "skip", and not {on_error!r}')
+        for name, number, most in (("batch", batch, 1 << 16), ("workers", workers, 128)):
+            if number is not None and (type(number) is not int or not 1 <= number <= most):
+                raise LoaderError(f"{name} is a number from 1 to {most}, and not {number!r}")
+        if type(seed) is not int or not 0 <= seed < 1 << 64:
+            raise LoaderError(f"seed is a number from 0 to 2**64 - 1, and not {seed!r}")
+        made = recipe(transforms)
+        if dtype == "u8" and made.normalize is not None:
+            raise LoaderError('Normalize makes floats; leave it out, or dtype="u8"')
+        self._form = _Form(to, device, dtype == "f32", made)
+        self.classes: list[str] = []
+        """The names of the folders, by label."""
+        self.broken: dict[str, str] = {}
+        """Files that were left out so far, and why."""
+        if isinstance(files, str | os.PathLike):
+            root = os.fspath(files)
+            if labels is not None:
+                raise LoaderError("labels are for a list of paths; those of a folder are the folders in it")
+            self._paths, self._labels, self.classes = _listed(root)
+        else:
+            root = ""
+            self._paths = [os.fspath(path) for path in files]
+            if not self._paths:
+                raise LoaderError("the list of files is empty")
+            self._labels = [labels(path) for path in self._paths] if callable(labels) else None if labels is None else list(labels)
+            if self._labels is not None and len(self._labels) != len(self._paths):
+                raise LoaderError(f"there are {len(self._labels)} labels for {len(self._paths)} files")
+        self._batch, self._shuffle, self._seed, self._drop_last = batch, bool(shuffle), seed, drop_last
+        self._skip = on_error == "skip"
+        bytes_each = batch * 3 * made.size[0] * made.size[1] * (4 if self._form.floats else 1)
+        if prefetch is None:
+            prefetch = max(256 * MIB, 3 * bytes_each)
+        if type(prefetch) is not int or prefetch < 0:
+            raise LoaderError(f"prefetch is a number of bytes, and not {prefetch!r}")
+        self._ahead = max(1, prefetch // bytes_each)
+        relative = (os.path.relpath(path, root) if root else path for path in self._paths)
+        self._digest = 0
+        for path in relative:
+            self._digest = zlib.crc32(os.fsencode(path) + b"\0", self._digest)
+        self._epoch = self._position = 0
+        self._begun = False
+        self._current: _Epoch | None = None
+        self._own = node is None
+        self._node = node or Node(host_budget=max(4096 * MIB, prefetch + 4 * bytes_each + 256 * MIB))
+        self._label = f"loader {next(_numbers)}"
+        normal = made.normalize if self._form.floats else None
+        library = _native.__file__
+        try:
+            self._native = _native.Loader(
+                self._node._native,
+                sys.executable or "python3",
+                os.fspath(library),
+                [os.fsencode(os.path.abspath(path)) for path in self._paths],
+                made.steps,
+                made.size,
+                self._form.floats,
+                None if normal is None else (normal.mean, normal.std),
+                workers or os.cpu_count() or 1,
+                self._label,
+                self._form.ordinal,
+            )
+        except BaseException:
+            if self._own:
+                self._node.shutdown()
+            raise
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        files = len(self._paths)
+        return files // self._batch if self._drop_last else -(-files // self._batch)
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, by index."""
+        return list(self._paths)
+
+    @property
+    def labels(self) -> list[int] | None:
+        """The label of each file, by index."""
+        return None if self._labels is None else list(self._labels)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that was begun last, or was set."""
+        return self._epoch
+
+    @property
+    def processes(self) -> list[int]:
+        """The process ids of the workers."""
+        return [worker.pid for worker in self._node.workers() if worker.name.startswith(self._label + " ") and worker.state == "Running"]
+
+    @property
+    def times(self) -> Times:
+        """What the workers have taken their time for, so far."""
+        return Times(*self._native.times())
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from its beginning. Without it they are numbered from 0."""
+        if type(epoch) is not int or not 0 <= epoch < 1 << 64:
+            raise LoaderError(f"an epoch is a number from 0 to 2**64 - 1, and not {epoch!r}")
+        self._end()
+        self._epoch, self._position, self._begun = epoch, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the program is: which samples it has had. Batches that were made ahead are made again."""
+        return {
+            "version": 1,
+            "epoch": self._epoch,
+            "position": self._position,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "files": len(self._paths),
+            "digest": self._digest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there: the next iteration gives exactly the samples of that epoch that are left. The files, the seed and whether
+        they are shuffled have to be the same; the size of a batch, the workers and the device need not be."""
+        known = self.state_dict()
+        if not isinstance(state, dict) or set(state) != set(known) or state["version"] != 1:
+            raise LoaderError(f"this is no state of a loader of this version: {state!r}")
+        for name in ("files", "digest", "seed", "shuffle"):
+            if state[name] != known[name]:
+                what = "the files are others, or in another order" if name == "digest" else f"{name} was {state[name]}, and is {known[name]}"
+                raise LoaderError(f"the state is another loader's: {what}")
+        epoch, position = state["epoch"], state["position"]
+        if type(position) is not int or not 0 <= position <= len(self._paths):
+            raise LoaderError(f"the state's position is {position!r}, of {len(self._paths)} files")
+        self.set_epoch(epoch)
+        self._position = position
+
+    def _end(self) -> None:
+        if self._current is not None:
+            self._current._interrupted = not self._current._over
+            self._current = None
+            self._native.stop()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The next epoch; what is left of one after :meth:`load_state_dict`. An iteration that is under way ends."""
+        if self._closed:
+            raise LoaderError("the loader was closed")
+        self._end()
+        files = len(self._paths)
+        whole = self._position + (files - self._position) // self._batch * self._batch if self._drop_last else files
+        if self._begun or self._position >= whole > 0:
+            self._epoch, self._position = self._epoch + 1, 0
+            whole = files // self._batch * self._batch if self._drop_last else files
+        self._begun = True
+        self._native.begin(
+            self._seed, self._epoch, self._shuffle, whole, self._position, self._batch, self._ahead, self._skip
+        )
+        self._current = _Epoch(self)
+        return self._current
+
+    def close(self) -> None:
+        """Ends the workers. An iteration that is under way ends with an error."""
+        if self._closed:
+            return
+        self._end()
+        self._closed = True
+        self._native.close()
+        if self._own:
+            self._node.shutdown()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        at = "closed" if self._closed else f"epoch {self._epoch}, {self._position} had"
+        return f"Loader({len(self._paths)} files, {at})"
+
+
+class _Epoch:
+    """An iteration."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._over = self._interrupted = False
+        self._one_at_a_time = threading.Lock()
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Batch:
+        with self._one_at_a_time:
+            return self._next()
+
+    def _next(self) -> Batch:
+        loader = self._loader
+        left_out: list[Broken] = []  # of batches in which nothing was whole, too
+        while True:
+            if self._interrupted:
+                raise LoaderError("this iteration was ended: the loader was closed, or another iteration or state was begun")
+            if self._over:
+                raise StopIteration
+            try:
+                given = loader._native.next()
+            except LoaderError:
+                self._over = True
+                raise
+            if given is None:
+                self._over = True
+                loader._position = len(loader._paths)
+                raise StopIteration
+            tensor, indices, broken, position = given
+            loader._position = position
+            left_out += [Broken(index, loader._paths[index], why) for index, why in broken]
+            loader.broken.update((one.path, one.why) for one in left_out)
+            if tensor is None:
+                continue
+            form = loader._form
+            labels = None if loader._labels is None else form.labels([loader._labels[index] for index in indices])
+            return Batch(form.pixels(tensor), labels, indices, [loader._paths[index] for index in indices], left_out)
+
+
+__all__ = ["Batch", "Broken", "Loader", "Times"]

@@ -1,0 +1,179 @@
+"""What a :class:`tensorpost.Loader` does with each image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ._errors import LoaderError
+
+FILTERS = ("nearest", "box", "bilinear", "bicubic", "lanczos")
+MOST = 1 << 15
+
+
+def _size(of: object, height: int, width: int) -> None:
+    for name, side in (("height", height), ("width", width)):
+        if type(side) is not int or not 1 <= side <= MOST:
+            raise LoaderError(f"{type(of).__name__}: {name} is a number of pixels from 1 to {MOST}, and not {side!r}")
+
+
+def _filter(of: object, name: str) -> None:
+    if name not in FILTERS:
+        raise LoaderError(f"{type(of).__name__}: interpolation is one of {', '.join(FILTERS)}, and not {name!r}")
+
+
+def _probability(of: object, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise LoaderError(f"{type(of).__name__}: p is a probability from 0 to 1, and not {p!r}")
+
+
+def _range(of: object, name: str, low: float, high: float, most: float) -> None:
+    if not 0 < low <= high <= most:
+        raise LoaderError(f"{type(of).__name__}: {name} is two numbers above 0, the smaller one first, at most {most}, and not {(low, high)!r}")
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The image in ``height`` rows and ``width`` columns, whatever its shape was; with ``height`` alone its shorter side becomes as
+    long, and the other follows. Pixels are averaged where it shrinks, as PIL and torchvision (``antialias=True``) do it."""
+
+    height: int
+    width: int | None = None
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        _size(self, self.height, self.height if self.width is None else self.width)
+        _filter(self, self.interpolation)
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """The middle. An image that is smaller is a broken file."""
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        _size(self, self.height, self.width)
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Any place of this size, with the same probability. An image that is smaller is a broken file."""
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        _size(self, self.height, self.width)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A part of the image, resized: its area is a random part of the image's, from ``scale``, its width over its height one from
+    ``ratio``, drawn as torchvision does it."""
+
+    height: int
+    width: int
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        _size(self, self.height, self.width)
+        _range(self, "scale", *self.scale, 1.0)
+        _range(self, "ratio", *self.ratio, math.inf)
+        _filter(self, self.interpolation)
+
+
+@dataclass(frozen=True)
+class RandomHorizontalFlip:
+    """Left and right change places, with probability ``p``."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _probability(self, self.p)
+
+
+@dataclass(frozen=True)
+class RandomVerticalFlip:
+    """Above and below change places, with probability ``p``."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        _probability(self, self.p)
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """``(value - mean) / std`` for each channel, of values from 0 to 1. It comes last. Without arguments, ImageNet's numbers."""
+
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) != 3 or not all(math.isfinite(number) for number in numbers):
+                raise LoaderError(f"Normalize: {name} is three numbers, for red, green and blue, and not {numbers!r}")
+        if not all(number > 0 for number in self.std):
+            raise LoaderError(f"Normalize: std is three numbers above 0, and not {self.std!r}")
+
+
+Transform = Resize | CenterCrop | RandomCrop | RandomResizedCrop | RandomHorizontalFlip | RandomVerticalFlip | Normalize
+
+
+class Recipe(NamedTuple):
+    """What the workers are told."""
+
+    steps: list[tuple[str, list[float], str]]
+    size: tuple[int, int]
+    normalize: Normalize | None
+
+
+def _step(one: object) -> tuple[str, list[float], str]:
+    match one:
+        case Resize(height, None, interpolation):
+            return "resize", [height], interpolation
+        case Resize(height, width, interpolation):
+            return "resize", [height, width or 0], interpolation
+        case CenterCrop(height, width):
+            return "center_crop", [height, width], ""
+        case RandomCrop(height, width):
+            return "random_crop", [height, width], ""
+        case RandomResizedCrop(height, width, scale, ratio, interpolation):
+            return "random_resized_crop", [height, width, *scale, *ratio], interpolation
+        case RandomHorizontalFlip(p):
+            return "flip_horizontal", [p], ""
+        case RandomVerticalFlip(p):
+            return "flip_vertical", [p], ""
+    raise LoaderError(
+        f"{one!r} is no transform of a loader; there are Resize, CenterCrop, RandomCrop, RandomResizedCrop, RandomHorizontalFlip, "
+        "RandomVerticalFlip and Normalize, which run without Python. Do others with the batch"
+    )
+
+
+def recipe(transforms: Iterable[Transform]) -> Recipe:
+    """All of them, checked: every sample has to get the same size."""
+    listed: Sequence[Transform] = list(transforms)
+    normalize = listed[-1] if listed and isinstance(listed[-1], Normalize) else None
+    steps = listed[:-1] if normalize is not None else listed
+    if any(isinstance(one, Normalize) for one in steps):
+        raise LoaderError("Normalize comes once, and last")
+    size: tuple[int, int] | None = None
+    for one in steps:
+        match one:
+            case Resize(_, None, _):
+                size = None
+            case Resize(height, width) | CenterCrop(height, width) | RandomCrop(height, width) | RandomResizedCrop(height, width):
+                assert width is not None
+                size = (height, width)
+    told = [_step(one) for one in steps]
+    if size is None:
+        raise LoaderError(
+            "the transforms do not say how large a sample is, and a batch has one size; end with Resize(height, width), a crop, or both"
+        )
+    return Recipe(told, size, normalize)

@@ -1,0 +1,467 @@
+//! What feeds an epoch: it has batches filled by the workers, within a budget of bytes, and hands them over in order.
+//!
+//! It runs on a thread of its own, which never takes the interpreter, so batches are made while Python computes. A batch is a
+//! tensor of this process's pool. It is split into parts of a few samples each; whichever worker is free gets the next part, and when
+//! all are back the tensor is whole again, and this process's alone, to write. So all workers work at the batch that is needed
+//! next, the budget does not grow with their number, and a batch is whole as soon as it can be.
+//!
+//! **A worker that dies** takes the parts along that it had, and the batch cannot be joined any more: it is made anew in other
+//! memory, whole. What is delivered is one batch of that number, so no sample is lost, and none is there twice. Samples that were with the
+//! dead are each given to a worker by themselves from then on, one that has nothing else, so that one that kills its worker is found
+//! out; after [`MAX_DEATHS`] it is a broken file.
+//!
+//! **On cancellation** (another epoch begins, or the loader is closed) the asks are dropped; what workers still send back goes
+//! back to the pool.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tensorpost_core::actor::{Address, AskError};
+use tensorpost_core::tensor::{DeviceStream, Tensor, TensorError, TensorMut, TensorPart};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use super::batch::{Batch, Broken};
+use super::limits::{MAX_DEATHS, MAX_TASK, TASKS_EACH};
+use super::worker::{Fill, Filled, Recipe, Sample, Times};
+
+/// How long memory may be missing, while somebody waits for a batch and none is under way, before that is an error.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Parts of a batch, unless its samples have to be given one by one.
+const MOST_TASKS: usize = 512;
+
+/// What all epochs have in common.
+pub(super) struct Source {
+    pub(super) workers: Vec<Address<Fill>>,
+    pub(super) paths: Vec<Vec<u8>>,
+    pub(super) recipe: Recipe,
+    /// Where batches are filled.
+    pub(super) host: DeviceStream,
+    /// Where they are wanted, if that is a GPU.
+    pub(super) device: Option<DeviceStream>,
+    pub(super) times: Mutex<Times>,
+}
+
+/// An epoch.
+pub(super) struct Epoch {
+    pub(super) seed: u64,
+    pub(super) epoch: u64,
+    /// Its samples, of which those before `position` were had.
+    pub(super) order: Vec<u32>,
+    pub(super) position: usize,
+    pub(super) batch: usize,
+    /// Batches that are made or ready at a time.
+    pub(super) ahead: usize,
+    /// Whether broken files are left out; else the first ends the epoch.
+    pub(super) skip: bool,
+}
+
+/// A batch for whoever trains.
+pub(super) struct Ready {
+    /// Nobody else has it. `None` where all of its samples are broken.
+    pub(super) tensor: Option<Tensor>,
+    pub(super) indices: Vec<u32>,
+    pub(super) broken: Vec<Broken>,
+    /// How many of the epoch's samples were had with it.
+    pub(super) position: usize,
+}
+
+/// Why there is no next batch.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Broken(Broken),
+    Other(String),
+}
+
+impl From<TensorError> for Stop {
+    fn from(error: TensorError) -> Self {
+        Stop::Other(format!(
+            "there is no memory for a batch: {error}; let go of earlier ones, or give more with `tp.Node(host_budget=..)`"
+        ))
+    }
+}
+
+/// What the two threads tell each other.
+#[derive(Default)]
+struct Shared {
+    /// Batches that nobody has taken yet.
+    ready: AtomicUsize,
+    taken: Notify,
+    /// Whether somebody waits for the next one.
+    awaited: AtomicBool,
+}
+
+/// Somebody waits for a batch, as long as there is this.
+struct Awaited<'a>(&'a Shared);
+
+impl<'a> Awaited<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        shared.awaited.store(true, Ordering::Relaxed);
+        Awaited(shared)
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.0.awaited.store(false, Ordering::Relaxed);
+    }
+}
+
+/// An epoch under way.
+pub(super) struct Feed {
+    batches: mpsc::UnboundedReceiver<Result<Ready, Stop>>,
+    shared: Arc<Shared>,
+    cancel: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Feed {
+    /// # Errors
+    /// The system has no thread for it.
+    pub(super) fn begin(source: Arc<Source>, epoch: Epoch) -> std::io::Result<Self> {
+        let (out, batches) = mpsc::unbounded_channel();
+        let (cancel, cancelled) = oneshot::channel();
+        let shared = Arc::new(Shared::default());
+        let told = Arc::clone(&shared);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let thread = std::thread::Builder::new().name("tensorpost-loader".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                let run = Run::new(&source, epoch, told, out.clone());
+                let ended = tokio::select! {
+                    _ = cancelled => return,
+                    ended = run.run() => ended,
+                };
+                if let Err(stop) = ended {
+                    // Whoever trains may have gone.
+                    let _ = out.send(Err(stop));
+                }
+            });
+        })?;
+        Ok(Feed { batches, shared, cancel: Some(cancel), thread: Some(thread) })
+    }
+
+    /// The next batch; `None` after the last one.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(super) async fn next(&mut self) -> Option<Result<Ready, Stop>> {
+        let awaited = Awaited::begin(&self.shared);
+        let next = self.batches.recv().await;
+        drop(awaited);
+        if matches!(next, Some(Ok(_))) {
+            self.shared.ready.fetch_sub(1, Ordering::Relaxed);
+            self.shared.taken.notify_one();
+        }
+        next
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        drop(self.cancel.take());
+        if let Some(thread) = self.thread.take() {
+            // It panicked: that is on stderr.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Some rows of a batch, for a worker.
+struct Task {
+    batch: u64,
+    samples: Vec<Sample>,
+    part: TensorPart,
+    /// Its sample may have killed a worker.
+    alone: bool,
+}
+
+/// What of a task stays here.
+struct Given {
+    worker: usize,
+    batch: u64,
+    indices: Vec<u32>,
+    alone: bool,
+}
+
+enum Event {
+    Memory(Result<TensorMut, TensorError>),
+    Back(Given, Result<Filled, AskError<Fill>>),
+}
+
+/// A worker, as it is seen from here.
+#[derive(Clone, Default)]
+struct Load {
+    tasks: usize,
+    alone: bool,
+    /// Times in a row that it did not take a task.
+    refusals: u32,
+    gone: bool,
+}
+
+struct Run<'a> {
+    source: &'a Source,
+    epoch: Epoch,
+    shared: Arc<Shared>,
+    out: mpsc::UnboundedSender<Result<Ready, Stop>>,
+    events: JoinSet<Event>,
+    /// In order; those behind the first may be done before it.
+    open: VecDeque<Batch>,
+    /// The number of the first of them.
+    first: u64,
+    queue: VecDeque<Task>,
+    loads: Vec<Load>,
+    /// Whether there is an [`Event::Memory`] to come, and for which batch.
+    allocating: Option<u64>,
+    deaths: HashMap<u32, u32>,
+    last_end: String,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        source: &'a Source,
+        epoch: Epoch,
+        shared: Arc<Shared>,
+        out: mpsc::UnboundedSender<Result<Ready, Stop>>,
+    ) -> Self {
+        Run {
+            source,
+            epoch,
+            shared,
+            out,
+            events: JoinSet::new(),
+            open: VecDeque::new(),
+            first: 0,
+            queue: VecDeque::new(),
+            loads: vec![Load::default(); source.workers.len()],
+            allocating: None,
+            deaths: HashMap::new(),
+            last_end: String::new(),
+        }
+    }
+
+    async fn run(mut self) -> Result<(), Stop> {
+        loop {
+            self.open_batches();
+            // Before memory is asked for: they want some again.
+            self.open.iter_mut().for_each(Batch::begin_again_if_lost);
+            self.allocate();
+            self.dispatch()?;
+            self.deliver().await?;
+            if self.open.is_empty() && self.epoch.position == self.epoch.order.len() {
+                return Ok(());
+            }
+            if self.may_open() {
+                continue;
+            }
+            let idle = self.allocating.is_some() && self.events.len() == 1;
+            tokio::select! {
+                Some(event) = self.events.join_next() => self.take(event)?,
+                () = self.shared.taken.notified() => {}
+                () = tokio::time::sleep(PATIENCE), if idle => self.give_up(&self.source.host)?,
+            }
+        }
+    }
+
+    /// The pool is full, and nothing of ours is under way: whoever waits here would wait for ever.
+    fn give_up(&self, stream: &DeviceStream) -> Result<(), Stop> {
+        if self.shared.ready.load(Ordering::Relaxed) > 0 || !self.shared.awaited.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        stream.empty(self.source.recipe.dtype(), &self.shape(self.epoch.batch))?;
+        Ok(())
+    }
+
+    fn shape(&self, samples: usize) -> [usize; 4] {
+        let (height, width) = self.source.recipe.size;
+        [samples, 3, height, width]
+    }
+
+    fn may_open(&self) -> bool {
+        let ahead = self.open.len() + self.shared.ready.load(Ordering::Relaxed);
+        self.epoch.position < self.epoch.order.len() && (ahead == 0 || ahead < self.epoch.ahead)
+    }
+
+    fn open_batches(&mut self) {
+        while self.may_open() {
+            let from = self.epoch.position;
+            let to = (from + self.epoch.batch).min(self.epoch.order.len());
+            self.open.push_back(Batch::new(self.epoch.order[from..to].to_vec(), to));
+            self.epoch.position = to;
+        }
+    }
+
+    /// Asks for the memory of the first batch that has none.
+    fn allocate(&mut self) {
+        if self.allocating.is_some() {
+            return;
+        }
+        let Some(at) = self.open.iter().position(Batch::wants_memory) else { return };
+        self.allocating = Some(self.first + at as u64);
+        let shape = self.shape(self.open[at].samples.len());
+        let (stream, dtype) = (self.source.host.clone(), self.source.recipe.dtype());
+        self.events.spawn(async move { Event::Memory(stream.empty_when_free(dtype, &shape).await) });
+    }
+
+    fn take(&mut self, event: Result<Event, tokio::task::JoinError>) -> Result<(), Stop> {
+        let event = event.map_err(|error| Stop::Other(format!("the loader's own task failed: {error}")))?;
+        match event {
+            Event::Memory(memory) => {
+                let number = self.allocating.take();
+                let at = number.and_then(|number| number.checked_sub(self.first)).unwrap_or(0) as usize;
+                let memory = memory?;
+                let workers = self.loads.iter().filter(|load| !load.gone).count();
+                self.cut(at, memory, workers)
+            }
+            Event::Back(given, Ok(filled)) => {
+                self.give_worker_back(&given);
+                self.loads[given.worker].refusals = 0;
+                self.source.times.lock().add(filled.times);
+                self.batch(given.batch).took(filled.part, filled.broken);
+                Ok(())
+            }
+            Event::Back(given, Err(AskError::NotSent(error))) => {
+                self.give_worker_back(&given);
+                let load = &mut self.loads[given.worker];
+                load.refusals += 1;
+                load.gone |= !error.reason.is_retryable() || load.refusals > 16;
+                self.last_end = error.reason.to_string();
+                let Fill { samples, part, .. } = error.message;
+                self.queue.push_front(Task { batch: given.batch, samples, part, alone: given.alone });
+                Ok(())
+            }
+            Event::Back(given, Err(error)) => {
+                self.give_worker_back(&given);
+                self.last_end = error.to_string();
+                tracing::warn!(
+                    samples = given.indices.len(),
+                    "a worker of a loader has lost its samples, which others are given again: {error}"
+                );
+                for index in &given.indices {
+                    *self.deaths.entry(*index).or_default() += 1;
+                }
+                self.batch(given.batch).lost_part();
+                Ok(())
+            }
+        }
+    }
+
+    fn give_worker_back(&mut self, given: &Given) {
+        let load = &mut self.loads[given.worker];
+        load.tasks -= 1;
+        load.alone = false;
+    }
+
+    /// A batch that is open: a task's is, until the task is back.
+    fn batch(&mut self, number: u64) -> &mut Batch {
+        &mut self.open[(number - self.first) as usize]
+    }
+
+    /// Cuts a batch's memory into tasks.
+    fn cut(&mut self, at: usize, memory: TensorMut, workers: usize) -> Result<(), Stop> {
+        let number = self.first + at as u64;
+        let samples = self.open[at].samples.clone();
+        let even = samples.len().div_ceil(workers.max(1) * TASKS_EACH);
+        let most = even.clamp(1, MAX_TASK).max(samples.len().div_ceil(MOST_TASKS));
+        let suspect = |index: &u32| self.deaths.get(index).copied().unwrap_or(0);
+        let mut sizes: Vec<usize> = Vec::new();
+        let mut open = false;
+        for index in &samples {
+            let alone = suspect(index) > 0;
+            match sizes.last_mut() {
+                Some(size) if open && !alone && *size < most => *size += 1,
+                _ => sizes.push(1),
+            }
+            open = !alone;
+        }
+        let parts = memory.split(0, &sizes);
+        let parts = parts.map_err(|error| Stop::Other(format!("a batch cannot be split: {}", error.why)))?;
+        let mut tasks = Vec::new();
+        let mut row = 0;
+        for (part, size) in parts.into_iter().zip(sizes) {
+            let indices = &samples[row..row + size];
+            let deaths = suspect(&indices[0]);
+            if deaths >= MAX_DEATHS {
+                let why = format!("{deaths} workers have died over it; the last: {}", self.last_end);
+                self.open[at].keeps(part, row, why);
+            } else {
+                let sample =
+                    |index: &u32| Sample { index: *index, path: self.source.paths[*index as usize].clone() };
+                let samples = indices.iter().map(sample).collect();
+                tasks.push(Task { batch: number, samples, part, alone: deaths > 0 });
+            }
+            row += size;
+        }
+        self.open[at].is_given(tasks.len());
+        // Before what is of later batches, which is there where this one is made again.
+        let later = self.queue.iter().position(|task| task.batch > number).unwrap_or(self.queue.len());
+        let behind = self.queue.split_off(later);
+        self.queue.extend(tasks);
+        self.queue.extend(behind);
+        Ok(())
+    }
+
+    /// Gives tasks to the workers that have least to do.
+    fn dispatch(&mut self) -> Result<(), Stop> {
+        while let Some(task) = self.queue.front() {
+            let room = |load: &Load| {
+                !load.gone && !load.alone && load.tasks < if task.alone { 1 } else { TASKS_EACH }
+            };
+            let free = self.loads.iter().enumerate().filter(|(_, load)| room(load));
+            let Some((worker, _)) = free.min_by_key(|(_, load)| load.tasks) else { break };
+            let Some(Task { batch, samples, part, alone }) = self.queue.pop_front() else { break };
+            let load = &mut self.loads[worker];
+            (load.tasks, load.alone) = (load.tasks + 1, alone);
+            let indices = samples.iter().map(|sample| sample.index).collect();
+            let given = Given { worker, batch, indices, alone };
+            let (seed, epoch) = (self.epoch.seed, self.epoch.epoch);
+            let ask = self.source.workers[worker].ask(Fill { seed, epoch, samples, part });
+            self.events.spawn(async move { Event::Back(given, ask.await) });
+        }
+        if self.loads.iter().all(|load| load.gone) {
+            return Err(Stop::Other(format!("all workers of the loader have ended: {}", self.last_end)));
+        }
+        Ok(())
+    }
+
+    /// Hands over what is done, in order.
+    async fn deliver(&mut self) -> Result<(), Stop> {
+        while self.open.front().is_some_and(Batch::is_done) {
+            let Some(mut batch) = self.open.pop_front() else { break };
+            self.first += 1;
+            let broken = batch.broken();
+            if let Some(first) = broken.first().filter(|_| !self.epoch.skip) {
+                return Err(Stop::Broken(first.clone()));
+            }
+            let position = batch.position;
+            let (whole, indices) = batch.join(&self.source.host)?;
+            let tensor = match (whole, &self.source.device) {
+                (Some(whole), Some(device)) => Some(self.upload(device, whole).await?),
+                (whole, _) => whole,
+            };
+            self.shared.ready.fetch_add(1, Ordering::Relaxed);
+            // Whoever trains may have gone; then this ends soon.
+            let _ = self.out.send(Ok(Ready { tensor, indices, broken, position }));
+        }
+        Ok(())
+    }
+
+    /// A copy on the GPU. The host's memory can be used again when this is done.
+    async fn upload(&self, device: &DeviceStream, host: Tensor) -> Result<Tensor, Stop> {
+        let mut on_device = loop {
+            let memory = device.empty_when_free(host.dtype(), host.shape());
+            match tokio::time::timeout(PATIENCE, memory).await {
+                Ok(memory) => break memory?,
+                Err(_) => self.give_up(device)?,
+            }
+        };
+        match host.dtype() {
+            tensorpost_core::tensor::DType::U8 => device.upload(&mut on_device, host.as_slice::<u8>()?)?,
+            _ => device.upload(&mut on_device, host.as_slice::<f32>()?)?,
+        }
+        Ok(on_device.freeze())
+    }
+}
