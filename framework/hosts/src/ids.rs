@@ -26,6 +26,14 @@ impl fmt::Display for HostId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Life(pub u64);
 
+impl Life {
+    /// A new one; nothing where the system has no random numbers.
+    pub fn draw() -> Option<Self> {
+        let drawn = ring::rand::generate::<[u8; 8]>(&ring::rand::SystemRandom::new()).ok()?;
+        Some(Life(u64::from_le_bytes(drawn.expose())))
+    }
+}
+
 /// A host in one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostLife {

@@ -2,7 +2,11 @@
 
 pub mod frame;
 pub mod ids;
+pub mod introduction;
 pub mod limits;
+pub mod net;
+pub mod refused;
+pub mod security;
 pub mod session;
 pub mod verdict;
 

@@ -67,6 +67,13 @@ pub const MAX_STRANGERS: usize = 64;
 /// Of them, from one address.
 pub const MAX_STRANGERS_OF_ONE: usize = 16;
 
+/// Connections of a listener at a time, whoever they are: those of most hosts with all their lanes.
+pub const MAX_CONNECTIONS: usize = MAX_HOSTS * (MAX_LANES as usize + 1);
+
+/// A connection on which nothing came for so long is broken: beats come each [`BEAT`], from one side at least, and are answered.
+pub const LINK_SILENCE: Duration = Duration::from_secs(4);
+const _: () = assert!(LINK_SILENCE.as_secs() < AGENT_GRACE.as_secs() / 2);
+
 /// How long a connection may take to say who it is.
 pub const INTRODUCTION: Duration = Duration::from_secs(5);
 

@@ -241,6 +241,16 @@ impl Session {
         Ok(self.up(hello.attempt))
     }
 
+    /// A lane of the connection in force. `hello` is its greeting, without a resume.
+    ///
+    /// # Errors
+    /// It is of another connection, or of another session.
+    pub fn lane(&self, hello: &Hello) -> Result<Link, Violation> {
+        let link = Link(hello.attempt);
+        self.check(hello, self.link != Some(link))?;
+        Ok(link)
+    }
+
     fn check(&self, hello: &Hello, late: bool) -> Result<(), Violation> {
         if (hello.from, hello.to) != (self.peer, self.own) || self.ended {
             let (own, peer) = (self.own, self.peer);

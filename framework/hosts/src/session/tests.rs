@@ -1,5 +1,7 @@
 //! What a peer must not say, and what the verdict leaves.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::ids::{HostId, Life};
 use crate::limits::MAX_ARRIVING;
@@ -13,6 +15,78 @@ fn actor(host: u16, number: u64) -> ActorId {
 }
 
 const BOUNDS: Bounds = Bounds { window: 4096, piece: 16 };
+
+/// Frames of small numbers, so that they meet what is there.
+fn said() -> impl Strategy<Value = Body> {
+    let actors = || prop_oneof![8 => Just(actor(1, 5)), 1 => Just(actor(1, 6)), 1 => Just(actor(0, 1))];
+    let spans = prop::collection::vec(1_u64..50, 0..3);
+    prop_oneof![
+        4 => (actors(), 0_u64..6, 0..3, spans).prop_map(|(to, correlation, kind, spans)| {
+            let target = match kind {
+                0 => Target::Send(to),
+                1 => Target::Ask(to, correlation),
+                _ => Target::Reply(correlation),
+            };
+            post(target, spans)
+        }),
+        1 => (0_u64..12, any::<bool>()).prop_map(|(post, whole)| Body::Landed { post, whole }),
+        1 => (actors(), 1_u32..4).prop_map(|(actor, count)| Body::Done { actor, count }),
+        1 => (1_u64..600).prop_map(|bytes| Body::Grant { bytes }),
+        1 => (0_u64..6).prop_map(|correlation| Body::Refusal { correlation, why: Bytes::new() }),
+        2 => (0_u64..12).prop_map(|post| Body::Abort { post, why: Bytes::new() }),
+        1 => (actors(), 0_u32..4).prop_map(|(actor, capacity)| Body::Serve { actor, capacity }),
+    ]
+}
+
+proptest! {
+    /// Whatever a peer says, in its right numbers: nothing panics, and this side keeps its bounds. What goes on is whole and goes on
+    /// once, and the verdict accounts for every ask and every lease.
+    #[test]
+    fn a_liar_hurts_only_itself(
+        steps in prop::collection::vec((said(), 0_u64..12, 0_u16..3, 0_u64..4, 0..6), 1..80),
+    ) {
+        let mut side = Session::new(who(1), who(0), BOUNDS);
+        side.serve(actor(1, 5), 3).expect("one mailbox");
+        let mut liar = Session::new(who(0), who(1), BOUNDS);
+        let (link, _) = side.accept(&liar.dial()).expect("the first");
+        let (mut seq, mut open, mut asked, mut leased) = (1, Vec::new(), 0, 0);
+        let mut landed = std::collections::HashMap::<Seq, u64>::new();
+        for (body, number, span, at, what) in steps {
+            seq += u64::from(side.take(link, seq, body).is_ok());
+            for bytes in [16, 1 + (number as u32 + at as u32) % 16] {
+                let piece = Piece { post: number, span, offset: at * 16, bytes };
+                if side.claim(link, &piece) == Ok(Claim::Take) {
+                    *landed.entry(number).or_default() += u64::from(bytes);
+                    side.landed(&piece);
+                }
+            }
+            match what {
+                0 => asked += u64::from(side.post(To::Ask(actor(0, 1)), Bytes::new(), vec![]).is_ok()),
+                1 => leased += u64::from(side.post(To::Send(actor(0, 1)), Bytes::new(), vec![9]).is_ok()),
+                2 => open.drain(..).for_each(|(post, _)| side.done(post)),
+                _ => while side.next_frame(link).is_some() || side.next_piece(link).is_some() {},
+            }
+            while let Some(event) = side.next_event() {
+                match event {
+                    Event::Message { post, message } => {
+                        let bytes: u64 = message.spans.iter().sum();
+                        prop_assert_eq!(landed.remove(&post).unwrap_or(0), bytes);
+                        asked -= u64::from(matches!(message.target, Target::Reply(_)));
+                        let places = message.target.actor().is_some();
+                        open.push((post, places));
+                    }
+                    Event::Refused { .. } => asked -= 1,
+                    Event::Released { .. } => leased -= 1,
+                    Event::Aborted { post, .. } => drop(landed.remove(&post)),
+                    _ => {}
+                }
+            }
+            prop_assert!(open.iter().filter(|(_, places)| *places).count() <= 3);
+        }
+        let ended = side.end();
+        prop_assert_eq!((ended.asks.len() as u64, ended.released.len() as u64), (asked, leased));
+    }
+}
 
 /// Two sides with a connection; side 1 offers two places in a mailbox.
 struct Pair {
