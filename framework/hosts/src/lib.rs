@@ -3,6 +3,7 @@
 pub mod frame;
 pub mod ids;
 pub mod introduction;
+pub mod join;
 pub mod limits;
 pub mod net;
 pub mod refused;

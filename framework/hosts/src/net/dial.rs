@@ -13,10 +13,10 @@ use futures_util::stream::{self, Stream, StreamExt};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::codec::{BytesCodec, Outgoing};
 use super::io::Io;
@@ -24,9 +24,11 @@ use super::peer::Peer;
 use super::{CONNECTION_WINDOW, STREAM_WINDOW, pump, service};
 use crate::frame::{Frame, Hello, Resume, decode, encode};
 use crate::introduction::Introduction;
+use crate::join::{Admitted, Request};
 use crate::limits::{INTRODUCTION, LINK_SILENCE, MAX_FRAME, MAX_LANE_FRAME, MAX_LANES};
 use crate::security::Security;
 use crate::session::Link;
+use crate::verdict::Moment;
 
 /// How long to wait between two attempts, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -81,12 +83,50 @@ impl Dial {
                 Err(refused @ DialError::Refused { .. }) => return Err(refused),
                 Err(error) => {
                     tracing::debug!(target: "tensorpost::hosts", "{error}; trying again in {wait:?}");
-                    tokio::time::sleep(wait).await;
+                    sleep(wait).await;
                     wait = (wait * 2).min(BACKOFF.1);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Asks the head to be taken in, again and again until the deadline: a name may not be known yet, and a head not be up. With
+    /// the moment before it was asked, from which an [`Agent`](crate::verdict::Agent) counts.
+    ///
+    /// # Errors
+    /// The head refuses, which is told at once; or it was not reached in time.
+    pub async fn join(&self, request: &Request, deadline: Duration) -> Result<(Admitted, Moment), DialError> {
+        let mut wait = BACKOFF.0;
+        let end = Instant::now() + deadline;
+        loop {
+            let asked = Moment::now();
+            let error = match timeout_at(end, self.ask_to_join(request)).await {
+                Ok(Ok(admitted)) => return Ok((admitted, asked)),
+                Ok(Err(refused @ DialError::Refused { .. })) => return Err(refused),
+                Ok(Err(error)) => error,
+                Err(_) => self.unreachable("it does not answer"),
+            };
+            if Instant::now() + wait >= end {
+                let after = format!("{error}, after trying for {} s", deadline.as_secs_f32());
+                return Err(DialError::Unreachable { to: self.to.clone(), why: after });
+            }
+            tracing::debug!(target: "tensorpost::hosts", "{error}; trying again in {wait:?}");
+            sleep(wait).await;
+            wait = (wait * 2).min(BACKOFF.1);
+        }
+    }
+
+    async fn ask_to_join(&self, request: &Request) -> Result<Admitted, DialError> {
+        let (channel, _) = self.channel().await?;
+        let said = stream::iter([self.introduction.encode(), request.encode()].map(Outgoing::from));
+        let mut from = self.call(channel, service::JOIN, 4 << 10, MAX_FRAME, said).await?;
+        let answer = timeout(INTRODUCTION, from.message()).await;
+        let bytes = answer
+            .map_err(|_| self.unreachable("it does not answer"))?
+            .map_err(|status| self.status(&status))?
+            .ok_or_else(|| self.unreachable("it hung up"))?;
+        Admitted::decode(bytes).map_err(|error| self.unreachable(error))
     }
 
     /// Makes one connection: the control stream, then the lanes.
@@ -162,7 +202,7 @@ impl Dial {
         let call = async {
             grpc.ready().await.map_err(|error| self.unreachable(error))?;
             let path = PathAndQuery::from_static(method);
-            let answer = grpc.streaming(Request::new(sent), path, BytesCodec(buffer)).await;
+            let answer = grpc.streaming(tonic::Request::new(sent), path, BytesCodec(buffer)).await;
             answer.map(tonic::Response::into_inner).map_err(|status| self.status(&status))
         };
         timeout(INTRODUCTION, call).await.map_err(|_| self.unreachable("it does not answer"))?

@@ -17,7 +17,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::io::{Io, within};
-use super::service::{Hosts, Peers};
+use super::service::{Admission, Hosts, Peers};
 use super::{CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::introduction::Introduction;
 use crate::limits::{
@@ -36,7 +36,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address, in the present runtime of tokio.
+    /// Listens at an address, in the present runtime of tokio. A head has an `admission` for those who join.
     ///
     /// # Errors
     /// The address cannot be listened at, or must not without a key (HOST-12).
@@ -46,6 +46,7 @@ impl Listener {
         introduction: Arc<Introduction>,
         peers: Arc<Peers>,
         refused: Arc<Refused>,
+        admission: Option<Arc<Admission>>,
     ) -> io::Result<Self> {
         security.allows(at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
         let socket = TcpListener::bind(at).await?;
@@ -57,7 +58,7 @@ impl Listener {
 
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("", ServingStatus::Serving).await;
-        let hosts = Hosts { introduction, peers, refused };
+        let hosts = Hosts { introduction, peers, refused, admission };
         let server = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)

@@ -22,7 +22,7 @@ mod tests;
 pub use self::dial::{Dial, DialError};
 pub use self::listener::Listener;
 pub use self::peer::{Happened, LinkPulse, Memory, Peer, Pulse};
-pub use self::service::Peers;
+pub use self::service::{Admission, Peers};
 
 /// Bytes that gRPC has on their way in a stream and a connection without an answer: enough for a link of 10 Gbit/s and 3 ms.
 const STREAM_WINDOW: u32 = 4 << 20;

@@ -15,7 +15,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
 use tonic::body::Body;
 use tonic::server::{Grpc, NamedService, StreamingService};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use super::codec::{BytesCodec, Outgoing};
 use super::peer::Peer;
@@ -23,6 +23,7 @@ use super::{io, pump};
 use crate::frame::{Frame, Hello, decode, encode};
 use crate::ids::HostId;
 use crate::introduction::Introduction;
+use crate::join::{Admitted, NotAdmitted, Request};
 use crate::limits::{INTRODUCTION, MAX_FRAME, MAX_HOSTS, MAX_LANE_FRAME};
 use crate::refused::{Kind, Refused};
 
@@ -54,6 +55,10 @@ impl Peers {
 
 pub(super) const CONTROL: &str = "/tensorpost.Hosts/Control";
 pub(super) const LANE: &str = "/tensorpost.Hosts/Lane";
+pub(super) const JOIN: &str = "/tensorpost.Hosts/Join";
+
+/// Takes hosts in, on the head: who asks, and from where. It may begin to [take connections](Peers::add) of it before it answers.
+pub type Admission = dyn Fn(&Request, SocketAddr) -> Result<Admitted, NotAdmitted> + Send + Sync;
 
 /// What both methods need.
 #[derive(Clone)]
@@ -61,6 +66,8 @@ pub(super) struct Hosts {
     pub(super) introduction: Arc<Introduction>,
     pub(super) peers: Arc<Peers>,
     pub(super) refused: Arc<Refused>,
+    /// On the head.
+    pub(super) admission: Option<Arc<Admission>>,
 }
 
 impl NamedService for Hosts {
@@ -89,6 +96,10 @@ impl tower_service::Service<http::Request<Body>> for Hosts {
                         Grpc::new(BytesCodec(MAX_LANE_FRAME)).max_decoding_message_size(MAX_LANE_FRAME);
                     { grpc }.streaming(Lane(hosts), request).await
                 }
+                JOIN => {
+                    let grpc = Grpc::new(BytesCodec(4 << 10)).max_decoding_message_size(MAX_FRAME);
+                    { grpc }.streaming(Join(hosts), request).await
+                }
                 _ => Status::unimplemented("hosts have control streams and lanes").into_http(),
             })
         })
@@ -99,13 +110,14 @@ type Answers = BoxStream<'static, Result<Outgoing, Status>>;
 
 struct Control(Hosts);
 struct Lane(Hosts);
+struct Join(Hosts);
 
 impl StreamingService<Bytes> for Control {
     type Response = Outgoing;
     type ResponseStream = Answers;
     type Future = BoxFuture<'static, Result<Response<Answers>, Status>>;
 
-    fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
         let hosts = self.0.clone();
         Box::pin(async move { hosts.control(address(&request)?, request.into_inner()).await })
     }
@@ -116,13 +128,24 @@ impl StreamingService<Bytes> for Lane {
     type ResponseStream = Answers;
     type Future = BoxFuture<'static, Result<Response<Answers>, Status>>;
 
-    fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
         let hosts = self.0.clone();
         Box::pin(async move { hosts.lane(address(&request)?, request.into_inner()).await })
     }
 }
 
-fn address<T>(request: &Request<T>) -> Result<SocketAddr, Status> {
+impl StreamingService<Bytes> for Join {
+    type Response = Outgoing;
+    type ResponseStream = Answers;
+    type Future = BoxFuture<'static, Result<Response<Answers>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
+        let hosts = self.0.clone();
+        Box::pin(async move { hosts.join(address(&request)?, request.into_inner()).await })
+    }
+}
+
+fn address<T>(request: &tonic::Request<T>) -> Result<SocketAddr, Status> {
     let from = request.extensions().get::<io::From>();
     from.map(|from| from.0).ok_or_else(|| Status::internal("a connection without an address"))
 }
@@ -165,6 +188,26 @@ impl Hosts {
             self.refused.note(Kind::Stranger, from, &why);
             Status::not_found(why)
         })
+    }
+
+    async fn introduced(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<(), Status> {
+        let introduction = self.first(stream, from).await?;
+        let introduction =
+            Introduction::decode(introduction).map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
+        self.introduction.check(&introduction).map_err(|differs| self.refuse(Kind::Build, from, &differs))
+    }
+
+    async fn join(self, from: SocketAddr, mut stream: Streaming<Bytes>) -> Result<Response<Answers>, Status> {
+        self.introduced(&mut stream, from).await?;
+        let request = Request::decode(self.first(&mut stream, from).await?)
+            .map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
+        // An agent that was taken for a head: what names the head is wrong.
+        let agent =
+            || self.refuse(Kind::Stranger, from, &"this host is an agent of a node, and not its head");
+        let admission = self.admission.as_ref().ok_or_else(agent)?;
+        let admitted = admission(&request, from).map_err(|why| self.refuse(Kind::Stranger, from, &why))?;
+        let answer = Outgoing::from(admitted.encode());
+        Ok(Response::new(pump::answers(stream::once(async move { answer }))))
     }
 
     async fn control(

@@ -1,5 +1,6 @@
 //! Two hosts on loopback, and whoever else comes to them.
 
+mod joining;
 mod links;
 mod memory;
 mod refusals;
@@ -72,7 +73,9 @@ impl Gateway {
         assert!(peers.add(Arc::clone(&self.peer)));
         let at = SocketAddr::from(([127, 0, 0, 1], 0));
         let refused = Arc::clone(&self.refused);
-        Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused).await.expect("a port")
+        Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused, None)
+            .await
+            .expect("a port")
     }
 
     fn post(&self, to: To, head: Bytes, spans: &[Bytes]) -> Result<Seq, PostError> {

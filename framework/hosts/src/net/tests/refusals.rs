@@ -120,7 +120,7 @@ async fn who_breaks_the_protocol_again_and_again_is_given_up_and_nobody_else() {
     assert!(peers.add(Arc::clone(&zero.peer)) && peers.add(Arc::clone(&honest.peer)));
     let at = SocketAddr::from(([127, 0, 0, 1], 0));
     let refused = Arc::clone(&zero.refused);
-    let listener = Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused)
+    let listener = Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused, None)
         .await
         .expect("a port");
     connected(&one, &listener, &security).await.expect("it is honest");
@@ -202,6 +202,7 @@ async fn without_a_key_nobody_listens_at_or_dials_the_network() {
         Arc::new(introduction()),
         Arc::new(Peers::default()),
         Arc::clone(&zero.refused),
+        None,
     );
     let refused = listened.await.expect_err("of the network").to_string();
     assert!(refused.contains("TENSORPOST_KEY_FILE"), "{refused}");
