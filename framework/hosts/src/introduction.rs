@@ -126,7 +126,7 @@ impl Introduction {
     /// Of this process.
     ///
     /// # Errors
-    /// The program cannot be read.
+    /// The program cannot be read, or its arguments or the name of its build are longer than another host would read.
     pub fn of_this_process(build_name: Option<&str>) -> io::Result<Self> {
         let build = match build_name {
             Some(name) => Build::Named(name.to_owned()),
@@ -135,7 +135,12 @@ impl Introduction {
         let bytes = |argument: std::ffi::OsString| Bytes::from(argument.into_encoded_bytes());
         let arguments = std::env::args_os().skip(1).map(bytes).collect();
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Introduction { protocol: PROTOCOL, version, build, arguments })
+        let own = Introduction { protocol: PROTOCOL, version, build, arguments };
+        // By the checks of whoever reads it.
+        let fits = Self::decode(own.encode());
+        fits.map_err(|error| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("the program's arguments: {error}"))
+        })
     }
 
     /// Whether another can be of this one's node.
@@ -298,6 +303,8 @@ mod tests {
         assert_eq!(Introduction::decode(own.encode()), Ok(own.clone()));
         let named = Introduction::of_this_process(Some("a")).expect("it can be read");
         assert_eq!(named.build, Build::Named("a".to_owned()));
+        let long = Introduction::of_this_process(Some(&"a".repeat(MAX_NAME + 1)));
+        assert_eq!(long.expect_err("nobody would read it").kind(), io::ErrorKind::InvalidInput);
     }
 
     proptest! {

@@ -14,7 +14,7 @@ use crate::frame::{Frame, Hello, Piece};
 use crate::ids::HostId;
 use crate::limits::{BEAT, MAX_BEATS, MAX_VIOLATIONS};
 use crate::refused::{Kind, Refused};
-use crate::session::{Claim, Ended, Event, Link, Session, Violation};
+use crate::session::{Claim, Ended, Event, Link, Session, Violation, Wakes};
 use crate::verdict::{Agent, Head, Moment};
 
 /// Where the bytes of pieces come from and go to.
@@ -28,7 +28,7 @@ pub trait Memory: Send + Sync {
     fn write(&self, piece: Piece, bytes: Bytes) -> BoxFuture<'_, ()>;
 }
 
-/// Who counts the beats of a connection.
+/// Who counts the beats of a connection. Their locks are taken under that of the peer: whoever holds one uses no peer.
 #[derive(Debug)]
 pub enum Pulse {
     /// Nobody: beats only show that a connection is whole.
@@ -93,11 +93,49 @@ pub enum Happened {
 /// The other host's gateway.
 pub struct Peer {
     state: Mutex<State>,
-    /// Something is to be sent, or to be told, or a connection is over.
-    changed: Notify,
+    wakers: Wakers,
     pulse: Pulse,
     pub(super) memory: Arc<dyn Memory>,
     refused: Arc<Refused>,
+}
+
+/// Who waits. Each is woken by what concerns it, so that a message does not wake the lanes.
+#[derive(Default)]
+struct Wakers {
+    /// Whoever sends frames.
+    frames: Notify,
+    /// The lanes that send.
+    pieces: Notify,
+    /// The lanes with a piece that overtook its message.
+    claims: Notify,
+    /// The gateway.
+    events: Notify,
+    /// Whoever waits for the end of a connection; with it, all others.
+    links: Notify,
+}
+
+impl Wakers {
+    fn all(&self) {
+        for waker in [&self.frames, &self.pieces, &self.claims, &self.events, &self.links] {
+            waker.notify_waiters();
+        }
+    }
+
+    fn wake(&self, before: Wakes, now: Wakes) {
+        if before.link != now.link {
+            return self.all();
+        }
+        for (wakes, waker) in [
+            (now.frames, &self.frames),
+            (now.pieces, &self.pieces),
+            (now.received != before.received, &self.claims),
+            (now.events, &self.events),
+        ] {
+            if wakes {
+                waker.notify_waiters();
+            }
+        }
+    }
 }
 
 struct State {
@@ -113,13 +151,17 @@ impl Peer {
     /// A peer without a connection.
     pub fn new(session: Session, memory: Arc<dyn Memory>, pulse: Pulse, refused: Arc<Refused>) -> Arc<Self> {
         let state = State { session, answers: VecDeque::new(), violations: 0, ended: None, over: false };
-        Arc::new(Peer { state: Mutex::new(state), changed: Notify::new(), pulse, memory, refused })
+        Arc::new(Peer { state: Mutex::new(state), wakers: Wakers::default(), pulse, memory, refused })
     }
 
     /// Does something with the session, under its lock: nothing that waits.
     pub fn with<T>(&self, work: impl FnOnce(&mut Session) -> T) -> T {
-        let done = work(&mut self.state.lock().session);
-        self.changed.notify_waiters();
+        let mut state = self.state.lock();
+        let before = state.session.wakes();
+        let done = work(&mut state.session);
+        let now = state.session.wakes();
+        drop(state);
+        self.wakers.wake(before, now);
         done
     }
 
@@ -128,7 +170,7 @@ impl Peer {
     /// # Cancel safety
     /// Nothing is lost where it is dropped.
     pub async fn next(&self) -> Option<Happened> {
-        self.until(|state| match state.session.next_event() {
+        self.until(&self.wakers.events, |state| match state.session.next_event() {
             Some(event) => Some(Some(Happened::Event(event))),
             None if state.over => Some(state.ended.take().map(Happened::Ended)),
             None => None,
@@ -139,7 +181,7 @@ impl Peer {
     /// The verdict on the other host: final.
     pub fn end(&self) {
         self.state.lock().end();
-        self.changed.notify_waiters();
+        self.wakers.all();
     }
 
     /// Whether the session is over.
@@ -154,12 +196,13 @@ impl Peer {
 
     /// Waits until this connection is not in force any more.
     pub async fn cut_of(&self, link: Link) {
-        self.until(|state| (state.session.link() != Some(link)).then_some(())).await;
+        let over = |state: &mut State| (state.session.link() != Some(link)).then_some(());
+        self.until(&self.wakers.links, over).await;
     }
 
-    async fn until<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
+    async fn until<T>(&self, waker: &Notify, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
-            let mut changed = std::pin::pin!(self.changed.notified());
+            let mut changed = std::pin::pin!(waker.notified());
             // Before the look, so that no change falls between.
             changed.as_mut().enable();
             if let Some(found) = look(&mut self.state.lock()) {
@@ -187,26 +230,24 @@ impl Peer {
     }
 
     /// The other side broke the protocol.
-    pub(super) fn violated(&self, kind: Kind, from: SocketAddr, why: &dyn std::fmt::Display) {
+    pub(super) fn violated(&self, link: Link, kind: Kind, from: SocketAddr, why: &dyn std::fmt::Display) {
         self.refused.note(kind, from, why);
         let mut state = self.state.lock();
         state.violations += 1;
-        if let Some(link) = state.session.link() {
-            state.session.cut(link);
-        }
+        state.session.cut(link);
         if state.violations >= MAX_VIOLATIONS && !state.over {
             let peer = state.session.peer();
             tracing::error!(target: "tensorpost::hosts", %from, "{peer} is given up: {MAX_VIOLATIONS} times it said what it must not");
             state.end();
         }
         drop(state);
-        self.changed.notify_waiters();
+        self.wakers.all();
     }
 
     /// The next frame to send over a connection; nothing once it is over.
     pub(super) async fn next_frame(&self, link: Link) -> Option<Frame> {
         loop {
-            let look = self.until(|state| {
+            let look = self.until(&self.wakers.frames, |state| {
                 if state.session.link() != Some(link) {
                     return Some(None);
                 }
@@ -224,7 +265,7 @@ impl Peer {
 
     /// The next piece to send over a connection; nothing once it is over.
     pub(super) async fn next_piece(&self, link: Link) -> Option<Piece> {
-        self.until(|state| {
+        self.until(&self.wakers.pieces, |state| {
             if state.session.link() != Some(link) {
                 return Some(None);
             }
@@ -247,7 +288,7 @@ impl Peer {
                         state.answers.pop_front();
                     }
                     drop(state);
-                    self.changed.notify_waiters();
+                    self.wakers.frames.notify_waiters();
                 }
                 Ok(())
             }
@@ -259,7 +300,7 @@ impl Peer {
 
     /// Whether a piece has to be written; waits for its message.
     pub(super) async fn claim(&self, link: Link, piece: &Piece) -> Result<bool, Violation> {
-        self.until(|state| match state.session.claim(link, piece) {
+        self.until(&self.wakers.claims, |state| match state.session.claim(link, piece) {
             Ok(Claim::Wait) if state.session.link() == Some(link) => None,
             Ok(claim) => Some(Ok(claim == Claim::Take)),
             Err(violation) => Some(Err(violation)),

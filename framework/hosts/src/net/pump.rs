@@ -56,10 +56,10 @@ pub(super) async fn hear(peer: Arc<Peer>, link: Link, mut from: Streaming<Bytes>
         };
         let frame = match decode(bytes) {
             Ok(frame) => frame,
-            Err(error) => return peer.violated(Kind::Garbage, address, &error),
+            Err(error) => return peer.violated(link, Kind::Garbage, address, &error),
         };
         if let Err(lie) = peer.take(link, frame) {
-            return peer.violated(Kind::Forged, address, &lie);
+            return peer.violated(link, Kind::Forged, address, &lie);
         }
     }
 }
@@ -74,7 +74,7 @@ pub(super) async fn gather(peer: Arc<Peer>, link: Link, mut from: Streaming<Byte
         let Ok(Some(bytes)) = next else { return peer.cut(link) };
         let (piece, bytes): (Piece, Bytes) = match decode_piece(bytes) {
             Ok(piece) => piece,
-            Err(error) => return peer.violated(Kind::Garbage, address, &error),
+            Err(error) => return peer.violated(link, Kind::Garbage, address, &error),
         };
         match peer.claim(link, &piece).await {
             Ok(true) => {
@@ -82,7 +82,7 @@ pub(super) async fn gather(peer: Arc<Peer>, link: Link, mut from: Streaming<Byte
                 peer.with(|session| session.landed(&piece));
             }
             Ok(false) => {}
-            Err(lie) => return peer.violated(Kind::Forged, address, &lie),
+            Err(lie) => return peer.violated(link, Kind::Forged, address, &lie),
         }
     }
 }

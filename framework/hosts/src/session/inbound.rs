@@ -291,6 +291,11 @@ impl Inbound {
         self.asks.contains(&correlation)
     }
 
+    /// Whether something is to be given back.
+    pub(super) fn gives_back(&self) -> bool {
+        self.bytes > 0 || !self.places.is_empty()
+    }
+
     /// What is to be given back.
     pub(super) fn give_back(&mut self) -> impl Iterator<Item = Body> + use<> {
         let places = std::mem::take(&mut self.places).into_iter();

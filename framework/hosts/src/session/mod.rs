@@ -21,7 +21,7 @@
 //! [`Session::end`], the verdict on the other host; nothing comes back from that.
 //!
 //! The model (`model.rs`) cuts connections at any moment, lets them overtake each other, and takes out each of the
-//! [steps](steps), which has to be noticed.
+//! steps of `steps.rs`, which has to be noticed.
 
 mod error;
 mod inbound;
@@ -163,6 +163,16 @@ pub struct Ended {
     pub released: Vec<Seq>,
     /// Messages of the other side that never become whole.
     pub aborted: Vec<Seq>,
+}
+
+/// What there is to do. Pieces that wait for their message look again where `received` has changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wakes {
+    pub(crate) link: Option<Link>,
+    pub(crate) received: Seq,
+    pub(crate) frames: bool,
+    pub(crate) pieces: bool,
+    pub(crate) events: bool,
 }
 
 /// One side of a session.
@@ -491,6 +501,18 @@ impl Session {
         if let Some(correlation) = self.inbound.done(post) {
             let why = Bytes::from_static(b"the actor is done with the message, and did not reply");
             self.push(Body::Refusal { correlation, why });
+        }
+    }
+
+    /// Who has something to do: for whoever wakes them.
+    pub(crate) fn wakes(&self) -> Wakes {
+        let up = self.link.is_some();
+        Wakes {
+            link: self.link,
+            received: self.numbering.received(),
+            frames: up && (self.numbering.has_frames() || self.inbound.gives_back()),
+            pieces: up && self.outbound.has_pieces(),
+            events: !self.events.is_empty(),
         }
     }
 

@@ -76,6 +76,11 @@ impl Numbering {
         Some((seq, body))
     }
 
+    /// Whether something is to be sent.
+    pub(super) fn has_frames(&self) -> bool {
+        self.sent < self.unacked.len() || self.said < self.received
+    }
+
     /// What there is to acknowledge.
     pub(super) fn next_ack(&mut self) -> Option<Seq> {
         (self.said < self.received).then(|| {

@@ -203,6 +203,11 @@ impl Outbound {
         None
     }
 
+    /// Whether a piece may be there to send.
+    pub(super) fn has_pieces(&self) -> bool {
+        !self.to_send.is_empty()
+    }
+
     /// Nothing more of a message is sent. Whether the other side has to be told: it may have all.
     pub(super) fn abort(&mut self, post: Seq) -> bool {
         let Some(under_way) = self.under_way.get_mut(&post) else { return false };

@@ -131,7 +131,7 @@ async fn who_breaks_the_protocol_again_and_again_is_given_up_and_nobody_else() {
         // A grant of what was never taken: what its session would never say is put into its numbers.
         let lie = Frame::Numbered { seq: 1, body: Body::Grant { bytes: 1 } };
         let forged = zero.peer.take(link, lie).expect_err("a lie");
-        zero.peer.violated(Kind::Forged, listener.address(), &forged);
+        zero.peer.violated(link, Kind::Forged, listener.address(), &forged);
         times += 1;
     }
     assert_eq!((times, zero.refused.count(Kind::Forged)), (MAX_VIOLATIONS, u64::from(MAX_VIOLATIONS)));
