@@ -33,6 +33,9 @@ pub const MAX_UNACKED: usize = 1 << 16;
 /// Largest capacity of a mailbox for one host.
 pub const MAX_CAPACITY: u32 = 1 << 16;
 
+/// Most messages that one frame says to be done with.
+pub const MAX_DONE: usize = 1024;
+
 /// Most mailboxes that a host serves to another at a time.
 pub const MAX_MAILBOXES: usize = 1024;
 

@@ -44,7 +44,7 @@ enum Step {
 enum Said {
     Post { to: u8, correlation: u8, kind: u8, spans: Vec<u8> },
     Landed { post: u8, whole: bool },
-    Done { actor: u8, count: u8 },
+    Done { posts: Vec<u8> },
     Grant { bytes: u16 },
     Refusal { correlation: u8 },
     Abort { post: u8 },
@@ -79,8 +79,8 @@ impl Said {
                 Body::Post(Post { target, head: Bytes::new(), spans })
             }
             Said::Landed { post, whole } => Body::Landed { post: u64::from(post % 16), whole },
-            Said::Done { actor: number, count } => {
-                Body::Done { actor: actor(number), count: u32::from(count % 4).max(1) }
+            Said::Done { posts } => {
+                Body::Done { posts: posts.into_iter().take(4).map(|post| u64::from(post % 16)).collect() }
             }
             Said::Grant { bytes } => Body::Grant { bytes: u64::from(bytes).max(1) },
             Said::Refusal { correlation } => {
@@ -217,6 +217,7 @@ impl Side {
             Event::Released { .. } => self.leased -= 1,
             Event::Aborted { post, .. } => drop(self.landed.remove(&post)),
             Event::Arriving { .. }
+            | Event::Done { .. }
             | Event::Served { .. }
             | Event::Room { .. }
             | Event::Window

@@ -1,5 +1,5 @@
 //! What two gateways say to each other, once each knows who the other is: the frames of the control stream and the pieces of the
-//! lanes. [`wire`] makes bytes of them.
+//! lanes. [`encode`] and [`decode`] make bytes of them, and frames of bytes.
 //!
 //! All that must not be lost has a number and is sent again after a broken connection: [`Body`]. What is only of the moment has
 //! none: [`Frame::Ack`] and the beats.
@@ -117,12 +117,10 @@ pub enum Body {
         /// Whether it is whole; otherwise it was aborted.
         whole: bool,
     },
-    /// So many messages to this actor are done with.
+    /// These messages are done with: their places in their mailboxes are free.
     Done {
-        /// Whose mailbox.
-        actor: ActorId,
-        /// How many.
-        count: u32,
+        /// Which.
+        posts: Vec<Seq>,
     },
     /// So many bytes of the window are free again.
     Grant {

@@ -10,8 +10,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut, TryGetError};
 use crate::frame::{Bits, Body, Frame, Hello, Partial, Piece, Post, Resume, Target};
 use crate::ids::{ActorId, HostId, HostLife, Life};
 use crate::limits::{
-    MAX_ARRIVING, MAX_CAPACITY, MAX_FRAME, MAX_HEAD, MAX_NOTE, MAX_RESUME_BYTES, MAX_SPAN_BYTES, MAX_SPANS,
-    MAX_WHY, PIECE_BYTES,
+    MAX_ARRIVING, MAX_CAPACITY, MAX_DONE, MAX_FRAME, MAX_HEAD, MAX_NOTE, MAX_RESUME_BYTES, MAX_SPAN_BYTES,
+    MAX_SPANS, MAX_WHY, PIECE_BYTES,
 };
 
 /// Why bytes are not a frame.
@@ -120,9 +120,10 @@ fn put_body(out: &mut BytesMut, seq: u64, body: &Body) {
             put_numbers(out, LANDED, &[seq, *post]);
             out.put_u8(u8::from(*whole));
         }
-        Body::Done { actor, count } => {
-            put_numbers(out, DONE, &[seq, actor.0]);
-            out.put_u32_le(*count);
+        Body::Done { posts } => {
+            put_numbers(out, DONE, &[seq]);
+            out.put_u16_le(posts.len() as u16);
+            posts.iter().for_each(|post| out.put_u64_le(*post));
         }
         Body::Grant { bytes } => put_numbers(out, GRANT, &[seq, *bytes]),
         Body::Refusal { correlation, why } => {
@@ -237,11 +238,11 @@ fn get_body(tag: u8, from: &mut Bytes) -> Result<Body, WireError> {
             let whole = within("end of a message's pieces", from.try_get_u8()?.into(), 0, 1)? == 1;
             Body::Landed { post, whole }
         }
-        DONE => Body::Done {
-            actor: ActorId(from.try_get_u64_le()?),
-            count: within("messages done with", from.try_get_u32_le()?.into(), 1, MAX_CAPACITY.into())?
-                as u32,
-        },
+        DONE => {
+            let count = within("messages done with", from.try_get_u16_le()?.into(), 1, MAX_DONE as u64)?;
+            let count = left(from, count as usize, 8)?;
+            Body::Done { posts: (0..count).map(|_| from.try_get_u64_le()).collect::<Result<_, _>>()? }
+        }
         GRANT => Body::Grant { bytes: within("grant", from.try_get_u64_le()?, 1, u64::MAX)? },
         REFUSAL => Body::Refusal { correlation: from.try_get_u64_le()?, why: get_text(from, MAX_WHY)? },
         ABORT => Body::Abort { post: from.try_get_u64_le()?, why: get_text(from, MAX_WHY)? },

@@ -113,11 +113,9 @@ pub enum Violation {
         /// Which.
         post: Seq,
     },
-    /// More credit or window than it had taken.
-    #[error("it gives back {found} {what} where {most} are taken")]
+    /// More of the window than is taken.
+    #[error("it gives back {found} bytes where {most} are taken")]
     GivesTooMuch {
-        /// Of what.
-        what: &'static str,
         /// How much.
         found: u64,
         /// How much is taken.

@@ -9,7 +9,7 @@ use super::steps::{Step, Steps};
 use super::{Bounds, Claim, Event, Violation};
 use crate::frame::{Bits, Body, Partial, Piece, Post, Target};
 use crate::ids::{ActorId, Correlation, HostId, Seq};
-use crate::limits::MAX_ARRIVING;
+use crate::limits::{MAX_ARRIVING, MAX_DONE};
 
 #[derive(Debug)]
 pub(super) struct Inbound {
@@ -28,7 +28,7 @@ pub(super) struct Inbound {
     /// Asks of the other side that wait for an answer.
     asks: HashSet<Correlation>,
     /// What is to be given back, together, with the next frames.
-    places: BTreeMap<ActorId, u32>,
+    places: Vec<Seq>,
     bytes: u64,
 }
 
@@ -81,7 +81,7 @@ impl Inbound {
             open: HashMap::new(),
             taken: 0,
             asks: HashSet::new(),
-            places: BTreeMap::new(),
+            places: Vec::new(),
             bytes: 0,
         }
     }
@@ -273,7 +273,7 @@ impl Inbound {
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.open -= 1;
         }
-        *self.places.entry(actor).or_default() += 1;
+        self.places.push(post);
         match open.target {
             Target::Ask(_, correlation) if self.steps.does(Step::RefuseAtDone) => {
                 self.asks.remove(&correlation).then_some(correlation)
@@ -298,11 +298,11 @@ impl Inbound {
 
     /// What is to be given back.
     pub(super) fn give_back(&mut self) -> impl Iterator<Item = Body> + use<> {
-        let places = std::mem::take(&mut self.places).into_iter();
+        let places = std::mem::take(&mut self.places);
+        let done: Vec<Body> =
+            places.chunks(MAX_DONE).map(|posts| Body::Done { posts: posts.to_vec() }).collect();
         let bytes = Some(std::mem::take(&mut self.bytes)).filter(|bytes| *bytes > 0);
-        places
-            .map(|(actor, count)| Body::Done { actor, count })
-            .chain(bytes.map(|bytes| Body::Grant { bytes }))
+        done.into_iter().chain(bytes.map(|bytes| Body::Grant { bytes }))
     }
 
     /// What is there of the messages that are not whole.

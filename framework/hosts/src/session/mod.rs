@@ -129,6 +129,11 @@ pub enum Event {
         /// Whether it went on; otherwise it was aborted here.
         whole: bool,
     },
+    /// A message of this side has no place in its mailbox any more: it is done with, or was aborted. Never of a reply.
+    Done {
+        /// Its number.
+        post: Seq,
+    },
     /// There will be no reply.
     Refused {
         /// To which ask.
@@ -446,7 +451,7 @@ impl Session {
                 self.outbound.answered(correlation);
             }
             Body::Landed { post, whole } => follows.events = self.outbound.landed(post, whole)?,
-            Body::Done { actor, count } => follows.events.extend(self.outbound.done(actor, count)?),
+            Body::Done { posts } => self.outbound.done(&posts, &mut follows.events)?,
             Body::Grant { bytes } => follows.events.extend(self.outbound.granted(bytes)?),
             Body::Refusal { correlation, why } => {
                 self.outbound.asks(correlation)?;

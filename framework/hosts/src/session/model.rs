@@ -50,6 +50,7 @@ struct Side {
     /// What was taken, by mailbox, in order; the head says which.
     posted: HashMap<ActorId, VecDeque<Bytes>>,
     leases: HashSet<Seq>,
+    places: HashSet<Seq>,
     asks: HashSet<Correlation>,
     /// Messages that arrive, and the pieces that were written of each.
     memory: HashMap<Seq, (Post, HashSet<Piece>)>,
@@ -113,8 +114,12 @@ impl World {
             }
         }
         let at_rest = |side: usize| {
-            let Side { leases, asks, copies, handled, posted, .. } = &self.sides[side];
-            let nothing = leases.is_empty() && asks.is_empty() && copies.is_empty() && handled.is_empty();
+            let Side { leases, places, asks, copies, handled, posted, .. } = &self.sides[side];
+            let nothing = leases.is_empty()
+                && places.is_empty()
+                && asks.is_empty()
+                && copies.is_empty()
+                && handled.is_empty();
             nothing && posted.values().all(VecDeque::is_empty) && self.sessions[side].is_at_rest()
         };
         ensure(at_rest(0) && at_rest(1), || {
@@ -172,6 +177,7 @@ impl World {
         let Ok(posted) = self.sessions[side].post(whom, head.clone(), spans.clone()) else { return Ok(()) };
         let own = &mut self.sides[side];
         own.posted.entry(to).or_default().push_back(head);
+        own.places.insert(posted.post);
         if !spans.is_empty() {
             own.leases.insert(posted.post);
         }
@@ -396,6 +402,9 @@ impl World {
                 }
                 Event::Refused { correlation, .. } => {
                     ensure(own.asks.remove(&correlation), || "a second answer".to_owned())?;
+                }
+                Event::Done { post } => {
+                    ensure(own.places.remove(&post), || format!("place {post} is given back twice"))?;
                 }
                 Event::Served { .. } | Event::Room { .. } | Event::Window | Event::Note(_) => {}
             }

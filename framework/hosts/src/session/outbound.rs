@@ -1,6 +1,6 @@
 //! What this side has on its way: credits of mailboxes, the window, pieces, asks.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::steps::{Step, Steps};
 use super::{Bounds, Event, PostError, Violation};
@@ -14,6 +14,8 @@ pub(super) struct Outbound {
     bounds: Bounds,
     peer: HostId,
     mailboxes: HashMap<ActorId, Mailbox>,
+    /// Messages that have a place in a mailbox, and in whose.
+    places: HashMap<Seq, ActorId>,
     /// Bytes of the window that are taken.
     taken: u64,
     /// Messages with spans whose end the other side has not told.
@@ -70,6 +72,7 @@ impl Outbound {
             bounds,
             peer,
             mailboxes: HashMap::new(),
+            places: HashMap::new(),
             taken: 0,
             under_way: BTreeMap::new(),
             to_send: VecDeque::new(),
@@ -131,8 +134,11 @@ impl Outbound {
             return Err(PostError::NoWindow { host: self.peer, window: self.bounds.window });
         }
         self.taken += charge;
-        if let Some(mailbox) = post.target.actor().and_then(|actor| self.mailboxes.get_mut(&actor)) {
+        if let Some(actor) = post.target.actor()
+            && let Some(mailbox) = self.mailboxes.get_mut(&actor)
+        {
             mailbox.open += 1;
+            self.places.insert(seq, actor);
         }
         if let Target::Ask(actor, correlation) = post.target {
             self.asks.insert(correlation, actor);
@@ -222,8 +228,8 @@ impl Outbound {
             return Err(Violation::WrongEnd { post });
         }
         let (actor, charge) = (under_way.actor, under_way.charge);
-        let places = actor.map(|actor| self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.open));
-        if !whole && (places == Some(0) || self.taken < charge) {
+        let has_place = actor.is_none() || self.places.contains_key(&post);
+        if !whole && (!has_place || self.taken < charge) {
             // It has given back what this one takes.
             return Err(Violation::WrongEnd { post });
         }
@@ -234,7 +240,9 @@ impl Outbound {
         }
         if !whole {
             // It takes no place any more, in no mailbox and not in the window.
-            events.extend(actor.map(|actor| self.done(actor, 1)).transpose()?.flatten());
+            if actor.is_some() {
+                self.done(&[post], &mut events)?;
+            }
             events.extend(self.granted(charge)?);
         } else {
             events.extend(self.window_event());
@@ -242,25 +250,32 @@ impl Outbound {
         Ok(events)
     }
 
-    /// Messages to an actor are done with. The event, if somebody waits for the place.
-    pub(super) fn done(&mut self, actor: ActorId, count: u32) -> Result<Option<Event>, Violation> {
-        let open = self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.open);
-        let Some(mailbox) = self.mailboxes.get_mut(&actor).filter(|_| count <= open) else {
-            let (found, most) = (count.into(), open.into());
-            return Err(Violation::GivesTooMuch { what: "places", found, most });
-        };
-        mailbox.open -= count;
-        if mailbox.open == 0 && mailbox.capacity == 0 {
-            self.mailboxes.remove(&actor);
-            return Ok(None);
+    /// Messages are done with. The events, where somebody waits for the places.
+    pub(super) fn done(&mut self, posts: &[Seq], events: &mut Vec<Event>) -> Result<(), Violation> {
+        // All are looked at before anything changes.
+        let mut known = HashSet::with_capacity(posts.len());
+        if let Some(post) = posts.iter().find(|post| !self.places.contains_key(post) || !known.insert(**post))
+        {
+            return Err(Violation::NoSuchPost { post: *post });
         }
-        Ok(std::mem::take(&mut mailbox.waited_for).then_some(Event::Room { actor }))
+        for post in posts {
+            let Some(actor) = self.places.remove(post) else { continue };
+            events.push(Event::Done { post: *post });
+            let Some(mailbox) = self.mailboxes.get_mut(&actor) else { continue };
+            mailbox.open -= 1;
+            if mailbox.open == 0 && mailbox.capacity == 0 {
+                self.mailboxes.remove(&actor);
+            } else if std::mem::take(&mut mailbox.waited_for) {
+                events.push(Event::Room { actor });
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of the window are free again. The event, if somebody waits for them.
     pub(super) fn granted(&mut self, bytes: u64) -> Result<Option<Event>, Violation> {
         if bytes > self.taken {
-            return Err(Violation::GivesTooMuch { what: "bytes", found: bytes, most: self.taken });
+            return Err(Violation::GivesTooMuch { found: bytes, most: self.taken });
         }
         self.taken -= bytes;
         Ok(self.window_event())
@@ -284,6 +299,7 @@ impl Outbound {
     pub(super) fn end(&mut self) -> (Vec<(Correlation, ActorId)>, Vec<Seq>) {
         self.to_send.clear();
         self.mailboxes.clear();
+        self.places.clear();
         let mut asks: Vec<_> = self.asks.drain().collect();
         asks.sort_unstable();
         (asks, std::mem::take(&mut self.under_way).into_keys().collect())
@@ -292,7 +308,11 @@ impl Outbound {
     #[cfg(test)]
     pub(super) fn is_at_rest(&self) -> bool {
         let open = self.mailboxes.values().any(|mailbox| mailbox.open > 0);
-        !open && self.taken == 0 && self.under_way.is_empty() && self.asks.is_empty()
+        !open
+            && self.places.is_empty()
+            && self.taken == 0
+            && self.under_way.is_empty()
+            && self.asks.is_empty()
     }
 }
 

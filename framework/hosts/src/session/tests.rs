@@ -30,7 +30,7 @@ fn said() -> impl Strategy<Value = Body> {
             post(target, spans)
         }),
         1 => (0_u64..12, any::<bool>()).prop_map(|(post, whole)| Body::Landed { post, whole }),
-        1 => (actors(), 1_u32..4).prop_map(|(actor, count)| Body::Done { actor, count }),
+        1 => prop::collection::vec(1_u64..12, 1..4).prop_map(|posts| Body::Done { posts }),
         1 => (1_u64..600).prop_map(|bytes| Body::Grant { bytes }),
         1 => (0_u64..6).prop_map(|correlation| Body::Refusal { correlation, why: Bytes::new() }),
         2 => (0_u64..12).prop_map(|post| Body::Abort { post, why: Bytes::new() }),
@@ -166,11 +166,8 @@ fn lies_are_refused_and_change_nothing() {
         (Body::Refusal { correlation: 9, why: Bytes::new() }, Violation::NoSuchAsk { correlation: 9 }),
         (Body::Landed { post: 9, whole: true }, Violation::NoSuchPost { post: 9 }),
         (Body::Abort { post: 9, why: Bytes::new() }, Violation::NoSuchPost { post: 9 }),
-        (
-            Body::Done { actor: actor(0, 1), count: 1 },
-            Violation::GivesTooMuch { what: "places", found: 1, most: 0 },
-        ),
-        (Body::Grant { bytes: 1 }, Violation::GivesTooMuch { what: "bytes", found: 1, most: 0 }),
+        (Body::Done { posts: vec![9] }, Violation::NoSuchPost { post: 9 }),
+        (Body::Grant { bytes: 1 }, Violation::GivesTooMuch { found: 1, most: 0 }),
         (
             Body::Serve { actor: mailbox, capacity: 1 },
             Violation::OtherHost { actor: mailbox, own: HostId(0) },
@@ -226,6 +223,28 @@ fn a_flood_is_refused_at_every_bound() {
         taken.err()
     });
     assert_eq!(silent, Some(Violation::Unacknowledged { frames: MAX_UNACKED }));
+}
+
+#[test]
+fn a_place_is_given_back_once_and_says_of_which_message() {
+    let mut pair = Pair::new();
+    let mailbox = actor(1, 5);
+    let posts =
+        [0; 2].map(|_| pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![]).expect("a place").post);
+    pair.exchange();
+    let twice = Body::Done { posts: vec![posts[0], posts[0]] };
+    let seq = pair.sides[0].numbering.received() + 1;
+    let refused = pair.sides[0].take(pair.links[0], seq, twice);
+    assert_eq!(refused, Err(Violation::NoSuchPost { post: posts[0] }));
+    pair.events(0);
+    // In any order.
+    pair.sides[1].done(posts[1]);
+    pair.exchange();
+    assert!(pair.events(0).contains(&Event::Done { post: posts[1] }));
+    pair.sides[1].done(posts[0]);
+    pair.exchange();
+    assert!(pair.events(0).contains(&Event::Done { post: posts[0] }));
+    assert!(pair.sides[0].is_at_rest() && pair.sides[1].is_at_rest());
 }
 
 #[test]

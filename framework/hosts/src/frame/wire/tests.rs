@@ -43,7 +43,7 @@ fn body() -> impl Strategy<Value = Body> {
         (target(), text(200), prop::collection::vec(1..MAX_SPAN_BYTES >> 4, 0..8))
             .prop_map(|(target, head, spans)| Body::Post(Post { target, head, spans })),
         (any::<u64>(), any::<bool>()).prop_map(|(post, whole)| Body::Landed { post, whole }),
-        (actor(), 1..=MAX_CAPACITY).prop_map(|(actor, count)| Body::Done { actor, count }),
+        prop::collection::vec(any::<u64>(), 1..9).prop_map(|posts| Body::Done { posts }),
         (1..u64::MAX).prop_map(|bytes| Body::Grant { bytes }),
         (any::<u64>(), text(60)).prop_map(|(correlation, why)| Body::Refusal { correlation, why }),
         (any::<u64>(), text(60)).prop_map(|(post, why)| Body::Abort { post, why }),
@@ -135,6 +135,11 @@ fn counts_without_their_bytes_are_refused() {
     put_numbers(&mut post, SEND, &[1, 2]);
     post.put_u16_le(MAX_SPANS as u16);
     assert_eq!(decode(post.freeze()), Err(WireError::CutShort { wanted: 8 * MAX_SPANS, left: 0 }));
+
+    let mut done = BytesMut::new();
+    put_numbers(&mut done, DONE, &[1]);
+    done.put_u16_le(MAX_DONE as u16);
+    assert_eq!(decode(done.freeze()), Err(WireError::CutShort { wanted: 8 * MAX_DONE, left: 0 }));
 
     let mut note = BytesMut::new();
     put_numbers(&mut note, NOTE, &[1]);
