@@ -179,6 +179,12 @@ fn certificates_of_one_authority_are_taken_for_their_name() {
     assert_eq!(handshake(&host, &host), (Ok(()), Ok(())));
     let (_, other_name) = handshake_as("elsewhere", &host, &host);
     assert!(matches!(other_name, Err(rustls::Error::InvalidCertificate(_))), "{other_name:?}");
+    let stranger = Security::pem(&files("stranger", "intruder")).expect("its files");
+    assert_eq!(
+        handshake(&stranger, &stranger),
+        (Ok(()), Ok(())),
+        "nothing is wrong with it but its authority"
+    );
     // It takes the host, and the host does not take it.
     let intruder = Security::pem(&files("authority", "intruder")).expect("its files");
     let (at_server, _) = handshake(&host, &intruder);
