@@ -22,6 +22,9 @@ use self::key::SharedKey;
 /// Names the file with the key of a node.
 pub const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 
+/// Name the PEM files of a host: the authority's certificates, this host's, and its key.
+pub const PEM_FILES: [&str; 3] = ["TENSORPOST_CA_FILE", "TENSORPOST_CERT_FILE", "TENSORPOST_CERT_KEY_FILE"];
+
 /// What connections are secured with.
 #[derive(Clone)]
 pub struct Security(Kind);
@@ -67,6 +70,22 @@ pub enum SecurityError {
         /// What is wrong.
         why: String,
     },
+    /// Some of the PEM files are named, and not all.
+    #[error(
+        "{set} is set and {missing} is not: a host has an authority's certificates, one of its own, and its key"
+    )]
+    Half {
+        /// One that is named.
+        set: &'static str,
+        /// One that is not.
+        missing: &'static str,
+    },
+    /// Both kinds are named.
+    #[error("both {KEY_FILE} and {set} are set: a node has one key, or certificates")]
+    Both {
+        /// Of the PEM files.
+        set: &'static str,
+    },
     /// The key does not make a TLS configuration.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
@@ -92,6 +111,36 @@ pub struct Pem {
 }
 
 impl Security {
+    /// By [`KEY_FILE`] or [`PEM_FILES`] in the environment; without them, loopback.
+    ///
+    /// # Errors
+    /// They do not fit together, or name files that are not what they should be.
+    pub fn from_environment() -> Result<Self, SecurityError> {
+        Self::from_variables(|name| std::env::var_os(name).map(PathBuf::from))
+    }
+
+    /// By these variables.
+    ///
+    /// # Errors
+    /// As [`from_environment`](Self::from_environment).
+    pub fn from_variables(get: impl Fn(&str) -> Option<PathBuf>) -> Result<Self, SecurityError> {
+        let get = |name| get(name).filter(|path| !path.as_os_str().is_empty());
+        let pem = PEM_FILES.map(get);
+        let set = PEM_FILES.iter().zip(&pem).find(|(_, path)| path.is_some()).map(|(name, _)| *name);
+        match (get(KEY_FILE), set, pem) {
+            (None, None, _) => Ok(Self::loopback()),
+            (Some(key), None, _) => Self::key_file(&key),
+            (Some(_), Some(set), _) => Err(SecurityError::Both { set }),
+            (None, Some(_), [Some(authority), Some(certificate), Some(key)]) => {
+                Self::pem(&Pem { authority, certificate, key })
+            }
+            (None, Some(set), pem) => {
+                let missing = PEM_FILES.iter().zip(&pem).find(|(_, path)| path.is_none());
+                Err(SecurityError::Half { set, missing: missing.map_or("", |(name, _)| *name) })
+            }
+        }
+    }
+
     /// Nothing is secured, and nothing leaves this machine.
     pub fn loopback() -> Self {
         Security(Kind::Loopback)

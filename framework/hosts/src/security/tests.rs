@@ -203,3 +203,28 @@ fn pem_files_that_do_not_fit_are_refused_by_name() {
     let none = refused(&Pem { authority: certificates().join("README.md"), ..files("authority", "host") });
     assert!(none.contains("README.md has no certificate"), "{none}");
 }
+
+#[test]
+fn variables_name_a_key_or_certificates_and_not_half_of_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = file(folder.path(), "key", &[7; 32], 0o600);
+    let [authority, certificate, own_key] =
+        ["authority.pem", "host.pem", "host.key"].map(|name| certificates().join(name));
+    let by = |set: &[(&str, &Path)]| {
+        let shown = Security::from_variables(|name| {
+            set.iter().find(|(known, _)| *known == name).map(|(_, path)| path.to_path_buf())
+        });
+        shown.map_or_else(|error| error.to_string(), |security| format!("{security:?}"))
+    };
+    let [ca, cert, cert_key] = PEM_FILES;
+    assert_eq!(by(&[]), "Security(loopback)");
+    assert_eq!(by(&[(KEY_FILE, Path::new(""))]), "Security(loopback)", "unset");
+    assert_eq!(by(&[(KEY_FILE, &key)]), "Security(key)");
+    assert_eq!(by(&[(ca, &authority), (cert, &certificate), (cert_key, &own_key)]), "Security(pem)");
+    let half = by(&[(ca, &authority), (cert_key, &own_key)]);
+    assert!(half.contains("TENSORPOST_CA_FILE is set and TENSORPOST_CERT_FILE is not"), "{half}");
+    let both = by(&[(KEY_FILE, &key), (cert, &certificate)]);
+    assert!(both.contains("both TENSORPOST_KEY_FILE and TENSORPOST_CERT_FILE"), "{both}");
+    let none = by(&[(KEY_FILE, &folder.path().join("none"))]);
+    assert!(none.contains("none cannot be read"), "{none}");
+}
