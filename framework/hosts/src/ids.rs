@@ -1,0 +1,98 @@
+//! Names that mean the same on every host of a node.
+//!
+//! HOST-1: processes, leases, chunks and tickets have no type here, so that none of them can be put into a frame.
+
+use std::fmt;
+
+/// A host of a node. 0 is the head, and every node that stands alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostId(pub u16);
+
+impl HostId {
+    /// The host that the program was started on first, which supervises the others.
+    pub const HEAD: HostId = HostId(0);
+}
+
+impl fmt::Display for HostId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            HostId::HEAD => write!(f, "the head"),
+            HostId(number) => write!(f, "host {number}"),
+        }
+    }
+}
+
+/// One life of a host's gateway: drawn at random when it begins, so that nothing meant for one life reaches another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Life(pub u64);
+
+impl Life {
+    /// A new one; nothing where the system has no random numbers.
+    pub fn draw() -> Option<Self> {
+        let drawn = ring::rand::generate::<[u8; 8]>(&ring::rand::SystemRandom::new()).ok()?;
+        Some(Life(u64::from_le_bytes(drawn.expose())))
+    }
+}
+
+/// A host in one of its lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostLife {
+    /// Which host.
+    pub host: HostId,
+    /// In which life.
+    pub life: Life,
+}
+
+impl fmt::Display for HostLife {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (life {:016x})", self.host, self.life.0)
+    }
+}
+
+/// An actor of the whole node: its host in the upper 16 bits, below them what that host numbered it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActorId(pub u64);
+
+impl ActorId {
+    const NUMBER_BITS: u32 = 48;
+
+    /// The actor that `host` numbered so; `None` where the number has more than 48 bits.
+    pub fn new(host: HostId, number: u64) -> Option<Self> {
+        let above = number >> Self::NUMBER_BITS;
+        (above == 0).then_some(ActorId(u64::from(host.0) << Self::NUMBER_BITS | number))
+    }
+
+    /// The host where it lives, in all its lives.
+    pub fn home(self) -> HostId {
+        HostId((self.0 >> Self::NUMBER_BITS) as u16)
+    }
+}
+
+impl fmt::Display for ActorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = self.0 & ((1 << Self::NUMBER_BITS) - 1);
+        match self.home() {
+            HostId::HEAD => write!(f, "actor#{number}"),
+            host => write!(f, "actor#{number} of {host}"),
+        }
+    }
+}
+
+/// The number of a frame in a session, from 1.
+pub type Seq = u64;
+
+/// Ties a reply to its ask; drawn by the session of the asking host.
+pub type Correlation = u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_actor_names_its_host() {
+        let actor = ActorId::new(HostId(3), 7).expect("a small number");
+        assert_eq!((actor.home(), actor.to_string().as_str()), (HostId(3), "actor#7 of host 3"));
+        assert_eq!(ActorId::new(HostId::HEAD, 7), Some(ActorId(7)), "on one machine nothing changes");
+        assert_eq!(ActorId::new(HostId(3), 1 << 48), None, "the host would be another");
+    }
+}

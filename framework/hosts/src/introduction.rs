@@ -1,0 +1,335 @@
+//! The first thing that a host says over a connection: what it speaks, and which program it runs with which arguments.
+//!
+//! Messages between hosts are laid out by the types that both were compiled with, and both have to make the same actors of the same
+//! arguments; so both are compared before anything else is believed (WIRE-1), and an error names the first difference.
+
+use std::fmt;
+use std::io::{self, Read};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use ring::digest::{Context, SHA256};
+
+use crate::frame::WireError;
+use crate::limits::{MAX_ARGUMENT, MAX_ARGUMENTS, MAX_FRAME, MAX_NAME};
+
+/// The version of all that hosts say to each other.
+pub const PROTOCOL: u32 = 1;
+
+/// `TPH1`: Tensorpost hosts, with an introduction of version 1.
+const MAGIC: u32 = u32::from_le_bytes(*b"TPH1");
+
+/// What a host runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// What it speaks.
+    pub protocol: u32,
+    /// The version of its Tensorpost.
+    pub version: String,
+    /// Its program.
+    pub build: Build,
+    /// The program's arguments, without its name.
+    pub arguments: Vec<Bytes>,
+}
+
+/// A program.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Build {
+    /// The SHA-256 of its file.
+    Program([u8; 32]),
+    /// What the program calls its build, so that hosts of several architectures can be of one node.
+    Named(String),
+}
+
+impl Build {
+    /// The program that runs.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of_this_program() -> io::Result<Self> {
+        // The file that runs, also where its name leads to another by now.
+        let mut file = std::fs::File::open("/proc/self/exe")?;
+        let mut digest = Context::new(&SHA256);
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                read => digest.update(&buffer[..read]),
+            }
+        }
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest.finish().as_ref());
+        Ok(Build::Program(hash))
+    }
+}
+
+impl fmt::Display for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Build::Program(hash) => {
+                write!(f, "the program with SHA-256 ")?;
+                hash[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+                write!(f, "..")
+            }
+            Build::Named(name) => write!(f, "the build named {name:?}"),
+        }
+    }
+}
+
+impl fmt::Debug for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Two hosts that cannot be of one node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Differs {
+    /// They speak differently.
+    #[error("it speaks protocol {theirs} of hosts, and this host speaks {ours}: build both from one version")]
+    Protocol {
+        /// This host's.
+        ours: u32,
+        /// The other's.
+        theirs: u32,
+    },
+    /// Of different versions.
+    #[error("it is of tensorpost {theirs:?}, and this host of {ours:?}: build both from one version")]
+    Version {
+        /// This host's.
+        ours: String,
+        /// The other's.
+        theirs: String,
+    },
+    /// They run different programs.
+    #[error(
+        "it runs {theirs}, and this host {ours}: copy one file to both. Where their architectures differ, give both builds one name"
+    )]
+    Build {
+        /// This host's.
+        ours: Build,
+        /// The other's.
+        theirs: Build,
+    },
+    /// They run it with different arguments.
+    #[error("it was started with {theirs} as argument {index}, and this host with {ours}: start both alike")]
+    Argument {
+        /// Which, from 1.
+        index: usize,
+        /// This host's.
+        ours: String,
+        /// The other's.
+        theirs: String,
+    },
+}
+
+impl Introduction {
+    /// Of this process.
+    ///
+    /// # Errors
+    /// The program cannot be read, or its arguments or the name of its build are longer than another host would read.
+    pub fn of_this_process(build_name: Option<&str>) -> io::Result<Self> {
+        let build = match build_name {
+            Some(name) => Build::Named(name.to_owned()),
+            None => Build::of_this_program()?,
+        };
+        let bytes = |argument: std::ffi::OsString| Bytes::from(argument.into_encoded_bytes());
+        let arguments = std::env::args_os().skip(1).map(bytes).collect();
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let own = Introduction { protocol: PROTOCOL, version, build, arguments };
+        // By the checks of whoever reads it.
+        let fits = Self::decode(own.encode());
+        fits.map_err(|error| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("the program's arguments: {error}"))
+        })
+    }
+
+    /// Whether another can be of this one's node.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check(&self, other: &Introduction) -> Result<(), Differs> {
+        if self.protocol != other.protocol {
+            return Err(Differs::Protocol { ours: self.protocol, theirs: other.protocol });
+        }
+        if self.version != other.version {
+            return Err(Differs::Version { ours: self.version.clone(), theirs: other.version.clone() });
+        }
+        if self.build != other.build {
+            return Err(Differs::Build { ours: self.build.clone(), theirs: other.build.clone() });
+        }
+        let longer = self.arguments.len().max(other.arguments.len());
+        let differs = (0..longer).find(|index| self.arguments.get(*index) != other.arguments.get(*index));
+        match differs {
+            None => Ok(()),
+            Some(index) => {
+                let shown = |all: &[Bytes]| all.get(index).map_or("nothing".to_owned(), shown);
+                let (ours, theirs) = (shown(&self.arguments), shown(&other.arguments));
+                Err(Differs::Argument { index: index + 1, ours, theirs })
+            }
+        }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> Bytes {
+        let mut out = BytesMut::new();
+        let text = |out: &mut BytesMut, bytes: &[u8]| {
+            out.put_u32_le(bytes.len() as u32);
+            out.extend_from_slice(bytes);
+        };
+        out.put_u32_le(MAGIC);
+        out.put_u32_le(self.protocol);
+        text(&mut out, self.version.as_bytes());
+        match &self.build {
+            Build::Program(hash) => {
+                out.put_u8(0);
+                out.extend_from_slice(hash);
+            }
+            Build::Named(name) => {
+                out.put_u8(1);
+                text(&mut out, name.as_bytes());
+            }
+        }
+        out.put_u32_le(self.arguments.len() as u32);
+        self.arguments.iter().for_each(|argument| text(&mut out, argument));
+        out.freeze()
+    }
+
+    /// The introduction that the bytes are. What follows the protocol's number is read only where that is this one's, so that
+    /// other versions can be told apart from garbage.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
+        let field = |field, value: u64| Err(WireError::Field { field, value });
+        if bytes.len() > MAX_FRAME {
+            return field("length", bytes.len() as u64);
+        }
+        let from = &mut bytes;
+        match from.try_get_u32_le()? {
+            MAGIC => {}
+            other => return field("magic", other.into()),
+        }
+        let protocol = from.try_get_u32_le()?;
+        if protocol != PROTOCOL {
+            let build = Build::Named(String::new());
+            return Ok(Introduction { protocol, version: String::new(), build, arguments: Vec::new() });
+        }
+        let version = name(from)?;
+        let build = match from.try_get_u8()? {
+            0 => {
+                let mut hash = [0; 32];
+                from.try_copy_to_slice(&mut hash)?;
+                Build::Program(hash)
+            }
+            1 => Build::Named(name(from)?),
+            other => return field("kind of build", other.into()),
+        };
+        let count = from.try_get_u32_le()? as usize;
+        if count > MAX_ARGUMENTS {
+            return field("number of arguments", count as u64);
+        }
+        let arguments = (0..count).map(|_| text(from, MAX_ARGUMENT)).collect::<Result<_, _>>()?;
+        match bytes.len() {
+            0 => Ok(Introduction { protocol, version, build, arguments }),
+            bytes => Err(WireError::Trailing { bytes }),
+        }
+    }
+}
+
+fn text(from: &mut Bytes, most: usize) -> Result<Bytes, WireError> {
+    let len = from.try_get_u32_le()? as usize;
+    if len > most {
+        return Err(WireError::Field { field: "length of a text", value: len as u64 });
+    }
+    if len > from.len() {
+        return Err(WireError::CutShort { wanted: len, left: from.len() });
+    }
+    Ok(from.split_to(len))
+}
+
+fn name(from: &mut Bytes) -> Result<String, WireError> {
+    let bytes = text(from, MAX_NAME)?;
+    let value = bytes.len() as u64;
+    String::from_utf8(bytes.into()).map_err(|_| WireError::Field { field: "text", value })
+}
+
+/// As it is safe to show: cut, and without control characters.
+fn shown(bytes: &Bytes) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
+    format!("{:?}", text)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn introduction(arguments: &[&str]) -> Introduction {
+        Introduction {
+            protocol: PROTOCOL,
+            version: "1".to_owned(),
+            build: Build::Program([3; 32]),
+            arguments: arguments.iter().map(|argument| Bytes::copy_from_slice(argument.as_bytes())).collect(),
+        }
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        let ours = introduction(&["--size", "3"]);
+        assert_eq!(ours.check(&ours), Ok(()));
+        let says = |other: &Introduction| ours.check(other).expect_err("another").to_string();
+        let other = says(&introduction(&["--size", "4"]));
+        assert!(other.contains("\"4\" as argument 2, and this host with \"3\""), "{other}");
+        let fewer = says(&introduction(&["--size"]));
+        assert!(fewer.contains("nothing as argument 2"), "{fewer}");
+        let escaped = says(&introduction(&["\u{1b}[31m"]));
+        assert!(escaped.contains("\\u{1b}"), "{escaped}");
+        let build = says(&Introduction { build: Build::Program([4; 32]), ..ours.clone() });
+        assert!(build.contains("SHA-256 0404") && build.contains("0303"), "{build}");
+        let named = says(&Introduction { build: Build::Named("night".to_owned()), ..ours.clone() });
+        assert!(named.contains("\"night\""), "{named}");
+        let version = says(&Introduction { version: "2".to_owned(), ..ours.clone() });
+        assert!(version.contains("tensorpost \"2\""), "{version}");
+        let protocol = Introduction { protocol: 9, ..ours.clone() };
+        let read = Introduction::decode(protocol.encode()).expect("of another protocol");
+        assert!(says(&read).contains("protocol 9"));
+    }
+
+    #[test]
+    fn this_process_introduces_itself() {
+        let own = Introduction::of_this_process(None).expect("it can be read");
+        assert!(matches!(own.build, Build::Program(hash) if hash != [0; 32]));
+        assert_eq!(Introduction::decode(own.encode()), Ok(own.clone()));
+        let named = Introduction::of_this_process(Some("a")).expect("it can be read");
+        assert_eq!(named.build, Build::Named("a".to_owned()));
+        let long = Introduction::of_this_process(Some(&"a".repeat(MAX_NAME + 1)));
+        assert_eq!(long.expect_err("nobody would read it").kind(), io::ErrorKind::InvalidInput);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_an_introduction(
+            head in any::<bool>(),
+            rest in prop::collection::vec(any::<u8>(), 0..120),
+        ) {
+            let own = introduction(&["a"]).encode();
+            let bytes = if head { [&own[..8], &rest].concat() } else { rest };
+            if let Ok(read) = Introduction::decode(Bytes::from(bytes.clone())) && read.protocol == PROTOCOL {
+                prop_assert_eq!(read.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn one_that_is_cut_or_changed_is_refused_or_another(at in 0_usize..70, to in any::<u8>()) {
+            let own = introduction(&["a", "bc"]).encode();
+            let at = at % own.len();
+            prop_assert!(Introduction::decode(own.slice(..at)).is_err());
+            let mut changed = own.to_vec();
+            changed[at] = to;
+            if let Ok(read) = Introduction::decode(Bytes::from(changed.clone())) && read.protocol == PROTOCOL {
+                prop_assert_eq!(read.encode(), changed);
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Which host of a node this process is, by the variables of whatever started it.
+//!
+//! The role is a number that the starter gives: it never comes from a comparison of host names, which one machine has several of. No
+//! variable of a starter makes several hosts of a program that was started once.
+
+use std::time::Duration;
+
+use crate::limits::{JOIN_DEADLINE, MAX_HOSTS, PORT};
+
+/// Names the head, for an agent: `host[:port]`.
+pub const HEAD: &str = "TENSORPOST_HEAD";
+/// Where the head listens: an address, `address:port`, or `:port`.
+pub const LISTEN: &str = "TENSORPOST_LISTEN";
+/// Under which address the other hosts reach this one, where that is not the one that the head sees: `host[:port]`.
+pub const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
+/// The headless service of a StatefulSet or an indexed Job of Kubernetes.
+pub const SERVICE: &str = "TENSORPOST_SERVICE";
+
+/// The part of a host in its node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It starts the node.
+    Head,
+    /// It joins the node of a head.
+    Agent,
+}
+
+/// A host of a node, as it was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hosts {
+    /// What it is.
+    pub role: Role,
+    /// Where the head is reached, `host:port`; on the head itself, where it listens.
+    pub head: String,
+    /// How many hosts were started, the head among them, where the starter says so.
+    pub count: Option<u16>,
+    /// Under which address others reach this host, where it says so: `host:port`; the port of a listener where it has 0.
+    pub advertise: Option<String>,
+    /// How long it tries to join.
+    pub join_deadline: Duration,
+}
+
+/// Variables that make no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvironmentError {
+    /// A variable with a value that it cannot have.
+    #[error("{name} is {value:?}, which is {what}")]
+    Value {
+        /// Which.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// A variable is missing that goes with others.
+    #[error("{with} is set and {name} is not: {what}")]
+    Missing {
+        /// Which.
+        name: &'static str,
+        /// With what it goes.
+        with: &'static str,
+        /// Where it comes from.
+        what: &'static str,
+    },
+    /// More than one process was started on a host.
+    #[error(
+        "{name} is {value}: one process was to be started on each host, and it starts its workers itself ({remedy})"
+    )]
+    Several {
+        /// Which variable says so.
+        name: &'static str,
+        /// What it holds.
+        value: u64,
+        /// How to start one.
+        remedy: &'static str,
+    },
+}
+
+impl Hosts {
+    /// By the variables of this process; nothing where it was started alone.
+    ///
+    /// # Errors
+    /// They make no sense.
+    pub fn from_environment() -> Result<Option<Self>, EnvironmentError> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// By these variables. Tensorpost's own come first; then Slurm's, torchrun's and those of Kubernetes.
+    ///
+    /// # Errors
+    /// They make no sense.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, EnvironmentError> {
+        let variables = Variables { get: &get };
+        let found = match variables.own()? {
+            Some(own) => Some(own),
+            None => match variables.slurm()? {
+                Some(slurm) => Some(slurm),
+                None => match variables.torchrun()? {
+                    Some(torchrun) => Some(torchrun),
+                    None => variables.kubernetes()?,
+                },
+            },
+        };
+        let Some((role, head, count)) = found else { return Ok(None) };
+        let advertise = match variables.text(ADVERTISE) {
+            Some(value) => Some(with_port(ADVERTISE, &value, 0)?),
+            None => None,
+        };
+        Ok(Some(Hosts { role, head, count, advertise, join_deadline: JOIN_DEADLINE }))
+    }
+}
+
+type Found = Result<Option<(Role, String, Option<u16>)>, EnvironmentError>;
+
+struct Variables<'a> {
+    get: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Variables<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.get)(name).filter(|value| !value.is_empty())
+    }
+
+    fn number(&self, name: &'static str) -> Result<Option<u64>, EnvironmentError> {
+        let Some(value) = self.text(name) else { return Ok(None) };
+        let what = "no number";
+        value.parse().map(Some).map_err(|_| EnvironmentError::Value { name, value, what })
+    }
+
+    /// A number that goes with others.
+    fn needed(
+        &self,
+        name: &'static str,
+        with: &'static str,
+        what: &'static str,
+    ) -> Result<u64, EnvironmentError> {
+        self.number(name)?.ok_or(EnvironmentError::Missing { name, with, what })
+    }
+
+    fn own(&self) -> Found {
+        match (self.text(HEAD), self.text(LISTEN)) {
+            (Some(value), Some(_)) => {
+                let what = "set together with TENSORPOST_LISTEN: a host is the head or has one";
+                Err(EnvironmentError::Value { name: HEAD, value, what })
+            }
+            (Some(head), None) => Ok(Some((Role::Agent, with_port(HEAD, &head, PORT)?, None))),
+            (None, Some(at)) if at.starts_with(':') => {
+                Ok(Some((Role::Head, with_port(LISTEN, &format!("0.0.0.0{at}"), PORT)?, None)))
+            }
+            (None, Some(at)) => Ok(Some((Role::Head, with_port(LISTEN, &at, PORT)?, None))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn slurm(&self) -> Found {
+        const NODES: &str = "SLURM_JOB_NUM_NODES";
+        const RANK: &str = "SLURM_NODEID";
+        // A shell of `salloc`, and the script of `sbatch`, are of a job and of no step: one process, not one a host.
+        let (Some(count), Some(_)) = (self.number(NODES)?, self.text("SLURM_STEP_ID")) else {
+            return Ok(None);
+        };
+        let Some(count) = several(NODES, count)? else { return Ok(None) };
+        let remedy = "srun --ntasks-per-node=1";
+        if let Some(local @ 1..) = self.number("SLURM_LOCALID")? {
+            return Err(EnvironmentError::Several { name: "SLURM_LOCALID", value: local, remedy });
+        }
+        let rank = self.needed(RANK, NODES, "srun sets it in each process that it starts")?;
+        const LIST: &str = "SLURM_JOB_NODELIST";
+        let what = "srun sets it in each process that it starts";
+        let list = self.text(LIST).ok_or(EnvironmentError::Missing { name: LIST, with: NODES, what })?;
+        let what = "no list of hosts";
+        let first =
+            first_of(&list).ok_or(EnvironmentError::Value { name: LIST, value: list.clone(), what })?;
+        placed(RANK, rank, format!("{first}:{PORT}"), count)
+    }
+
+    fn torchrun(&self) -> Found {
+        const WORLD: &str = "WORLD_SIZE";
+        const HEAD_OF_IT: &str = "MASTER_ADDR";
+        let Some(master) = self.text(HEAD_OF_IT) else { return Ok(None) };
+        let world = self.needed(WORLD, HEAD_OF_IT, "torchrun sets both")?;
+        let remedy = "torchrun --nproc-per-node=1";
+        if let Some(local @ 2..) = self.number("LOCAL_WORLD_SIZE")? {
+            return Err(EnvironmentError::Several { name: "LOCAL_WORLD_SIZE", value: local, remedy });
+        }
+        let Some(count) = several(WORLD, world)? else { return Ok(None) };
+        let rank = self.needed("RANK", HEAD_OF_IT, "torchrun sets both")?;
+        // The port of MASTER_PORT is that of torch's own store.
+        placed("RANK", rank, with_port(HEAD_OF_IT, &master, PORT)?, count)
+    }
+
+    fn kubernetes(&self) -> Found {
+        let Some(service) = self.text(SERVICE) else { return Ok(None) };
+        let what = "it is the name of the pod";
+        let missing = EnvironmentError::Missing { name: "HOSTNAME", with: SERVICE, what };
+        let pod = self.text("HOSTNAME").ok_or(missing)?;
+        let what = "no name of a pod of a StatefulSet or an indexed Job, which ends in its number";
+        let wrong = || EnvironmentError::Value { name: "HOSTNAME", value: pod.clone(), what };
+        let (set, ordinal) = pod.rsplit_once('-').ok_or_else(wrong)?;
+        // A Job says its index in a variable, too.
+        let ordinal = match self.number("JOB_COMPLETION_INDEX")? {
+            Some(index) => index,
+            None => ordinal.parse().map_err(|_| wrong())?,
+        };
+        let role = if ordinal == 0 { Role::Head } else { Role::Agent };
+        // A set can grow, and a name is there before its pod answers.
+        let head = match role {
+            Role::Head => format!("0.0.0.0:{PORT}"),
+            Role::Agent => format!("{set}-0.{service}:{PORT}"),
+        };
+        Ok(Some((role, head, None)))
+    }
+}
+
+/// A number of hosts; nothing for one.
+fn several(name: &'static str, count: u64) -> Result<Option<u16>, EnvironmentError> {
+    match count {
+        0 | 1 => Ok(None),
+        many if many <= MAX_HOSTS as u64 => Ok(Some(many as u16)),
+        many => {
+            let what = "more hosts than a node can have";
+            Err(EnvironmentError::Value { name, value: many.to_string(), what })
+        }
+    }
+}
+
+fn placed(name: &'static str, rank: u64, head: String, count: u16) -> Found {
+    if rank >= u64::from(count) {
+        let what = "not below the number of hosts";
+        return Err(EnvironmentError::Value { name, value: rank.to_string(), what });
+    }
+    match rank {
+        // On every interface: the name of the first host may be of another one than the others reach.
+        0 => Ok(Some((Role::Head, format!("0.0.0.0:{}", port_of(&head)), Some(count)))),
+        _ => Ok(Some((Role::Agent, head, Some(count)))),
+    }
+}
+
+fn port_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or("0", |(_, port)| port)
+}
+
+/// `host[:port]` as `host:port`. A bare address of IPv6 is put into brackets.
+fn with_port(name: &'static str, value: &str, port: u16) -> Result<String, EnvironmentError> {
+    let wrong = |what| EnvironmentError::Value { name, value: value.to_owned(), what };
+    if value.parse::<std::net::Ipv6Addr>().is_ok() {
+        return Ok(format!("[{value}]:{port}"));
+    }
+    let (host, port) = match value.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && !value.ends_with(']') => {
+            (host, port.parse().map_err(|_| wrong("no host with a port"))?)
+        }
+        Some((_, _)) if !value.ends_with(']') => return Err(wrong("no host")),
+        _ => (value, port),
+    };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let known = match bare {
+        Some(bare) => bare.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c)),
+    };
+    if known { Ok(format!("{host}:{port}")) } else { Err(wrong("no host")) }
+}
+
+/// The first host of Slurm's list: `gpu[03-07,11],big1` begins with `gpu03`.
+fn first_of(list: &str) -> Option<String> {
+    let (prefix, rest) = list.split_at(list.find([',', '[']).unwrap_or(list.len()));
+    let first = match rest.strip_prefix('[') {
+        None => prefix.to_owned(),
+        Some(ranges) => {
+            let (ranges, behind) = ranges.split_once(']')?;
+            let first = &ranges[..ranges.find([',', '-']).unwrap_or(ranges.len())];
+            let suffix = &behind[..behind.find(',').unwrap_or(behind.len())];
+            if first.is_empty() || !first.bytes().all(|c| c.is_ascii_digit()) {
+                return None;
+            }
+            // A second pair of brackets: its first, too.
+            return first_of(&format!("{prefix}{first}{suffix}"));
+        }
+    };
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    (!first.is_empty() && first.chars().all(is_name)).then_some(first)
+}
+
+#[cfg(test)]
+mod tests;

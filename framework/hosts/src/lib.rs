@@ -1,0 +1,15 @@
+#![doc = include_str!("../README.md")]
+
+pub mod frame;
+pub mod ids;
+pub mod introduction;
+pub mod join;
+pub mod limits;
+pub mod net;
+pub mod refused;
+pub mod security;
+pub mod session;
+pub mod verdict;
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,110 @@
+//! Every bound of what hosts say to each other, in one place, with the arithmetic that ties them together (HOST-9).
+
+use std::time::Duration;
+
+/// The port of a head, unless another is named.
+pub const PORT: u16 = 7117;
+
+/// Bytes of messages that one host may have on their way to another: sent, and not yet passed on there.
+pub const WINDOW: u64 = 256 << 20;
+
+/// What a message counts of the window beside its bytes: the bookkeeping on both sides.
+pub const POST_BASE: u64 = 256;
+
+/// Bytes of a piece of a span; the last of a span is shorter. The best size for one connection with TLS (measured).
+pub const PIECE_BYTES: u64 = 256 << 10;
+
+/// Largest head of a message: its key, its body where that is small, and the layouts of its tensors. 64 KiB of body, and 512
+/// tensors of 152 bytes.
+pub const MAX_HEAD: usize = (64 << 10) + 512 * 152 + 1024;
+
+/// Most spans of a message: its tensors, and a body that is too large for the head.
+pub const MAX_SPANS: usize = 512 + 1;
+
+/// Most bytes of the spans of a message together. Its pieces have a bit each in a [`Resume`](crate::frame::Resume).
+pub const MAX_SPAN_BYTES: u64 = 64 << 30;
+
+/// Most messages with spans that one host may have on their way to another before they are whole there.
+pub const MAX_ARRIVING: usize = 1024;
+
+/// Most frames that a host keeps because the other has not said that it received them. Who says nothing for so many is cut.
+pub const MAX_UNACKED: usize = 1 << 16;
+
+/// Largest capacity of a mailbox for one host.
+pub const MAX_CAPACITY: u32 = 1 << 16;
+
+/// Most messages that one frame says to be done with.
+pub const MAX_DONE: usize = 1024;
+
+/// Most mailboxes that a host serves to another at a time.
+pub const MAX_MAILBOXES: usize = 1024;
+
+/// Largest note of one node to another (names, actors, watches), and most of them on their way.
+pub const MAX_NOTE: usize = 64 << 10;
+/// See [`MAX_NOTE`].
+pub const MAX_NOTES: usize = 256;
+
+/// Longest text that says why something was refused.
+pub const MAX_WHY: usize = 4 << 10;
+
+/// Most bytes of bits in a [`Resume`](crate::frame::Resume): a bit for each piece that a host may be sent at a time. That is one
+/// message of the largest kind beyond the window, or the window in messages of one byte in each of their spans.
+pub const MAX_RESUME_BYTES: usize = 1 << 20;
+const _: () = assert!(MAX_RESUME_BYTES as u64 >= MAX_SPAN_BYTES / PIECE_BYTES / 8 + (MAX_SPANS * 16) as u64);
+
+/// Largest frame of the control stream.
+pub const MAX_FRAME: usize = MAX_RESUME_BYTES + (64 << 10);
+const _: () = assert!(MAX_FRAME > MAX_HEAD + MAX_SPANS * 8 + 64 && MAX_FRAME > MAX_NOTE + 64);
+
+/// Largest frame of a lane: a piece and its name.
+pub const MAX_LANE_FRAME: usize = PIECE_BYTES as usize + 32;
+
+/// Most lanes of a connection between two hosts.
+pub const MAX_LANES: u16 = 8;
+
+/// A gateway that says so many things which it must not is given up, with its session.
+pub const MAX_VIOLATIONS: u32 = 8;
+
+/// Connections of which nobody knows yet who they are, at a time.
+pub const MAX_STRANGERS: usize = 64;
+/// Of them, from one address.
+pub const MAX_STRANGERS_OF_ONE: usize = 16;
+
+/// Connections of a listener at a time, whoever they are: those of most hosts with all their lanes.
+pub const MAX_CONNECTIONS: usize = MAX_HOSTS * (MAX_LANES as usize + 1);
+
+/// A connection on which nothing came for so long is broken: beats come each [`BEAT`], from one side at least, and are answered.
+pub const LINK_SILENCE: Duration = Duration::from_secs(4);
+const _: () = assert!(LINK_SILENCE.as_secs() < AGENT_GRACE.as_secs() / 2);
+
+/// How long a connection may take to say who it is.
+pub const INTRODUCTION: Duration = Duration::from_secs(5);
+
+/// Between two beats.
+pub const BEAT: Duration = Duration::from_secs(1);
+
+/// An agent whose beats were not answered for so long ends its workers.
+pub const AGENT_GRACE: Duration = Duration::from_secs(10);
+
+/// The head speaks its verdict on a host that it has not heard for so long. The difference is what an agent has to end its
+/// workers, and what the two machines' clocks may drift apart in that time.
+pub const HEAD_GRACE: Duration = Duration::from_secs(15);
+const _: () = assert!(HEAD_GRACE.as_secs() >= AGENT_GRACE.as_secs() + 5);
+
+/// Beats of an agent that nobody has answered, which it remembers. Older ones cannot be answered in time.
+pub const MAX_BEATS: usize = 16;
+const _: () = assert!(MAX_BEATS as u64 * BEAT.as_secs() > AGENT_GRACE.as_secs());
+
+/// How long a host tries to join.
+pub const JOIN_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Most hosts of a node.
+pub const MAX_HOSTS: usize = 1024;
+
+/// Longest name or address of a host.
+pub const MAX_NAME: usize = 255;
+
+/// Most arguments of a program that are compared, and bytes of one of them.
+pub const MAX_ARGUMENTS: usize = 4096;
+/// See [`MAX_ARGUMENTS`].
+pub const MAX_ARGUMENT: usize = 64 << 10;

@@ -1,0 +1,260 @@
+//! Connects to a peer, and connects again until its session is over.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, Stream, StreamExt};
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
+
+use super::codec::{BytesCodec, Outgoing};
+use super::io::Io;
+use super::peer::Peer;
+use super::{CONNECTION_WINDOW, STREAM_WINDOW, pump, service};
+use crate::frame::{Frame, Hello, Resume, decode, encode};
+use crate::introduction::Introduction;
+use crate::join::{Admitted, Request};
+use crate::limits::{INTRODUCTION, LINK_SILENCE, MAX_FRAME, MAX_LANE_FRAME, MAX_LANES};
+use crate::security::Security;
+use crate::session::Link;
+use crate::verdict::Moment;
+
+/// How long to wait between two attempts, at first and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Where and how to reach a peer.
+#[derive(Clone, Debug)]
+pub struct Dial {
+    /// `host:port`.
+    pub to: String,
+    /// How connections are secured.
+    pub security: Security,
+    /// What this host says of itself.
+    pub introduction: Arc<Introduction>,
+    /// Connections for tensors, beside that for all else: 1 to [`MAX_LANES`].
+    pub lanes: u16,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// Not now: it makes sense to try again.
+    #[error("{to} cannot be reached: {why}")]
+    Unreachable {
+        /// Who was dialled.
+        to: String,
+        /// Why not.
+        why: String,
+    },
+    /// The other host refuses this one.
+    #[error("{to} refuses this host: {why}")]
+    Refused {
+        /// Who was dialled.
+        to: String,
+        /// What it says.
+        why: String,
+    },
+}
+
+impl Dial {
+    /// Keeps a peer connected until its session is over, or it refuses this host.
+    ///
+    /// # Errors
+    /// It does: its program is another, or it has given this host up.
+    pub async fn keep(&self, peer: &Arc<Peer>) -> Result<(), DialError> {
+        let mut wait = BACKOFF.0;
+        while !peer.is_over() {
+            match self.connect(peer).await {
+                Ok(link) => {
+                    wait = BACKOFF.0;
+                    peer.cut_of(link).await;
+                }
+                Err(refused @ DialError::Refused { .. }) => return Err(refused),
+                Err(error) => {
+                    tracing::debug!(target: "tensorpost::hosts", "{error}; trying again in {wait:?}");
+                    sleep(wait).await;
+                    wait = (wait * 2).min(BACKOFF.1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the head to be taken in, again and again until the deadline: a name may not be known yet, and a head not be up. With
+    /// the moment before it was asked, from which an [`Agent`](crate::verdict::Agent) counts.
+    ///
+    /// # Errors
+    /// The head refuses, which is told at once; or it was not reached in time.
+    pub async fn join(&self, request: &Request, deadline: Duration) -> Result<(Admitted, Moment), DialError> {
+        let mut wait = BACKOFF.0;
+        let end = Instant::now() + deadline;
+        loop {
+            let asked = Moment::now();
+            let error = match timeout_at(end, self.ask_to_join(request)).await {
+                Ok(Ok(admitted)) => return Ok((admitted, asked)),
+                Ok(Err(refused @ DialError::Refused { .. })) => return Err(refused),
+                Ok(Err(error)) => error,
+                Err(_) => self.unreachable("it does not answer"),
+            };
+            if Instant::now() + wait >= end {
+                let after = format!("{error}, after trying for {} s", deadline.as_secs_f32());
+                return Err(DialError::Unreachable { to: self.to.clone(), why: after });
+            }
+            tracing::debug!(target: "tensorpost::hosts", "{error}; trying again in {wait:?}");
+            sleep(wait).await;
+            wait = (wait * 2).min(BACKOFF.1);
+        }
+    }
+
+    async fn ask_to_join(&self, request: &Request) -> Result<Admitted, DialError> {
+        let (channel, _) = self.channel().await?;
+        let said = stream::iter([self.introduction.encode(), request.encode()].map(Outgoing::from));
+        let mut from = self.call(channel, service::JOIN, 4 << 10, MAX_FRAME, said).await?;
+        let answer = timeout(INTRODUCTION, from.message()).await;
+        let bytes = answer
+            .map_err(|_| self.unreachable("it does not answer"))?
+            .map_err(|status| self.status(&status))?
+            .ok_or_else(|| self.unreachable("it hung up"))?;
+        Admitted::decode(bytes).map_err(|error| self.unreachable(error))
+    }
+
+    /// Makes one connection: the control stream, then the lanes.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn connect(&self, peer: &Arc<Peer>) -> Result<Link, DialError> {
+        let (channel, address) = self.channel().await?;
+        let hello = peer.dial();
+        let lane = Hello { resume: Resume::default(), ..hello.clone() };
+        // What follows the greeting is known when it was answered.
+        let (up, is_up) = tokio::sync::oneshot::channel();
+        let greeting = [self.introduction.encode(), encode(&Frame::Hello(hello))].map(Outgoing::from);
+        let frames = Arc::clone(peer);
+        let rest = stream::once(is_up).flat_map(move |link| match link {
+            Ok(link) => pump::frames(Arc::clone(&frames), link).boxed(),
+            Err(_) => stream::empty().boxed(),
+        });
+        let sent = stream::iter(greeting).chain(rest);
+        let mut from = self.call(channel, service::CONTROL, 16 << 10, MAX_FRAME, sent).await?;
+        let answer = timeout(INTRODUCTION, from.message()).await;
+        let bytes = answer
+            .map_err(|_| self.unreachable("it does not answer"))?
+            .map_err(|status| self.status(&status))?;
+        let bytes = bytes.ok_or_else(|| self.unreachable("it hung up"))?;
+        let Ok(Frame::Hello(answer)) = decode(bytes) else {
+            return Err(self.unreachable("it does not answer with a greeting"));
+        };
+        let link = peer.answered(&answer).map_err(|violation| self.unreachable(violation))?;
+        // The stream is there as long as the call is.
+        let _ = up.send(link);
+        tokio::spawn(pump::hear(Arc::clone(peer), link, from, address));
+        for _ in 0..self.lanes.clamp(1, MAX_LANES) {
+            if let Err(error) = self.lane(peer, link, &lane).await {
+                peer.cut(link);
+                return Err(error);
+            }
+        }
+        Ok(link)
+    }
+
+    async fn lane(&self, peer: &Arc<Peer>, link: Link, hello: &Hello) -> Result<(), DialError> {
+        let (channel, address) = self.channel().await?;
+        let greeting = Outgoing::from(encode(&Frame::Hello(hello.clone())));
+        let sent = stream::once(async move { greeting }).chain(pump::pieces(Arc::clone(peer), link));
+        let from = self.call(channel, service::LANE, MAX_LANE_FRAME, MAX_LANE_FRAME, sent).await?;
+        tokio::spawn(pump::gather(Arc::clone(peer), link, from, address));
+        Ok(())
+    }
+
+    /// Says this and nothing else; the answer's first message.
+    #[cfg(test)]
+    pub(super) async fn say(
+        &self,
+        method: &'static str,
+        said: Vec<Bytes>,
+    ) -> Result<Option<Bytes>, DialError> {
+        let (channel, _) = self.channel().await?;
+        let sent = stream::iter(said).map(Outgoing::from);
+        let mut from = self.call(channel, method, 16 << 10, MAX_FRAME, sent).await?;
+        from.message().await.map_err(|status| self.status(&status))
+    }
+
+    async fn call(
+        &self,
+        channel: Channel,
+        method: &'static str,
+        buffer: usize,
+        most: usize,
+        sent: impl Stream<Item = Outgoing> + Send + 'static,
+    ) -> Result<Streaming<Bytes>, DialError> {
+        let mut grpc = Grpc::new(channel).max_decoding_message_size(most);
+        let call = async {
+            grpc.ready().await.map_err(|error| self.unreachable(error))?;
+            let path = PathAndQuery::from_static(method);
+            let answer = grpc.streaming(tonic::Request::new(sent), path, BytesCodec(buffer)).await;
+            answer.map(tonic::Response::into_inner).map_err(|status| self.status(&status))
+        };
+        timeout(INTRODUCTION, call).await.map_err(|_| self.unreachable("it does not answer"))?
+    }
+
+    async fn channel(&self) -> Result<(Channel, SocketAddr), DialError> {
+        let io = Io::connect(&self.to, &self.security).await.map_err(|error| self.unreachable(error))?;
+        let address = io.peer();
+        let endpoint = Endpoint::from_static("http://host")
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_keep_alive_interval(LINK_SILENCE)
+            .keep_alive_timeout(LINK_SILENCE);
+        let once = Once(Arc::new(Mutex::new(Some(io))));
+        let channel = endpoint.connect_with_connector(once).await.map_err(|error| self.unreachable(error))?;
+        Ok((channel, address))
+    }
+
+    fn unreachable(&self, why: impl ToString) -> DialError {
+        DialError::Unreachable { to: self.to.clone(), why: why.to_string() }
+    }
+
+    /// What the other side's code means: see `service.rs`.
+    fn status(&self, status: &Status) -> DialError {
+        let (to, why) = (self.to.clone(), status.message().to_owned());
+        match status.code() {
+            Code::FailedPrecondition | Code::PermissionDenied | Code::InvalidArgument => {
+                DialError::Refused { to, why }
+            }
+            _ => DialError::Unreachable { to, why },
+        }
+    }
+}
+
+/// Gives a channel its one connection: a new one is a new attempt, which this file makes.
+#[derive(Clone)]
+struct Once(Arc<Mutex<Option<Io>>>);
+
+impl tower_service::Service<http::Uri> for Once {
+    type Response = TokioIo<Pin<Box<Io>>>;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Uri) -> Self::Future {
+        let io = self.0.lock().take();
+        Box::pin(async move {
+            let gone = || io::Error::new(io::ErrorKind::NotConnected, "the connection is broken");
+            io.map(|io| TokioIo::new(Box::pin(io))).ok_or_else(gone)
+        })
+    }
+}

@@ -1,0 +1,146 @@
+//! Connections: TCP, with TLS where there is a key.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tonic::transport::server::Connected;
+
+use crate::limits::LINK_SILENCE;
+use crate::security::Security;
+
+trait Both: AsyncRead + AsyncWrite + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Send> Both for T {}
+
+/// A connection whose other end has shown the key, where there is one.
+pub(super) struct Io {
+    inner: Pin<Box<dyn Both>>,
+    peer: SocketAddr,
+    /// Its place among the connections of a listener.
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+/// The address of the other end, for requests.
+#[derive(Clone, Copy)]
+pub(super) struct From(pub(super) SocketAddr);
+
+/// Bytes that nobody acknowledges end a connection after this, not after the fifteen minutes of the system.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let timeout = LINK_SILENCE.as_millis() as u32;
+    rustix::net::sockopt::set_tcp_user_timeout(stream, timeout).map_err(io::Error::from)
+}
+
+impl Io {
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) async fn accept(
+        stream: TcpStream,
+        peer: SocketAddr,
+        security: &Security,
+        place: OwnedSemaphorePermit,
+    ) -> io::Result<Self> {
+        prepare(&stream)?;
+        let inner: Pin<Box<dyn Both>> = match security.server() {
+            None => Box::pin(stream),
+            Some(config) => Box::pin(TlsAcceptor::from(config).accept(stream).await?),
+        };
+        Ok(Io { inner, peer, _place: Some(place) })
+    }
+
+    /// Connects to `host:port`, by the first of its addresses that answers.
+    pub(super) async fn connect(to: &str, security: &Security) -> io::Result<Self> {
+        let mut last = None;
+        for address in tokio::net::lookup_host(to).await? {
+            security
+                .allows(address)
+                .map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
+            match Self::connect_at(to, address, security).await {
+                Ok(connected) => return Ok(connected),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{to} has no address"))))
+    }
+
+    async fn connect_at(to: &str, address: SocketAddr, security: &Security) -> io::Result<Self> {
+        let stream = within(LINK_SILENCE, TcpStream::connect(address)).await?;
+        prepare(&stream)?;
+        let inner: Pin<Box<dyn Both>> = match security.client() {
+            None => Box::pin(stream),
+            Some((config, named)) => {
+                let host = to.rsplit_once(':').map_or(to, |(host, _)| host);
+                let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                let name = match ServerName::try_from(host) {
+                    Ok(name) => name,
+                    // Of no importance where the key says who it is.
+                    Err(_) if !named => ServerName::from(address.ip()),
+                    Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
+                };
+                let connector = TlsConnector::from(Arc::clone(&config));
+                Box::pin(within(LINK_SILENCE, connector.connect(name, stream)).await?)
+            }
+        };
+        Ok(Io { inner, peer: address, _place: None })
+    }
+}
+
+pub(super) async fn within<T>(time: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {} s", time.as_secs()));
+    tokio::time::timeout(time, work).await.map_err(late)?
+}
+
+impl Connected for Io {
+    type ConnectInfo = From;
+
+    fn connect_info(&self) -> From {
+        From(self.peer)
+    }
+}
+
+impl AsyncRead for Io {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.inner.as_mut().poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.inner.as_mut().poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner.as_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner.as_mut().poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.inner.as_mut().poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}

@@ -1,0 +1,325 @@
+//! A session with its connections: what the gateway uses, and what the pumps of the connections share.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::frame::{Frame, Hello, Piece};
+use crate::ids::HostId;
+use crate::limits::{BEAT, MAX_BEATS, MAX_VIOLATIONS};
+use crate::refused::{Kind, Refused};
+use crate::session::{Claim, Ended, Event, Link, Session, Violation, Wakes};
+use crate::verdict::{Agent, Head, Moment};
+
+/// Where the bytes of pieces come from and go to.
+pub trait Memory: Send + Sync {
+    /// The bytes of a piece that is sent; nothing where its message was aborted. They are copied before the lease of the message
+    /// ends, so this may wait for what makes them.
+    fn read(&self, piece: Piece) -> BoxFuture<'_, Option<Bytes>>;
+
+    /// Puts a piece where it belongs. Its message may not have been seen yet as [`Event::Arriving`]; then this waits for that.
+    /// Whoever uses the memory after this finds the bytes there (HOST-8).
+    fn write(&self, piece: Piece, bytes: Bytes) -> BoxFuture<'_, ()>;
+}
+
+/// Who counts the beats of a connection. Their locks are taken under that of the peer: whoever holds one uses no peer.
+#[derive(Debug)]
+pub enum Pulse {
+    /// Nobody: beats only show that a connection is whole.
+    Link(LinkPulse),
+    /// This host is an agent, and the other side is its head.
+    Agent(Arc<Mutex<Agent>>),
+    /// This host is the head, and the other side is this agent.
+    Head(Arc<Mutex<Head>>, HostId),
+}
+
+/// The beats between two agents.
+#[derive(Debug, Default)]
+pub struct LinkPulse {
+    sent: AtomicU64,
+    last: Mutex<Option<Moment>>,
+}
+
+impl Pulse {
+    fn beat(&self, now: Moment) -> Option<u64> {
+        match self {
+            Pulse::Agent(agent) => agent.lock().beat(now),
+            // The agent's beats show it that the connection is whole, and the answers the agent.
+            Pulse::Head(..) => None,
+            Pulse::Link(pulse) => {
+                let mut last = pulse.last.lock();
+                let due = last.is_none_or(|last| now.since(last) >= BEAT);
+                due.then(|| {
+                    *last = Some(now);
+                    pulse.sent.fetch_add(1, Relaxed) + 1
+                })
+            }
+        }
+    }
+
+    /// Whether a beat that came is to be answered.
+    fn heard(&self, now: Moment) -> bool {
+        match self {
+            Pulse::Head(head, host) => head.lock().heard(*host, now).is_ok(),
+            Pulse::Agent(_) | Pulse::Link(_) => true,
+        }
+    }
+
+    /// Whether an answer is one to a beat that was sent.
+    fn answered(&self, number: u64, now: Moment) -> bool {
+        match self {
+            Pulse::Agent(agent) => agent.lock().answered(number, now).is_ok(),
+            Pulse::Head(..) => false,
+            Pulse::Link(pulse) => (1..=pulse.sent.load(Relaxed)).contains(&number),
+        }
+    }
+}
+
+/// What a gateway learns of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// What its session tells.
+    Event(Event),
+    /// The session is over: by the verdict, or because the other side breaks the protocol again and again.
+    Ended(Ended),
+}
+
+/// The other host's gateway.
+pub struct Peer {
+    state: Mutex<State>,
+    wakers: Wakers,
+    pulse: Pulse,
+    pub(super) memory: Arc<dyn Memory>,
+    refused: Arc<Refused>,
+}
+
+/// Who waits. Each is woken by what concerns it, so that a message does not wake the lanes.
+#[derive(Default)]
+struct Wakers {
+    /// Whoever sends frames.
+    frames: Notify,
+    /// The lanes that send.
+    pieces: Notify,
+    /// The lanes with a piece that overtook its message.
+    claims: Notify,
+    /// The gateway.
+    events: Notify,
+    /// Whoever waits for the end of a connection; with it, all others.
+    links: Notify,
+}
+
+impl Wakers {
+    fn all(&self) {
+        for waker in [&self.frames, &self.pieces, &self.claims, &self.events, &self.links] {
+            waker.notify_waiters();
+        }
+    }
+
+    fn wake(&self, before: Wakes, now: Wakes) {
+        if before.link != now.link {
+            return self.all();
+        }
+        for (wakes, waker) in [
+            (now.frames, &self.frames),
+            (now.pieces, &self.pieces),
+            (now.received != before.received, &self.claims),
+            (now.events, &self.events),
+        ] {
+            if wakes {
+                waker.notify_waiters();
+            }
+        }
+    }
+}
+
+struct State {
+    session: Session,
+    /// Beats to answer.
+    answers: VecDeque<u64>,
+    violations: u32,
+    ended: Option<Ended>,
+    over: bool,
+}
+
+impl Peer {
+    /// A peer without a connection.
+    pub fn new(session: Session, memory: Arc<dyn Memory>, pulse: Pulse, refused: Arc<Refused>) -> Arc<Self> {
+        let state = State { session, answers: VecDeque::new(), violations: 0, ended: None, over: false };
+        Arc::new(Peer { state: Mutex::new(state), wakers: Wakers::default(), pulse, memory, refused })
+    }
+
+    /// Does something with the session, under its lock: nothing that waits.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Session) -> T) -> T {
+        let mut state = self.state.lock();
+        let before = state.session.wakes();
+        let done = work(&mut state.session);
+        let now = state.session.wakes();
+        drop(state);
+        self.wakers.wake(before, now);
+        done
+    }
+
+    /// What happened next; nothing after the end was told. One task may wait here.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost where it is dropped.
+    pub async fn next(&self) -> Option<Happened> {
+        self.until(&self.wakers.events, |state| match state.session.next_event() {
+            Some(event) => Some(Some(Happened::Event(event))),
+            None if state.over => Some(state.ended.take().map(Happened::Ended)),
+            None => None,
+        })
+        .await
+    }
+
+    /// The verdict on the other host: final.
+    pub fn end(&self) {
+        self.state.lock().end();
+        self.wakers.all();
+    }
+
+    /// Whether the session is over.
+    pub fn is_over(&self) -> bool {
+        self.state.lock().over
+    }
+
+    /// The connection in force.
+    pub fn link(&self) -> Option<Link> {
+        self.state.lock().session.link()
+    }
+
+    /// Waits until this connection is not in force any more.
+    pub async fn cut_of(&self, link: Link) {
+        let over = |state: &mut State| (state.session.link() != Some(link)).then_some(());
+        self.until(&self.wakers.links, over).await;
+    }
+
+    async fn until<T>(&self, waker: &Notify, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            let mut changed = std::pin::pin!(waker.notified());
+            // Before the look, so that no change falls between.
+            changed.as_mut().enable();
+            if let Some(found) = look(&mut self.state.lock()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    pub(super) fn dial(&self) -> Hello {
+        self.with(Session::dial)
+    }
+
+    pub(super) fn accept(&self, hello: &Hello) -> Result<(Link, Hello), Violation> {
+        self.with(|session| session.accept(hello))
+    }
+
+    pub(super) fn answered(&self, hello: &Hello) -> Result<Link, Violation> {
+        self.with(|session| session.answered(hello))
+    }
+
+    /// A connection broke.
+    pub(super) fn cut(&self, link: Link) {
+        self.with(|session| session.cut(link));
+    }
+
+    /// The other side broke the protocol.
+    pub(super) fn violated(&self, link: Link, kind: Kind, from: SocketAddr, why: &dyn std::fmt::Display) {
+        self.refused.note(kind, from, why);
+        let mut state = self.state.lock();
+        state.violations += 1;
+        state.session.cut(link);
+        if state.violations >= MAX_VIOLATIONS && !state.over {
+            let peer = state.session.peer();
+            tracing::error!(target: "tensorpost::hosts", %from, "{peer} is given up: {MAX_VIOLATIONS} times it said what it must not");
+            state.end();
+        }
+        drop(state);
+        self.wakers.all();
+    }
+
+    /// The next frame to send over a connection; nothing once it is over.
+    pub(super) async fn next_frame(&self, link: Link) -> Option<Frame> {
+        loop {
+            let look = self.until(&self.wakers.frames, |state| {
+                if state.session.link() != Some(link) {
+                    return Some(None);
+                }
+                let answer = || state.answers.pop_front().map(|number| Frame::Answer { number });
+                let beat = self.pulse.beat(Moment::now()).map(|number| Frame::Beat { number });
+                let frame = beat.or_else(answer).or_else(|| state.session.next_frame(link));
+                frame.map(Some)
+            });
+            // A beat is due without anything having changed.
+            if let Ok(found) = tokio::time::timeout(BEAT / 4, look).await {
+                return found;
+            }
+        }
+    }
+
+    /// The next piece to send over a connection; nothing once it is over.
+    pub(super) async fn next_piece(&self, link: Link) -> Option<Piece> {
+        self.until(&self.wakers.pieces, |state| {
+            if state.session.link() != Some(link) {
+                return Some(None);
+            }
+            state.session.next_piece(link).map(Some)
+        })
+        .await
+    }
+
+    /// A frame came over a connection.
+    pub(super) fn take(&self, link: Link, frame: Frame) -> Result<(), String> {
+        let lie = |violation: Violation| violation.to_string();
+        match frame {
+            Frame::Numbered { seq, body } => self.with(|session| session.take(link, seq, body)).map_err(lie),
+            Frame::Ack { received } => self.with(|session| session.acked(link, received)).map_err(lie),
+            Frame::Beat { number } => {
+                if self.pulse.heard(Moment::now()) {
+                    let mut state = self.state.lock();
+                    state.answers.push_back(number);
+                    if state.answers.len() > MAX_BEATS {
+                        state.answers.pop_front();
+                    }
+                    drop(state);
+                    self.wakers.frames.notify_waiters();
+                }
+                Ok(())
+            }
+            Frame::Answer { number } if self.pulse.answered(number, Moment::now()) => Ok(()),
+            Frame::Answer { number } => Err(format!("it answers beat {number}, which was not sent")),
+            Frame::Hello(_) => Err("it greets a second time".to_owned()),
+        }
+    }
+
+    /// Whether a piece has to be written; waits for its message.
+    pub(super) async fn claim(&self, link: Link, piece: &Piece) -> Result<bool, Violation> {
+        self.until(&self.wakers.claims, |state| match state.session.claim(link, piece) {
+            Ok(Claim::Wait) if state.session.link() == Some(link) => None,
+            Ok(claim) => Some(Ok(claim == Claim::Take)),
+            Err(violation) => Some(Err(violation)),
+        })
+        .await
+    }
+}
+
+impl State {
+    fn end(&mut self) {
+        if !self.over {
+            self.over = true;
+            self.ended = Some(self.session.end());
+        }
+    }
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Peer").field(&self.state.lock().session.peer()).finish()
+    }
+}

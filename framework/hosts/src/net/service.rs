@@ -1,0 +1,248 @@
+//! The gRPC service of a host: a control stream and lanes, both in either direction.
+//!
+//! Whoever comes here has shown the key. The first two messages of a control stream are an [introduction](Introduction) and a
+//! greeting; the first of a lane is the greeting of its connection, without a resume. Each has [`INTRODUCTION`] to say them.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use parking_lot::Mutex;
+use tonic::body::Body;
+use tonic::server::{Grpc, NamedService, StreamingService};
+use tonic::{Response, Status, Streaming};
+
+use super::codec::{BytesCodec, Outgoing};
+use super::peer::Peer;
+use super::{io, pump};
+use crate::frame::{Frame, Hello, decode, encode};
+use crate::ids::HostId;
+use crate::introduction::Introduction;
+use crate::join::{Admitted, NotAdmitted, Request};
+use crate::limits::{INTRODUCTION, MAX_FRAME, MAX_HOSTS, MAX_LANE_FRAME};
+use crate::refused::{Kind, Refused};
+
+/// The peers that may connect to this host.
+#[derive(Debug, Default)]
+pub struct Peers(Mutex<HashMap<HostId, Arc<Peer>>>);
+
+impl Peers {
+    /// Takes connections of this peer from now on, in place of an earlier life of its host. Whether there is room.
+    pub fn add(&self, peer: Arc<Peer>) -> bool {
+        let host = peer.with(|session| session.peer().host);
+        let mut all = self.0.lock();
+        let room = all.len() < MAX_HOSTS || all.contains_key(&host);
+        if room {
+            all.insert(host, peer);
+        }
+        room
+    }
+
+    /// Takes none of it any more.
+    pub fn remove(&self, host: HostId) {
+        self.0.lock().remove(&host);
+    }
+
+    fn get(&self, host: HostId) -> Option<Arc<Peer>> {
+        self.0.lock().get(&host).cloned()
+    }
+}
+
+pub(super) const CONTROL: &str = "/tensorpost.Hosts/Control";
+pub(super) const LANE: &str = "/tensorpost.Hosts/Lane";
+pub(super) const JOIN: &str = "/tensorpost.Hosts/Join";
+
+/// Takes hosts in, on the head: who asks, and from where. It may begin to [take connections](Peers::add) of it before it answers.
+pub type Admission = dyn Fn(&Request, SocketAddr) -> Result<Admitted, NotAdmitted> + Send + Sync;
+
+/// What both methods need.
+#[derive(Clone)]
+pub(super) struct Hosts {
+    pub(super) introduction: Arc<Introduction>,
+    pub(super) peers: Arc<Peers>,
+    pub(super) refused: Arc<Refused>,
+    /// On the head.
+    pub(super) admission: Option<Arc<Admission>>,
+}
+
+impl NamedService for Hosts {
+    const NAME: &'static str = "tensorpost.Hosts";
+}
+
+impl tower_service::Service<http::Request<Body>> for Hosts {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<http::Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let hosts = self.clone();
+        Box::pin(async move {
+            Ok(match request.uri().path() {
+                CONTROL => {
+                    let grpc = Grpc::new(BytesCodec(16 << 10)).max_decoding_message_size(MAX_FRAME);
+                    { grpc }.streaming(Control(hosts), request).await
+                }
+                LANE => {
+                    let grpc =
+                        Grpc::new(BytesCodec(MAX_LANE_FRAME)).max_decoding_message_size(MAX_LANE_FRAME);
+                    { grpc }.streaming(Lane(hosts), request).await
+                }
+                JOIN => {
+                    let grpc = Grpc::new(BytesCodec(4 << 10)).max_decoding_message_size(MAX_FRAME);
+                    { grpc }.streaming(Join(hosts), request).await
+                }
+                _ => Status::unimplemented("hosts have control streams and lanes").into_http(),
+            })
+        })
+    }
+}
+
+type Answers = BoxStream<'static, Result<Outgoing, Status>>;
+
+struct Control(Hosts);
+struct Lane(Hosts);
+struct Join(Hosts);
+
+impl StreamingService<Bytes> for Control {
+    type Response = Outgoing;
+    type ResponseStream = Answers;
+    type Future = BoxFuture<'static, Result<Response<Answers>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
+        let hosts = self.0.clone();
+        Box::pin(async move { hosts.control(address(&request)?, request.into_inner()).await })
+    }
+}
+
+impl StreamingService<Bytes> for Lane {
+    type Response = Outgoing;
+    type ResponseStream = Answers;
+    type Future = BoxFuture<'static, Result<Response<Answers>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
+        let hosts = self.0.clone();
+        Box::pin(async move { hosts.lane(address(&request)?, request.into_inner()).await })
+    }
+}
+
+impl StreamingService<Bytes> for Join {
+    type Response = Outgoing;
+    type ResponseStream = Answers;
+    type Future = BoxFuture<'static, Result<Response<Answers>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
+        let hosts = self.0.clone();
+        Box::pin(async move { hosts.join(address(&request)?, request.into_inner()).await })
+    }
+}
+
+fn address<T>(request: &tonic::Request<T>) -> Result<SocketAddr, Status> {
+    let from = request.extensions().get::<io::From>();
+    from.map(|from| from.0).ok_or_else(|| Status::internal("a connection without an address"))
+}
+
+impl Hosts {
+    /// Counts, logs and answers a refusal. The codes tell the other side whether to try again: see `dial.rs`.
+    fn refuse(&self, kind: Kind, from: SocketAddr, why: &dyn std::fmt::Display) -> Status {
+        self.refused.note(kind, from, why);
+        let why = why.to_string();
+        match kind {
+            Kind::Build => Status::failed_precondition(why),
+            Kind::Stranger => Status::permission_denied(why),
+            Kind::Replayed => Status::aborted(why),
+            _ => Status::invalid_argument(why),
+        }
+    }
+
+    async fn first(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<Bytes, Status> {
+        match tokio::time::timeout(INTRODUCTION, stream.message()).await {
+            Ok(Ok(Some(bytes))) => Ok(bytes),
+            Ok(Ok(None)) => Err(self.refuse(Kind::Garbage, from, &"it ended before it said who it is")),
+            // Longer than any message may be, or the connection is broken.
+            Ok(Err(status)) => Err(self.refuse(Kind::Garbage, from, &status.message().to_owned())),
+            Err(_) => Err(self.refuse(Kind::Garbage, from, &"it did not say who it is")),
+        }
+    }
+
+    async fn greeting(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<Hello, Status> {
+        match decode(self.first(stream, from).await?) {
+            Ok(Frame::Hello(hello)) => Ok(hello),
+            Ok(_) => Err(self.refuse(Kind::Garbage, from, &"it does not begin with a greeting")),
+            Err(error) => Err(self.refuse(Kind::Garbage, from, &error)),
+        }
+    }
+
+    fn peer(&self, hello: &Hello, from: SocketAddr) -> Result<Arc<Peer>, Status> {
+        self.peers.get(hello.from.host).ok_or_else(|| {
+            // It may be that this host has not heard of it yet.
+            let why = format!("{} is not of this node, or not known here yet", hello.from);
+            self.refused.note(Kind::Stranger, from, &why);
+            Status::not_found(why)
+        })
+    }
+
+    async fn introduced(&self, stream: &mut Streaming<Bytes>, from: SocketAddr) -> Result<(), Status> {
+        let introduction = self.first(stream, from).await?;
+        let introduction =
+            Introduction::decode(introduction).map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
+        self.introduction.check(&introduction).map_err(|differs| self.refuse(Kind::Build, from, &differs))
+    }
+
+    async fn join(self, from: SocketAddr, mut stream: Streaming<Bytes>) -> Result<Response<Answers>, Status> {
+        self.introduced(&mut stream, from).await?;
+        let request = Request::decode(self.first(&mut stream, from).await?)
+            .map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
+        // An agent that was taken for a head: what names the head is wrong.
+        let agent =
+            || self.refuse(Kind::Stranger, from, &"this host is an agent of a node, and not its head");
+        let admission = self.admission.as_ref().ok_or_else(agent)?;
+        let admitted = admission(&request, from).map_err(|why| self.refuse(Kind::Stranger, from, &why))?;
+        let answer = Outgoing::from(admitted.encode());
+        Ok(Response::new(pump::answers(stream::once(async move { answer }))))
+    }
+
+    async fn control(
+        self,
+        from: SocketAddr,
+        mut stream: Streaming<Bytes>,
+    ) -> Result<Response<Answers>, Status> {
+        let introduction = self.first(&mut stream, from).await?;
+        let introduction =
+            Introduction::decode(introduction).map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
+        self.introduction.check(&introduction).map_err(|differs| self.refuse(Kind::Build, from, &differs))?;
+        let hello = self.greeting(&mut stream, from).await?;
+        let peer = self.peer(&hello, from)?;
+        let (link, answer) = peer.accept(&hello).map_err(|violation| {
+            let kind = match violation {
+                _ if violation.is_late() => Kind::Replayed,
+                crate::session::Violation::OtherSession { .. } => Kind::Stranger,
+                _ => Kind::Forged,
+            };
+            self.refuse(kind, from, &violation)
+        })?;
+        let answer = Outgoing::from(encode(&Frame::Hello(answer)));
+        tokio::spawn(pump::hear(Arc::clone(&peer), link, stream, from));
+        let first = stream::once(async move { answer });
+        Ok(Response::new(pump::answers(first.chain(pump::frames(peer, link)))))
+    }
+
+    async fn lane(self, from: SocketAddr, mut stream: Streaming<Bytes>) -> Result<Response<Answers>, Status> {
+        let hello = self.greeting(&mut stream, from).await?;
+        let peer = self.peer(&hello, from)?;
+        let link = peer.with(|session| session.lane(&hello)).map_err(|violation| {
+            let kind = if violation.is_late() { Kind::Replayed } else { Kind::Stranger };
+            self.refuse(kind, from, &violation)
+        })?;
+        tokio::spawn(pump::gather(Arc::clone(&peer), link, stream, from));
+        Ok(Response::new(pump::answers(pump::pieces(peer, link))))
+    }
+}

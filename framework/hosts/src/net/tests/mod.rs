@@ -1,0 +1,111 @@
+//! Two hosts on loopback, and whoever else comes to them.
+
+mod joining;
+mod links;
+mod memory;
+mod refusals;
+mod relay;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use self::memory::Buffers;
+use super::*;
+use crate::ids::{ActorId, HostId, HostLife, Life, Seq};
+use crate::introduction::{Build, Introduction, PROTOCOL};
+use crate::refused::Refused;
+use crate::security::Security;
+use crate::session::{Bounds, Event, PostError, Session, To};
+
+fn who(host: u16) -> HostLife {
+    HostLife { host: HostId(host), life: Life(u64::from(host) + 70) }
+}
+
+fn actor(host: u16, number: u64) -> ActorId {
+    ActorId::new(HostId(host), number).expect("a small number")
+}
+
+fn introduction() -> Introduction {
+    Introduction {
+        protocol: PROTOCOL,
+        version: "1".to_owned(),
+        build: Build::Program([3; 32]),
+        arguments: Vec::new(),
+    }
+}
+
+fn secured(folder: &Path, name: &str, secret: [u8; 32]) -> Security {
+    use std::os::unix::fs::PermissionsExt;
+    let path = folder.join(name);
+    std::fs::write(&path, secret).expect("a file");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
+    Security::key_file(&path).expect("a key")
+}
+
+/// A gateway of a test: a session with another host, and its memory.
+struct Gateway {
+    own: u16,
+    peer: Arc<Peer>,
+    memory: Arc<Buffers>,
+    refused: Arc<Refused>,
+}
+
+impl Gateway {
+    fn new(own: u16, other: u16) -> Self {
+        let memory = Arc::new(Buffers::default());
+        let refused = Arc::new(Refused::default());
+        let session = Session::new(who(own), who(other), Bounds::default());
+        let pulse = Pulse::Link(LinkPulse::default());
+        let peer = Peer::new(session, Arc::clone(&memory) as Arc<dyn Memory>, pulse, Arc::clone(&refused));
+        Gateway { own, peer, memory, refused }
+    }
+
+    fn serve(&self, number: u64, capacity: u32) {
+        self.peer.with(|session| session.serve(actor(self.own, number), capacity)).expect("a mailbox");
+    }
+
+    /// Listens for its peer.
+    async fn listen(&self, security: &Security) -> Listener {
+        let peers = Arc::new(Peers::default());
+        assert!(peers.add(Arc::clone(&self.peer)));
+        let at = SocketAddr::from(([127, 0, 0, 1], 0));
+        let refused = Arc::clone(&self.refused);
+        Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused, None)
+            .await
+            .expect("a port")
+    }
+
+    fn post(&self, to: To, head: Bytes, spans: &[Bytes]) -> Result<Seq, PostError> {
+        let lengths = spans.iter().map(|span| span.len() as u64).collect();
+        self.peer.with(|session| {
+            let posted = session.post(to, head, lengths)?;
+            // Before a lane can ask for it.
+            if !spans.is_empty() {
+                self.memory.lend(posted.post, spans.to_vec());
+            }
+            Ok(posted.post)
+        })
+    }
+
+    /// The next event, with memory seen to.
+    async fn next(&self) -> Option<Event> {
+        match self.peer.next().await? {
+            Happened::Event(event) => {
+                match &event {
+                    Event::Arriving { post, message } => self.memory.expect(*post, &message.spans),
+                    Event::Released { post, .. } => self.memory.released(*post),
+                    _ => {}
+                }
+                Some(event)
+            }
+            Happened::Ended(_) => None,
+        }
+    }
+}
+
+fn dial(to: SocketAddr, security: &Security, lanes: u16) -> Dial {
+    Dial { to: to.to_string(), security: security.clone(), introduction: Arc::new(introduction()), lanes }
+}

@@ -1,0 +1,232 @@
+//! Who is refused, and that all others are served meanwhile.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::*;
+use crate::frame::{Body, Frame};
+use crate::limits::{MAX_STRANGERS, MAX_VIOLATIONS};
+use crate::refused::Kind;
+
+async fn connected(gateway: &Gateway, to: &Listener, security: &Security) -> Result<(), DialError> {
+    dial(to.address(), security, 1).connect(&gateway.peer).await.map(drop)
+}
+
+/// The honest can talk: a message goes to the listener's side, and is done with.
+async fn served(zero: &Gateway, one: &Gateway) {
+    let head = Bytes::from_static(b"still here");
+    let posted = async {
+        loop {
+            match one.post(To::Send(actor(0, 1)), head.clone(), &[Bytes::from_static(&[5; 1000])]) {
+                Ok(_) => return,
+                Err(_) => drop(one.next().await.expect("an event")),
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), posted).await.expect("room");
+    let message = async {
+        loop {
+            if let Event::Message { post, .. } = zero.next().await.expect("an event") {
+                assert_eq!(zero.memory.take(post), [vec![5; 1000]]);
+                zero.peer.with(|session| session.done(post));
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), message).await.expect("a message");
+}
+
+fn why(refused: Result<(), DialError>) -> String {
+    match refused {
+        Err(DialError::Refused { why, .. }) => why,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_key_or_none_is_refused_and_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (key, other) = (secured(folder.path(), "key", [7; 32]), secured(folder.path(), "other", [8; 32]));
+    let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    zero.serve(1, 5);
+    let listener = zero.listen(&key).await;
+    connected(&one, &listener, &key).await.expect("the same key");
+    let intruder = Gateway::new(1, 0);
+    for wrong in [&other, &Security::loopback()] {
+        let refused = connected(&intruder, &listener, wrong).await;
+        assert!(matches!(refused, Err(DialError::Unreachable { .. })), "{refused:?}");
+    }
+    // Something else altogether.
+    let mut stream = TcpStream::connect(listener.address()).await.expect("a connection");
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("it is open");
+    let mut rest = Vec::new();
+    // Its end, in order or by a reset.
+    let _ = stream.read_to_end(&mut rest).await;
+    assert_eq!(zero.refused.count(Kind::Key), 3);
+    served(&zero, &one).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_build_host_or_life_is_refused_by_name() {
+    let security = Security::loopback();
+    let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    zero.serve(1, 5);
+    let listener = zero.listen(&security).await;
+    connected(&one, &listener, &security).await.expect("it is of the node");
+    let mut other = dial(listener.address(), &security, 1);
+    other.introduction = Arc::new(Introduction { build: Build::Program([4; 32]), ..introduction() });
+    let build = why(other.connect(&Gateway::new(1, 0).peer).await.map(drop));
+    assert!(build.contains("SHA-256 0404"), "{build}");
+    let arguments = vec![Bytes::from_static(b"--fast")];
+    other.introduction = Arc::new(Introduction { arguments, ..introduction() });
+    let arguments = why(other.connect(&Gateway::new(1, 0).peer).await.map(drop));
+    assert!(arguments.contains("\"--fast\" as argument 1"), "{arguments}");
+    assert_eq!(zero.refused.count(Kind::Build), 2);
+
+    // A host that nobody has heard of may be new: it tries again.
+    let stranger = connected(&Gateway::new(7, 0), &listener, &security).await;
+    assert!(
+        matches!(&stranger, Err(DialError::Unreachable { why, .. }) if why.contains("host 7")),
+        "{stranger:?}"
+    );
+    let life = HostLife { life: Life(1), ..who(1) };
+    let session = Session::new(life, who(0), Bounds::default());
+    let refused = Arc::new(Refused::default());
+    let memory = Arc::new(Buffers::default());
+    let another = Peer::new(session, memory, Pulse::Link(LinkPulse::default()), refused);
+    let refused = why(dial(listener.address(), &security, 1).connect(&another).await.map(drop));
+    assert!(refused.contains("life 0000000000000001"), "{refused}");
+    assert_eq!(zero.refused.count(Kind::Stranger), 2);
+
+    // The session's own beginning, once more, as somebody might have kept it.
+    let replayed = connected(&Gateway::new(1, 0), &listener, &security).await;
+    assert!(
+        matches!(&replayed, Err(DialError::Unreachable { why, .. }) if why.contains("replayed")),
+        "{replayed:?}"
+    );
+    assert_eq!(zero.refused.count(Kind::Replayed), 1);
+    served(&zero, &one).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_breaks_the_protocol_again_and_again_is_given_up_and_nobody_else() {
+    let security = Security::loopback();
+    let (zero, liar) = (Gateway::new(0, 2), Gateway::new(2, 0));
+    let (honest, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    honest.serve(1, 5);
+    let peers = Arc::new(Peers::default());
+    assert!(peers.add(Arc::clone(&zero.peer)) && peers.add(Arc::clone(&honest.peer)));
+    let at = SocketAddr::from(([127, 0, 0, 1], 0));
+    let refused = Arc::clone(&zero.refused);
+    let listener = Listener::start(at, security.clone(), Arc::new(introduction()), peers, refused, None)
+        .await
+        .expect("a port");
+    connected(&one, &listener, &security).await.expect("it is honest");
+    let mut times = 0;
+    while !zero.peer.is_over() {
+        connected(&liar, &listener, &security).await.expect("it is not given up yet");
+        let link = zero.peer.link().expect("it is connected");
+        // A grant of what was never taken: what its session would never say is put into its numbers.
+        let lie = Frame::Numbered { seq: 1, body: Body::Grant { bytes: 1 } };
+        let forged = zero.peer.take(link, lie).expect_err("a lie");
+        zero.peer.violated(link, Kind::Forged, listener.address(), &forged);
+        times += 1;
+    }
+    assert_eq!((times, zero.refused.count(Kind::Forged)), (MAX_VIOLATIONS, u64::from(MAX_VIOLATIONS)));
+    assert!(matches!(zero.peer.next().await, Some(Happened::Ended(_))));
+    assert_eq!(zero.peer.next().await, None);
+    let gone = why(connected(&liar, &listener, &security).await);
+    assert!(gone.contains("in a session with host 2"), "{gone}");
+    served(&honest, &one).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_over_a_connection_with_the_key_is_refused_and_counted() {
+    let security = Security::loopback();
+    let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    zero.serve(1, 5);
+    let listener = zero.listen(&security).await;
+    connected(&one, &listener, &security).await.expect("it is honest");
+    let dialled = dial(listener.address(), &security, 1);
+    let long = Bytes::from(vec![0; crate::limits::MAX_FRAME + 1]);
+    let own = introduction().encode();
+    let beat = crate::frame::encode(&Frame::Beat { number: 1 });
+    let cases: [&[Bytes]; 5] =
+        [&[], &[Bytes::from_static(b"hello")], &[long], &[own.clone(), beat.clone()], &[own, Bytes::new()]];
+    for (index, case) in cases.into_iter().enumerate() {
+        let refused = dialled.say(super::super::service::CONTROL, case.to_vec()).await;
+        assert!(refused.is_err(), "{case:?}");
+        assert_eq!(zero.refused.count(Kind::Garbage), index as u64 + 1);
+    }
+    for case in [vec![], vec![beat], vec![Bytes::from(vec![0; crate::limits::MAX_LANE_FRAME + 1])]] {
+        assert!(dialled.say(super::super::service::LANE, case).await.is_err());
+    }
+    assert_eq!(zero.refused.count(Kind::Garbage), 8);
+    served(&zero, &one).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_connections_keeps_nobody_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = secured(folder.path(), "key", [7; 32]);
+    let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    zero.serve(1, 5);
+    let listener = zero.listen(&key).await;
+    // From other addresses of this machine, all of which say nothing.
+    let mut silent = Vec::new();
+    for number in 0..MAX_STRANGERS {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from(([127, 0, 0, 2], 0))).expect("an address of this machine");
+        let stream =
+            socket.connect(listener.address()).await.unwrap_or_else(|error| panic!("{number}: {error}"));
+        silent.push(stream);
+    }
+    connected(&one, &listener, &key).await.expect("there is a place for another address");
+    served(&zero, &one).await;
+    assert!(
+        zero.refused.count(Kind::Flood) >= MAX_STRANGERS as u64 - 16,
+        "{}",
+        zero.refused.count(Kind::Flood)
+    );
+}
+
+#[tokio::test]
+async fn without_a_key_nobody_listens_at_or_dials_the_network() {
+    let zero = Gateway::new(0, 1);
+    let at = SocketAddr::from(([0, 0, 0, 0], 0));
+    let listened = Listener::start(
+        at,
+        Security::loopback(),
+        Arc::new(introduction()),
+        Arc::new(Peers::default()),
+        Arc::clone(&zero.refused),
+        None,
+    );
+    let refused = listened.await.expect_err("of the network").to_string();
+    assert!(refused.contains("TENSORPOST_KEY_FILE"), "{refused}");
+    // An address for documentation (RFC 5737): nothing is sent.
+    let network = dial(SocketAddr::from(([192, 0, 2, 1], 7117)), &Security::loopback(), 1);
+    let refused = network.connect(&zero.peer).await.expect_err("of the network").to_string();
+    assert!(refused.contains("TENSORPOST_KEY_FILE"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_probe_is_answered_by_the_health_protocol() {
+    let zero = Gateway::new(0, 1);
+    let listener = zero.listen(&Security::loopback()).await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", listener.address()))
+        .expect("an address")
+        .connect()
+        .await
+        .expect("it listens");
+    let mut probe = tonic_health::pb::health_client::HealthClient::new(channel);
+    let mut status = async || {
+        let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
+        probe.check(request).await.expect("an answer").into_inner().status()
+    };
+    assert_eq!(status().await, tonic_health::pb::health_check_response::ServingStatus::Serving);
+    listener.set_serving(false).await;
+    assert_eq!(status().await, tonic_health::pb::health_check_response::ServingStatus::NotServing);
+}

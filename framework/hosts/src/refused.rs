@@ -1,0 +1,95 @@
+//! What was refused: counted by kind, and logged with the address that it came from, at most once a second for each kind and
+//! address.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Addresses whose last line in the log is remembered. A flood of addresses is logged address by address, that is all.
+const REMEMBERED: usize = 256;
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Why somebody, or something that he said, was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// No key, or another one, or no TLS at all.
+    Key,
+    /// Too many connections that have not said who they are.
+    Flood,
+    /// Bytes that are no introduction, greeting or frame, or say nothing in time.
+    Garbage,
+    /// Another protocol, version, program or argument.
+    Build,
+    /// A host, or a life of one, that is not of the node, or not any more.
+    Stranger,
+    /// An attempt that was made before, or a lane of a connection that is over.
+    Replayed,
+    /// A frame that its session forbids.
+    Forged,
+}
+
+const KINDS: usize = Kind::Forged as usize + 1;
+
+/// The counts.
+#[derive(Debug, Default)]
+pub struct Refused {
+    counts: [AtomicU64; KINDS],
+    logged: Mutex<HashMap<(IpAddr, Kind), Instant>>,
+}
+
+impl Refused {
+    /// How many of this kind.
+    pub fn count(&self, kind: Kind) -> u64 {
+        self.counts[kind as usize].load(Relaxed)
+    }
+
+    pub(crate) fn note(&self, kind: Kind, from: SocketAddr, why: &dyn Display) {
+        self.counts[kind as usize].fetch_add(1, Relaxed);
+        if self.is_new(kind, from.ip(), Instant::now()) {
+            let count = self.count(kind);
+            tracing::warn!(target: "tensorpost::hosts", %from, ?kind, count, "refused: {why}");
+        }
+    }
+
+    fn is_new(&self, kind: Kind, from: IpAddr, now: Instant) -> bool {
+        let mut logged = self.logged.lock();
+        if logged.get(&(from, kind)).is_some_and(|last| now.duration_since(*last) < AGAIN) {
+            return false;
+        }
+        if logged.len() >= REMEMBERED {
+            logged.retain(|_, last| now.duration_since(*last) < AGAIN);
+            if logged.len() >= REMEMBERED {
+                return false;
+            }
+        }
+        logged.insert((from, kind), now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_a_second_for_each_address_and_kind() {
+        let refused = Refused::default();
+        let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let now = Instant::now();
+        assert!(refused.is_new(Kind::Key, one, now) && !refused.is_new(Kind::Key, one, now));
+        assert!(refused.is_new(Kind::Key, other, now) && refused.is_new(Kind::Build, one, now));
+        assert!(refused.is_new(Kind::Key, one, now + AGAIN));
+        for last in 0..=255 {
+            for third in 0..4 {
+                refused.is_new(Kind::Flood, IpAddr::from([10, 1, third, last]), now);
+            }
+        }
+        assert!(refused.logged.lock().len() <= REMEMBERED);
+        refused.note(Kind::Forged, SocketAddr::from((one, 1)), &"a lie");
+        assert_eq!((refused.count(Kind::Forged), refused.count(Kind::Key)), (1, 0));
+    }
+}

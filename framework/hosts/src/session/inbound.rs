@@ -1,0 +1,334 @@
+//! What the other side has on its way here: messages that are not whole, those behind them, those that nobody is done with.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+use bytes::Bytes;
+
+use super::outbound::charge;
+use super::steps::{Step, Steps};
+use super::{Bounds, Claim, Event, Violation};
+use crate::frame::{Bits, Body, Partial, Piece, Post, Target};
+use crate::ids::{ActorId, Correlation, HostId, Seq};
+use crate::limits::{MAX_ARRIVING, MAX_DONE};
+
+#[derive(Debug)]
+pub(super) struct Inbound {
+    steps: Steps,
+    bounds: Bounds,
+    own: HostId,
+    mailboxes: HashMap<ActorId, Mailbox>,
+    /// Messages with pieces that are not here.
+    arriving: BTreeMap<Seq, Arriving>,
+    /// Messages that are whole, behind others that are not.
+    behind: HashMap<Seq, Post>,
+    /// Messages that went on, and nobody is done with.
+    open: HashMap<Seq, Open>,
+    /// Bytes of the window that are taken.
+    taken: u64,
+    /// Asks of the other side that wait for an answer.
+    asks: HashSet<Correlation>,
+    /// What is to be given back, together, with the next frames.
+    places: Vec<Seq>,
+    bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Mailbox {
+    /// As many as were ever offered: a message may have crossed the withdrawal of an offer.
+    capacity: u32,
+    open: u32,
+    /// Messages that have not gone on, in order.
+    queue: VecDeque<Seq>,
+}
+
+#[derive(Debug)]
+struct Arriving {
+    post: Post,
+    spans: Vec<Span>,
+    missing: u64,
+}
+
+#[derive(Debug)]
+struct Span {
+    bytes: u64,
+    claimed: Bits,
+    landed: Bits,
+}
+
+#[derive(Debug)]
+struct Open {
+    target: Target,
+    charge: u64,
+    passed_on: bool,
+}
+
+/// What follows from something: frames to send and events to tell.
+#[derive(Debug, Default)]
+pub(super) struct Follows {
+    pub(super) bodies: Vec<Body>,
+    pub(super) events: Vec<Event>,
+}
+
+impl Inbound {
+    pub(super) fn new(steps: Steps, bounds: Bounds, own: HostId) -> Self {
+        Inbound {
+            steps,
+            bounds,
+            own,
+            mailboxes: HashMap::new(),
+            arriving: BTreeMap::new(),
+            behind: HashMap::new(),
+            open: HashMap::new(),
+            taken: 0,
+            asks: HashSet::new(),
+            places: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Mailboxes that are, or were, offered.
+    pub(super) fn mailboxes(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    pub(super) fn offers(&self, actor: ActorId) -> bool {
+        self.mailboxes.contains_key(&actor)
+    }
+
+    pub(super) fn serve(&mut self, actor: ActorId, capacity: u32) {
+        let mailbox = self.mailboxes.entry(actor).or_default();
+        mailbox.capacity = mailbox.capacity.max(capacity);
+    }
+
+    /// A message has come.
+    pub(super) fn take(&mut self, seq: Seq, post: Post) -> Result<Follows, Violation> {
+        let charge = charge(self.bounds, &post);
+        if self.taken + charge > self.bounds.window {
+            return Err(Violation::OverWindow { bytes: charge, left: self.bounds.window - self.taken });
+        }
+        if !post.spans.is_empty() && self.arriving.len() >= MAX_ARRIVING {
+            return Err(Violation::TooMany { what: "messages that are not whole", most: MAX_ARRIVING });
+        }
+        if let Target::Ask(_, correlation) = post.target
+            && self.asks.contains(&correlation)
+        {
+            return Err(Violation::AsksTwice { correlation });
+        }
+        if let Some(actor) = post.target.actor() {
+            if actor.home() != self.own {
+                return Err(Violation::OtherHost { actor, own: self.own });
+            }
+            let mailbox = self.mailboxes.get_mut(&actor).ok_or(Violation::NotServed { actor })?;
+            if mailbox.open >= mailbox.capacity {
+                return Err(Violation::OverCapacity { actor, capacity: mailbox.capacity });
+            }
+            mailbox.open += 1;
+            mailbox.queue.push_back(seq);
+        }
+        if let Target::Ask(_, correlation) = post.target {
+            self.asks.insert(correlation);
+        }
+        self.taken += charge;
+        let target = post.target;
+        let mut follows = Follows::default();
+        if post.spans.is_empty() {
+            self.behind.insert(seq, post);
+        } else {
+            let span = |bytes: &u64| {
+                let none = Bits::new(bytes.div_ceil(self.bounds.piece));
+                Span { bytes: *bytes, claimed: none.clone(), landed: none }
+            };
+            let spans: Vec<_> = post.spans.iter().map(span).collect();
+            let missing = spans.iter().map(|span| span.landed.len()).sum();
+            follows.events.push(Event::Arriving { post: seq, message: post.clone() });
+            self.arriving.insert(seq, Arriving { post, spans, missing });
+        }
+        self.advance(seq, target, &mut follows.events);
+        Ok(follows)
+    }
+
+    /// Lets go on what can, after something of this message or its end has come.
+    fn advance(&mut self, seq: Seq, target: Target, events: &mut Vec<Event>) {
+        let Some(actor) = target.actor().filter(|_| self.steps.does(Step::InOrder)) else {
+            if let Some(mailbox) = target.actor().and_then(|actor| self.mailboxes.get_mut(&actor)) {
+                mailbox.queue.retain(|other| *other != seq || self.arriving.contains_key(&seq));
+            }
+            events.extend(self.go_on(seq));
+            return;
+        };
+        while let Some(&front) = self.mailboxes.get(&actor).and_then(|mailbox| mailbox.queue.front()) {
+            let Some(event) = self.go_on(front) else { break };
+            events.push(event);
+            if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+                mailbox.queue.pop_front();
+            }
+        }
+    }
+
+    /// The message, if it is whole.
+    fn go_on(&mut self, seq: Seq) -> Option<Event> {
+        let early = || self.arriving.get(&seq).map(|arriving| arriving.post.clone());
+        let post = match self.behind.remove(&seq) {
+            None if !self.steps.does(Step::WholeFirst) => early(),
+            post => post,
+        }?;
+        let charge = charge(self.bounds, &post);
+        self.open.insert(seq, Open { target: post.target, charge, passed_on: false });
+        Some(Event::Message { post: seq, message: post })
+    }
+
+    /// Whether a piece has to be put where it belongs. `received`: up to where frames have come.
+    pub(super) fn claim(&mut self, piece: &Piece, received: Seq) -> Result<Claim, Violation> {
+        let Piece { post, span, offset, bytes } = *piece;
+        if post > received {
+            return Ok(if self.steps.does(Step::WaitForPost) { Claim::Wait } else { Claim::Drop });
+        }
+        // It is whole, or was aborted.
+        let Some(arriving) = self.arriving.get_mut(&post) else { return Ok(Claim::Drop) };
+        let whole_piece = |span: &Span| {
+            offset % self.bounds.piece == 0
+                && offset < span.bytes
+                && u64::from(bytes) == (span.bytes - offset).min(self.bounds.piece)
+        };
+        let Some(span) = arriving.spans.get_mut(usize::from(span)).filter(|span| whole_piece(span)) else {
+            return Err(Violation::NoSuchPiece { post, span, offset, bytes });
+        };
+        let fresh = span.claimed.set(offset / self.bounds.piece) || !self.steps.does(Step::ClaimOnce);
+        Ok(if fresh { Claim::Take } else { Claim::Drop })
+    }
+
+    /// A claimed piece is where it belongs.
+    pub(super) fn landed(&mut self, piece: &Piece) -> Follows {
+        let mut follows = Follows::default();
+        let Some(arriving) = self.arriving.get_mut(&piece.post) else { return follows };
+        let index = piece.offset / self.bounds.piece;
+        let span = arriving.spans.get_mut(usize::from(piece.span)).filter(|span| span.claimed.get(index));
+        let Some(span) = span else { return follows };
+        arriving.missing -= u64::from(span.landed.set(index));
+        if arriving.missing == 0 {
+            follows.bodies.push(Body::Landed { post: piece.post, whole: true });
+            let post = self.arriving.remove(&piece.post).map(|arriving| arriving.post);
+            let Some(post) = post else { return follows };
+            let target = post.target;
+            if !self.open.contains_key(&piece.post) {
+                self.behind.insert(piece.post, post);
+            }
+            self.advance(piece.post, target, &mut follows.events);
+        }
+        follows
+    }
+
+    /// The sender's data is tainted, says frame number `frame`. A message that is whole was good when its last piece was sent, and goes on.
+    pub(super) fn abort(&mut self, seq: Seq, why: &Bytes, frame: Seq) -> Result<Follows, Violation> {
+        let mut follows = Follows::default();
+        if seq >= frame {
+            return Err(Violation::NoSuchPost { post: seq });
+        }
+        if !self.arriving.contains_key(&seq) || !self.steps.does(Step::AbortDrops) {
+            return Ok(follows);
+        }
+        let Some(Arriving { post, .. }) = self.arriving.remove(&seq) else { return Ok(follows) };
+        self.taken -= charge(self.bounds, &post);
+        follows.bodies.push(Body::Landed { post: seq, whole: false });
+        follows.events.push(Event::Aborted { post: seq, why: why.clone() });
+        match post.target {
+            Target::Send(actor) | Target::Ask(actor, _) => {
+                if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+                    mailbox.open -= 1;
+                    mailbox.queue.retain(|other| *other != seq);
+                }
+                if let Target::Ask(_, correlation) = post.target
+                    && self.asks.remove(&correlation)
+                {
+                    follows.bodies.push(Body::Refusal { correlation, why: why.clone() });
+                }
+            }
+            Target::Reply(correlation) => {
+                follows.events.push(Event::Refused { correlation, why: why.clone() });
+            }
+        }
+        // Those behind it go on.
+        self.advance(seq, post.target, &mut follows.events);
+        Ok(follows)
+    }
+
+    /// A message that went on takes nothing of the window any more.
+    pub(super) fn passed_on(&mut self, post: Seq) {
+        if let Some(open) = self.open.get_mut(&post)
+            && !std::mem::replace(&mut open.passed_on, true)
+        {
+            self.taken -= open.charge;
+            self.bytes += open.charge;
+            if open.target.actor().is_none() {
+                self.open.remove(&post);
+            }
+        }
+    }
+
+    /// A message is done with. The ask that it was, where nobody has answered it.
+    pub(super) fn done(&mut self, post: Seq) -> Option<Correlation> {
+        self.passed_on(post);
+        let open = self.open.remove(&post)?;
+        let actor = open.target.actor()?;
+        if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+            mailbox.open -= 1;
+        }
+        self.places.push(post);
+        match open.target {
+            Target::Ask(_, correlation) if self.steps.does(Step::RefuseAtDone) => {
+                self.asks.remove(&correlation).then_some(correlation)
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the right to answer an ask; there is one.
+    pub(super) fn answer(&mut self, correlation: Correlation) -> bool {
+        self.asks.remove(&correlation)
+    }
+
+    pub(super) fn waits_for_answer(&self, correlation: Correlation) -> bool {
+        self.asks.contains(&correlation)
+    }
+
+    /// Whether something is to be given back.
+    pub(super) fn gives_back(&self) -> bool {
+        self.bytes > 0 || !self.places.is_empty()
+    }
+
+    /// What is to be given back.
+    pub(super) fn give_back(&mut self) -> impl Iterator<Item = Body> + use<> {
+        let places = std::mem::take(&mut self.places);
+        let done: Vec<Body> =
+            places.chunks(MAX_DONE).map(|posts| Body::Done { posts: posts.to_vec() }).collect();
+        let bytes = Some(std::mem::take(&mut self.bytes)).filter(|bytes| *bytes > 0);
+        done.into_iter().chain(bytes.map(|bytes| Body::Grant { bytes }))
+    }
+
+    /// What is there of the messages that are not whole.
+    pub(super) fn partial(&self) -> Vec<Partial> {
+        let landed = |arriving: &Arriving| arriving.spans.iter().map(|span| span.landed.clone()).collect();
+        let partial = |(post, arriving): (&Seq, &Arriving)| Partial { post: *post, spans: landed(arriving) };
+        self.arriving.iter().map(partial).collect()
+    }
+
+    /// The verdict: replies that never become whole, and the messages whose memory can go.
+    pub(super) fn end(&mut self) -> (Vec<Correlation>, Vec<Seq>) {
+        self.behind.clear();
+        self.asks.clear();
+        self.mailboxes.clear();
+        let arriving = std::mem::take(&mut self.arriving);
+        let replies = arriving.values().filter_map(|arriving| match arriving.post.target {
+            Target::Reply(correlation) => Some(correlation),
+            _ => None,
+        });
+        (replies.collect(), arriving.keys().copied().collect())
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_at_rest(&self) -> bool {
+        let waiting = self.arriving.len() + self.behind.len() + self.open.len() + self.asks.len();
+        let open = self.mailboxes.values().any(|mailbox| mailbox.open > 0 || !mailbox.queue.is_empty());
+        waiting == 0 && !open && self.taken == 0 && self.places.is_empty() && self.bytes == 0
+    }
+}

@@ -1,0 +1,466 @@
+//! Two sides of a session, and connections between them that break at any moment, are half open, and overtake each other.
+//!
+//! Each seed draws a run of some hundred steps: messages with and without spans, asks, replies, aborts, pieces over two lanes,
+//! acknowledgements, cuts. Then the connection is whole, and everything that is under way comes to its end. What must hold:
+//!
+//! * messages to a mailbox go on in the order in which they were taken, each once, and whole (HOST-3, HOST-8);
+//! * memory is read only while its lease is held (HOST-5), and written only before its message goes on;
+//! * a mailbox and the window never hold more than they may (HOST-9), and nobody breaks the protocol;
+//! * what the other side said that it has is not sent to it again;
+//! * at the end nothing waits: every message went on or was aborted, every ask has one answer, every lease is back (HOST-4).
+//!
+//! Then each step is left out in turn, and some seed must break this.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+use super::*;
+use crate::frame::Bits;
+use crate::ids::{HostId, Life};
+use crate::testing::Random;
+
+const BOUNDS: Bounds = Bounds { window: 1200, piece: 16 };
+const CAPACITY: u32 = 3;
+const SEEDS: u64 = 1500;
+
+fn who(side: usize) -> HostLife {
+    HostLife { host: HostId(side as u16), life: Life(70 + side as u64) }
+}
+
+fn actor(side: usize, number: u64) -> ActorId {
+    ActorId::new(who(side).host, number).expect("a small number")
+}
+
+/// What travels one way over a connection.
+#[derive(Default)]
+struct Way {
+    control: VecDeque<Frame>,
+    lanes: [VecDeque<Piece>; 2],
+}
+
+/// A connection; each side has found out by itself whether it is broken.
+struct Connection {
+    ways: [Way; 2],
+    broken: bool,
+    seen: [bool; 2],
+    links: [Option<Link>; 2],
+}
+
+#[derive(Default)]
+struct Side {
+    /// What was taken, by mailbox, in order; the head says which.
+    posted: HashMap<ActorId, VecDeque<Bytes>>,
+    leases: HashSet<Seq>,
+    places: HashSet<Seq>,
+    asks: HashSet<Correlation>,
+    /// Messages that arrive, and the pieces that were written of each.
+    memory: HashMap<Seq, (Post, HashSet<Piece>)>,
+    /// Copies that have begun.
+    copies: Vec<Piece>,
+    /// Messages that went on and are not done with, with their asks.
+    handled: BTreeMap<Seq, Option<Correlation>>,
+    gone_on: HashSet<Seq>,
+    /// What the other side said that it has, for the present connection.
+    there: HashMap<(Seq, u16), Bits>,
+}
+
+struct World {
+    random: Random,
+    sessions: [Session; 2],
+    sides: [Side; 2],
+    connections: Vec<Connection>,
+    messages: u64,
+    aborts: u64,
+    /// Whether nothing breaks any more.
+    calm: bool,
+}
+
+type Found = Result<(), String>;
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Found {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+impl World {
+    fn new(seed: u64, steps: Steps) -> Self {
+        let session = |own, peer| Session::with_steps(who(own), who(peer), BOUNDS, steps);
+        let mut world = World {
+            random: Random::new(seed),
+            sessions: [session(0, 1), session(1, 0)],
+            sides: Default::default(),
+            connections: Vec::new(),
+            messages: 0,
+            aborts: 0,
+            calm: false,
+        };
+        for side in [0, 1] {
+            for number in [1, 2] {
+                world.sessions[side].serve(actor(side, number), CAPACITY).expect("two mailboxes");
+            }
+        }
+        world
+    }
+
+    fn run(&mut self) -> Found {
+        for _ in 0..self.random.below(600) {
+            self.step()?;
+        }
+        self.calm = true;
+        // Far more than what is under way takes.
+        for _ in 0..20_000 {
+            self.step()?;
+            let copied = self.sides.iter().all(|side| side.copies.is_empty());
+            if copied && self.sessions.iter().all(Session::is_at_rest) {
+                break;
+            }
+        }
+        let at_rest = |side: usize| {
+            let Side { leases, places, asks, copies, handled, posted, .. } = &self.sides[side];
+            let nothing = leases.is_empty()
+                && places.is_empty()
+                && asks.is_empty()
+                && copies.is_empty()
+                && handled.is_empty();
+            nothing && posted.values().all(VecDeque::is_empty) && self.sessions[side].is_at_rest()
+        };
+        ensure(at_rest(0) && at_rest(1), || {
+            let of = |side: usize| {
+                let Side { leases, asks, posted, .. } = &self.sides[side];
+                format!("{leases:?} {asks:?} {posted:?} {:?}", self.sessions[side])
+            };
+            format!("something waits for ever: {}\n{}", of(0), of(1))
+        })
+    }
+
+    fn step(&mut self) -> Found {
+        let side = self.random.below(2) as usize;
+        match self.random.below(20) {
+            0 | 1 if !self.calm => self.post(side),
+            2 if !self.calm => self.abort(side),
+            3 if !self.calm && self.random.below(4) == 0 => {
+                if let Some(connection) = self.random.of(&mut self.connections) {
+                    connection.broken = true;
+                }
+                Ok(())
+            }
+            // Side 1 dials, also while a connection stands that it takes for broken.
+            3 | 4 => {
+                let needed = self.sessions[1].link().is_none() && self.random.below(4) == 0;
+                if needed || (!self.calm && self.random.below(40) == 0) {
+                    self.dial();
+                }
+                Ok(())
+            }
+            5 | 6 => self.send(side),
+            7..=10 => self.hear(side),
+            11 | 12 => self.hear_lane(side),
+            13 | 14 => self.copied(side),
+            15 | 16 => self.handle(side),
+            _ => {
+                self.notice(side);
+                Ok(())
+            }
+        }?;
+        self.events(0)?;
+        self.events(1)
+    }
+
+    fn post(&mut self, side: usize) -> Found {
+        let to = actor(1 - side, 1 + self.random.below(2));
+        let spans = match self.random.below(3) {
+            0 => Vec::new(),
+            many => (0..many).map(|_| 1 + self.random.below(100)).collect(),
+        };
+        self.messages += 1;
+        let head = Bytes::from(self.messages.to_string());
+        let asks = self.random.below(3) == 0;
+        let whom = if asks { To::Ask(to) } else { To::Send(to) };
+        let Ok(posted) = self.sessions[side].post(whom, head.clone(), spans.clone()) else { return Ok(()) };
+        let own = &mut self.sides[side];
+        own.posted.entry(to).or_default().push_back(head);
+        own.places.insert(posted.post);
+        if !spans.is_empty() {
+            own.leases.insert(posted.post);
+        }
+        own.asks.extend(posted.correlation);
+        Ok(())
+    }
+
+    fn abort(&mut self, side: usize) -> Found {
+        let mut leases: Vec<Seq> = self.sides[side].leases.iter().copied().collect();
+        leases.sort_unstable();
+        if let Some(post) = self.random.of(&mut leases) {
+            self.sessions[side].abort(*post, Bytes::from_static(b"tainted"));
+        }
+        Ok(())
+    }
+
+    fn dial(&mut self) {
+        let hello = self.sessions[1].dial();
+        // It has given up those before. The other side does not know, and reads on.
+        for connection in &mut self.connections {
+            (connection.broken, connection.seen[1]) = (true, true);
+        }
+        let mut ways: [Way; 2] = Default::default();
+        ways[0].control.push_back(Frame::Hello(hello));
+        self.connections.push(Connection { ways, broken: false, seen: [false; 2], links: [None; 2] });
+    }
+
+    /// A side notices that a connection is broken.
+    fn notice(&mut self, side: usize) {
+        let broken =
+            self.connections.iter_mut().find(|connection| connection.broken && !connection.seen[side]);
+        if let Some(connection) = broken {
+            connection.seen[side] = true;
+            if let Some(link) = connection.links[side] {
+                self.sessions[side].cut(link);
+            } else if side == 1 {
+                // Its greeting was never answered.
+                self.dial();
+            }
+        }
+        self.connections.retain(|connection| connection.seen != [true; 2]);
+    }
+
+    /// Sends a frame and a piece over the connection in force, as this side believes.
+    fn send(&mut self, side: usize) -> Found {
+        let Some(link) = self.sessions[side].link() else { return Ok(()) };
+        let Some(at) = self.connections.iter().position(|connection| connection.links[side] == Some(link))
+        else {
+            return Ok(());
+        };
+        let lane = self.random.below(2) as usize;
+        let frame = self.sessions[side].next_frame(link);
+        // Lanes are slower, at times.
+        let piece = match self.random.below(3) {
+            0 => None,
+            _ => self.sessions[side].next_piece(link),
+        };
+        if let Some(piece) = piece {
+            let Side { leases, there, .. } = &self.sides[side];
+            ensure(leases.contains(&piece.post), || format!("{piece:?} is read without a lease"))?;
+            let has = there.get(&(piece.post, piece.span));
+            ensure(!has.is_some_and(|bits| bits.get(piece.offset / BOUNDS.piece)), || {
+                format!("{piece:?} is sent to who has it")
+            })?;
+        }
+        let connection = &mut self.connections[at];
+        if !connection.broken {
+            let way = &mut connection.ways[1 - side];
+            way.control.extend(frame);
+            way.lanes[lane].extend(piece);
+        }
+        Ok(())
+    }
+
+    /// A side reads a frame of some connection. What a broken one has in its buffers may still be read.
+    fn hear(&mut self, side: usize) -> Found {
+        let mut some: Vec<usize> = (0..self.connections.len()).collect();
+        let Some(&mut at) = self.random.of(&mut some) else { return Ok(()) };
+        let connection = &mut self.connections[at];
+        if connection.seen[side] {
+            return Ok(());
+        }
+        let Some(frame) = connection.ways[side].control.pop_front() else { return Ok(()) };
+        let session = &mut self.sessions[side];
+        let link = connection.links[side];
+        let said = match (frame, link) {
+            (Frame::Hello(hello), _) => {
+                let up = match side {
+                    0 => session.accept(&hello).map(|(link, answer)| {
+                        connection.ways[1].control.push_back(Frame::Hello(answer));
+                        link
+                    }),
+                    _ => session.answered(&hello),
+                };
+                match up {
+                    Ok(link) => {
+                        connection.links[side] = Some(link);
+                        let spans = hello.resume.partial.into_iter().flat_map(|partial| {
+                            (0..).zip(partial.spans).map(move |(span, bits)| ((partial.post, span), bits))
+                        });
+                        self.sides[side].there = spans.collect();
+                        Ok(())
+                    }
+                    Err(late) if late.is_late() => {
+                        connection.broken = true;
+                        Ok(())
+                    }
+                    Err(violation) => Err(violation),
+                }
+            }
+            (Frame::Numbered { seq, body }, Some(link)) => session.take(link, seq, body),
+            (Frame::Ack { received }, Some(link)) => session.acked(link, received),
+            (other, _) => return Err(format!("{other:?} before the greeting")),
+        };
+        said.map_err(|violation| format!("side {side}: {violation}"))
+    }
+
+    fn hear_lane(&mut self, side: usize) -> Found {
+        let lane = self.random.below(2) as usize;
+        let Some(connection) = self.random.of(&mut self.connections) else { return Ok(()) };
+        let (Some(link), false) = (connection.links[side], connection.seen[side]) else { return Ok(()) };
+        let queue = &mut connection.ways[side].lanes[lane];
+        let Some(&piece) = queue.front() else { return Ok(()) };
+        let claim = self.sessions[side].claim(link, &piece).map_err(|violation| violation.to_string())?;
+        match claim {
+            Claim::Wait => return Ok(()),
+            Claim::Take => self.sides[side].copies.push(piece),
+            Claim::Drop => {}
+        }
+        queue.pop_front();
+        Ok(())
+    }
+
+    /// A copy into memory is submitted.
+    fn copied(&mut self, side: usize) -> Found {
+        // Copies are slower than connections come and go, at times.
+        let own = &mut self.sides[side];
+        if own.copies.is_empty() || self.random.below(3) != 0 {
+            return Ok(());
+        }
+        let at = self.random.below(own.copies.len() as u64) as usize;
+        let piece = own.copies.swap_remove(at);
+        ensure(!own.gone_on.contains(&piece.post), || format!("{piece:?} is written after it went on"))?;
+        if let Some((_, written)) = own.memory.get_mut(&piece.post) {
+            written.insert(piece);
+        }
+        self.sessions[side].landed(&piece);
+        Ok(())
+    }
+
+    /// An actor handles a message: it replies, refuses, or says nothing, and is done with it.
+    fn handle(&mut self, side: usize) -> Found {
+        let mut all: Vec<Seq> = self.sides[side].handled.keys().copied().collect();
+        let Some(&mut post) = self.random.of(&mut all) else { return Ok(()) };
+        let session = &mut self.sessions[side];
+        session.passed_on(post);
+        if let Some(correlation) = self.sides[side].handled[&post] {
+            match self.random.below(3) {
+                0 => session.refuse(correlation, Bytes::from_static(b"no")),
+                1 => {
+                    let spans = if self.random.below(2) == 0 { vec![] } else { vec![40] };
+                    let leased = !spans.is_empty();
+                    // Without room the message keeps its place, and this is tried again.
+                    let Ok(posted) = session.post(To::Reply(correlation), Bytes::new(), spans) else {
+                        return Ok(());
+                    };
+                    if leased {
+                        self.sides[side].leases.insert(posted.post);
+                    }
+                }
+                _ => {}
+            }
+        }
+        session.done(post);
+        self.sides[side].handled.remove(&post);
+        Ok(())
+    }
+
+    fn events(&mut self, side: usize) -> Found {
+        while let Some(event) = self.sessions[side].next_event() {
+            let [zero, one] = &mut self.sides;
+            let (own, other) = if side == 0 { (zero, one) } else { (one, zero) };
+            match event {
+                Event::Arriving { post, message } => {
+                    own.memory.insert(post, (message, HashSet::new()));
+                }
+                Event::Message { post, message } => {
+                    ensure(own.gone_on.insert(post), || format!("message {post} went on twice"))?;
+                    let written = own.memory.remove(&post).map(|(_, written)| written).unwrap_or_default();
+                    let bytes: u64 = written.iter().map(|piece| u64::from(piece.bytes)).sum();
+                    ensure(bytes == message.spans.iter().sum(), || format!("message {post} is not whole"))?;
+                    match message.target {
+                        Target::Send(actor) | Target::Ask(actor, _) => {
+                            let next = other.posted.get_mut(&actor).and_then(VecDeque::pop_front);
+                            ensure(next == Some(message.head.clone()), || {
+                                format!("{actor} got {:?} where {next:?} comes next", message.head)
+                            })?;
+                            let correlation = match message.target {
+                                Target::Ask(_, correlation) => Some(correlation),
+                                _ => None,
+                            };
+                            own.handled.insert(post, correlation);
+                            let to_it = own.handled.len();
+                            ensure(to_it <= 2 * CAPACITY as usize, || format!("{to_it} messages are open"))?;
+                        }
+                        Target::Reply(correlation) => {
+                            ensure(own.asks.remove(&correlation), || "a second answer".to_owned())?;
+                            self.sessions[side].passed_on(post);
+                        }
+                    }
+                }
+                Event::Aborted { post, .. } => {
+                    self.aborts += 1;
+                    let (message, _) = own.memory.remove(&post).ok_or("aborted, and was not on its way")?;
+                    let mailbox = message.target.actor().and_then(|actor| other.posted.get_mut(&actor));
+                    if let Some(mailbox) = mailbox {
+                        mailbox.retain(|head| *head != message.head);
+                    }
+                }
+                Event::Released { post, .. } => {
+                    ensure(own.leases.remove(&post), || format!("lease {post} ends twice"))?;
+                }
+                Event::Refused { correlation, .. } => {
+                    ensure(own.asks.remove(&correlation), || "a second answer".to_owned())?;
+                }
+                Event::Done { post } => {
+                    ensure(own.places.remove(&post), || format!("place {post} is given back twice"))?;
+                }
+                Event::Served { .. } | Event::Room { .. } | Event::Window | Event::Note(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run(seed: u64, steps: Steps) -> Found {
+    World::new(seed, steps).run()
+}
+
+#[test]
+fn nothing_is_lost_doubled_or_reordered() {
+    for seed in 0..SEEDS {
+        run(seed, Steps::default()).unwrap_or_else(|found| panic!("seed {seed}: {found}"));
+    }
+}
+
+#[test]
+fn each_step_is_needed() {
+    use Step::*;
+    let all = [
+        KeepUntilAcked,
+        SendAgain,
+        OldLinkIsOver,
+        LatestAttempt,
+        PiecesAgain,
+        SkipLanded,
+        ClaimOnce,
+        WaitForPost,
+        WholeFirst,
+        InOrder,
+        LeaseUntilLanded,
+        Credit,
+        Window,
+        AbortDrops,
+        RefuseAtDone,
+    ];
+    for step in all {
+        let steps = Steps { left_out: Some(step) };
+        let noticed = (0..SEEDS).any(|seed| run(seed, steps).is_err());
+        assert!(noticed, "without {step:?} nothing is wrong in {SEEDS} runs");
+    }
+}
+
+/// The runs above come to what they are about.
+#[test]
+fn the_runs_reach_what_they_are_about() {
+    let (mut posted, mut attempts, mut aborted) = (0, 0, 0);
+    for seed in 0..200 {
+        let mut world = World::new(seed, Steps::default());
+        world.run().expect("as above");
+        posted += world.messages;
+        attempts += world.sessions[1].attempt;
+        aborted += u64::from(world.aborts > 0);
+    }
+    assert!(posted > 4_000 && attempts > 800 && aborted > 20, "{posted} {attempts} {aborted}");
+}

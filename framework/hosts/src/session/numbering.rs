@@ -1,0 +1,145 @@
+//! The numbers of frames: what was not received is sent again, in order, and nothing arrives twice.
+
+use std::collections::VecDeque;
+
+use super::Violation;
+use super::steps::{Step, Steps};
+use crate::frame::Body;
+use crate::ids::Seq;
+use crate::limits::MAX_UNACKED;
+
+#[derive(Debug)]
+pub(super) struct Numbering {
+    steps: Steps,
+    /// The number of the first of `unacked`.
+    first: Seq,
+    unacked: VecDeque<Body>,
+    /// Notes among them.
+    notes: usize,
+    /// How many of `unacked` were sent over the present connection.
+    sent: usize,
+    /// The last number that was sent over any.
+    sent_ever: Seq,
+    received: Seq,
+    /// Up to where the other side knows that it was received.
+    said: Seq,
+}
+
+impl Numbering {
+    pub(super) fn new(steps: Steps) -> Self {
+        Numbering {
+            steps,
+            first: 1,
+            unacked: VecDeque::new(),
+            notes: 0,
+            sent: 0,
+            sent_ever: 0,
+            received: 0,
+            said: 0,
+        }
+    }
+
+    pub(super) fn received(&self) -> Seq {
+        self.received
+    }
+
+    /// Frames that are kept for the other side.
+    pub(super) fn kept(&self) -> usize {
+        self.unacked.len()
+    }
+
+    /// Notes among them.
+    pub(super) fn notes(&self) -> usize {
+        self.notes
+    }
+
+    /// The number that the next frame gets.
+    pub(super) fn next_seq(&self) -> Seq {
+        self.first + self.unacked.len() as Seq
+    }
+
+    pub(super) fn push(&mut self, body: Body) -> Seq {
+        let seq = self.next_seq();
+        self.notes += usize::from(matches!(body, Body::Note(_)));
+        self.unacked.push_back(body);
+        seq
+    }
+
+    pub(super) fn next_frame(&mut self) -> Option<(Seq, Body)> {
+        let body = self.unacked.get(self.sent)?.clone();
+        let seq = self.first + self.sent as Seq;
+        self.sent += 1;
+        self.sent_ever = self.sent_ever.max(seq);
+        if !self.steps.does(Step::KeepUntilAcked) {
+            self.forget(seq);
+        }
+        Some((seq, body))
+    }
+
+    /// Whether something is to be sent.
+    pub(super) fn has_frames(&self) -> bool {
+        self.sent < self.unacked.len() || self.said < self.received
+    }
+
+    /// What there is to acknowledge.
+    pub(super) fn next_ack(&mut self) -> Option<Seq> {
+        (self.said < self.received).then(|| {
+            self.said = self.received;
+            self.received
+        })
+    }
+
+    pub(super) fn acked(&mut self, received: Seq) -> Result<(), Violation> {
+        self.within(received, self.first + self.sent as Seq - 1)?;
+        self.forget(received);
+        Ok(())
+    }
+
+    /// Whether the other side can have received up to there.
+    pub(super) fn can_resume(&self, received: Seq) -> Result<(), Violation> {
+        self.within(received, self.sent_ever)
+    }
+
+    /// A new connection, over which the other side says up to where it has received.
+    pub(super) fn resume(&mut self, received: Seq) {
+        self.forget(received);
+        if self.steps.does(Step::SendAgain) {
+            self.sent = 0;
+        }
+        // It knows from the greeting of this side.
+        self.said = self.received;
+    }
+
+    fn within(&self, received: Seq, most: Seq) -> Result<(), Violation> {
+        let least = self.first - 1;
+        let can_be = (least..=most).contains(&received);
+        if can_be { Ok(()) } else { Err(Violation::Received { found: received, least, most }) }
+    }
+
+    fn forget(&mut self, up_to: Seq) {
+        while self.first <= up_to {
+            let Some(body) = self.unacked.pop_front() else { return };
+            self.notes -= usize::from(matches!(body, Body::Note(_)));
+            self.first += 1;
+            self.sent = self.sent.saturating_sub(1);
+        }
+    }
+
+    /// Whether this frame comes next.
+    pub(super) fn expect(&self, seq: Seq) -> Result<(), Violation> {
+        let expected = self.received + 1;
+        if seq != expected {
+            return Err(Violation::OutOfOrder { found: seq, expected });
+        }
+        // What this side says because of what it takes is kept too.
+        if self.unacked.len() >= MAX_UNACKED {
+            return Err(Violation::Unacknowledged { frames: self.unacked.len() });
+        }
+        Ok(())
+    }
+
+    /// It was taken.
+    pub(super) fn took(&mut self, seq: Seq) {
+        self.received = seq;
+    }
+}

@@ -1,0 +1,136 @@
+//! The side of a host that is supervised.
+
+use std::collections::VecDeque;
+
+use super::Moment;
+use super::steps::{Step, Steps};
+use crate::limits::{AGENT_GRACE, BEAT, MAX_BEATS};
+
+/// What an agent knows of the head's answers.
+#[derive(Debug)]
+pub struct Agent {
+    steps: Steps,
+    next: u64,
+    /// When the beats were sent that nobody has answered, the latest last.
+    sent: VecDeque<(u64, Moment)>,
+    last_beat: Option<Moment>,
+    works_until: Moment,
+    over: bool,
+}
+
+/// An answer to a beat that was never sent, or to one that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the head answers beat {number}, which was not sent or had its answer")]
+pub struct NeverSent {
+    /// Which.
+    pub number: u64,
+}
+
+impl Agent {
+    /// An agent that has joined. `asked`: before it sent what the head answered by taking it in.
+    pub fn new(asked: Moment) -> Self {
+        Self::with_steps(asked, Steps::default())
+    }
+
+    pub(super) fn with_steps(asked: Moment, steps: Steps) -> Self {
+        let works_until = asked.after(AGENT_GRACE);
+        Agent { steps, next: 1, sent: VecDeque::new(), last_beat: None, works_until, over: false }
+    }
+
+    /// The number of the beat that is to be sent now, if one is.
+    pub fn beat(&mut self, now: Moment) -> Option<u64> {
+        if self.is_over(now) && self.steps.does(Step::StopBeating) {
+            return None;
+        }
+        if self.last_beat.is_some_and(|last| now.since(last) < BEAT) {
+            return None;
+        }
+        // The oldest is too old to count, and its answer does no harm.
+        if self.sent.len() == MAX_BEATS {
+            self.sent.pop_front();
+        }
+        let number = self.next;
+        self.next += 1;
+        self.sent.push_back((number, now));
+        self.last_beat = Some(now);
+        Some(number)
+    }
+
+    /// The head has answered a beat, and with it all before it.
+    ///
+    /// # Errors
+    /// It was never sent.
+    pub fn answered(&mut self, number: u64, now: Moment) -> Result<(), NeverSent> {
+        if number == 0 || number >= self.next {
+            return Err(NeverSent { number });
+        }
+        let Some(at) = self.sent.iter().position(|(sent, _)| *sent == number) else {
+            // It was forgotten for newer ones, or answers overtook each other with their connections.
+            return Ok(());
+        };
+        let Some((_, sent)) = self.sent.drain(..=at).next_back() else { return Ok(()) };
+        let from = if self.steps.does(Step::CountFromSending) { sent } else { now };
+        self.works_until = self.works_until.max(from.after(AGENT_GRACE));
+        Ok(())
+    }
+
+    /// Until when workers may work, as it is now: for the page that they look at.
+    pub fn works_until(&self) -> Moment {
+        self.works_until
+    }
+
+    /// When to look again.
+    pub fn next_look(&self) -> Moment {
+        self.last_beat.map_or(self.works_until, |last| last.after(BEAT).min(self.works_until))
+    }
+
+    /// Whether its time is over: its workers have to end, and it never comes back.
+    pub fn is_over(&mut self, now: Moment) -> bool {
+        self.over |= now > self.works_until;
+        self.over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::since_boot(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn an_answer_counts_from_its_beat() {
+        let mut agent = Agent::new(at(100));
+        assert_eq!(agent.works_until(), at(110));
+        assert_eq!((agent.beat(at(101)), agent.beat(at(101))), (Some(1), None));
+        assert_eq!(agent.next_look(), at(102));
+        assert_eq!((agent.beat(at(102)), agent.beat(at(103))), (Some(2), Some(3)));
+        agent.answered(2, at(108)).expect("it was sent");
+        assert_eq!(agent.works_until(), at(112));
+        // The first came over a connection that broke.
+        agent.answered(1, at(109)).expect("it was sent");
+        assert_eq!(agent.works_until(), at(112));
+    }
+
+    #[test]
+    fn it_is_over_for_good() {
+        let mut agent = Agent::new(at(100));
+        assert_eq!(agent.beat(at(105)), Some(1));
+        assert!(!agent.is_over(at(110)) && agent.is_over(at(111)));
+        agent.answered(1, at(111)).expect("it was sent");
+        assert!(agent.is_over(at(112)), "late");
+        assert_eq!(agent.beat(at(112)), None);
+    }
+
+    #[test]
+    fn answers_to_nothing_are_refused() {
+        let mut agent = Agent::new(at(100));
+        assert_eq!(agent.answered(1, at(100)), Err(NeverSent { number: 1 }));
+        assert_eq!(agent.answered(0, at(100)), Err(NeverSent { number: 0 }));
+        assert_eq!(agent.beat(at(100)), Some(1));
+        assert_eq!(agent.answered(2, at(100)), Err(NeverSent { number: 2 }));
+        assert_eq!(agent.works_until(), at(110));
+    }
+}
