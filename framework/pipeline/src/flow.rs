@@ -117,7 +117,7 @@ impl Pipeline {
         self.begin(name, Rc::new(SourceWork::<Items<T>>(key)))
     }
 
-    fn begin<T>(&self, name: &str, work: Rc<dyn Work>) -> Flow<T, AfterSource> {
+    pub(super) fn begin<T>(&self, name: &str, work: Rc<dyn Work>) -> Flow<T, AfterSource> {
         let stage = self.draft.borrow_mut().add(StagePlan::new(Kind::Source, name), work, &[]);
         Flow::of(&self.draft, stage)
     }
@@ -270,7 +270,7 @@ impl<T: Item, At> Flow<T, At> {
         key
     }
 
-    fn then<O, B>(self, name: &str, work: Rc<dyn Work>, kind: Kind) -> Flow<O, B> {
+    pub(super) fn then<O, B>(self, name: &str, work: Rc<dyn Work>, kind: Kind) -> Flow<O, B> {
         let stage = self.draft.borrow_mut().add(StagePlan::new(kind, name), work, &self.taps);
         Flow::of(&self.draft, stage)
     }
@@ -283,7 +283,9 @@ impl<T: Item, At> Flow<T, At> {
             let plan = &mut flow.draft.borrow_mut().plan;
             plan.stages[flow.stage].helper = true;
             // Not behind a loop: what has left it is not to be answered for by a stage in it.
-            let together = plan.stages[before].replicas == 1 && plan.stages[before].depth <= plan.loops;
+            let together = plan.stages[before].replicas == 1
+                && plan.stages[before].depth <= plan.loops
+                && plan.stages[before].python.is_none();
             plan.stages[flow.stage].beside = together.then_some(before);
         }
         flow
@@ -429,7 +431,7 @@ impl<T, I> Flow<T, After<I>> {
 }
 
 impl<T, At: Tuned> Flow<T, At> {
-    fn tune(self, tune: impl FnOnce(&mut StagePlan)) -> Self {
+    pub(super) fn tune(self, tune: impl FnOnce(&mut StagePlan)) -> Self {
         tune(&mut self.draft.borrow_mut().plan.stages[self.stage]);
         self
     }

@@ -147,8 +147,8 @@ fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), Worke
         let threads: Vec<_> = wanted
             .iter()
             .map(|(stage, replica, name)| {
-                let streams = streams[stage];
-                ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker_with(name, streams)))
+                let (streams, python) = (streams[stage], plan.stages[*stage].python.as_ref());
+                ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker_for(name, streams, python)))
             })
             .collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
@@ -324,6 +324,7 @@ fn way<'s>(
         tell,
         tell_still,
         source: source_number(plan, stage, replica),
+        untyped: plan.stages[stage].python.is_some(),
     }
 }
 

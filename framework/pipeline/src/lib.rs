@@ -96,6 +96,7 @@ mod pairs;
 mod plan;
 mod progress;
 mod push;
+mod python;
 mod report;
 mod run;
 mod settings;
@@ -120,3 +121,11 @@ pub use report::{Death, Report, StageReport, Waiting};
 pub use run::{AddPipeline, Canceller, RunPipeline, Running};
 pub use traits::{Sink, Source, Stage};
 pub use worker::meter::{Failure, Lost};
+
+/// For the package for Python. Nothing of it is stable.
+#[cfg(feature = "foreign")]
+#[doc(hidden)]
+pub mod foreign {
+    pub use crate::python::Order;
+    pub use crate::work::{source_of_python, stage_of_python};
+}

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use tensorpost_core::api::actor::MAX_MAILBOX;
+use tensorpost_core::api::actor::{MAX_MAILBOX, Python};
 use tensorpost_core::api::device::Device;
 use tensorpost_core::api::node::Restart;
 
@@ -80,6 +80,8 @@ pub(super) struct StagePlan {
     pub(super) pairs: Option<Pairs>,
     /// The stage whose results it passes on, for one that was put in by [`Plan::complete`].
     pub(super) relays: Option<usize>,
+    /// For one that is written in Python: what its workers run.
+    pub(super) python: Option<Python>,
 }
 
 /// One of the two ways out of a stage: results, and dead letters.
@@ -140,6 +142,7 @@ impl StagePlan {
             outputs: [results, Output { select: Select::All, branches: 0 }],
             pairs: None,
             relays: None,
+            python: None,
         }
     }
 }
@@ -233,21 +236,27 @@ impl Plan {
             && self.numberers(stage).any(|(_, senders)| senders > 1)
     }
 
-    /// Puts a stage that restores the order behind replicas, wherever no single stage does, or can. To be called once,
-    /// before the plan is used.
+    /// Whether a single stage restores the order that the replicas of this one lose, and can.
+    fn order_is_restored(&self, stage: usize) -> bool {
+        match self.edges_from(stage, RESULTS)[..] {
+            [(_, edge)] => self.stages[edge.to].replicas == 1 && !self.orders_what_is_bounded(edge.to),
+            _ => false,
+        }
+    }
+
+    /// Puts a stage that restores the order behind replicas, wherever no single stage does, or can, and one that chooses by
+    /// closures behind a stage whose program has none. To be called once, before the plan is used.
     pub(super) fn complete(mut self) -> Self {
         for stage in 0..self.stages.len() {
-            if !self.loses_order(stage) {
+            let what = if self.loses_order(stage) && !self.order_is_restored(stage) {
+                "order"
+            } else if self.chooses_elsewhere(stage, RESULTS) {
+                "relay"
+            } else {
                 continue;
-            }
+            };
             let edges = self.edges_from(stage, RESULTS);
-            if let [(_, edge)] = edges[..]
-                && self.stages[edge.to].replicas == 1
-                && !self.orders_what_is_bounded(edge.to)
-            {
-                continue;
-            }
-            let name = format!("{} order", self.stages[stage].name);
+            let name = format!("{} {what}", self.stages[stage].name);
             let mut relay = StagePlan::new(Kind::Stage, &name);
             relay.relays = Some(stage);
             relay.helper = true;
@@ -483,6 +492,7 @@ impl Plan {
                 let why = "items in a loop have no order to restore; leave `ordered` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
+            mistakes.extend(self.python_mistake(index).map(|why| Mistake::Conflict { stage: name(), why }));
             if stage.beside.is_some_and(|beside| self.stages[beside].replicas > 1) {
                 let why = "a stage with several replicas is in several workers, so nothing can be beside it";
                 mistakes.push(Mistake::Conflict { stage: name(), why });

@@ -79,6 +79,10 @@ pub trait Source: Sized + 'static {
     /// What the stage's [`OnError`](super::OnError) decides about; after `Skip` this is called again.
     fn next(&mut self) -> anyhow::Result<Option<Self::Out>>;
 
+    /// As [`Stage::ELSEWHERE`].
+    #[doc(hidden)]
+    const ELSEWHERE: Option<&'static str> = None;
+
     /// How many items it makes in all, if it knows: for the progress, which says then how long it will take. Asked once,
     /// before the first item.
     fn length(&self) -> Option<u64> {
@@ -178,6 +182,14 @@ pub trait Stage: Sized + 'static {
         let _ = out;
         Ok(())
     }
+
+    /// The name under which its actor is known in the program that its worker runs, where that is another one.
+    #[doc(hidden)]
+    const ELSEWHERE: Option<&'static str> = None;
+
+    /// Whether the types of its items are other programs' alone.
+    #[doc(hidden)]
+    const TAKES_ANY: bool = false;
 
     /// For the pipeline's own stages.
     #[doc(hidden)]

@@ -51,6 +51,8 @@ pub(super) struct Way<'s> {
     pub(super) tell: Vec<PartnerArgs>,
     pub(super) tell_still: Vec<Address<Control>>,
     pub(super) source: u16,
+    /// Whether the replica's program does not know the types of what it makes.
+    pub(super) untyped: bool,
 }
 
 /// The way to another stage.
@@ -100,6 +102,18 @@ pub(super) fn register_source<S: Source>(builder: NodeBuilder) -> NodeBuilder {
 /// Adds the actors of a stage to a program.
 pub(super) fn register_stage<S: Stage>(builder: NodeBuilder) -> NodeBuilder {
     register_output::<S::Out>(builder.actor::<StageActor<S>>())
+}
+
+/// Adds what runs a stage of Python to a worker's program.
+#[cfg(feature = "foreign")]
+pub fn stage_of_python<S: Stage<Args = crate::python::Order>>(builder: NodeBuilder) -> NodeBuilder {
+    builder.actor_named::<StageActor<S>>(crate::python::STAGE)
+}
+
+/// As [`stage_of_python`], for a source.
+#[cfg(feature = "foreign")]
+pub fn source_of_python<S: Source<Args = crate::python::Order>>(builder: NodeBuilder) -> NodeBuilder {
+    builder.actor_named::<SourceActor<S>>(crate::python::SOURCE)
 }
 
 /// Adds the pipeline's own stages that may come behind one that makes this.
@@ -166,6 +180,7 @@ fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
         stage: to.stage.clone(),
         index: to.index,
         lane: to.lane,
+        key: way.untyped.then(Address::<EdgeMessage<T>>::usual_key),
         to: to.to.iter().filter_map(receiver).collect(),
         select: to.select.clone(),
         number: to.number,

@@ -14,6 +14,7 @@ use actix::dev::{MessageResponse, OneshotSender};
 use actix::{Actor, Context, Handler};
 
 use crate::mailbox::{self, Item, Mailbox, PyMailbox};
+use crate::stage;
 
 /// Bytes of an actor's stack: as much as the main thread has, nearly everywhere.
 const STACK: usize = 8 << 20;
@@ -128,9 +129,9 @@ impl Handler<Lifecycle> for PyActor {
     }
 }
 
-/// A node's settings, and a worker's: the actors of Python are in both.
+/// A node's settings, and a worker's: the actors and stages of Python are in both.
 pub(crate) fn builder() -> NodeBuilder {
-    tensorpost_core::node::Node::builder().actor_as::<PyActor, Start>()
+    stage::register(tensorpost_core::node::Node::builder().actor_as::<PyActor, Start>())
 }
 
 /// Runs this process as a worker, and ends with it. Returns where no node has started it.

@@ -14,7 +14,7 @@ use tensorpost_core::tensor::{DeviceStream, DlPackReady, Tensor, TensorError};
 
 use crate::cuda;
 use crate::encode;
-use crate::failure::exception;
+use crate::failure::{self, exception};
 use crate::plan::Plan;
 use crate::torch::Ledger;
 
@@ -189,6 +189,7 @@ impl Context {
             }
             let copied = py.detach(|| self.copied(tensor));
             *tensor = copied.map_err(|error| {
+                failure::note(&error);
                 let place = encode::place_of(plan, value, index, self);
                 let remedy = remedy(&error, tensor.device());
                 exception(py, "TensorError", format!("{place}: it cannot be sent: {error}{remedy}"))

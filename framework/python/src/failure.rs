@@ -1,8 +1,12 @@
 //! Why a value cannot be written or read, and where in it.
 
+use std::cell::Cell;
+
 use pyo3::exceptions::PyRecursionError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use tensorpost_core::ids::ProcessId;
+use tensorpost_core::tensor::TensorError;
 
 /// What is wrong, and the way to it from the inside out: each level adds its step when it is left, and a value that is in
 /// order pays nothing.
@@ -77,4 +81,33 @@ pub(crate) fn exception(py: Python<'_>, class: &'static str, text: String) -> Py
         Ok(error) => PyErr::from_value(error),
         Err(error) => error,
     }
+}
+
+thread_local! {
+    /// The process whose death took the data that an error of this thread was about, since the call of a stage began.
+    static LOST_WITH: Cell<Option<ProcessId>> = const { Cell::new(None) };
+}
+
+/// A call of a stage begins on this thread.
+pub(crate) fn begin_call() {
+    LOST_WITH.set(None);
+}
+
+/// The process whose death took the data that an error of the call on this thread was about (DEATH-3). An exception carries no
+/// such thing through code of the user's.
+pub(crate) fn lost_with() -> Option<ProcessId> {
+    LOST_WITH.get()
+}
+
+/// Notes what an error is about that is about to be raised.
+pub(crate) fn note(error: &TensorError) {
+    if let Some(by) = error.lost_with() {
+        LOST_WITH.set(Some(by));
+    }
+}
+
+/// An error of a tensor as an exception.
+pub(crate) fn tensor_error(py: Python<'_>, error: &TensorError) -> PyErr {
+    note(error);
+    exception(py, "TensorError", error.to_string())
 }

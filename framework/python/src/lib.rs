@@ -25,6 +25,7 @@ mod node;
 mod plan;
 mod pool;
 mod reader;
+mod stage;
 mod taking;
 mod tensor;
 mod torch;
@@ -45,6 +46,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<address::PyAddress>()?;
+    module.add_class::<stage::PyCalls>()?;
+    module.add_class::<stage::PyCall>()?;
     module.add_class::<node::PyNode>()?;
     module.add_class::<node::PyChannel>()?;
     module.add_class::<node::PyWatch>()?;

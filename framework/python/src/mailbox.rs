@@ -18,6 +18,7 @@ use pyo3::types::PyBytes;
 use tensorpost_core::actor::{Env, Lifecycle};
 use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply, Unanswered};
 use tensorpost_core::os::EventFd;
+use tensorpost_core::tensor::Tensor;
 use tokio::sync::oneshot;
 
 use crate::address::PyAddress;
@@ -74,6 +75,10 @@ impl Mailbox {
             state: Mutex::new(State { ready: Some(ready), ..State::default() }),
             changed: Condvar::new(),
         })
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     pub(crate) fn push(&self, item: Item) {
@@ -344,14 +349,50 @@ pub(crate) fn told(event: &Lifecycle) -> Told {
 pub(crate) struct Delivered {
     mailbox: Arc<Mailbox>,
     item: Mutex<Option<Item>>,
-    read: Mutex<Option<Read>>,
+    read: Mutex<Option<Shown>>,
 }
 
-/// What its handler was given.
-struct Read {
+/// What a handler was given.
+pub(crate) struct Shown {
     body: Vec<u8>,
     plan: Py<Plan>,
     ledger: Arc<Ledger>,
+}
+
+impl Shown {
+    /// Reads a value, for a handler.
+    pub(crate) fn read(
+        py: Python<'_>,
+        plan: Py<Plan>,
+        body: Vec<u8>,
+        tensors: Vec<Tensor>,
+        context: &Arc<Context>,
+    ) -> PyResult<(Py<PyAny>, Self)> {
+        let ledger = Arc::new(Ledger::open());
+        let value = decode::arrived(plan.get(), py, &body, tensors, context, Some(&ledger));
+        let value = value.map(Bound::unbind);
+        let value = value.map_err(|failure| failure.raise(py, "DecodeError", &plan.get().name))?;
+        Ok((value, Shown { body, plan, ledger }))
+    }
+}
+
+/// An error where a handler has written what others read: of what it was shown, or what it had sent.
+pub(crate) fn check_writes(py: Python<'_>, shown: Option<Shown>, context: &Context) -> PyResult<()> {
+    if let Some(Shown { body, plan, ledger }) = shown
+        && let Some((index, times)) = ledger.close(py)?
+    {
+        let place = decode::place_of(plan.get(), py, &body, index);
+        let why = format!(
+            "{place}: the handler has written this tensor in place ({times} times), and others read it; annotate the \
+             field with tp.Owned, or write a copy, as of `.clone()`"
+        );
+        return Err(exception(py, "TensorError", why));
+    }
+    if context.written_after_send(py)? {
+        let why = "the handler has written a tensor in place after it sent it; send it last, or send a copy, as of `.clone()`";
+        return Err(exception(py, "TensorError", why.to_owned()));
+    }
+    Ok(())
 }
 
 impl Delivered {
@@ -390,33 +431,15 @@ impl Delivered {
             }
             _ => return Err(exception(py, "Error", "the message is done with".to_owned())),
         };
-        let ledger = Arc::new(Ledger::open());
-        let context = &self.mailbox.context;
-        let value = decode::arrived(plan.get(), py, &parts.0, parts.1, context, Some(&ledger));
-        let value = value.map(Bound::unbind);
-        let value = value.map_err(|failure| failure.raise(py, "DecodeError", &plan.get().name))?;
-        *self.read.lock() = Some(Read { body: parts.0, plan, ledger });
+        let (value, shown) = Shown::read(py, plan, parts.0, parts.1, &self.mailbox.context)?;
+        *self.read.lock() = Some(shown);
         Ok(value)
     }
 
     /// An error where the handler has written what others read.
     fn check_writes(&self, py: Python<'_>) -> PyResult<()> {
         let read = self.read.lock().take();
-        if let Some(Read { body, plan, ledger }) = read
-            && let Some((index, times)) = ledger.close(py)?
-        {
-            let place = decode::place_of(plan.get(), py, &body, index);
-            let why = format!(
-                "{place}: the handler has written this tensor in place ({times} times), and others read it; annotate the \
-                 field with tp.Owned, or write a copy, as of `.clone()`"
-            );
-            return Err(exception(py, "TensorError", why));
-        }
-        if self.mailbox.context.written_after_send(py)? {
-            let why = "the handler has written a tensor in place after it sent it; send it last, or send a copy, as of `.clone()`";
-            return Err(exception(py, "TensorError", why.to_owned()));
-        }
-        Ok(())
+        check_writes(py, read, &self.mailbox.context)
     }
 
     /// The handler is done, with this reply.

@@ -13,7 +13,7 @@ use tensorpost_core::tensor::{DType, DeviceStream, DlPack, Tensor, TensorError};
 use crate::address_space::stream as own_stream;
 use crate::context::Context;
 use crate::cuda;
-use crate::failure::exception;
+use crate::failure::{exception, tensor_error};
 use crate::handed::{self, Kind};
 use crate::taking::{ON_HOST, taken};
 use crate::torch::{Ledger, Torch};
@@ -81,7 +81,7 @@ impl PyTensor {
         } else {
             py.detach(|| handed::hand(&self.tensor, self.kind(), None))
         };
-        handed.map_err(|error| exception(py, "TensorError", error.to_string()))
+        handed.map_err(|error| tensor_error(py, &error))
     }
 
     /// As [`hand`](Self::hand), for PyTorch, which works on the actor's stream, or on a side stream that the handler has begun.
@@ -189,7 +189,7 @@ impl PyTensor {
                 py.detach(|| stream.download_bytes(&self.tensor))
             }
         };
-        let bytes = bytes.map_err(|error| exception(py, "TensorError", error.to_string()))?;
+        let bytes = bytes.map_err(|error| tensor_error(py, &error))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -257,7 +257,7 @@ impl PyTensor {
                  with the library: take it on the host, and copy it there, or the other way round"
             )));
         }
-        let refused = |error: TensorError| exception(py, "TensorError", error.to_string());
+        let refused = |error: TensorError| tensor_error(py, &error);
         let managed = if copy == Some(true) {
             match self.stream() {
                 Some(own) => {

@@ -42,7 +42,7 @@ def test_the_tensors_of_the_readme_run(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     script = tmp_path / "script.py"
-    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[2])
+    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[3])
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout == " ".join(["tensor([0.5000, 0.5000, 0.5000, 0.5000])"] * 2) + "\n"

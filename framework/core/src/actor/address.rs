@@ -135,10 +135,16 @@ impl<M: GpuMessage> Address<M> {
         Ask::new(self.clone(), message)
     }
 
-    /// The same actor's, for messages with this key.
-    #[cfg(feature = "foreign")]
-    pub(super) fn with_key(&self, key: u64) -> Self {
+    /// The same actor's, for messages with this key: what their types are called there. WIRE-1 holds there as ever.
+    #[doc(hidden)]
+    pub fn with_key(&self, key: u64) -> Self {
         Address { key, ..self.clone() }
+    }
+
+    /// The key of messages of this type.
+    #[doc(hidden)]
+    pub fn usual_key() -> u64 {
+        message_key::<M>()
     }
 
     pub(super) fn transport(&self) -> &Arc<Transport> {

@@ -13,6 +13,7 @@ use crate::ids::ActorId;
 use crate::lease::Lease;
 use crate::message::codec::{self, DecodeError};
 pub use crate::message::raw::{RawMessage, RawReply, Unanswered};
+pub use crate::message::raw_item::RawItem;
 use crate::tensor::Tensor;
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;

@@ -22,7 +22,7 @@ use crate::ids::ProcessId;
 use crate::message::packed::Lists;
 use crate::message::portable::Describe;
 #[cfg(feature = "foreign")]
-use crate::message::raw::{RawMessage, Unanswered};
+use crate::message::raw::Unanswered;
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::context::TraceContext;
 use crate::observe::trace::FrameId;
@@ -31,6 +31,9 @@ use crate::stream::Stream;
 use crate::stream::turn::Turn;
 use crate::transport::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Undelivered};
 use crate::transport::{AskFailure, Transport};
+
+#[cfg(feature = "foreign")]
+mod foreign;
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -162,18 +165,6 @@ impl<A: RemoteActor> Handles<A> {
         self
     }
 
-    /// Messages of all other types, whoever has their schemas: what has no handler, the actor refuses itself.
-    #[cfg(feature = "foreign")]
-    #[doc(hidden)]
-    pub fn foreign(&mut self) -> &mut Self
-    where
-        A: Handler<RawMessage>,
-    {
-        let (decode, accept) = (decode_raw::<A> as Decode<A>, accept::<A, RawMessage> as Accept<A>);
-        self.any = Some(Entry { name: RawMessage::NAME, decode, accept, describe: None });
-        self
-    }
-
     fn find(&self, key: u64) -> Option<&Entry<A>> {
         let found = self.by_key.binary_search_by_key(&key, |(key, _)| *key);
         let listed = found.ok().and_then(|at| self.by_key.get(at)).map(|(_, entry)| entry);
@@ -262,22 +253,6 @@ where
         Err(why) => {
             receipt.refuse(&Refusal::Undelivered(why.clone()));
             Err(Undelivered::Malformed { message: M::NAME, why })
-        }
-    }
-}
-
-#[cfg(feature = "foreign")]
-fn decode_raw<A>(_: &Arc<Transport>, delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>
-where
-    A: RemoteActor + Handler<RawMessage>,
-{
-    let Delivery { key, body, tensors, tickets, receipt, context } = delivery;
-    match RawMessage::arrived(key, body, tensors) {
-        Ok(message) => Ok(Box::new(Envelope { message, tickets, context, done: Done::Remote(receipt) })),
-        Err(error) => {
-            let why = error.to_string();
-            receipt.refuse(&Refusal::Undelivered(why.clone()));
-            Err(Undelivered::Malformed { message: RawMessage::NAME, why })
         }
     }
 }

@@ -138,9 +138,17 @@ impl Program {
         self.linked.0.insert(type_name::<Other>(), known);
     }
 
+    /// Adds an actor type under the name that other programs know it by.
+    #[cfg(feature = "foreign")]
+    pub(crate) fn register_named<A: RemoteActor>(&mut self, name: &'static str) {
+        self.linked.0.insert(name, ActorType::of::<A>());
+    }
+
     /// Whether a worker finds this type by its name.
     pub(crate) fn knows<A: RemoteActor>(&self) -> bool {
-        self.find(type_name::<A>()).is_some_and(|known| known.id == TypeId::of::<A>())
+        // Of another program's types that one says it, when the actor is to start there.
+        A::ELSEWHERE.is_some()
+            || self.find(type_name::<A>()).is_some_and(|known| known.id == TypeId::of::<A>())
     }
 
     fn find(&self, name: &str) -> Option<&ActorType> {

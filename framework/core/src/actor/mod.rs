@@ -228,6 +228,10 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     #[doc(hidden)]
     const TAKES_ANY: bool = false;
 
+    /// The name that another program knows it by, which it is to run in: there it is another type.
+    #[doc(hidden)]
+    const ELSEWHERE: Option<&'static str> = None;
+
     /// What its worker runs, if that is another program than those of other actors.
     #[doc(hidden)]
     fn worker_program(args: &Self::Args) -> Option<WorkerProgram> {

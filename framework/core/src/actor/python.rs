@@ -87,6 +87,12 @@ impl Python {
         }
     }
 
+    /// What `@tp.stage` stands on in a module, for a [pipeline](https://docs.rs/tensorpost-pipeline): `"app.stages:detect"`. It is what
+    /// [`actor`](Self::actor) is for an actor.
+    pub fn stage(name: impl Into<String>) -> Self {
+        Self::actor(name)
+    }
+
     /// What the class is called with: a tuple gives its parameters in their order, a struct or a map with text for keys
     /// gives them by name, and anything else is the only one. They are read by the annotations of `__init__`, as the fields of a
     /// message are, so there may be addresses in them. Tensors go in messages.
@@ -121,7 +127,8 @@ impl Python {
         self
     }
 
-    fn program(&self) -> WorkerProgram {
+    /// What a worker of it runs.
+    pub(crate) fn program(&self) -> WorkerProgram {
         let of_variable =
             |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let active = || of_variable("VIRTUAL_ENV").map(|folder| folder.join("bin/python"));
@@ -136,6 +143,15 @@ impl Python {
             remedy: "; the worker is `python -m tensorpost.worker`: is it an interpreter that has the package `tensorpost` \
                      (its own words are on stderr)? Name one with `Python::interpreter` or TENSORPOST_PYTHON",
         }
+    }
+}
+
+/// For pipelines.
+impl Python {
+    /// `module:name`.
+    #[doc(hidden)]
+    pub fn named(&self) -> &str {
+        &self.actor
     }
 }
 

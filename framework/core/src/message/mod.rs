@@ -39,6 +39,8 @@ pub(crate) mod parts;
 pub mod portable;
 #[cfg(feature = "foreign")]
 pub(crate) mod raw;
+#[cfg(feature = "foreign")]
+pub(crate) mod raw_item;
 pub mod scope;
 mod search;
 pub mod wire;

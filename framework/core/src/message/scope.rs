@@ -251,6 +251,33 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     })
 }
 
+/// The value that comes next in the message that is being encoded has these tensors, which are all of the message's: it names
+/// them by their places among themselves.
+#[cfg(feature = "foreign")]
+pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
+    SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
+        Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
+            tensors.iter().try_for_each(|tensor| outgoing.add(tensor).map(|_| ()))
+        }
+        Some(Scope::Encoding(_)) => {
+            Err("an item of another language is in a message alone, or without tensors before it".to_owned())
+        }
+        Some(Scope::Searching(found)) => tensors
+            .iter()
+            .try_for_each(|tensor| note(found, tensor.lease().taint_at(tensor.ready())).map(|_| ())),
+        _ => Err(OUTSIDE.to_owned()),
+    })
+}
+
+/// All tensors of the message that is being decoded.
+#[cfg(feature = "foreign")]
+pub(super) fn all_lent() -> Option<Vec<Tensor>> {
+    SCOPES.with_borrow(|scopes| match scopes.last() {
+        Some(Scope::Decoding(incoming)) => Some(incoming.tensors.clone()),
+        _ => None,
+    })
+}
+
 /// The body of the message that is being decoded, with its tensors.
 #[cfg(feature = "foreign")]
 pub(super) fn read_raw() -> Option<(Vec<u8>, Vec<Tensor>)> {

@@ -249,6 +249,13 @@ impl NodeBuilder {
         self.types.register_as::<A, Other>();
         self
     }
+
+    /// Adds an actor type under the name that other programs know it by ([`RemoteActor::ELSEWHERE`]).
+    #[doc(hidden)]
+    pub fn actor_named<A: RemoteActor>(mut self, name: &'static str) -> Self {
+        self.types.register_named::<A>(name);
+        self
+    }
 }
 
 impl NodeBuilder {
@@ -405,7 +412,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
         let new = NewActor {
             label: self.label.or(own_label.filter(|_| self.name.is_none())),
             name: self.name,
-            type_name: type_name.to_owned(),
+            type_name: A::ELSEWHERE.unwrap_or(type_name).to_owned(),
             args: args.body,
             device: self.device,
             // Libraries of other languages want all that they compute with on one device.

@@ -111,6 +111,8 @@ pub(crate) struct BranchArgs<T: Item> {
     pub(crate) stage: String,
     pub(crate) index: u16,
     pub(crate) lane: u32,
+    /// The key of `EdgeMessage<T>`, where the sender's program does not know `T`.
+    pub(crate) key: Option<u64>,
     pub(crate) to: Vec<Receiver<T>>,
     pub(crate) select: Select,
     /// Items get numbers, so that the order can be restored, and none is so far ahead of the oldest that is unanswered.

@@ -42,6 +42,8 @@ pub(super) struct Branch<T: Item> {
     stage: String,
     index: u16,
     lane: u32,
+    /// See [`BranchArgs::key`].
+    key: Option<u64>,
     pick: Pick<T>,
     to: Vec<To<T>>,
     number: Option<u32>,
@@ -133,8 +135,12 @@ impl<T: Item> Branch<T> {
         meter: &Meter,
         env: &Env,
     ) -> Result<Self, UnknownClosure> {
+        let keyed = |receiver| match receiver {
+            Receiver::At(address) => Receiver::At(with_key(address, args.key)),
+            named @ Receiver::Named(_) => named,
+        };
         let to = args.to.into_iter().map(|receiver| To {
-            receiver,
+            receiver: keyed(receiver),
             found: RefCell::new(None),
             unanswered: Cell::new(0),
             exited: Cell::new(false),
@@ -143,6 +149,7 @@ impl<T: Item> Branch<T> {
             stage: args.stage,
             index: args.index,
             lane: args.lane,
+            key: args.key,
             pick: Pick::among_replicas(&args.select)?,
             to: to.collect(),
             number: args.number,
@@ -499,10 +506,19 @@ impl<T: Item> Branch<T> {
             Receiver::At(address) => Ok(address.clone()),
             Receiver::Named(name) => {
                 let found = self.env.lookup(name).boxed_local().await.map_err(|error| error.to_string())?;
+                let found = with_key(found, self.key);
                 *to.found.borrow_mut() = Some(found.clone());
                 Ok(found)
             }
         }
+    }
+}
+
+/// What is sent there has this key, if there is one.
+fn with_key<M: message::GpuMessage>(address: Address<M>, key: Option<u64>) -> Address<M> {
+    match key {
+        Some(key) => address.with_key(key),
+        None => address,
     }
 }
 

@@ -53,6 +53,7 @@ impl<S: Source> Drop for SourceActor<S> {
 
 impl<S: Source> RemoteActor for SourceActor<S> {
     type Args = SourceArgs<S>;
+    const ELSEWHERE: Option<&'static str> = S::ELSEWHERE;
 
     fn create(args: SourceArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let source = S::create(args.user, env)?;

@@ -86,6 +86,9 @@ impl<S: Stage> Drop for StageActor<S> {
 
 impl<S: Stage> RemoteActor for StageActor<S> {
     type Args = StageArgs<S>;
+    const ELSEWHERE: Option<&'static str> = S::ELSEWHERE;
+    // Of one elsewhere, what comes is brought to its device.
+    const TAKES_ANY: bool = S::ELSEWHERE.is_some();
 
     fn create(args: StageArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let mut stage = S::create(args.user, env)?;
@@ -123,6 +126,10 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     fn handles(on: &mut Handles<Self>) {
         // The calls of user code are without waiting; around them, what is pending goes on in the context.
         on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>().polls().waits();
+        #[cfg(feature = "foreign")]
+        if S::TAKES_ANY {
+            on.foreign_within::<EdgeMessage<S::In>>();
+        }
     }
 
     /// DEATH-3: an item whose data was lost with a process. Its sender was told so by the answer, and may be that process.

@@ -11,6 +11,7 @@
 mod dynamic;
 mod node;
 mod random;
+mod stages;
 mod types;
 
 use std::io::{BufRead, Write};
@@ -149,6 +150,11 @@ fn main() -> Result<(), Anything> {
         && node == "node"
     {
         return node::run(interpreter, folder).map_err(Into::into);
+    }
+    if let [stages, what, interpreter, folder] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
+        && stages == "stages"
+    {
+        return stages::run(what, interpreter, folder).map_err(Into::into);
     }
     let domain = ClockDomain::new(ProcessId::NODE, ClockPage::create()?);
     let options = PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 };

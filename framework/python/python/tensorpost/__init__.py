@@ -43,6 +43,7 @@ from ._message import field, info_of, message, variant
 from ._native import Address, Tensor, __version__
 from ._native import differences as _differences
 from ._node import Channel, Node, Restarted, Shutdown, Watch, Worker
+from ._stage import stage
 from ._transforms import (
     CenterCrop,
     Normalize,
@@ -139,6 +140,7 @@ __all__ = [
     "never",
     "on_failure",
     "schema",
+    "stage",
     "u16",
     "u32",
     "u64",

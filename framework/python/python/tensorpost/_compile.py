@@ -251,20 +251,21 @@ class _Arguments:
         vars(self).update(values)
 
 
-def arguments_plan(cls: type, parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Plan:
-    """How the arguments of a class are read that came from a program in Rust."""
+def arguments_plan(of: Any, parameters: list[inspect.Parameter], hints: dict[str, Any]) -> Plan:
+    """How the arguments of a class or a function are read that came from a program in Rust."""
     compiler = _Compiler()
     at, fields = compiler.add(), []
+    suffix = ".__init__" if isinstance(of, type) else ""
     for parameter in parameters:
-        where = f"{cls.__qualname__}.__init__({parameter.name})"
+        where = f"{of.__qualname__}{suffix}({parameter.name})"
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise SchemaError(f"{where}: what comes from a program in Rust has a name and a type each")
         if parameter.name not in hints:
             raise SchemaError(f"{where}: say its type, as in {parameter.name}: tp.u32")
         node = compiler.compile(hints[parameter.name], where)
         fields.append((parameter.name, parameter.name, node, parameter.default is not parameter.empty, None))
-    compiler.nodes[at] = ("struct", (_Arguments, cls.__name__, "struct", fields))
-    return Plan(f"{cls.__name__}.__init__", [tuple(node) for node in compiler.nodes], at)
+    compiler.nodes[at] = ("struct", (_Arguments, of.__name__, "struct", fields))
+    return Plan(f"{of.__name__}{suffix}", [tuple(node) for node in compiler.nodes], at)
 
 
 def check(cls: type) -> None:

@@ -88,23 +88,24 @@ def _load_main(path: str) -> None:
     loader.exec_module(module)
 
 
-def _class_of(actor: str) -> type:
-    module, _, name = actor.partition(":")
+def _named(name_of_it: str, what: str) -> Any:
+    module, _, name = name_of_it.partition(":")
     if not name:
-        module, _, name = actor.rpartition(".")
+        module, _, name = name_of_it.rpartition(".")
     if not module:
-        raise NodeError(f"`{actor}` names no class; say `module:Class`")
+        raise NodeError(f"`{name_of_it}` names no {what}; say `module:{what.capitalize()}`")
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
             raise NodeError(f"the module `{module}` has no `{name}`; it is {getattr(found, '__file__', None) or found!r}") from None
-    _actor.info(found)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -> Any:
+def find(name: str, what: str, path: list[str], own: bool, args: bytes) -> tuple[Any, Any]:
+    """What has this name in a module, and what else a program in Python has said."""
+    rest = None
     # One at a time: the path and the modules are the process's.
     with _loading:
         if own:
@@ -114,30 +115,40 @@ def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes)
                 _load_main(rest["main"])
         else:
             sys.path[:0] = [folder for folder in ["", *path] if folder not in sys.path]
-        cls = _class_of(actor)
+        return _named(name, what), rest
+
+
+def unpickled(mailbox: Mailbox, rest: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that a program in Python has given."""
+    return _Unpickler(io.BytesIO(rest["call"]), mailbox).load()  # type: ignore[no-any-return]
+
+
+def _make(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -> Any:
+    cls, rest = find(actor, "class", path, own, args)
+    _actor.info(cls)
     # What the actor puts on a GPU when it is made is put there in the order of its stream.
     _torch.enter(mailbox)
-    if own:
-        call_args, call_kwargs = _Unpickler(io.BytesIO(rest["call"]), mailbox).load()
+    if rest is not None:
+        call_args, call_kwargs = unpickled(mailbox, rest)
         return cls(*call_args, **call_kwargs)
-    return cls(**_values(mailbox, cls, args))
-
-
-def _values(mailbox: Mailbox, cls: type, args: bytes) -> dict[str, Any]:
-    """The arguments that a program in Rust has given."""
     init: Any = getattr(cls, "__init__")  # noqa: B009
     fields = list(inspect.signature(init).parameters.values())[1:] if init is not object.__init__ else []
+    return cls(**values(mailbox, cls, fields, _actor.hints(cls, init) if fields else {}, args))
+
+
+def values(mailbox: Mailbox, of: Any, fields: list[inspect.Parameter], hints: dict[str, Any], args: bytes) -> dict[str, Any]:
+    """The arguments that a program in Rust has given to a class or a function."""
     head = args[0]
     if head == 0xC0:
         args = b"\x90"
     elif not (0x80 <= head <= 0x9F or 0xDC <= head <= 0xDF):
         args = b"\x91" + args  # the only one, by itself
-    plan = arguments_plan(cls, fields, _actor.hints(cls, init) if fields else {})
-    values: dict[str, Any] = vars(mailbox.decode(plan, args))
-    return values
+    plan = arguments_plan(of, fields, hints)
+    read: dict[str, Any] = vars(mailbox.decode(plan, args))
+    return read
 
 
-def _text(error: BaseException, skip: int) -> str:
+def text_of(error: BaseException, skip: int) -> str:
     """An exception with its traceback, without our own frames at its beginning."""
     where = error.__traceback__
     for _ in range(skip):
@@ -190,10 +201,10 @@ class _Actor:
         given.refuse(why)
 
     def fail(self, given: Delivered, handler: _actor.Handler, error: BaseException, skip: int) -> None:
-        _flush()
+        flush()
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         name = f"{type(self.made).__qualname__}.{handler.name}"
-        given.fail(f"its handler {name} of {handler.message.__name__} raised {what}\n{_text(error, skip)}")
+        given.fail(f"its handler {name} of {handler.message.__name__} raised {what}\n{text_of(error, skip)}")
 
     def handle(self, given: Delivered) -> bool:
         """Handles a message on this thread. False where the actor has failed."""
@@ -278,7 +289,7 @@ class _Actor:
             stopped()
 
 
-def _flush() -> None:
+def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -292,16 +303,16 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
     try:
         running = _Actor(mailbox, _make(mailbox, actor, path, own, args))
     except BaseException as error:
-        _flush()
-        mailbox.fail(f"{type(error).__name__}: {error}\n{_text(error, 1)}")
+        flush()
+        mailbox.fail(f"{type(error).__name__}: {error}\n{text_of(error, 1)}")
         return
     try:
         _torch.enter(mailbox)
         _torch.allocate(mailbox)
         running.warm_up()
     except BaseException as error:
-        _flush()
-        mailbox.fail(f"{type(error).__name__}: {error}\n{_text(error, 1)}")
+        flush()
+        mailbox.fail(f"{type(error).__name__}: {error}\n{text_of(error, 1)}")
         return
     mailbox.ready()
     try:
@@ -310,9 +321,9 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
         else:
             running.run()
     except BaseException as error:
-        mailbox.fail(f"it raised {type(error).__name__} outside of its handlers: {error}\n{_text(error, 1)}")
+        mailbox.fail(f"it raised {type(error).__name__} outside of its handlers: {error}\n{text_of(error, 1)}")
     finally:
-        _flush()
+        flush()
 
 
-__all__ = ["order_of", "run"]
+__all__ = ["find", "flush", "order_of", "run", "text_of", "unpickled", "values"]

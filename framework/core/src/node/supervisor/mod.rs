@@ -58,7 +58,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::actor::NewActor;
+use crate::actor::{NewActor, Python};
 use crate::clock::taint::EpochPage;
 use crate::ids::ActorId;
 use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
@@ -302,6 +302,21 @@ impl Supervisor {
     /// As there.
     pub fn spawn_worker_with(&self, name: &str, streams: usize) -> Result<WorkerId, SpawnError> {
         self.spawn_worker_of(name, Making { program: None, connections: cuda_connections(streams) })
+    }
+
+    /// As [`spawn_worker_with`](Self::spawn_worker_with); the worker runs the interpreter of `python`, if there is one.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(hidden)]
+    pub fn spawn_worker_for(
+        &self,
+        name: &str,
+        streams: usize,
+        python: Option<&Python>,
+    ) -> Result<WorkerId, SpawnError> {
+        let program = python.map(Python::program);
+        self.spawn_worker_of(name, Making { program, connections: cuda_connections(streams) })
     }
 
     pub(crate) fn spawn_worker_of(&self, name: &str, making: Making) -> Result<WorkerId, SpawnError> {

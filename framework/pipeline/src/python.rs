@@ -1,0 +1,196 @@
+//! Stages that are written in Python: what a program in Rust knows of them.
+//!
+//! Their workers are Python interpreters, which know neither the program's types nor its closures. They run the same actors
+//! around a stage as any worker, of the package for Python: there the stage calls Python, and its items are
+//! [`RawItem`](tensorpost_core::foreign::RawItem)s. So deliveries, ends, losses, restarts and reports are the same, in the
+//! same code. What differs is told here, and in the plan:
+//!
+//! * the actor is started under a name of its own ([`STAGE`], [`SOURCE`]), because its type is another one there;
+//! * it sends with the keys that its receivers know ([`BranchArgs::key`](crate::worker::args::BranchArgs::key)), and takes any: the schemas
+//!   of what it takes and makes are compared before it starts;
+//! * nothing of this program runs beside it, and what chooses by a closure is put into a stage behind it.
+
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+use tensorpost_core::api::actor::{Env, Python};
+use tensorpost_core::api::message::Portable;
+
+use super::flow::{After, AfterSource, Ending, Flow, Pipeline, Tuned};
+use super::item::Item;
+use super::out::Out;
+use super::plan::{DEAD, Kind, Plan, StagePlan};
+use super::stages::Nothing;
+use super::traits::{Source, Stage};
+use super::work::{SourceWork, StageWork};
+use super::worker::args::Select;
+
+/// The name of the actor around a stage.
+pub(super) const STAGE: &str = "tensorpost.python.stage";
+/// The name of the actor around a source.
+pub(super) const SOURCE: &str = "tensorpost.python.source";
+
+/// What a worker is told of a stage.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// Which, and what it is called with.
+    pub python: Python,
+    /// The schema of what it takes; of a source, none.
+    pub takes: Option<String>,
+    /// The schema of what it makes; of a sink, none.
+    pub makes: Option<String>,
+}
+
+/// Stands for a stage of Python where its types are known.
+struct StageThere<I, O>(PhantomData<(I, O)>);
+
+/// The same for a source.
+struct SourceThere<O>(PhantomData<O>);
+
+fn not_here<S>(order: &Order) -> anyhow::Result<S> {
+    anyhow::bail!("`{}` is written in Python, and this worker is none", order.python.named())
+}
+
+impl<I: Item, O: Item> Stage for StageThere<I, O> {
+    type Args = Order;
+    type In = I;
+    type Out = O;
+    const ELSEWHERE: Option<&'static str> = Some(STAGE);
+
+    fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
+        not_here(&order)
+    }
+
+    fn process(&mut self, _: I, _: &mut Out<O>) -> anyhow::Result<()> {
+        unreachable!("`create` makes none")
+    }
+}
+
+impl<O: Item> Source for SourceThere<O> {
+    type Args = Order;
+    type Out = O;
+    const ELSEWHERE: Option<&'static str> = Some(SOURCE);
+
+    fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
+        not_here(&order)
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<O>> {
+        unreachable!("`create` makes none")
+    }
+}
+
+/// The last part of `app.stages:Detect`.
+fn short(python: &Python) -> &str {
+    let name = python.named();
+    name.rsplit([':', '.']).next().unwrap_or(name)
+}
+
+impl Pipeline {
+    /// Adds a source that is written in Python: what `@tp.stage` stands on in a module, in a worker that is an interpreter. See
+    /// [`Flow::python`].
+    pub fn python_source<O: Item + Portable>(&self, source: Python) -> Flow<O, AfterSource> {
+        let name = short(&source).to_owned();
+        let order = Order { python: source.clone(), takes: None, makes: Some(O::schema()) };
+        let flow = self.begin(&name, Rc::new(SourceWork::<SourceThere<O>>(order)));
+        flow.in_python(source)
+    }
+}
+
+impl<T: Item + Portable, At> Flow<T, At> {
+    /// Sends the items to a stage that is written in Python: what `@tp.stage` stands on in a module, in a worker that is an
+    /// interpreter with the package `tensorpost`. Both sides' definitions of the items are compared before the
+    /// pipeline starts. All else is as for a stage of Rust: an exception is an error of the stage, which
+    /// [`on_error`](Flow::on_error) decides about, and the end of its interpreter is a death.
+    ///
+    /// ```no_run
+    /// use tensorpost::actor::Python;
+    /// use tensorpost::prelude::*;
+    ///
+    /// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+    /// #[gpu_message(portable)]
+    /// struct Frame {
+    ///     #[tensor(dtype = f32)]
+    ///     pixels: Tensor,
+    /// }
+    ///
+    /// #[derive(Clone, Serialize, Deserialize, GpuMessage)]
+    /// #[gpu_message(portable)]
+    /// struct Boxes {
+    ///     found: u32,
+    /// }
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// let report = Pipeline::new("detected")
+    ///     .items("frames", |env| {
+    ///         let stream = env.stream();
+    ///         (0..100).filter_map(move |_| stream.zeros(DType::F32, &[3, 64, 64]).ok()).map(|p| Frame { pixels: p.freeze() })
+    ///     })
+    ///     // `@tp.stage def detect(frame: Frame, threshold: float) -> Boxes` in app/stages.py
+    ///     .python::<Boxes>(Python::stage("app.stages:detect").args((0.5,)))
+    ///     .replicas(2)
+    ///     .ordered()
+    ///     .restart(Restart::on_failure(5))
+    ///     .for_each("print", |boxes: Boxes| Ok(println!("{}", boxes.found)))
+    ///     .run()?;
+    /// println!("{report}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn python<O: Item + Portable>(self, stage: Python) -> Flow<O, After<T>> {
+        let name = short(&stage).to_owned();
+        let order = Order { python: stage.clone(), takes: Some(T::schema()), makes: Some(O::schema()) };
+        let flow: Flow<O, After<T>> =
+            self.then(&name, Rc::new(StageWork::<StageThere<T, O>>(order)), Kind::Stage);
+        flow.in_python(stage)
+    }
+
+    /// Ends the flow in a sink that is written in Python. See [`python`](Self::python).
+    pub fn python_sink(self, sink: Python) -> Ending<T> {
+        let name = short(&sink).to_owned();
+        let order = Order { python: sink.clone(), takes: Some(T::schema()), makes: None };
+        let flow: Ending<T> =
+            self.then(&name, Rc::new(StageWork::<StageThere<T, Nothing>>(order)), Kind::Sink);
+        flow.in_python(sink)
+    }
+}
+
+impl<T, At: Tuned> Flow<T, At> {
+    fn in_python(self, python: Python) -> Self {
+        self.tune(|stage| {
+            stage.label = python.named().to_owned();
+            // The interpreter holds it up, and the process's reader is never to wait for that.
+            stage.own_thread = true;
+            stage.python = Some(python);
+        })
+    }
+}
+
+impl Plan {
+    /// Whether closures choose who takes what the stage makes, and its program has none.
+    pub(super) fn chooses_elsewhere(&self, stage: usize, output: u8) -> bool {
+        let by = |select: &Select| matches!(select, Select::By(_));
+        self.is_elsewhere(&self.stages[stage])
+            && (by(&self.stages[stage].outputs[usize::from(output)].select)
+                || self.edges_from(stage, output).iter().any(|(_, edge)| by(&self.stages[edge.to].select)))
+    }
+
+    fn is_elsewhere(&self, stage: &StagePlan) -> bool {
+        stage.python.is_some()
+    }
+
+    /// What a stage of Python cannot do that others can, or others beside it.
+    pub(super) fn python_mistake(&self, stage: usize) -> Option<&'static str> {
+        let here = &self.stages[stage];
+        let beside = here.beside.map(|beside| &self.stages[beside]);
+        if beside.is_some_and(|beside| self.is_elsewhere(beside) || self.is_elsewhere(here)) {
+            return Some(
+                "a stage of Python has an interpreter of its own, with nothing beside it; leave `beside` out",
+            );
+        }
+        self.chooses_elsewhere(stage, DEAD).then_some(
+            "a stage of Python has no closures that could choose who takes its dead letters; put a `map` in between",
+        )
+    }
+}
