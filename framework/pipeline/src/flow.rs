@@ -45,7 +45,7 @@ pub struct Pipeline {
 /// keeps the pipeline from running.
 pub struct Flow<T, At = Plain> {
     draft: Rc<RefCell<Draft>>,
-    taps: Vec<Tap>,
+    pub(super) taps: Vec<Tap>,
     /// The stage that the flow comes from.
     stage: usize,
     types: PhantomData<fn() -> (T, At)>,
@@ -156,7 +156,7 @@ impl<T, At> Flow<T, At> {
         Flow { draft: Rc::clone(draft), taps, stage, types: PhantomData }
     }
 
-    fn at(&self, taps: Vec<Tap>) -> Flow<T> {
+    pub(super) fn at(&self, taps: Vec<Tap>) -> Flow<T> {
         Flow { draft: Rc::clone(&self.draft), taps, stage: self.stage, types: PhantomData }
     }
 
@@ -357,7 +357,7 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// The flow as the whole output of one stage.
-    fn single(self) -> Flow<T> {
+    pub(super) fn single(self) -> Flow<T> {
         let whole = |tap: &Tap| {
             let plan = &self.draft.borrow().plan;
             plan.stages[tap.stage].outputs[usize::from(tap.output)].branches == 1

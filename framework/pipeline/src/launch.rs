@@ -147,7 +147,7 @@ fn start_workers(node: &Node, plan: &Plan) -> Result<HashMap<(usize, u16), Worke
         let threads: Vec<_> = wanted
             .iter()
             .map(|(stage, replica, name)| {
-                let (streams, python) = (streams[stage], plan.stages[*stage].python.as_ref());
+                let (streams, python) = (streams[stage], plan.interpreter_of(*stage));
                 ((*stage, *replica), scope.spawn(move || supervisor.spawn_worker_for(name, streams, python)))
             })
             .collect();

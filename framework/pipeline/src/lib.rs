@@ -126,6 +126,6 @@ pub use worker::meter::{Failure, Lost};
 #[cfg(feature = "foreign")]
 #[doc(hidden)]
 pub mod foreign {
-    pub use crate::python::Order;
+    pub use crate::python::{Order, SOURCE, STAGE};
     pub use crate::work::{source_of_python, stage_of_python};
 }

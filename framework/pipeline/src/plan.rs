@@ -27,6 +27,8 @@ pub(super) struct Plan {
     pub(super) at_least_once: Option<u32>,
     /// In how many loops a stage is that is written down now.
     pub(super) loops: usize,
+    /// What workers run that are not a stage's of Python, where the program is an interpreter itself.
+    pub(super) interpreter: Option<Python>,
 }
 
 /// What a stage is for.
@@ -149,7 +151,15 @@ impl StagePlan {
 
 impl Plan {
     pub(super) fn new(name: String) -> Self {
-        Plan { name, stages: Vec::new(), edges: Vec::new(), open: Vec::new(), at_least_once: None, loops: 0 }
+        Plan {
+            name,
+            stages: Vec::new(),
+            edges: Vec::new(),
+            open: Vec::new(),
+            at_least_once: None,
+            loops: 0,
+            interpreter: None,
+        }
     }
 
     /// Adds a stage that takes what is at `taps`. Its name gets a number if it is not the first of that name.

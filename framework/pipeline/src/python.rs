@@ -27,9 +27,9 @@ use super::work::{SourceWork, StageWork};
 use super::worker::args::Select;
 
 /// The name of the actor around a stage.
-pub(super) const STAGE: &str = "tensorpost.python.stage";
+pub const STAGE: &str = "tensorpost.python.stage";
 /// The name of the actor around a source.
-pub(super) const SOURCE: &str = "tensorpost.python.source";
+pub const SOURCE: &str = "tensorpost.python.source";
 
 /// What a worker is told of a stage.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -167,7 +167,61 @@ impl<T, At: Tuned> Flow<T, At> {
     }
 }
 
+/// Pipelines that are written in Python: all of their types are those of the package there.
+#[cfg(feature = "foreign")]
+impl Pipeline {
+    /// All workers run this interpreter, where no stage says another.
+    #[doc(hidden)]
+    pub fn in_interpreter(self, python: Python) -> Self {
+        self.draft.borrow_mut().plan.interpreter = Some(python);
+        self
+    }
+
+    #[doc(hidden)]
+    pub fn foreign_source<S: Source<Args = Order>>(&self, order: Order) -> Flow<S::Out, AfterSource> {
+        let python = order.python.clone();
+        self.begin(short(&python), Rc::new(SourceWork::<S>(order))).in_python(python)
+    }
+}
+
+#[cfg(feature = "foreign")]
+impl<T: Item, At> Flow<T, At> {
+    #[doc(hidden)]
+    pub fn foreign_stage<S: Stage<In = T, Args = Order>>(self, order: Order) -> Flow<S::Out, After<T>> {
+        let python = order.python.clone();
+        let flow: Flow<S::Out, After<T>> =
+            self.then(short(&python), Rc::new(StageWork::<S>(order)), Kind::Stage);
+        flow.in_python(python)
+    }
+
+    #[doc(hidden)]
+    pub fn foreign_sink<S: Stage<In = T, Args = Order>>(self, order: Order) -> Ending<T> {
+        let python = order.python.clone();
+        let flow: Ending<T> = self.then(short(&python), Rc::new(StageWork::<S>(order)), Kind::Sink);
+        flow.in_python(python)
+    }
+
+    /// Sends every item to so many flows.
+    #[doc(hidden)]
+    pub fn foreign_broadcast(self, count: u16) -> Vec<Flow<T>> {
+        let flow = self.single();
+        let taps = flow.draft().borrow_mut().plan.fork(flow.taps[0], count, Select::All);
+        taps.into_iter().map(|tap| flow.at(vec![tap])).collect()
+    }
+
+    /// Without what it can be tuned by.
+    #[doc(hidden)]
+    pub fn plain(self) -> Flow<T> {
+        self.at(self.taps.clone())
+    }
+}
+
 impl Plan {
+    /// What the stage's workers run, if that is an interpreter.
+    pub(super) fn interpreter_of(&self, stage: usize) -> Option<&Python> {
+        self.stages[stage].python.as_ref().or(self.interpreter.as_ref())
+    }
+
     /// Whether closures choose who takes what the stage makes, and its program has none.
     pub(super) fn chooses_elsewhere(&self, stage: usize, output: u8) -> bool {
         let by = |select: &Select| matches!(select, Select::By(_));
@@ -192,5 +246,69 @@ impl Plan {
         self.chooses_elsewhere(stage, DEAD).then_some(
             "a stage of Python has no closures that could choose who takes its dead letters; put a `map` in between",
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensorpost_core::api::message::GpuMessage;
+
+    use super::*;
+
+    #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
+    #[gpu_message(crate = tensorpost_core, portable)]
+    struct Number(u64);
+
+    fn numbers(pipeline: &Pipeline) -> Flow<Number, AfterSource> {
+        pipeline.python_source::<Number>(Python::stage("app.stages:numbers"))
+    }
+
+    fn stage() -> Python {
+        Python::stage("app.stages:twice")
+    }
+
+    #[test]
+    fn what_chooses_by_a_closure_stands_behind_a_stage_that_has_none() {
+        let pipeline = Pipeline::new("keys");
+        let (even, odd) = numbers(&pipeline).python::<Number>(stage()).split(|number| number.0 % 2 == 0);
+        even.map("same", Ok).replicas(2).by_key(|number: &Number| number.0).for_each("drop", |_| Ok(()));
+        odd.python_sink(stage());
+        pipeline.check().unwrap();
+        let text = pipeline.describe().to_string();
+        assert!(text.contains("stage twice (app.stages:twice) -> twice relay\n"), "{text}");
+        assert!(text.contains("stage twice relay -> same (chosen), twice 2 (chosen)\n"), "{text}");
+        // What is taken in turns needs none.
+        let plain = Pipeline::new("turns");
+        numbers(&plain).python::<Number>(stage()).replicas(2).for_each("drop", |_| Ok(()));
+        assert!(!plain.describe().to_string().contains("relay"));
+    }
+
+    #[test]
+    fn an_order_is_restored_behind_it_in_one_stage_of_this_program() {
+        let pipeline = Pipeline::new("order");
+        let ordered = numbers(&pipeline).python::<Number>(stage()).replicas(2).ordered();
+        ordered.map("same", Ok).replicas(2).by_key(|number: &Number| number.0).for_each("drop", |_| Ok(()));
+        let plan = pipeline.draft.borrow().plan.clone().complete();
+        let names: Vec<_> = plan.stages.iter().map(|stage| stage.name.as_str()).collect();
+        assert_eq!(names, ["numbers", "twice", "same", "drop", "twice order"]);
+        assert!(plan.stages[4].python.is_none() && plan.restores_order(4));
+    }
+
+    #[test]
+    fn nothing_is_beside_it_and_its_dead_letters_are_not_chosen_by_a_key() {
+        let pipeline = Pipeline::new("beside");
+        let numbers = numbers(&pipeline).python::<Number>(stage());
+        let (good, dead) = numbers.dead_letters();
+        good.batch(crate::Batch::of(2)).for_each("drop", |_| Ok(()));
+        let plan = pipeline.draft.borrow().plan.clone().complete();
+        assert!(plan.stages.iter().all(|stage| stage.beside.is_none()), "a batch has a worker of its own");
+        dead.map("same", Ok).replicas(2).by_key(|dead| dead.attempts).for_each("drop too", |_| Ok(()));
+        let error = pipeline.check().unwrap_err().to_string();
+        assert!(error.contains("stage `twice`") && error.contains("who takes its dead letters"), "{error}");
+
+        let pipeline = Pipeline::new("beside too");
+        super::tests::numbers(&pipeline).python_sink(stage()).beside();
+        let error = pipeline.check().unwrap_err().to_string();
+        assert!(error.contains("stage `twice`") && error.contains("an interpreter of its own"), "{error}");
     }
 }

@@ -241,9 +241,9 @@ impl Drop for PyNode {
 }
 
 /// `(kind, budget, window, (first, most))`, with times in seconds.
-type Policy = (String, u32, Option<f64>, Option<(f64, f64)>);
+pub(crate) type Policy = (String, u32, Option<f64>, Option<(f64, f64)>);
 
-fn policy(py: Python<'_>, (kind, budget, window, backoff): Policy) -> PyResult<Restart> {
+pub(crate) fn policy(py: Python<'_>, (kind, budget, window, backoff): Policy) -> PyResult<Restart> {
     let mut policy = match kind.as_str() {
         "failure" => Restart::on_failure(budget),
         "always" => Restart::always(budget),

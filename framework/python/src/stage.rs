@@ -19,7 +19,7 @@ use tensorpost_core::foreign::RawItem;
 use tensorpost_core::ids::ProcessId;
 use tensorpost_core::node::NodeBuilder;
 use tensorpost_core::tensor::TensorError;
-use tensorpost_pipeline::foreign::{Order, source_of_python, stage_of_python};
+use tensorpost_pipeline::foreign::{Order, SOURCE, STAGE, source_of_python, stage_of_python};
 use tensorpost_pipeline::{Out, Source, Stage};
 use tokio::sync::oneshot;
 
@@ -274,6 +274,8 @@ impl Stage for PyStage {
     type Args = Order;
     type In = RawItem;
     type Out = RawItem;
+    // In a program of Python too: what comes is brought to its device.
+    const ELSEWHERE: Option<&'static str> = Some(STAGE);
     const TAKES_ANY: bool = true;
 
     fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
@@ -300,6 +302,7 @@ impl Stage for PyStage {
 impl Source for PySource {
     type Args = Order;
     type Out = RawItem;
+    const ELSEWHERE: Option<&'static str> = Some(SOURCE);
 
     fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
         Ok(PySource(PyStage::new(order)))

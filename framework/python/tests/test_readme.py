@@ -42,7 +42,7 @@ def test_the_tensors_of_the_readme_run(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     script = tmp_path / "script.py"
-    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[3])
+    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[4])
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout == " ".join(["tensor([0.5000, 0.5000, 0.5000, 0.5000])"] * 2) + "\n"
@@ -70,3 +70,13 @@ def test_all_is_documented() -> None:
             assert thing.__doc__, name
     for name in ("dtype", "shape", "strides", "tobytes", "torch", "numpy", "writable", "__dlpack__", "__dlpack_device__"):
         assert getattr(tp.Tensor, name).__doc__, name
+
+
+def test_the_pipeline_of_the_readme_runs(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    script = tmp_path / "script.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[3])
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[0] == "0 [1. 1. 1. 1.]" and lines[99] == "99 [-98. -98. -98. -98.]" and "invert" in "\n".join(lines[100:])

@@ -33,6 +33,7 @@ from ._errors import (
     Error,
     LoaderError,
     NodeError,
+    PipelineError,
     SchemaError,
     SendError,
     SpawnError,
@@ -43,6 +44,7 @@ from ._message import field, info_of, message, variant
 from ._native import Address, Tensor, __version__
 from ._native import differences as _differences
 from ._node import Channel, Node, Restarted, Shutdown, Watch, Worker
+from ._pipeline import Death, Description, Failure, Flow, Lost, Pipeline, Report, StageReport
 from ._stage import stage
 from ._transforms import (
     CenterCrop,
@@ -84,15 +86,20 @@ __all__ = [
     "CenterCrop",
     "Channel",
     "DeadlineError",
+    "Death",
     "DecodeError",
+    "Description",
     "Duration",
     "EncodeError",
     "Env",
     "Error",
+    "Failure",
+    "Flow",
     "Length",
     "Lifecycle",
     "Loader",
     "LoaderError",
+    "Lost",
     "Node",
     "NodeError",
     "Normalize",
@@ -102,12 +109,16 @@ __all__ = [
     "RandomResizedCrop",
     "RandomVerticalFlip",
     "Resize",
+    "Pipeline",
+    "PipelineError",
+    "Report",
     "Restart",
     "Restarted",
     "SchemaError",
     "SendError",
     "Shutdown",
     "SpawnError",
+    "StageReport",
     "Tagged",
     "Tensor",
     "TensorError",

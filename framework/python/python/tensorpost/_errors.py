@@ -1,5 +1,7 @@
 """What can go wrong. Each message names the field and what to do."""
 
+from typing import Any
+
 
 class Error(Exception):
     """The base of all errors of this package."""
@@ -27,6 +29,15 @@ class NodeError(Error):
 
 class SpawnError(NodeError):
     """An actor could not be started. The message has what went wrong in the worker, with its traceback."""
+
+
+class PipelineError(Error):
+    """A pipeline that cannot run, or that failed."""
+
+    def __init__(self, text: str, report: object = None) -> None:
+        super().__init__(text)
+        self.report: Any = report
+        """What was done until then: a :class:`Report`, if it ran."""
 
 
 class SendError(Error):
