@@ -96,6 +96,10 @@ mod pairs;
 mod plan;
 mod progress;
 mod push;
+#[cfg_attr(
+    not(feature = "foreign"),
+    expect(unreachable_pub, reason = "only the package for Python names what it is told")
+)]
 mod python;
 mod report;
 mod run;
