@@ -1,12 +1,12 @@
 //! Stages that are written in Python: what a program in Rust knows of them.
 //!
 //! Their workers are Python interpreters, which know neither the program's types nor its closures. They run the same actors
-//! around a stage as any worker, of the package for Python: there the stage calls Python, and its items are
-//! [`RawItem`](tensorpost_core::foreign::RawItem)s. So deliveries, ends, losses, restarts and reports are the same, in the
+//! around a stage as any worker, of the package for Python: there the stage calls Python, and its items are core's `RawItem`s.
+//! So deliveries, ends, losses, restarts and reports are the same, in the
 //! same code. What differs is told here, and in the plan:
 //!
 //! * the actor is started under a name of its own ([`STAGE`], [`SOURCE`]), because its type is another one there;
-//! * it sends with the keys that its receivers know ([`BranchArgs::key`](crate::worker::args::BranchArgs::key)), and takes any: the schemas
+//! * it sends with the keys that its receivers know (`BranchArgs::key`), and takes any: the schemas
 //!   of what it takes and makes are compared before it starts;
 //! * nothing of this program runs beside it, and what chooses by a closure is put into a stage behind it.
 

@@ -87,7 +87,7 @@ impl Python {
         }
     }
 
-    /// What `@tp.stage` stands on in a module, for a [pipeline](https://docs.rs/tensorpost-pipeline): `"app.stages:detect"`. It is what
+    /// What `@tp.stage` stands on in a module, for a pipeline (`Flow::python`): `"app.stages:detect"`. It is what
     /// [`actor`](Self::actor) is for an actor.
     pub fn stage(name: impl Into<String>) -> Self {
         Self::actor(name)
