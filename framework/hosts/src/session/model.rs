@@ -368,7 +368,9 @@ impl World {
                     ensure(own.gone_on.insert(post), || format!("message {post} went on twice"))?;
                     let written = own.memory.remove(&post).map(|(_, written)| written).unwrap_or_default();
                     let bytes: u64 = written.iter().map(|piece| u64::from(piece.bytes)).sum();
-                    ensure(bytes == message.spans.iter().sum(), || format!("message {post} is not whole"))?;
+                    ensure(bytes == message.spans.iter().sum::<u64>(), || {
+                        format!("message {post} is not whole")
+                    })?;
                     match message.target {
                         Target::Send(actor) | Target::Ask(actor, _) => {
                             let next = other.posted.get_mut(&actor).and_then(VecDeque::pop_front);
