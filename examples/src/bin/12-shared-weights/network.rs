@@ -27,10 +27,7 @@ pub(crate) struct Network([CandleTensor; 4]);
 impl Network {
     /// Of a version, wherever its tensors are.
     pub(crate) fn of(weights: &Weights, stream: &DeviceStream) -> Result<Self> {
-        let layer = |index: usize| -> Result<CandleTensor> {
-            let elements = stream.download::<f32>(&weights.layers[index])?;
-            Ok(CandleTensor::from_vec(elements, SHAPES[index], &CPU)?)
-        };
+        let layer = |index: usize| stream.to_candle(&weights.layers[index]);
         Ok(Network([layer(0)?, layer(1)?, layer(2)?, layer(3)?]))
     }
 
@@ -91,10 +88,7 @@ impl Training {
 
     /// The weights as they are now, in memory of `stream`'s device.
     pub(crate) fn weights(&self, stream: &DeviceStream) -> Result<Weights> {
-        let layer = |index: usize| -> Result<Tensor> {
-            let elements = self.layers[index].flatten_all()?.to_vec1::<f32>()?;
-            Ok(stream.from_slice(SHAPES[index], &elements)?.freeze())
-        };
+        let layer = |index: usize| Ok::<_, TensorError>(stream.from_candle(&self.layers[index])?.freeze());
         Ok(Weights { step: self.steps, layers: [layer(0)?, layer(1)?, layer(2)?, layer(3)?] })
     }
 }

@@ -105,6 +105,13 @@ pub enum TensorError {
         /// What it has that cannot be, and what to do.
         why: String,
     },
+    /// Between here and candle something is that one of the two has not.
+    #[cfg(feature = "candle")]
+    #[error("the tensor cannot go between here and candle: {why}")]
+    Candle {
+        /// What it is, and what to do.
+        why: String,
+    },
     /// Bytes that are neither 0 nor 1 in a tensor of bool.
     #[error("a tensor of bool holds bytes other than 0 and 1; whoever wrote it made a mistake")]
     NotBool,

@@ -30,6 +30,8 @@
 //! wait for the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse waits for it
 //! (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs nothing.
 
+#[cfg(feature = "candle")]
+mod candle;
 mod cast;
 #[cfg(feature = "cuda")]
 pub mod cuda;
