@@ -162,10 +162,11 @@ mod renamed {
 #[derive(Default)]
 struct Nothing;
 
-#[tensorpost::actor(handles(), crate = crate::renamed::post)]
+#[tensorpost::actor(handles(), crate = crate::pass::actor_forms::renamed::post)]
 impl Nothing {}
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     is_actor::<Tracker, ()>();
     is_actor::<Mixed<u8>, Vec<u8>>();
     is_actor::<Nothing, ()>();

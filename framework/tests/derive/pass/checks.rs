@@ -44,7 +44,8 @@ struct Everything {
 const _: () = assert!(tensorpost::tensor::MAX_RANK == 8);
 
 #[allow(deprecated)]
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     let nothing = Everything {
         a: None,
         b: Vec::new(),

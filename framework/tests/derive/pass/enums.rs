@@ -62,7 +62,8 @@ enum AllChecked {
 #[derive(Serialize, Deserialize, GpuMessage)]
 enum Never {}
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     External::Stop.check().unwrap();
     External::Crop { images: Vec::new(), size: 3 }.check().unwrap();
     Internal::Stop.check().unwrap();

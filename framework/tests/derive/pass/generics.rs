@@ -115,7 +115,8 @@ fn in_generic_code<T: Serialize + serde::de::DeserializeOwned + Send + 'static>(
     message::<Batch<T>>()
 }
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     assert_eq!(message::<Batch<u64>>(), "Batch");
     assert_eq!(message::<Batch<Option<Tensor>>>(), "Batch");
     assert_eq!(message::<Tagged>(), "Tagged");

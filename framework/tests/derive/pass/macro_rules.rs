@@ -23,7 +23,8 @@ mod by_hand {
     }
 }
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     assert_eq!(Made::SCHEMA, by_hand::Written::SCHEMA);
     Made { pixels: None }.check().unwrap();
     by_hand::Written { pixels: None }.check().unwrap();

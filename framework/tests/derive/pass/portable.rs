@@ -36,7 +36,8 @@ enum Question {
     Again { to: Box<Address<Question>>, by_name: HashMap<String, Tree<Pair<u8, bool>>> },
 }
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     assert_ne!(Batch::<u8, 2>::schema(), Batch::<u8, 3>::schema());
     assert_ne!(Batch::<u8, 2>::schema(), Batch::<u16, 2>::schema());
     assert_eq!(Batch::<Pair<u8, u8>, 2>::schema(), Batch::<(u8, u8), 2>::schema());

@@ -32,7 +32,8 @@ struct Quoted;
 
 fn reply_is<M: GpuMessage<Reply = R> + actix::Message<Result = R>, R>() {}
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     reply_is::<NoReply, ()>();
     reply_is::<Measure, Stats>();
     reply_is::<Split, Result<Vec<Tensor>, String>>();

@@ -29,7 +29,8 @@ mod shadows {
     }
 }
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     assert_eq!(shadows::Job::<u8>::NAME, "Job");
     let blur = shadows::Job::Blur { images: Vec::new(), with: 1_u8 };
     assert!(blur.check().is_ok());

@@ -1,6 +1,7 @@
 //! Each form that `#[stage]` reads becomes the impl that a hand would write: the types say so.
 
 #![deny(warnings)]
+#![allow(clippy::non_minimal_cfg)]
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -203,12 +204,13 @@ mod renamed {
 #[derive(Default)]
 struct Elsewhere;
 
-#[stage(crate = crate::renamed::post)]
+#[stage(crate = crate::pass::stage_forms::renamed::post)]
 impl Elsewhere {
     fn consume(&mut self, _: B) {}
 }
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     is_stage::<Full, u64, A, B>();
     is_stage::<Short, (), A, B>();
     is_stage::<Plain, u64, A, B>();

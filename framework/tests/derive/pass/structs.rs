@@ -59,7 +59,8 @@ struct r#Raw {
     r#ref: Option<Tensor>,
 }
 
-fn main() {
+#[test]
+fn all_of_it_is_accepted() {
     assert_eq!(Frame::NAME, "Frame");
     assert_eq!(Newtype::NAME, "Newtype");
     assert_eq!(Raw::NAME, "Raw");
