@@ -12,6 +12,7 @@ use anyhow::{Context as _, ensure};
 use iceoryx2::port::publisher::Publisher;
 use iceoryx2::port::subscriber::Subscriber;
 use iceoryx2::prelude::*;
+use iceoryx2::service::port_factory::publish_subscribe::PortFactory;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -47,47 +48,55 @@ fn cpu() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32) // below a thousand million
 }
 
-/// The two directions of one size.
-struct Ends {
-    there: (Publisher<Service, [u8], ()>, Subscriber<Service, [u8], ()>),
-    back: (Publisher<Service, u64, ()>, Subscriber<Service, u64, ()>),
+/// The two directions of one size, as the one who sends has them.
+struct Near {
+    there: Publisher<Service, [u8], ()>,
+    back: Subscriber<Service, u64, ()>,
 }
 
-impl Ends {
+/// As the one who answers has them.
+struct Far {
+    there: Subscriber<Service, [u8], ()>,
+    back: Publisher<Service, u64, ()>,
+}
+
+type Directions = (PortFactory<Service, [u8], ()>, PortFactory<Service, u64, ()>);
+
+const STRATEGY: BackpressureStrategy = BackpressureStrategy::RetryUntilDelivered;
+
+fn directions(name: &str) -> anyhow::Result<Directions> {
+    let node =
+        NodeBuilder::new().create::<Service>().map_err(|error| anyhow::anyhow!("a node: {error:?}"))?;
+    let there = node
+        .service_builder(&format!("{name}/there").as_str().try_into()?)
+        .publish_subscribe::<[u8]>()
+        .enable_safe_overflow(false)
+        .subscriber_max_buffer_size(BUFFER)
+        .open_or_create()?;
+    let back = node
+        .service_builder(&format!("{name}/back").as_str().try_into()?)
+        .publish_subscribe::<u64>()
+        .enable_safe_overflow(false)
+        .subscriber_max_buffer_size(BUFFER)
+        .open_or_create()?;
+    Ok((there, back))
+}
+
+impl Near {
     fn open(name: &str, bytes: usize) -> anyhow::Result<Self> {
-        let node =
-            NodeBuilder::new().create::<Service>().map_err(|error| anyhow::anyhow!("a node: {error:?}"))?;
-        let there = node
-            .service_builder(&format!("{name}/there").as_str().try_into()?)
-            .publish_subscribe::<[u8]>()
-            .enable_safe_overflow(false)
-            .subscriber_max_buffer_size(BUFFER)
-            .open_or_create()?;
-        let back = node
-            .service_builder(&format!("{name}/back").as_str().try_into()?)
-            .publish_subscribe::<u64>()
-            .enable_safe_overflow(false)
-            .subscriber_max_buffer_size(BUFFER)
-            .open_or_create()?;
-        let strategy = BackpressureStrategy::RetryUntilDelivered;
-        Ok(Ends {
-            there: (
-                there
-                    .publisher_builder()
-                    .initial_max_slice_len(bytes)
-                    .backpressure_strategy(strategy)
-                    .create()?,
-                there.subscriber_builder().create()?,
-            ),
-            back: (
-                back.publisher_builder().backpressure_strategy(strategy).create()?,
-                back.subscriber_builder().create()?,
-            ),
+        let (there, back) = directions(name)?;
+        Ok(Near {
+            there: there
+                .publisher_builder()
+                .initial_max_slice_len(bytes)
+                .backpressure_strategy(STRATEGY)
+                .create()?,
+            back: back.subscriber_builder().create()?,
         })
     }
 
     fn send(&self, number: u64, bytes: usize) -> anyhow::Result<()> {
-        let mut sample = self.there.0.loan_slice_uninit(bytes)?;
+        let mut sample = self.there.loan_slice_uninit(bytes)?;
         let payload = sample.payload_mut();
         for (at, byte) in number.to_le_bytes().into_iter().enumerate() {
             payload[at].write(byte);
@@ -98,10 +107,29 @@ impl Ends {
         Ok(())
     }
 
+    fn replied(&self) -> anyhow::Result<u64> {
+        loop {
+            if let Some(sample) = self.back.receive()? {
+                return Ok(*sample);
+            }
+            spin_loop();
+        }
+    }
+}
+
+impl Far {
+    fn open(name: &str) -> anyhow::Result<Self> {
+        let (there, back) = directions(name)?;
+        Ok(Far {
+            there: there.subscriber_builder().create()?,
+            back: back.publisher_builder().backpressure_strategy(STRATEGY).create()?,
+        })
+    }
+
     /// The number of the next one that came, if its marks are right.
     fn take(&self) -> anyhow::Result<u64> {
         let sample = loop {
-            if let Some(sample) = self.there.1.receive()? {
+            if let Some(sample) = self.there.receive()? {
                 break sample;
             }
             spin_loop();
@@ -112,24 +140,15 @@ impl Ends {
     }
 
     fn reply(&self, number: u64) -> anyhow::Result<()> {
-        self.back.0.send_copy(number)?;
+        self.back.send_copy(number)?;
         Ok(())
-    }
-
-    fn replied(&self) -> anyhow::Result<u64> {
-        loop {
-            if let Some(sample) = self.back.1.receive()? {
-                return Ok(*sample);
-            }
-            spin_loop();
-        }
     }
 }
 
 /// The other process: answers all trips, then the last of the stream with its processor time in nanoseconds.
-fn answer(name: &str, bytes: usize, count: u64, core: usize) -> anyhow::Result<()> {
+fn answer(name: &str, count: u64, core: usize) -> anyhow::Result<()> {
     pin(core)?;
-    let ends = Ends::open(name, bytes)?;
+    let ends = Far::open(name)?;
     ends.reply(0)?;
     for _ in 0..WARM + count {
         ends.reply(ends.take()?)?;
@@ -152,11 +171,11 @@ impl Drop for Other {
 
 fn measure(size: &str, bytes: usize, count: u64, other_core: usize) -> anyhow::Result<()> {
     let name = format!("tensorpost/peer/{}/{size}", std::process::id());
-    let ends = Ends::open(&name, bytes)?;
-    let arguments = ["answer", &name, &bytes.to_string(), &count.to_string(), &other_core.to_string()];
+    let ends = Near::open(&name, bytes)?;
+    let arguments = ["answer", &name, &count.to_string(), &other_core.to_string()];
     let mut other = Other(Command::new(std::env::current_exe()?).args(arguments).spawn()?);
     let start = Instant::now();
-    while ends.back.1.receive()?.is_none() {
+    while ends.back.receive()?.is_none() {
         ensure!(
             other.0.try_wait()?.is_none() && start.elapsed() < PATIENCE,
             "the other process did not start"
@@ -186,10 +205,10 @@ fn measure(size: &str, bytes: usize, count: u64, other_core: usize) -> anyhow::R
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [role, name, bytes, count, core] = &arguments[..]
+    if let [role, name, count, core] = &arguments[..]
         && role == "answer"
     {
-        return answer(name, bytes.parse()?, count.parse()?, core.parse()?);
+        return answer(name, count.parse()?, core.parse()?);
     }
     ensure!(arguments.is_empty(), "it takes no arguments");
     let [first, second] = two_cores()?;
