@@ -45,7 +45,7 @@ macro_rules! examples {
             let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights", "20-service"];
             tested.sort_unstable();
             assert_eq!(programs, tested, "09, 10, 12 and 20 have tests of their own");
-            // Those in Python are tested with the package.
+            // Those in Python are tested with the package, in `test_train.py`.
             let mut in_python: Vec<String> = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/python"))
                 .expect("listed")
                 .map(|entry| format!("python/{}", entry.expect("an entry").file_name().to_string_lossy()))
