@@ -79,8 +79,8 @@ cp benches/peers/*.py scripts/gpu/run.sh "$folder/"
 if [[ -d examples/data ]]; then
     cp -r examples/data "$folder/examples/"
 fi
-# Many programs that are mostly the same: xz sees that, gzip does not look back far enough.
-tar -C "$folder" -c examples tests | xz -6 -T1 >"$folder/programs.txz"
+# Many programs that are mostly the same: xz sees that where it looks back over several of them, which -9 does (64 MiB).
+tar -C "$folder" -c examples tests | xz -9 -T1 >"$folder/programs.txz"
 rm -r "$folder/examples" "$folder/tests"
 megabytes="$(du -sm "$folder" | cut -f1)"
 echo "$folder: $megabytes MB"

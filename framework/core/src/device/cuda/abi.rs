@@ -13,9 +13,14 @@ pub(super) const fn loses_context(code: i32) -> bool {
     matches!(code, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 806 | 807)
 }
 
-/// What to look at after a code that has to do with the machine rather than with the call.
-pub(super) const fn advice(code: i32) -> &'static str {
+/// What to look at after a code that has to do with the machine rather than with the call; `is_first` where nothing of this
+/// process has run on the device yet.
+pub(super) const fn advice(code: i32, is_first: bool) -> &'static str {
     match code {
+        _ if is_first && loses_context(code) => {
+            "; nothing of this process has run there yet: under MPS one that fails, or is killed while its kernels run, takes \
+             those with it that start meanwhile, so start this one again"
+        }
         800 | 801 => {
             "; the system or the container this runs in may lack the rights for it: it needs the GPU's device files and \
              shared descriptors (`tensorpost doctor` tries them)"

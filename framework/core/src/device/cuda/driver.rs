@@ -179,6 +179,9 @@ fn too_old(symbol: &str) -> String {
     format!("{LIBRARY} has no {symbol}; a driver of CUDA 11.7 or newer is needed")
 }
 
+/// Makes a process's context.
+const RETAIN: &str = "cuDevicePrimaryCtxRetain";
+
 impl Driver {
     fn check(&self, call: &'static str, code: i32) -> Result<(), DeviceError> {
         if code == SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
@@ -189,7 +192,7 @@ impl Driver {
         let name =
             self.text(self.table.cuGetErrorName, code).unwrap_or("an error that this driver cannot name");
         let words = self.text(self.table.cuGetErrorString, code).unwrap_or("no description");
-        let message = format!("{name} ({words}){}", advice(code));
+        let message = format!("{name} ({words}){}", advice(code, call == RETAIN));
         let error = DeviceError::Driver { call, code, message };
         if loses_context(code) {
             lost::tell(&error);
@@ -275,11 +278,10 @@ impl Driver {
     pub(super) fn context(&self, device: c_int, ordinal: usize) -> Result<Arc<CudaContext>, DeviceError> {
         // Retained here first: what fails, fails with a number, before cudarc has to put it into its enum.
         // SAFETY: writes one pointer.
-        self.get_value::<Opaque>("cuDevicePrimaryCtxRetain", |out| unsafe {
+        self.get_value::<Opaque>(RETAIN, |out| unsafe {
             (self.table.cuDevicePrimaryCtxRetain)(out, device)
         })?;
-        let context =
-            CudaContext::new(ordinal).map_err(|error| self.error("cuDevicePrimaryCtxRetain", error.0 as i32));
+        let context = CudaContext::new(ordinal).map_err(|error| self.error(RETAIN, error.0 as i32));
         // SAFETY: undoes the retain above; where cudarc has the context, it retained it once more.
         let released = self.check("cuDevicePrimaryCtxRelease_v2", unsafe {
             (self.table.cuDevicePrimaryCtxRelease_v2)(device)
