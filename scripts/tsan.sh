@@ -21,8 +21,7 @@ export CARGO_PROFILE_DEV_DEBUG=line-tables-only CARGO_PROFILE_DEV_OPT_LEVEL=1
 export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp halt_on_error=0 exitcode=66 history_size=4"
 
 if [ $# -eq 0 ]; then
-    set -- transport_leases transport_asks transport_exclusive transport_races transport_parts transport_reader \
-        transport_holds transport_growth frames_forged frames_notices stream_failures
+    set -- transport transport_faults frames
 fi
 tests=()
 for name in "$@"; do

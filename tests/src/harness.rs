@@ -4,6 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use parking_lot::RwLock;
 use tensorpost::node::{Node, NodeBuilder};
 
 /// How long one case may take. Each takes seconds at most; this is for a machine with other things to do.
@@ -18,42 +19,70 @@ pub struct Case {
     name: &'static str,
     run: fn(Builder),
     possible: fn() -> Result<(), String>,
+    deadline: Duration,
+    alone: bool,
 }
 
 impl Case {
-    /// A case.
+    /// A case. The name begins with that of the program, which is not shown.
     pub const fn new(name: &'static str, run: fn(Builder)) -> Self {
-        Case { name, run, possible: || Ok(()) }
+        Case { name, run, possible: || Ok(()), deadline: DEADLINE, alone: false }
     }
 
     /// The same where `possible` says that it can be run. Elsewhere it counts as ignored, and not as passed, with what that says.
     pub const fn only_where(self, possible: fn() -> Result<(), String>) -> Self {
         Case { possible, ..self }
     }
+
+    /// The same, given up after `deadline`.
+    pub const fn within(self, deadline: Duration) -> Self {
+        Case { deadline, ..self }
+    }
+
+    fn shown(&self) -> &'static str {
+        self.name.split_once("::").map_or(self.name, |(_, name)| name)
+    }
 }
 
-/// Makes [`Case`]s of functions, under their own names.
+/// The same cases, each while no other one runs: for those that look at the process as a whole.
+pub fn alone(cases: Vec<Case>) -> Vec<Case> {
+    cases.into_iter().map(|case| Case { alone: true, ..case }).collect()
+}
+
+/// Makes [`Case`]s of functions, under their own names and those of their modules.
 #[macro_export]
 macro_rules! cases {
-    ($($case:ident),* $(,)?) => { vec![$($crate::harness::Case::new(stringify!($case), $case)),*] };
+    ($($case:ident),* $(,)?) => {
+        vec![$($crate::harness::Case::new(concat!(module_path!(), "::", stringify!($case)), $case)),*]
+    };
+}
+
+/// Makes one program of modules, each of which has a `program` and `cases`. All of its nodes and workers know all of its types.
+#[macro_export]
+macro_rules! modules {
+    ($($module:ident),* $(,)?) => {
+        fn program(builder: $crate::harness::Builder) -> $crate::harness::Builder {
+            $(let builder = $module::program(builder);)*
+            builder
+        }
+
+        fn cases() -> Vec<$crate::harness::Case> {
+            [$($module::cases()),*].concat()
+        }
+    };
 }
 
 /// Becomes a worker if this process is one; otherwise runs the cases and exits. `program` adds the actor types.
 pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
-    run_with(program, cases, DEADLINE, Arguments::from_args)
+    run_with(program, cases, Arguments::from_args)
 }
 
-/// [`run`] of one case after the other, for those that look at the process as a whole.
-pub fn run_one_by_one(program: fn(Builder) -> Builder, cases: Vec<Case>, deadline: Duration) -> ! {
-    run_with(program, cases, deadline, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
+/// [`run`] of one case after the other, by one and the same thread.
+pub fn run_one_by_one(program: fn(Builder) -> Builder, cases: Vec<Case>) -> ! {
+    run_with(program, cases, || Arguments { test_threads: Some(1), ..Arguments::from_args() })
 }
 
-fn run_with(
-    program: fn(Builder) -> Builder,
-    cases: Vec<Case>,
-    deadline: Duration,
-    arguments: fn() -> Arguments,
-) -> ! {
+fn run_with(program: fn(Builder) -> Builder, cases: Vec<Case>, arguments: fn() -> Arguments) -> ! {
     // Both in the node and in every worker, and before anything else.
     let _ = program(Node::builder()).run_if_worker();
     if std::env::var_os("RUST_LOG").is_some() {
@@ -64,23 +93,37 @@ fn run_with(
     }
     let trials = cases
         .into_iter()
-        .map(|case| Trial::ignorable_test(case.name, move || watched(case, program, deadline)))
+        .map(|case| Trial::ignorable_test(case.shown(), move || in_turn(case, program)))
         .collect();
     libtest_mimic::run(&arguments(), trials).exit()
 }
 
+/// Held by all cases that run, and by one that is alone as its only one.
+static RUNNING: RwLock<()> = RwLock::new(());
+
+/// Runs a case when it may run.
+fn in_turn(case: Case, program: fn(Builder) -> Builder) -> Result<Completion, Failed> {
+    if case.alone {
+        let _alone = RUNNING.write();
+        watched(case, program)
+    } else {
+        let _beside = RUNNING.read();
+        watched(case, program)
+    }
+}
+
 /// Runs a case on a thread of its own, and gives it up at the deadline.
-fn watched(case: Case, program: fn(Builder) -> Builder, deadline: Duration) -> Result<Completion, Failed> {
+fn watched(case: Case, program: fn(Builder) -> Builder) -> Result<Completion, Failed> {
     if let Err(why_not) = (case.possible)() {
         return Ok(Completion::ignored_with(why_not));
     }
     let (done, ended) = channel::<()>();
-    let thread = std::thread::Builder::new().name(case.name.into()).spawn(move || {
+    let thread = std::thread::Builder::new().name(case.shown().into()).spawn(move || {
         let _done = done; // drops when the case is over, by a panic too
         (case.run)(program(Node::builder()));
     })?;
-    match ended.recv_timeout(deadline) {
-        Err(RecvTimeoutError::Timeout) => Err(format!("not done after {deadline:?}").into()),
+    match ended.recv_timeout(case.deadline) {
+        Err(RecvTimeoutError::Timeout) => Err(format!("not done after {:?}", case.deadline).into()),
         _ => thread.join().map(|()| Completion::Completed).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").into()

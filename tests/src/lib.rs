@@ -11,6 +11,7 @@ pub mod gate;
 pub mod harness;
 pub mod holder;
 pub mod intruder;
+pub mod log;
 pub mod pipes;
 pub mod players;
 pub mod random;

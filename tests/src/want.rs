@@ -336,9 +336,12 @@ pub fn end(node: Node, held: impl Sized, descriptors_before: usize) {
     until("all descriptors are closed", || descriptors(std::process::id()) <= descriptors_before);
 }
 
+/// A node in want: its name, and what it does.
+pub type Scene = (&'static str, fn());
+
 /// Becomes a worker, or plays a scene, or runs the cases, one after the other.
-pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>, scenes: &[(&str, fn())]) {
-    let Ok(set) = std::env::var(SCENE) else { harness::run_one_by_one(program, cases, harness::DEADLINE) };
+pub fn run(program: fn(Builder) -> Builder, cases: Vec<Case>, scenes: &[Scene]) {
+    let Ok(set) = std::env::var(SCENE) else { harness::run_one_by_one(program, cases) };
     let _ = program(Node::builder()).run_if_worker();
     let (scene, parent) = set.split_once(':').unwrap();
     // A test that is given up leaves no node behind.

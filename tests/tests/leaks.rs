@@ -253,13 +253,14 @@ fn workers_that_come_and_go(builder: Builder) {
 }
 
 fn main() {
+    let cases = cases![
+        asks_with_tensors_through_three_processes,
+        sends_refusals_and_timeouts,
+        workers_that_come_and_go,
+    ];
+    let deadline = harness::DEADLINE * messages().div_ceil(200_000);
     harness::run_one_by_one(
         |builder| builder.actor::<Worker>().actor::<Holder>(),
-        cases![
-            asks_with_tensors_through_three_processes,
-            sends_refusals_and_timeouts,
-            workers_that_come_and_go,
-        ],
-        harness::DEADLINE * messages().div_ceil(200_000),
+        cases.into_iter().map(|case| case.within(deadline)).collect(),
     )
 }

@@ -36,7 +36,7 @@ fn a_pipeline_has_workers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its own node goes with it; what `wait` says of other nodes is in `pipeline_workers`.
+/// Its own node goes with it; what `wait` says of other nodes is in `pipelines::workers`.
 #[tensorpost::test]
 fn a_pipeline_that_was_waited_for_has_left_no_process() {
     let running = made().start().unwrap();

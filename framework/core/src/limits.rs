@@ -1,5 +1,5 @@
 //! Every limit of the system, in one place, with the arithmetic that ties them together (MBX-2). Those of the node, its protocol
-//! and what it shows stand in [`node::limits`](crate::node::limits). `tests/dependencies.rs` holds that.
+//! and what it shows stand in [`node::limits`](crate::node::limits). `tests/sources/dependencies.rs` holds that.
 
 /// Most dimensions of a tensor.
 pub const MAX_RANK: usize = 8;

@@ -1,5 +1,5 @@
 """Texts, keys and bytes that are kept: what Rust wrote is read and written here, and what was written here is read by the tests of
-`framework/core/tests/portable.rs`.
+`framework/core/tests/tensors/portable.rs`.
 """
 
 from __future__ import annotations

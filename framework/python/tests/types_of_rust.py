@@ -1,4 +1,4 @@
-"""The types of `peer/src/types.rs` and of `framework/core/tests/portable.rs`, in Python."""
+"""The types of `peer/src/types.rs` and of `framework/core/tests/tensors/portable.rs`, in Python."""
 
 from __future__ import annotations
 

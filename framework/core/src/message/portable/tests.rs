@@ -1,5 +1,5 @@
 //! The texts of definitions, what they depend on, and what is said where two differ. The golden ones are in
-//! `core/tests/portable.rs`.
+//! `core/tests/tensors/portable.rs`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};

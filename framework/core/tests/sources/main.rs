@@ -1,0 +1,4 @@
+//! What the sources may say, read from them.
+
+mod dependencies;
+mod wall_clock;

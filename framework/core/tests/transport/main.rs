@@ -1,0 +1,18 @@
+//! Transports of several processes in one: leases, hand-overs, split tensors, bounds, asks, clocks, sleeping readers, deaths, and
+//! streams on which something has failed.
+
+#![cfg(feature = "testing")]
+
+mod asks;
+mod bounds;
+mod clocks;
+mod deaths;
+mod exclusive;
+mod forged_links;
+mod growth;
+mod holds;
+mod leases;
+mod parts;
+mod reader;
+mod retirement;
+mod stream_failures;

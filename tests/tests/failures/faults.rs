@@ -1,0 +1,384 @@
+//! A worker is killed at every point at which the framework can be killed, and stopped, and panics; the others serve on,
+//! and nothing is left behind (LEASE-1 to LEASE-4, DEATH-2).
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tensorpost::node::{Spawned, WorkerState};
+use tensorpost::prelude::*;
+use tensorpost::testing::fault::{Action, Fault, POINTS};
+use tensorpost::testing::{Usage, leaks};
+use tensorpost_tests::cases;
+use tensorpost_tests::harness::{self, Builder, Case};
+use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
+use tensorpost_tests::wait::{ask, deliver, until, until_free};
+
+/// A tensor on its way over a relay and the one that is to die to a holder.
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Pass {
+    tensor: Tensor,
+    route: Vec<Address<Pass>>,
+    to: Address<Hold>,
+}
+
+/// Passes tensors on, with a copy of its own.
+struct Relay {
+    stream: DeviceStream,
+}
+
+impl Actor for Relay {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Relay {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Relay { stream: env.stream() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Pass>();
+    }
+}
+
+impl Handler<Pass> for Relay {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, Pass { tensor, mut route, to }: Pass, _: &mut Context<Self>) -> Self::Result {
+        // Either may be gone by now, which is what this is about.
+        if !route.is_empty() {
+            let next = route.remove(0);
+            let sent = next.send(Pass { tensor, route, to }).timeout(Duration::from_secs(5));
+            return Box::pin(async move { drop(sent.await) });
+        }
+        let copied = self.stream.empty(DType::U32, tensor.shape()).and_then(|mut copy| {
+            let add = |(from, to): (&[u32], &mut [u32])| {
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = from + 1)
+            };
+            self.stream.run((tensor.of::<u32>(), copy.of_mut::<u32>()), add)?;
+            Ok(copy.freeze())
+        });
+        let Ok(copy) = copied else { return Box::pin(async {}) };
+        let sent = to.send(Hold { label: 0, tensors: vec![tensor, copy], door: None });
+        Box::pin(async move { drop(sent.timeout(Duration::from_secs(5)).await) })
+    }
+}
+
+struct Scene {
+    node: Node,
+    stream: DeviceStream,
+    relay: Spawned<Relay>,
+    sink: Spawned<Holder>,
+}
+
+impl Scene {
+    fn new(builder: Builder) -> Self {
+        let node = builder.worker_log("off").start().unwrap();
+        let relay = node.spawn::<Relay>(()).name("relay").start().unwrap();
+        let sink = node.spawn::<Holder>(()).name("sink").start().unwrap();
+        Scene { stream: node.host_stream().unwrap(), node, relay, sink }
+    }
+
+    fn victim(&self) -> Spawned<Relay> {
+        self.node.spawn::<Relay>(()).name("victim").start().unwrap()
+    }
+
+    /// A tensor that is there a little later, so that streams wait for it.
+    fn slow(&self) -> Tensor {
+        let mut tensor = self.stream.zeros(DType::U32, &[100]).expect("room");
+        let write = |(to,): (&mut [u32],)| {
+            std::thread::sleep(Duration::from_millis(1));
+            to.fill(7);
+        };
+        self.stream.run((tensor.of_mut::<u32>(),), write).expect("a stream of its own");
+        tensor.freeze()
+    }
+
+    /// Sends tensors over the relay and `victim` to `to` until `done`.
+    fn drive(&self, victim: &Spawned<Relay>, to: &Address<Hold>, done: impl FnMut() -> bool) -> bool {
+        self.drive_for(Duration::from_secs(20), victim, to, done)
+    }
+
+    fn drive_for(
+        &self,
+        time: Duration,
+        victim: &Spawned<Relay>,
+        to: &Address<Hold>,
+        mut done: impl FnMut() -> bool,
+    ) -> bool {
+        let deadline = Instant::now() + time;
+        while !done() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            let route = vec![victim.address()];
+            let pass = Pass { tensor: self.slow(), route, to: to.clone() };
+            deliver(&self.node, &self.relay.address(), pass);
+        }
+        true
+    }
+
+    fn state(&self, worker: &Spawned<Relay>) -> Option<WorkerState> {
+        self.node.supervisor().worker(worker.worker()).map(|status| status.state)
+    }
+
+    fn has_exited(&self, worker: &Spawned<Relay>) -> bool {
+        matches!(self.state(worker), Some(WorkerState::Exited { .. }))
+    }
+
+    /// The sink lets go meanwhile: what it drops goes back to the one that is to die.
+    fn lets_go_until_it_has_ended(&self, worker: &Spawned<Relay>) -> bool {
+        ask(&self.node, &self.sink.address(), LetGo);
+        self.has_exited(worker)
+    }
+
+    /// The survivors have let go of everything, and serve.
+    fn check(&self, after: &str) {
+        let (node, sink) = (&self.node, self.sink.address::<Check>());
+        until(&format!("everything is let go after {after}"), || {
+            ask(node, &self.sink.address(), LetGo);
+            ask(node, &sink, Check).allocations == 0 && self.stream.pool().stats().allocations == 0
+        });
+        until_free(node);
+        assert_eq!(node.stats().rejected, 0, "{after}");
+    }
+}
+
+/// Points that a worker passes before anybody can tell it to die there; the processes that are started are armed for it.
+const AT_THE_START: [&str; 2] = ["worker.open", "worker.create"];
+
+fn a_kill_at_any_point_costs_the_killed_alone(builder: Builder) {
+    let scene = Scene::new(builder);
+    let node = &scene.node;
+    let mut before = None;
+    for (point, _) in POINTS.iter().filter(|(point, _)| !AT_THE_START.contains(point)) {
+        for nth in [1, 3] {
+            let bystander = node.spawn::<Holder>(()).name("bystander").start().unwrap();
+            let victim = scene.victim();
+            if *point == "transport.drained" {
+                // What the victim is to read to the end: it has to know it before.
+                let known = || ask(node, &bystander.address(), LetGo).len() > 1;
+                assert!(scene.drive(&victim, &bystander.address(), known), "the bystander is known");
+                if nth > 1 {
+                    continue; // It reads one to the end.
+                }
+            }
+            node.supervisor().arm(victim.worker(), Fault::new(*point, Action::Kill).at(nth));
+            node.supervisor().kill_worker(bystander.worker());
+            // Some are passed once in a life.
+            let time = if nth == 1 { Duration::from_secs(20) } else { Duration::from_millis(300) };
+            let ended = || scene.lets_go_until_it_has_ended(&victim);
+            let died = scene.drive_for(time, &victim, &scene.sink.address(), ended);
+            assert!(died || nth > 1, "no worker passes {point}");
+            node.supervisor().kill_worker(victim.worker());
+            node.supervisor().await_end(victim.worker());
+            scene.check(point);
+            // What the first round made stays: the pool's chunk, the links of those who live.
+            let before = before.get_or_insert_with(|| settled(&scene));
+            let mut grown = before.growth(&leaks());
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !grown.is_empty() && Instant::now() < deadline {
+                // The last of the dead goes when everybody has read what they had posted.
+                ask(node, &scene.sink.address(), LetGo);
+                grown = before.growth(&leaks());
+            }
+            assert_eq!(grown, Vec::<String>::new(), "{point}, passage {nth}");
+        }
+    }
+}
+
+/// The other points of the list. Whoever starts it is told; a later life that cannot start uses up the budget.
+fn a_kill_at_the_start_is_an_error_and_stops_at_the_budget(builder: Builder) {
+    let scene = Scene::new(builder);
+    let (node, supervisor) = (&scene.node, scene.node.supervisor());
+    let policy = Restart::on_failure(3).backoff(Duration::from_millis(1), Duration::from_millis(2));
+    let spawn = || node.spawn::<Relay>(()).name("victim").restart(policy);
+    // What the first message makes stays: the pool's chunk, the links of those who live.
+    let warm = spawn().start().unwrap();
+    let arrives = |victim: &Spawned<Relay>| {
+        let sink = scene.sink.address();
+        assert!(scene.drive(victim, &sink, || !ask(node, &scene.sink.address(), LetGo).is_empty()));
+    };
+    arrives(&warm);
+    supervisor.arm_starts("victim", Fault::new("worker.create", Action::Kill));
+    supervisor.kill_worker(warm.worker());
+    until("it is given up", || scene.has_exited(&warm));
+    scene.check("the first one");
+    let before = settled(&scene);
+    let nothing_is_left = |after: &str| {
+        supervisor.disarm_starts();
+        scene.check(after);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let grown = loop {
+            ask(node, &scene.sink.address(), LetGo);
+            let grown = before.growth(&leaks());
+            if grown.is_empty() || Instant::now() > deadline {
+                break grown;
+            }
+        };
+        assert_eq!(grown, Vec::<String>::new(), "{after}");
+        assert!(node.lookup::<Pass>("victim").is_err(), "its name is free after {after}");
+    };
+    for point in AT_THE_START {
+        // A panic of `create` is heard by the node before the process ends.
+        let panic = if point == "worker.create" { "was armed" } else { "101" };
+        for (action, last) in [(Action::Kill, "SIGKILL"), (Action::Panic, panic)] {
+            let what = format!("{action:?} at {point}");
+            // In its first life.
+            supervisor.arm_starts("victim", Fault::new(point, action));
+            let error = spawn().start().expect_err(&what).to_string();
+            assert!(error.contains("victim") && error.contains(last), "{what}: {error}");
+            nothing_is_left(&what);
+            // In all but the first.
+            let victim = spawn().start().unwrap();
+            arrives(&victim);
+            supervisor.arm_starts("victim", Fault::new(point, action));
+            supervisor.kill_worker(victim.worker());
+            until("it is given up", || scene.has_exited(&victim));
+            // It said so to whoever asks for its end, and to whoever sends: not that it comes back.
+            let pass = Pass { tensor: scene.slow(), route: Vec::new(), to: scene.sink.address() };
+            let error = node.block_on(victim.address().send(pass)).unwrap_err();
+            assert!(
+                matches!(&error.reason, SendFailure::GaveUp(why) if why.to_string().contains(last)),
+                "{error}"
+            );
+            let status = supervisor.worker(victim.worker()).unwrap();
+            assert_eq!(status.restarts, 3, "{what}");
+            let report = node.report().unwrap();
+            let ends = report.restarts.iter().find(|past| past.worker == victim.worker()).unwrap();
+            assert_eq!(ends.ends.len(), 4, "{what}: {ends:?}");
+            assert!(ends.ends[1..].iter().all(|end| end.to_string().contains(last)), "{what}: {ends:?}");
+            drop(error);
+            nothing_is_left(&what);
+        }
+    }
+}
+
+/// A deadline ends the start of one that stands still.
+fn a_worker_that_stops_at_its_start_is_given_up_at_the_deadline(builder: Builder) {
+    let node = builder.start_deadline(Duration::from_millis(500)).start().unwrap();
+    node.supervisor().arm_starts("frozen", Fault::new("worker.open", Action::Stop));
+    let error = node.spawn::<Holder>(()).name("frozen").start().unwrap_err().to_string();
+    assert!(error.contains("frozen") && error.contains("did not open"), "{error}");
+    until("its process is gone", || leaks().children.is_empty());
+    node.supervisor().disarm_starts();
+    let again = node.spawn::<Holder>(()).name("frozen").start().unwrap();
+    assert!(ask(&node, &again.address(), LetGo).is_empty());
+}
+
+/// What the node uses when nothing is left to do after a death.
+fn settled(scene: &Scene) -> Usage {
+    let mut last = leaks();
+    loop {
+        ask(&scene.node, &scene.sink.address(), LetGo);
+        let now = leaks();
+        if last.growth(&now).is_empty() && now.growth(&last).is_empty() {
+            return now;
+        }
+        last = now;
+    }
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+}
+
+fn a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was(builder: Builder) {
+    let scene = Scene::new(builder);
+    let node = &scene.node;
+    let victim = scene.victim();
+    let pid = node.supervisor().worker(victim.worker()).unwrap().pid;
+    for point in ["transport.send.granted", "transport.send.written", "transport.send.published"] {
+        node.supervisor().arm(victim.worker(), Fault::new(point, Action::Stop));
+        assert!(scene.drive(&victim, &scene.sink.address(), || is_stopped(pid)), "{point}");
+        // The others do without it.
+        let tensor = scene.slow();
+        ask(node, &scene.sink.address(), Hold::with(1, tensor));
+        // Besides, what the victim had sent before.
+        assert!(ask(node, &scene.sink.address(), LetGo).contains(&1), "{point}");
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::CONT).unwrap();
+        until("what was on its way arrives", || !ask(node, &scene.sink.address(), LetGo).is_empty());
+        scene.check(point);
+    }
+    assert!(!scene.has_exited(&victim));
+}
+
+fn a_panic_while_reading_a_message_costs_that_message(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    scene.node.supervisor().arm(victim.worker(), Fault::new("wire.decoded", Action::Panic).at(2));
+    let mut arrived = 0;
+    assert!(scene.drive(&victim, &scene.sink.address(), || {
+        arrived += ask(&scene.node, &scene.sink.address(), LetGo).len();
+        arrived > 10
+    }));
+    scene.check("a panic while decoding");
+    assert!(!scene.has_exited(&victim));
+}
+
+// A worker that nobody can reach would hang, and everybody who sends to it.
+fn a_panic_of_the_reader_ends_the_worker(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    scene.node.supervisor().arm(victim.worker(), Fault::new("transport.take.frame", Action::Panic).at(2));
+    assert!(scene.drive(&victim, &scene.sink.address(), || scene.lets_go_until_it_has_ended(&victim)));
+    scene.check("a panic of the reader");
+}
+
+// Its clock would never move again, with everybody waiting for it.
+fn a_panic_of_a_streams_thread_ends_the_worker(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    scene.node.supervisor().arm(victim.worker(), Fault::new("stream.waiting", Action::Panic).at(2));
+    assert!(scene.drive(&victim, &scene.sink.address(), || scene.lets_go_until_it_has_ended(&victim)));
+    scene.check("a panic of a stream's thread");
+}
+
+// Half a link never opens: there is another attempt, or the worker ends.
+fn a_panic_before_half_a_link_is_sent_leaves_nobody_waiting(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    scene.node.supervisor().arm(victim.worker(), Fault::new("transport.link.begin", Action::Panic));
+    let mut arrived = 0;
+    assert!(scene.drive(&victim, &scene.sink.address(), || {
+        arrived += ask(&scene.node, &scene.sink.address(), LetGo).len();
+        arrived > 10 || scene.has_exited(&victim)
+    }));
+    scene.check("a panic before the half of a link is sent");
+}
+
+fn a_delay_is_no_end(builder: Builder) {
+    let scene = Scene::new(builder);
+    let victim = scene.victim();
+    let delay = Action::Delay(Duration::from_millis(30));
+    scene.node.supervisor().arm(victim.worker(), Fault::new("transport.take.frame", delay));
+    let begin = Instant::now();
+    let mut arrived = 0;
+    assert!(scene.drive(&victim, &scene.sink.address(), || {
+        arrived += ask(&scene.node, &scene.sink.address(), LetGo).len();
+        arrived > 10
+    }));
+    scene.check("a delay");
+    assert!(!scene.has_exited(&victim) && begin.elapsed() > Duration::from_millis(30));
+}
+
+pub(crate) fn program(builder: Builder) -> Builder {
+    builder.actor::<Relay>().actor::<Holder>()
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let cases = cases![
+        a_kill_at_any_point_costs_the_killed_alone,
+        a_kill_at_the_start_is_an_error_and_stops_at_the_budget,
+        a_worker_that_stops_at_its_start_is_given_up_at_the_deadline,
+        a_worker_that_stops_in_the_middle_of_a_send_goes_on_where_it_was,
+        a_panic_while_reading_a_message_costs_that_message,
+        a_panic_of_the_reader_ends_the_worker,
+        a_panic_of_a_streams_thread_ends_the_worker,
+        a_panic_before_half_a_link_is_sent_leaves_nobody_waiting,
+        a_delay_is_no_end,
+    ];
+    harness::alone(cases).into_iter().map(|case| case.within(harness::DEADLINE * 2)).collect()
+}

@@ -1,0 +1,32 @@
+//! What ends, stands still or lies, and what that costs the others.
+
+mod complaints;
+mod deaths;
+mod faults;
+mod groups;
+mod hangs;
+mod hostile;
+mod lifecycle;
+mod node_death;
+mod supervision;
+
+use tensorpost_tests::harness;
+
+tensorpost_tests::modules!(
+    complaints,
+    deaths,
+    faults,
+    groups,
+    hangs,
+    hostile,
+    lifecycle,
+    node_death,
+    supervision
+);
+
+fn main() {
+    if node_death::play() {
+        return;
+    }
+    harness::run(program, cases())
+}

@@ -1,0 +1,35 @@
+//! What messages, tensors and actors promise while all goes well, and what is an error at once.
+
+mod addresses;
+mod backpressure;
+mod blocking;
+mod errors;
+mod forwarding;
+mod messages;
+mod ordering;
+mod parts;
+mod prepare;
+mod published;
+mod ready;
+mod tensors;
+
+use tensorpost_tests::harness;
+
+tensorpost_tests::modules!(
+    addresses,
+    backpressure,
+    blocking,
+    errors,
+    forwarding,
+    messages,
+    ordering,
+    parts,
+    prepare,
+    published,
+    ready,
+    tensors
+);
+
+fn main() {
+    harness::run(program, cases())
+}

@@ -1,0 +1,365 @@
+//! Published state: readers have whole versions, the newest wins, and old ones return.
+
+use std::time::Duration;
+
+use tensorpost::node::Spawned;
+use tensorpost::prelude::*;
+use tensorpost::published::{Publisher, Subscriber, Topic};
+use tensorpost_tests::cases;
+use tensorpost_tests::gate::{Door, Gate};
+use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::wait::{ask, until, until_allocations};
+
+/// Every element of every tensor is `step`.
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+struct Weights {
+    step: u64,
+    layers: Vec<Tensor>,
+}
+
+const LAYERS: usize = 3;
+
+/// The weights of one step, each layer written by a kernel of its own.
+fn weights(stream: &DeviceStream, step: u64) -> Weights {
+    let layer = |elements: usize| {
+        let mut layer = stream.empty(DType::U64, &[elements]).unwrap();
+        stream.run((layer.of_mut::<u64>(),), move |(layer,)| layer.fill(step)).unwrap();
+        layer.freeze()
+    };
+    Weights { step, layers: [100, 1000, 10].map(layer).into() }
+}
+
+fn is_whole(weights: &Weights) -> bool {
+    weights.layers.len() == LAYERS
+        && weights
+            .layers
+            .iter()
+            .all(|layer| layer.as_slice::<u64>().unwrap().iter().all(|e| *e == weights.step))
+}
+
+/// "Read until step `until` is there." Passes the door first. The reply is what was seen.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Seen)]
+struct Read {
+    until: u64,
+    door: Option<Door>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Seen {
+    /// Number and step of each version, in the order in which they came.
+    versions: Vec<(u64, u64)>,
+    /// Whether all of them were whole.
+    whole: bool,
+}
+
+/// "What do you have?" Number and step, if it is whole.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Option<(u64, u64)>)]
+struct Have;
+
+struct Reader {
+    weights: Subscriber<Weights>,
+}
+
+impl Actor for Reader {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Reader {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Reader { weights: Subscriber::follow(env, "weights") })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Read>().message::<Have>();
+    }
+}
+
+impl Handler<Read> for Reader {
+    type Result = ResponseFuture<Seen>;
+
+    fn handle(&mut self, read: Read, _: &mut Context<Self>) -> Self::Result {
+        let mut weights = self.weights.clone();
+        if let Some(door) = &read.door {
+            door.pass().expect("the gate is there");
+        }
+        Box::pin(async move {
+            let mut seen = Seen { versions: Vec::new(), whole: true };
+            loop {
+                if let Some(version) = weights.latest() {
+                    seen.versions.push((version.number, version.value.step));
+                    seen.whole &= is_whole(&version.value);
+                    if version.value.step >= read.until {
+                        return seen;
+                    }
+                }
+                weights.changed().await.expect("the node is there");
+            }
+        })
+    }
+}
+
+impl Handler<Have> for Reader {
+    type Result = MessageResult<Have>;
+
+    fn handle(&mut self, _: Have, _: &mut Context<Self>) -> Self::Result {
+        let version = self.weights.latest().filter(|version| is_whole(&version.value));
+        MessageResult(version.map(|version| (version.number, version.value.step)))
+    }
+}
+
+/// "Publish these steps."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Result<Vec<u64>, String>)]
+struct Train(std::ops::Range<u64>);
+
+struct Trainer {
+    stream: DeviceStream,
+    weights: Publisher<Weights>,
+}
+
+impl Actor for Trainer {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Trainer {
+    type Args = Publisher<Weights>;
+
+    fn create(weights: Publisher<Weights>, env: &Env) -> anyhow::Result<Self> {
+        Ok(Trainer { stream: env.stream(), weights })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Train>();
+    }
+}
+
+impl Handler<Train> for Trainer {
+    type Result = ResponseFuture<Result<Vec<u64>, String>>;
+
+    fn handle(&mut self, train: Train, _: &mut Context<Self>) -> Self::Result {
+        let (stream, publisher) = (self.stream.clone(), self.weights.clone());
+        Box::pin(async move {
+            let mut numbers = Vec::new();
+            for step in train.0 {
+                let published = publisher.publish(weights(&stream, step)).await;
+                numbers.push(published.map_err(|error| error.to_string())?);
+            }
+            Ok(numbers)
+        })
+    }
+}
+
+pub(crate) fn program(builder: Builder) -> Builder {
+    builder.actor::<Topic<Weights>>().actor::<Reader>().actor::<Trainer>()
+}
+
+struct Scene {
+    node: Node,
+    stream: DeviceStream,
+    topic: Spawned<Topic<Weights>>,
+    publisher: Publisher<Weights>,
+}
+
+impl Scene {
+    fn new(builder: Builder) -> Self {
+        let node = builder.start().unwrap();
+        let stream = node.host_stream().unwrap();
+        let topic = node.spawn::<Topic<Weights>>(()).name("weights").start().unwrap();
+        let publisher = Publisher::new(topic.address());
+        Scene { node, stream, topic, publisher }
+    }
+
+    fn reader(&self) -> Spawned<Reader> {
+        self.node.spawn::<Reader>(()).start().unwrap()
+    }
+
+    fn publish(&self, steps: std::ops::RangeInclusive<u64>) {
+        self.node.block_on(async {
+            for step in steps {
+                self.publisher.publish(weights(&self.stream, step)).await.unwrap();
+            }
+        });
+    }
+
+    fn until_has(&self, reader: &Spawned<Reader>, number: u64, step: u64) {
+        until("the version is there", || ask(&self.node, &reader.address(), Have) == Some((number, step)));
+    }
+}
+
+/// LEASE-1, MBX-2: whatever the readers are at, each sees whole versions in order, and none stays for longer than
+/// somebody reads it.
+fn a_thousand_versions_four_readers(builder: Builder) {
+    let scene = Scene::new(builder);
+    let readers: Vec<Spawned<Reader>> = (0..4).map(|_| scene.reader()).collect();
+    let reads: Vec<_> =
+        readers.iter().map(|reader| reader.address().ask(Read { until: 1000, door: None })).collect();
+    scene.publish(1..=1000);
+    for read in reads {
+        let seen = scene.node.block_on(read).unwrap();
+        assert!(seen.whole, "a version was torn");
+        assert!(seen.versions.iter().all(|(number, step)| number == step), "the only publisher counts alike");
+        assert!(seen.versions.is_sorted_by(|a, b| a < b), "in order, each once");
+        assert_eq!(seen.versions.last(), Some(&(1000, 1000)));
+    }
+    until_allocations(&scene.node, LAYERS);
+}
+
+/// The newest wins: of fifty versions a reader that is busy gets those that were on their way, and the last.
+fn a_slow_reader_skips_versions_and_holds_few(builder: Builder) {
+    let scene = Scene::new(builder);
+    let reader = scene.reader();
+    scene.publish(1..=1);
+    scene.until_has(&reader, 1, 1);
+    let gate = Gate::new();
+    let read = reader.address().ask(Read { until: 50, door: Some(gate.door()) });
+    let arrival = gate.arrival();
+    scene.publish(2..=50);
+    // The topic's, the reader's, and one that is on its way.
+    until("old versions return while a reader is busy", || {
+        scene.node.transport().poll(&mut Default::default());
+        scene.stream.pool().stats().allocations <= 3 * LAYERS
+    });
+    arrival.open();
+    let seen = scene.node.block_on(read).unwrap();
+    assert!(seen.whole && seen.versions.len() <= 3, "{:?}", seen.versions);
+    assert_eq!(seen.versions.last(), Some(&(50, 50)));
+    until_allocations(&scene.node, LAYERS);
+}
+
+fn a_late_reader_gets_the_newest_at_once_and_nothing_else(builder: Builder) {
+    let scene = Scene::new(builder);
+    scene.publish(1..=20);
+    let reader = scene.reader();
+    let seen = ask(&scene.node, &reader.address(), Read { until: 20, door: None });
+    assert_eq!((seen.whole, seen.versions), (true, vec![(20, 20)]));
+
+    // One in the program itself, which looks for a name that nobody has yet.
+    let mut early = Subscriber::<Weights>::follow(&scene.node, "others");
+    assert!(early.latest().is_none());
+    let others = scene.node.spawn::<Topic<Weights>>(()).name("others").start().unwrap();
+    let publisher = scene.node.block_on(Publisher::named(&scene.node, "others")).unwrap();
+    assert_eq!(scene.node.block_on(publisher.publish(weights(&scene.stream, 7))).unwrap(), 1);
+    scene.node.block_on(early.changed()).unwrap();
+    let version = early.latest().unwrap();
+    assert!(version.number == 1 && is_whole(&version.value));
+    let quiet = scene
+        .node
+        .block_on(async { tokio::time::timeout(Duration::from_millis(50), early.changed()).await.is_err() });
+    assert!(quiet, "the newest was seen");
+    drop(others);
+}
+
+/// LEASE-4: what a dead reader had comes back, and nobody else notices.
+fn a_reader_that_dies_is_dropped(builder: Builder) {
+    let scene = Scene::new(builder);
+    let [victim, other] = [scene.reader(), scene.reader()];
+    scene.publish(1..=3);
+    scene.until_has(&victim, 3, 3);
+    scene.until_has(&other, 3, 3);
+    scene.node.supervisor().kill_worker(victim.worker());
+    scene.publish(4..=40);
+    scene.until_has(&other, 40, 40);
+    until_allocations(&scene.node, LAYERS);
+}
+
+/// The memory of a version outlives the process that made it; the next publisher goes on where it ended.
+fn readers_keep_the_last_version_of_a_publisher_that_died(builder: Builder) {
+    let scene = Scene::new(builder);
+    let trainer = || scene.node.spawn::<Trainer>(scene.publisher.clone()).start().unwrap();
+    let reader = scene.reader();
+    let first = trainer();
+    assert_eq!(ask(&scene.node, &first.address(), Train(10..13)), Ok(vec![1, 2, 3]));
+    scene.until_has(&reader, 3, 12);
+    scene.node.supervisor().kill_worker(first.worker());
+    until("the node knows", || scene.node.block_on(first.address().ask(Train(0..0))).is_err());
+    // Whole, in memory of the dead; for a new reader too.
+    scene.until_has(&reader, 3, 12);
+    let late = scene.reader();
+    scene.until_has(&late, 3, 12);
+    let second = trainer();
+    assert_eq!(ask(&scene.node, &second.address(), Train(20..22)), Ok(vec![4, 5]));
+    scene.until_has(&reader, 5, 21);
+    scene.until_has(&late, 5, 21);
+}
+
+/// Under the same name, a new topic: what is published there is newer than what any reader has.
+fn subscribers_find_the_topic_again_when_it_is_another(builder: Builder) {
+    let scene = Scene::new(builder);
+    let reader = scene.reader();
+    scene.publish(1..=9);
+    scene.until_has(&reader, 9, 9);
+    scene.node.supervisor().kill_worker(scene.topic.worker());
+    until("the name is free", || scene.node.lookup::<Read>("weights").is_err());
+    scene.until_has(&reader, 9, 9);
+
+    let topic = scene.node.spawn::<Topic<Weights>>(()).name("weights").start().unwrap();
+    let publisher = Publisher::<Weights>::new(topic.address());
+    scene.node.block_on(publisher.publish(weights(&scene.stream, 100))).unwrap();
+    scene.until_has(&reader, 10, 100);
+    assert_eq!(scene.node.block_on(publisher.publish(weights(&scene.stream, 101))).unwrap(), 11);
+    scene.until_has(&reader, 11, 101);
+}
+
+/// The same addresses, and other processes behind them.
+fn a_topic_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
+    let node = builder.start().unwrap();
+    let policy = Restart::on_failure(3);
+    let topic = node.spawn::<Topic<Weights>>(()).name("weights").restart(policy).start().unwrap();
+    let trainer = node.spawn::<Trainer>(Publisher::new(topic.address())).restart(policy).start().unwrap();
+    let reader = node.spawn::<Reader>(()).start().unwrap();
+    let has = |step: u64, above: u64| {
+        let mut number = 0;
+        until("the version is there", || match ask(&node, &reader.address(), Have) {
+            Some((found, have)) if have == step => {
+                number = found;
+                true
+            }
+            _ => false,
+        });
+        assert!(number > above, "{number} is not above {above}");
+        number
+    };
+    assert_eq!(ask(&node, &trainer.address(), Train(0..5)), Ok(vec![1, 2, 3, 4, 5]));
+    let number = has(4, 4);
+    node.supervisor().kill_worker(trainer.worker());
+    // Waits for the next life of the trainer, unless the node has not seen the end of this one yet.
+    until("it trains again", || matches!(node.block_on(trainer.address().ask(Train(10..12))), Ok(Ok(_))));
+    let number = has(11, number);
+    node.supervisor().kill_worker(topic.worker());
+    until("the topic is restarted", || {
+        node.workers().iter().any(|worker| worker.worker == topic.worker() && worker.restarts > 0)
+    });
+    until("it publishes again", || matches!(node.block_on(trainer.address().ask(Train(20..21))), Ok(Ok(_))));
+    has(20, number);
+}
+
+/// A question that waits does not hold up a shutdown.
+fn a_node_with_readers_shuts_down_at_once(builder: Builder) {
+    let scene = Scene::new(builder);
+    let readers = [scene.reader(), scene.reader()];
+    scene.publish(1..=2);
+    readers.iter().for_each(|reader| scene.until_has(reader, 2, 2));
+    let mut own = Subscriber::<Weights>::follow(&scene.node, "weights");
+    scene.node.block_on(own.changed()).unwrap();
+    let report = scene.node.shutdown(Duration::from_secs(10)).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    assert!(own.latest().is_some(), "it keeps what it has");
+    assert!(scene.node.block_on(own.changed()).is_err());
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    cases![
+        a_thousand_versions_four_readers,
+        a_slow_reader_skips_versions_and_holds_few,
+        a_late_reader_gets_the_newest_at_once_and_nothing_else,
+        a_reader_that_dies_is_dropped,
+        readers_keep_the_last_version_of_a_publisher_that_died,
+        subscribers_find_the_topic_again_when_it_is_another,
+        a_topic_and_a_publisher_that_are_restarted_go_on,
+        a_node_with_readers_shuts_down_at_once,
+    ]
+}

@@ -1,0 +1,18 @@
+//! Pipelines: what they promise, all going well and otherwise.
+
+mod actors;
+mod circles;
+mod errors;
+mod graphs;
+mod live;
+mod losses;
+mod promises;
+mod workers;
+
+use tensorpost_tests::harness;
+
+tensorpost_tests::modules!(actors, circles, errors, graphs, live, losses, promises, workers);
+
+fn main() {
+    harness::run(program, cases())
+}

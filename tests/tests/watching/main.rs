@@ -1,0 +1,15 @@
+//! What a node shows of itself to whoever looks: console, traces, page and metrics.
+
+mod console;
+mod console_trace;
+mod live;
+mod observe;
+mod user_metrics;
+
+use tensorpost_tests::harness;
+
+tensorpost_tests::modules!(console, console_trace, live, observe, user_metrics);
+
+fn main() {
+    harness::run(program, cases())
+}
