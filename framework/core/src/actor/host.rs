@@ -216,7 +216,7 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     };
     let mut ctx = Context::new();
     ctx.spawn(InboxTask::new(inbox, ended));
-    actix::spawn(async move {
+    let life = async move {
         // Before the actor in the order of declaration, so dropped after it.
         let _running = running;
         let mut life = pin!(ctx.into_future(actor));
@@ -228,7 +228,9 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
         if how.own_thread {
             Arbiter::current().stop();
         }
-    });
+    };
+    // Boxed, so that what tokio has of a task is compiled once, and not for each type of actor.
+    actix::spawn(life.boxed_local());
     Ok(())
 }
 

@@ -382,6 +382,7 @@ impl<T: Item> Branch<T> {
         }
         underway.since = self.meter.traces().then(Instant::now);
         let branch = Rc::clone(self);
+        // Not boxed: one for each item.
         actix::spawn(Watch { branch, ask, underway: Some(underway), rest: None });
     }
 
@@ -438,7 +439,7 @@ impl<T: Item> Branch<T> {
         // Counted like an item, so that `idle` waits for its answer: an end is answered when the receiver is done.
         self.begin(at, 0);
         let branch = Rc::clone(self);
-        actix::spawn(async move {
+        crate::worker::spawn(async move {
             let mut answer = match refused {
                 Some(error) => Err(error),
                 None => ask.await,

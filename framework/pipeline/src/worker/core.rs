@@ -59,7 +59,7 @@ impl Part {
         if fatal && !self.has_failed() {
             let events = self.config.events.clone();
             let event = Event::Failed(failure.clone());
-            actix::spawn(async move {
+            crate::worker::spawn(async move {
                 // A conductor that has gone needs no event.
                 let _ = events.send(event).await;
             });
@@ -124,7 +124,7 @@ impl Part {
         }
         let every = self.config.every;
         let part = Rc::clone(self);
-        actix::spawn(async move {
+        crate::worker::spawn(async move {
             let mut ticks = tokio::time::interval(Duration::from_millis(every.max(1)));
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             while !part.gone.get() {

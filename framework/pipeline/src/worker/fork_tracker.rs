@@ -111,7 +111,7 @@ impl ForkTracker {
 
     fn begin_telling(self: &Rc<Self>) {
         if !self.telling.replace(true) {
-            actix::spawn(tell(Rc::downgrade(self)));
+            crate::worker::spawn(tell(Rc::downgrade(self)));
         }
     }
 

@@ -43,5 +43,14 @@ mod stage;
 pub(super) mod waits;
 mod window;
 
+use futures_util::FutureExt;
+use tokio::task::JoinHandle;
+
 pub(super) use source::SourceActor;
 pub(super) use stage::StageActor;
+
+/// Spawns a task on this thread. Boxed, so that what tokio has of a task is compiled once, and not for each task of each stage:
+/// that was a quarter of all code that a program has for a stage.
+fn spawn(task: impl Future<Output = ()> + 'static) -> JoinHandle<()> {
+    actix::spawn(task.boxed_local())
+}

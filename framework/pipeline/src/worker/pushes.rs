@@ -63,7 +63,7 @@ impl Pushes {
                     let chain = self.part.config.chain;
                     let (tag, ack_guard) = of.map(|(tag, guard)| (tag, chain.then_some(guard))).unzip();
                     self.unanswered.update(|unanswered| unanswered + 1);
-                    actix::spawn(async move {
+                    crate::worker::spawn(async move {
                         if let Err(unserved) = answer.await {
                             pushes.unserved(tag, ack_guard.flatten(), unserved);
                         }

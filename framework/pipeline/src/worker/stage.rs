@@ -184,7 +184,7 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
             // where an actor has died by a panic, and its process goes on.
             Control::Exited { lanes, orphans, with: Some(process) } => {
                 let env = core.part.env.clone();
-                actix::spawn(async move {
+                crate::worker::spawn(async move {
                     env.until_read(process).await;
                     let again = Control::Exited { lanes, orphans, with: None };
                     // An actor that has ended need not hear it.

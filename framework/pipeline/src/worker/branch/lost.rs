@@ -89,7 +89,7 @@ impl<T: Item> Branch<T> {
     fn follow_gap(self: &Rc<Self>, at: usize, ask: Ask<EdgeMessage<T>>, order: Order) {
         self.begin(at, 0);
         let branch = Rc::clone(self);
-        actix::spawn(async move {
+        crate::worker::spawn(async move {
             if ask.await.is_err() {
                 if !branch.restarts {
                     branch.to[at].exited.set(true);

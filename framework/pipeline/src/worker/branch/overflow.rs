@@ -116,7 +116,7 @@ impl<T: Item> Branch<T> {
         }
         if !overflow.pumping.replace(true) {
             let (branch, pumped) = (Rc::clone(self), Rc::clone(overflow));
-            let pump = actix::spawn(async move { branch.pump(&pumped, offered).await });
+            let pump = crate::worker::spawn(async move { branch.pump(&pumped, offered).await });
             overflow.pump.replace(Some(pump));
         }
     }
@@ -172,7 +172,7 @@ impl<T: Item> Branch<T> {
         drop(item);
         if tag.order.is_some() {
             let branch = Rc::clone(self);
-            actix::spawn(async move {
+            crate::worker::spawn(async move {
                 branch.leave_gap(&tag).boxed_local().await;
                 drop(ack_guard);
             });

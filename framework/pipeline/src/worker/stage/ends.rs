@@ -69,7 +69,7 @@ impl<S: Stage> Core<S> {
     fn begin_end(self: &Rc<Self>) {
         self.ends.borrow_mut().passing = true;
         let core = Rc::clone(self);
-        actix::spawn(async move { core.end().await });
+        crate::worker::spawn(async move { core.end().await });
     }
 
     /// Says that nothing more comes from here, and is done when all was answered. One at a time, because two would wait
