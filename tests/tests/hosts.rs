@@ -62,9 +62,17 @@ struct Count {
 #[gpu_message(reply = (u32, Vec<String>))]
 struct HowMany;
 
-/// "Take nothing until I say so."
+/// "Take nothing until this one lets you."
 #[derive(Serialize, Deserialize, GpuMessage)]
-struct Hold;
+struct Hold(Address<MayGo>);
+
+/// "May I go on?" Answered when there was an [`Open`].
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = ())]
+struct MayGo;
+
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Open;
 
 /// "Fail."
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -150,7 +158,6 @@ impl Handler<HasPart> for Echoer {
 struct Counter {
     count: u32,
     wrong: Vec<String>,
-    held: bool,
 }
 
 impl Actor for Counter {
@@ -193,16 +200,59 @@ impl Handler<HowMany> for Counter {
 impl Handler<Hold> for Counter {
     type Result = ();
 
-    fn handle(&mut self, _: Hold, ctx: &mut Context<Self>) {
-        self.held = true;
-        // Until the mailbox must be full for long.
-        let time = actix::fut::wrap_future(tokio::time::sleep(Duration::from_millis(1500)));
-        ctx.wait(actix::fut::ActorFutureExt::map(time, |(), counter: &mut Counter, _| counter.held = false));
+    fn handle(&mut self, Hold(gate): Hold, ctx: &mut Context<Self>) {
+        // Through the other host, while this mailbox stands still.
+        ctx.wait(actix::fut::wrap_future(async move { gate.ask(MayGo).await.expect("it opens") }));
+    }
+}
+
+/// Keeps whoever asks waiting.
+#[derive(Default)]
+struct Gatekeeper {
+    waiting: Vec<tokio::sync::oneshot::Sender<()>>,
+    open: bool,
+}
+
+impl Actor for Gatekeeper {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Gatekeeper {
+    type Args = ();
+
+    fn create((): (), _: &Env) -> anyhow::Result<Self> {
+        Ok(Gatekeeper::default())
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<MayGo>().message::<Open>();
+    }
+}
+
+impl Handler<MayGo> for Gatekeeper {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: MayGo, _: &mut Context<Self>) -> Self::Result {
+        let (go, gone) = tokio::sync::oneshot::channel();
+        if !self.open {
+            self.waiting.push(go);
+        }
+        // It ends with the sender.
+        Box::pin(async { drop(gone.await) })
+    }
+}
+
+impl Handler<Open> for Gatekeeper {
+    type Result = ();
+
+    fn handle(&mut self, _: Open, _: &mut Context<Self>) {
+        self.open = true;
+        self.waiting.clear();
     }
 }
 
 fn program(builder: Builder) -> Builder {
-    builder.actor::<Echoer>().actor::<Counter>()
+    builder.actor::<Echoer>().actor::<Counter>().actor::<Gatekeeper>()
 }
 
 /// The other host: an agent, with actors that others find by their names, until its standard input ends.
@@ -351,7 +401,8 @@ fn a_slow_consumer_holds_its_senders_up_and_nothing_is_lost(builder: Builder) {
     let hold = find::<Hold>(&node, "counter");
     let how_many = find::<HowMany>(&node, "counter");
     let stream = node.host_stream().expect("a stream");
-    deliver(&node, &hold, Hold);
+    let gatekeeper = node.spawn::<Gatekeeper>(()).start().expect("an actor");
+    deliver(&node, &hold, Hold(gatekeeper.address()));
     let mut full = 0;
     for number in 0..400 {
         let mut message = Count { number, tensor: numbers(&stream, number, 5000) };
@@ -359,6 +410,11 @@ fn a_slow_consumer_holds_its_senders_up_and_nothing_is_lost(builder: Builder) {
             Ok(()) => continue,
             Err(error) => {
                 assert!(matches!(error.reason, SendFailure::Full), "{error}");
+                if full == 0 {
+                    // Of the mailbox's four places each host has as many.
+                    assert!(number <= 8, "{number} were taken");
+                    deliver(&node, &gatekeeper.address(), Open);
+                }
                 full += 1;
                 message = error.message;
             }

@@ -145,7 +145,7 @@ impl Broker {
     /// `from` wants to hear what happens to an actor of another host.
     fn watch_foreign(&mut self, from: ProcessId, ticket: u64, actor: ActorId, out: &mut Vec<Delivery>) {
         let down = match self.known_foreign(actor) {
-            Some(Whereabouts::GaveUp(_) | Whereabouts::Nowhere) => self.watches.watch(from, actor, false),
+            Some(Whereabouts::GaveUp(reason)) => Some(Lifecycle::GaveUp { actor, reason }),
             Some(_) => self.watches.watch(from, actor, true),
             None => match self.reach(actor, out) {
                 Ok(reaching) if reaching.watchers.len() < MAX_WAITING_WATCHES => {
@@ -307,5 +307,112 @@ impl Broker {
             let message = FromNode::Found { ticket, found: None::<(ActorId, Location)> };
             out.push(Delivery { to, message, descriptors: Vec::new() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(slot: u16) -> ProcessId {
+        ProcessId::new(slot, 0).unwrap()
+    }
+
+    /// A broker on host 3, with a gateway and two workers.
+    fn broker() -> Broker {
+        let mut broker = Broker::default();
+        (0..4).for_each(|slot| drop(broker.joined(process(slot))));
+        broker.roster.host = 3;
+        broker.roster.host_is_known = true;
+        broker.foreign.set_gateway(process(1));
+        broker
+    }
+
+    fn handle(
+        broker: &mut Broker,
+        from: u16,
+        message: ToNode,
+    ) -> Result<Vec<(ProcessId, String)>, Complaint> {
+        let mut out = Vec::new();
+        broker.handle(process(from), message, Vec::new(), &mut out)?;
+        Ok(out.into_iter().map(|said| (said.to, format!("{:?}", said.message))).collect())
+    }
+
+    fn says(broker: &mut Broker, said: FromGateway) -> Vec<(ProcessId, String)> {
+        handle(broker, 1, ToNode::Hosts(said)).unwrap()
+    }
+
+    const FAR: ActorId = ActorId((5 << 48) | 7);
+
+    #[test]
+    fn who_wants_an_actor_of_another_host_waits_until_its_mailbox_takes_messages() {
+        let mut broker = broker();
+        let asked = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
+        assert!(asked[0].0 == process(1) && asked[0].1.contains("Reach"), "{asked:?}");
+        // The second waits for the same answer, and so does who watches.
+        assert_eq!(handle(&mut broker, 3, ToNode::WantActor { actor: FAR }).unwrap(), []);
+        assert_eq!(handle(&mut broker, 3, ToNode::Watch { ticket: 9, actor: FAR }).unwrap(), []);
+
+        let placed = says(&mut broker, FromGateway::Reached { actor: FAR, capacity: 8 });
+        assert!(placed.len() == 1 && placed[0].1.contains("Serve"), "{placed:?}");
+        assert_eq!(says(&mut broker, FromGateway::Reached { actor: FAR, capacity: 8 }), [], "a second time");
+        let told = says(&mut broker, FromGateway::Serving { actor: FAR });
+        let at = |to: u16| told.iter().any(|(who, what)| *who == process(to) && what.contains("At(Location"));
+        assert!(
+            at(2) && at(3) && told.iter().any(|(_, what)| what.contains("ticket: 9, down: None")),
+            "{told:?}"
+        );
+        assert_eq!(broker.foreign.reaching.len(), 0);
+
+        // Its host is lost: all are told, who watches too, and then the mailbox closes.
+        let why = Some(EndReason::OutOfReach("host 5 is lost".into()));
+        let told = says(&mut broker, FromGateway::OutOfReach { actor: FAR, why });
+        let found = |what: &str| told.iter().position(|(_, said)| said.contains(what)).expect(what);
+        assert!(found("GaveUp(OutOfReach") < found("Lifecycle(GaveUp"), "{told:?}");
+        assert!(found("Lifecycle(GaveUp") < found("Withdraw"), "{told:?}");
+        let again = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
+        assert!(again[0].1.contains("host 5 is lost"), "it is remembered: {again:?}");
+    }
+
+    // WIRE-1.
+    #[test]
+    fn nobody_else_speaks_as_the_gateway_and_its_own_actors_are_no_others() {
+        let mut broker = broker();
+        let said = ToNode::Hosts(FromGateway::OutOfReach { actor: FAR, why: None });
+        assert!(matches!(handle(&mut broker, 2, said), Err(Complaint::NotTheGateway)));
+        let own = ActorId((3 << 48) | 1);
+        let answer = handle(&mut broker, 2, ToNode::WantActor { actor: own }).unwrap();
+        assert!(answer[0].0 == process(2) && answer[0].1.contains("Nowhere"), "{answer:?}");
+        handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
+        let told = says(&mut broker, FromGateway::Reached { actor: FAR, capacity: MAX_MAILBOX + 1 });
+        assert!(told.iter().any(|(to, what)| *to == process(2) && what.contains("GaveUp")), "{told:?}");
+        assert_eq!(handle(&mut broker, 1, ToNode::Lookup { ticket: 1, name: "x".into() }).unwrap().len(), 1);
+    }
+
+    // MBX-2.
+    #[test]
+    fn what_waits_is_bounded_and_ends_with_the_gateway() {
+        let mut broker = broker();
+        for number in 0..MAX_REACHING as u64 {
+            let actor = ActorId((5 << 48) | number);
+            assert_eq!(handle(&mut broker, 2, ToNode::WantActor { actor }).unwrap().len(), 1);
+        }
+        let more = handle(&mut broker, 2, ToNode::WantActor { actor: ActorId(6 << 48) }).unwrap();
+        assert!(more[0].1.contains("one too many"), "{more:?}");
+        let lookup = ToNode::Lookup { ticket: 4, name: "far".into() };
+        assert!(handle(&mut broker, 3, lookup).unwrap()[0].1.contains("Find"));
+
+        let mut out = Vec::new();
+        broker.left(process(1), &mut out);
+        let told = |to: u16, what: &str| {
+            let count =
+                |said: &&Delivery| said.to == process(to) && format!("{:?}", said.message).contains(what);
+            out.iter().filter(count).count()
+        };
+        assert_eq!(told(2, "the gateway of this host has ended"), MAX_REACHING);
+        assert_eq!(told(3, "Found { ticket: 4, found: None }"), 1);
+        assert!(broker.foreign.reaching.is_empty() && broker.foreign.lookups.is_empty());
+        let after = handle(&mut broker, 2, ToNode::Watch { ticket: 1, actor: FAR }).unwrap();
+        assert!(matches!(&after[..], [(_, said)] if said.contains("GaveUp")), "{after:?}");
     }
 }

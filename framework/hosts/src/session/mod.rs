@@ -539,6 +539,11 @@ impl Session {
         }
     }
 
+    /// How much there is to tell the gateway.
+    pub(crate) fn untold(&self) -> usize {
+        self.events.len()
+    }
+
     /// The next thing to tell the gateway.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
