@@ -102,6 +102,9 @@
 //! `ndarray` views. `dlpack`: tensors to and from other libraries of the process. `testing`: an attribute for tests that start workers, faults at named points and
 //! leak checks, for tests of programs.
 
+#[cfg(feature = "hosts")]
+#[doc(inline)]
+pub use tensorpost_core::api::hosts;
 #[cfg(feature = "testing")]
 #[doc(inline)]
 pub use tensorpost_core::api::testing::{self, test};

@@ -55,6 +55,26 @@ pub mod device {
     pub use crate::ids::DeviceId;
 }
 
+/// Several machines: one node of programs on several hosts.
+///
+/// ```no_run
+/// use tensorpost::hosts::Hosts;
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().hosts(Hosts::head("127.0.0.1:7117").name("first")).start()?;
+/// for host in node.hosts()? {
+///     println!("{}: {} at {}", host.number, host.name, host.address);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "hosts")]
+pub mod hosts {
+    pub use crate::node::hosts::{Hosts, HostsError};
+    pub use crate::transport::hosts::Host;
+}
+
 /// Messages: values with tensors anywhere inside, and what is checked of them before they leave and when they arrive.
 ///
 /// ```

@@ -45,6 +45,8 @@ mod device;
 pub mod fault;
 #[cfg(not(feature = "inside"))]
 mod fault;
+#[cfg(feature = "hosts")]
+mod gateway;
 #[cfg(feature = "inside")]
 #[doc(hidden)]
 pub mod ids;

@@ -140,6 +140,22 @@ pub const ALLOCATION_UNIT: u64 = 512;
 /// Events of a watched actor that wait for whoever watches it; of more, the oldest are dropped and counted.
 pub const WATCH_EVENTS: usize = 256;
 
+/// Notes for another host that wait because it does not say that it received those before; of more, it is given up.
+#[cfg(feature = "hosts")]
+pub const MAX_WAITING_NOTES: usize = 1 << 12;
+
+/// Questions of another host that this one has not answered yet; of more, it is told that there is nothing.
+#[cfg(feature = "hosts")]
+pub const MAX_HOST_QUESTIONS: usize = 1 << 10;
+
+/// Longest text that says to another host why something did not work, in bytes.
+#[cfg(feature = "hosts")]
+pub const MAX_HOST_TEXT: usize = 2 << 10;
+
+/// Threads of the gateway that wait for tensors which are still being made.
+#[cfg(feature = "hosts")]
+pub const MAX_GATEWAY_WAITS: usize = 64;
+
 /// Bytes a host pool may take, unless the node says otherwise.
 pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 

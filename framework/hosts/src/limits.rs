@@ -44,6 +44,11 @@ pub const MAX_NOTE: usize = 64 << 10;
 /// See [`MAX_NOTE`].
 pub const MAX_NOTES: usize = 256;
 
+/// What a session has to tell its gateway, past which nothing more is heard of the other side until some of it was taken. One frame
+/// can lead to [`MAX_DONE`] more.
+pub const MAX_EVENTS: usize = 1 << 13;
+const _: () = assert!(MAX_EVENTS > 2 * MAX_DONE);
+
 /// Longest text that says why something was refused.
 pub const MAX_WHY: usize = 4 << 10;
 

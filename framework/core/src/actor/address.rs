@@ -89,8 +89,8 @@ pub enum RegisterError {
 impl<M: GpuMessage> Address<M> {
     pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location, takes: bool) -> Self {
         let location = transport.location_of(actor, location);
-        // Made now, the link is there when the first message is sent.
-        if location.process != transport.process() {
+        // Made now, the link is there when the first message is sent. Of an actor of another host the location is one there.
+        if !transport.meets_foreign(actor) && location.process != transport.process() {
             let _ = transport.link(location.process);
         }
         Address { transport, actor, location, takes, key: message_key::<M>(), message: PhantomData }

@@ -33,7 +33,7 @@ pub enum SendFailure {
     /// The actor is between two lives: its supervisor restarts it.
     #[error("the actor is being restarted; wait with `send`, or try again later")]
     Restarting,
-    /// The actor's restarts are used up, and it ended once more, for this reason; or the node shuts down.
+    /// The actor's restarts are used up, and it ended once more, for this reason; or the node shuts down, or its host is lost.
     #[error("{}", gave_up(.0))]
     GaveUp(EndReason),
     /// The actor's process has ended, and the actor does not come back.
@@ -157,6 +157,7 @@ impl<M> std::error::Error for AskError<M> {}
 fn gave_up(reason: &EndReason) -> String {
     match reason {
         EndReason::NodeStopped => format!("the actor has ended: {reason}"),
+        EndReason::OutOfReach(_) => format!("the actor is out of reach: {reason}"),
         reason => format!("the actor has ended, and its restarts are used up: {reason}"),
     }
 }

@@ -21,7 +21,7 @@ use crate::device::DeviceError;
 use crate::ids::ProcessId;
 use crate::message::packed::Lists;
 use crate::message::portable::Describe;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "raw")]
 use crate::message::raw::Unanswered;
 use crate::message::{GpuMessage, codec, message_key, scope};
 use crate::observe::context::TraceContext;
@@ -409,7 +409,7 @@ impl<M: GpuMessage> Envelope<M> {
 /// Sends what a handler's result has resolved to.
 #[inline]
 fn finish<M: GpuMessage>(done: Done<M::Reply>, reply: M::Reply) {
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     let reply = match M::answer(reply) {
         Ok(reply) => reply,
         Err(Unanswered::Refused(why)) => return done.refuse(Refusal::Undelivered(why)),
@@ -529,10 +529,10 @@ where
             Poll::Ready(Ok(None)) => {}
             Poll::Ready(Ok(Some(fetched))) => {
                 // The originals go here, behind the copies (CLOCK-2).
-                #[cfg(feature = "foreign")]
+                #[cfg(feature = "raw")]
                 let key = self.message.run_time_key();
                 self.message = fetched.message;
-                #[cfg(feature = "foreign")]
+                #[cfg(feature = "raw")]
                 if let Some(key) = key {
                     self.message.set_run_time_key(key);
                 }
@@ -562,7 +562,7 @@ where
             Done::Remote(receipt) => Some(receipt.frame()),
             Done::Local(_) => None,
         };
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "raw")]
         if let Some(key) = self.message.run_time_key() {
             return (key, frame);
         }

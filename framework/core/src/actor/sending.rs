@@ -180,7 +180,11 @@ fn expect<M: GpuMessage>(
 
 pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Result<(), SendError<M>> {
     let (mut message, mut way) = (Some(message), None);
-    let Err(reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
+    let Err(mut reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
+    if matches!(reason, SendFailure::Restarting) && address.transport().meets_foreign(address.actor()) {
+        // Whether it is restarted, its own host alone knows. From here the way to it is being made.
+        reason = SendFailure::Full;
+    }
     if may_wait(&reason) && way.as_ref().is_some_and(Route::may_lack_leases) {
         // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody waits, so
         // nothing else wakes it.

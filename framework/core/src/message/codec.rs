@@ -11,12 +11,13 @@ use super::meter::{self, Meter, Spent};
 use super::nesting::{self, NestingError};
 use super::packed::{Lists, Packing};
 use super::parts;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "raw")]
 use super::raw;
 use super::scope::{self, Incoming, Outgoing, Outline};
 use crate::clock::Ticket;
 use crate::clock::taint::Tainted;
 use crate::fault;
+use crate::ids::DeviceId;
 use crate::lease::Lease;
 use crate::limits::MAX_BODY;
 use crate::os::vital;
@@ -68,6 +69,9 @@ pub enum EncodeError {
         /// The tensor's shape.
         shape: Vec<usize>,
     },
+    /// It has what cannot go to an actor of another host.
+    #[error("it goes to an actor of another host, and {0}")]
+    LeavesHost(&'static str),
     /// It has what could be read as a part of a split tensor, and is none of the parts in it.
     #[error(
         "it describes a part {index} of a split tensor by hand, under the key `$part`, which only a TensorPart may; rename the key, \
@@ -152,9 +156,9 @@ pub(crate) fn encode_as<T: Serialize>(
             Lists::Numbers => value.serialize(&mut serializer),
         }
     })?;
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     let mut outgoing = outgoing;
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     if let Some(raw) = outgoing.raw.take() {
         body = raw;
     }
@@ -183,6 +187,25 @@ pub(crate) fn encode_for_peer<T: Serialize>(
         return Err(EncodeError::NotShared { shape: shape.unwrap_or_default() });
     }
     Ok(encoded)
+}
+
+impl Encoded {
+    /// Whether it can go to an actor of another host.
+    ///
+    /// # Errors
+    /// [`EncodeError::LeavesHost`].
+    pub(crate) fn may_leave_host(&self) -> Result<(), EncodeError> {
+        if !self.parts.is_empty() {
+            let why =
+                "has a part of a split tensor, whose other parts stay here; join them first, or send a copy";
+            return Err(EncodeError::LeavesHost(why));
+        }
+        if self.leases.iter().any(|(lease, _)| lease.device() != DeviceId::HOST) {
+            let why = "has a tensor in the memory of a GPU, which does not go between hosts yet; send it in the memory of the host";
+            return Err(EncodeError::LeavesHost(why));
+        }
+        Ok(())
+    }
 }
 
 /// [`tensors`], for the fuzz targets. Never for a program: a second tensor on the lease of a writable one is a second name for
@@ -237,7 +260,7 @@ pub fn decode<T: DeserializeOwned>(
             tensors,
             context,
             forms,
-            #[cfg(feature = "foreign")]
+            #[cfg(feature = "raw")]
             raw: raw::is_raw::<T>().then(|| body.to_vec()),
         };
         let decoded = scope::decoding(incoming, || read(body));

@@ -37,7 +37,15 @@ pub mod nesting;
 pub(crate) mod packed;
 pub(crate) mod parts;
 pub mod portable;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "raw")]
+#[cfg_attr(
+    not(feature = "foreign"),
+    allow(
+        dead_code,
+        unreachable_pub,
+        reason = "what packages of other languages need, the gateway does not"
+    )
+)]
 pub(crate) mod raw;
 #[cfg(feature = "foreign")]
 pub(crate) mod raw_item;
@@ -96,14 +104,14 @@ pub trait GpuMessage:
     const REPLY_MAY_HOLD_TENSORS: bool = true;
 
     /// The key, where only the value knows it.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     #[doc(hidden)]
     fn run_time_key(&self) -> Option<u64> {
         None
     }
 
     /// The value was read once more, and its key is this.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     #[doc(hidden)]
     fn set_run_time_key(&mut self, _key: u64) {}
 
@@ -111,7 +119,7 @@ pub trait GpuMessage:
     ///
     /// # Errors
     /// Why there is none.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     #[doc(hidden)]
     fn answer(reply: Self::Reply) -> Result<Self::Reply, raw::Unanswered> {
         Ok(reply)

@@ -1,6 +1,6 @@
 //! Messages whose type is known only at run time: a key, a body that somebody else has written, and tensors.
 //!
-//! Used by the package for Python, through `tensorpost_core::foreign`. Such a message takes the way of any other, and its body
+//! Used by the package for Python, through `tensorpost_core::foreign`, and by the gateway between hosts. Such a message takes the way of any other, and its body
 //! is neither written nor read by serde: [`codec`](super::codec) takes it as it is, and looks only for what holds of all bodies.
 //!
 //! **Invariants.** WIRE-1 of the values inside is upheld by whoever has the schema. ONE-WRITER: what stands on memory in parts

@@ -41,7 +41,7 @@ pub struct Outgoing {
     /// Each part of a split tensor; its whole is among `tensors`.
     pub(crate) parts: Vec<Arc<Inner>>,
     /// The body, where it was written before.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     pub(super) raw: Option<Vec<u8>>,
 }
 
@@ -55,7 +55,7 @@ pub struct Incoming {
     /// What its body has of parts of split tensors.
     pub(super) forms: Vec<Form>,
     /// Its body, where that is wanted as it is.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "raw")]
     pub(super) raw: Option<Vec<u8>>,
 }
 
@@ -237,7 +237,7 @@ pub(super) fn has_form(form: &Form) -> bool {
 }
 
 /// The value that is being encoded is this body with these tensors, and nothing else.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "raw")]
 pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
@@ -279,7 +279,7 @@ pub(super) fn all_lent() -> Option<Vec<Tensor>> {
 }
 
 /// The body of the message that is being decoded, with its tensors.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "raw")]
 pub(super) fn read_raw() -> Option<(Vec<u8>, Vec<Tensor>)> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Decoding(incoming)) => {

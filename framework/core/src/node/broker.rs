@@ -20,6 +20,8 @@ use crate::clock::taint::{EpochPage, TaintRange};
 use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
+#[cfg(feature = "hosts")]
+use crate::node::foreign::Foreign;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::link_messages::{Answer, LinkMessages};
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
@@ -31,7 +33,7 @@ use crate::os::foreign;
 use crate::os::remedy::OPEN_FILES;
 use crate::transport::WhyRefused;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
-use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
+use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown, Whereabouts};
 
 /// A message on its way to a process, with its descriptors.
 #[derive(Debug)]
@@ -78,6 +80,9 @@ pub(crate) enum Complaint {
     ForgedTaint(TaintRange),
     #[error("it reported more tainted ranges than its streams can have; the rest is not believed")]
     TooMuchTaint,
+    #[cfg(feature = "hosts")]
+    #[error("it speaks as the gateway to other hosts, which it is not")]
+    NotTheGateway,
     #[error("its half of a link to {0} could not be passed on ({1}); {OPEN_FILES}")]
     NoHalf(ProcessId, #[source] io::Error),
 }
@@ -109,7 +114,10 @@ pub(crate) struct Broker {
     questions: Questions,
     reclaims: Reclaims,
     link_messages: LinkMessages,
-    watches: Watches,
+    pub(super) watches: Watches,
+    /// Actors of other hosts.
+    #[cfg(feature = "hosts")]
+    pub(crate) foreign: Foreign,
     // The last life of each slot: what is not above it was a process once.
     lifecycle: HashMap<usize, u32>,
 }
@@ -172,7 +180,10 @@ impl Broker {
 
     /// Tells everybody where an actor is now.
     pub(crate) fn announce(&self, actor: ActorId, out: &mut Vec<Delivery>) {
-        let at = self.roster.whereabouts(actor);
+        self.announce_as(actor, &self.roster.whereabouts(actor), out);
+    }
+
+    pub(super) fn announce_as(&self, actor: ActorId, at: &Whereabouts, out: &mut Vec<Delivery>) {
         out.extend(self.roster.living().map(|to| Delivery {
             to,
             message: FromNode::Actor { actor, at: at.clone() },
@@ -195,6 +206,8 @@ impl Broker {
         }
         let dead = self.roster.leave(process);
         self.watches.left(process);
+        #[cfg(feature = "hosts")]
+        self.left_foreign(process, out);
         self.link_messages.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
@@ -241,6 +254,8 @@ impl Broker {
             dying: self.reclaims.len(),
             pairs: self.link_messages.len(),
             watched: self.watches.len(),
+            #[cfg(feature = "hosts")]
+            foreign: self.foreign.kept(),
             deaths: self.deaths.kept(),
         }
     }
@@ -284,6 +299,10 @@ impl Broker {
         descriptors: Vec<OwnedFd>,
         out: &mut Vec<Delivery>,
     ) -> Result<(), Complaint> {
+        #[cfg(feature = "hosts")]
+        if let Some(result) = self.handle_foreign(from, &message, out) {
+            return result.and_then(|()| expect(&descriptors, "what is about other hosts", 0));
+        }
         let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
         match message {
             ToNode::Route { to, link_message: LinkMessage::Link { number } } => {
@@ -376,10 +395,23 @@ impl Broker {
                     let entry = self.roster.actor(actor).filter(|entry| entry.started)?;
                     Some((actor, entry.location))
                 });
-                answer(FromNode::Found { ticket, found });
+                #[cfg(feature = "hosts")]
+                if found.is_none()
+                    && check_name(&name).is_ok()
+                    && self.find_elsewhere(from, ticket, &name, out)
+                {
+                    return expect(&descriptors, "a look-up", 0);
+                }
+                out.push(Delivery {
+                    to: from,
+                    message: FromNode::Found { ticket, found },
+                    descriptors: Vec::new(),
+                });
                 check_name(&name).map_err(Complaint::Name)?;
                 expect(&descriptors, "a look-up", 0)
             }
+            #[cfg(feature = "hosts")]
+            ToNode::Hosts(_) => Ok(()),
         }
     }
 
@@ -521,6 +553,9 @@ pub(crate) struct Kept {
     pub(crate) names: usize,
     /// Chunks, and owners of chunks.
     pub(crate) chunks: usize,
+    /// Actors and names of other hosts that somebody waits for.
+    #[cfg(feature = "hosts")]
+    pub(crate) foreign: usize,
     /// Questions that wait, owners that they wait for, askers and pings.
     pub(crate) parked: usize,
     /// The dead that somebody has not drained.

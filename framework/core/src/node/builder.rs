@@ -10,6 +10,8 @@ use super::console::{self, Console, LogRing};
 use super::handshake::{KnownTypes, THIS_PROGRAM};
 use super::hang::OnHang;
 use super::host::{Identity, Open, ProcessRuntime};
+#[cfg(feature = "hosts")]
+use super::hosts::Hosts;
 use super::limits::START_DEADLINE;
 use super::mps;
 use super::mps::Sharing;
@@ -37,6 +39,8 @@ pub struct NodeBuilder {
     trace: Option<PathBuf>,
     trace_records: usize,
     console: Console,
+    #[cfg(feature = "hosts")]
+    hosts: Option<Hosts>,
 }
 
 impl NodeBuilder {
@@ -54,6 +58,8 @@ impl NodeBuilder {
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
             console: Console::default(),
+            #[cfg(feature = "hosts")]
+            hosts: None,
         }
     }
 
@@ -148,6 +154,13 @@ impl NodeBuilder {
         self
     }
 
+    /// Makes the node one of several hosts: see [`Hosts`]. `None` leaves it alone.
+    #[cfg(feature = "hosts")]
+    pub fn hosts(mut self, hosts: impl Into<Option<Hosts>>) -> Self {
+        self.hosts = hosts.into();
+        self
+    }
+
     /// If this process is a worker, runs it and ends the process with it; otherwise returns. For programs that have
     /// something to do before they start a node, such as a test harness: call it first in `main`.
     pub fn run_if_worker(mut self) -> Self {
@@ -217,6 +230,7 @@ impl NodeBuilder {
             gpu_budget: self.gpu_budget,
             trace: trace.as_ref().map(|(_, trace)| trace.records()),
             detects_hangs: self.hang_limit.is_some(),
+            host: 0,
         };
         let pages = ProcessPages::of_the_node().map_err(NodeError::system)?;
         let epoch_page = Arc::clone(&pages.epoch_page);
@@ -252,18 +266,20 @@ impl NodeBuilder {
         let console = console.and_then(|(listener, log)| console::Server::start(listener, shared, log));
         let own: Arc<dyn ProcessRuntime> = process_runtime.clone();
         let supervisor = Arc::new(supervisor);
-        Ok((
-            process_runtime,
-            Processes {
-                supervisor,
-                process_runtime: own,
-                trace: trace.map(|(_, trace)| trace),
-                time_slices,
-                _console: console,
-                live: Mutex::new(live.into_iter().collect()),
-                _mps: mps,
-            },
-        ))
+        let processes = Processes {
+            supervisor,
+            process_runtime: own,
+            trace: trace.map(|(_, trace)| trace),
+            time_slices,
+            _console: console,
+            live: Mutex::new(live.into_iter().collect()),
+            _mps: mps,
+        };
+        #[cfg(feature = "hosts")]
+        if let Some(hosts) = self.hosts {
+            processes.become_one_of(hosts)?;
+        }
+        Ok((process_runtime, processes))
     }
 }
 

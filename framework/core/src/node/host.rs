@@ -64,6 +64,10 @@ pub trait ProcessRuntime: Send + Sync + 'static {
         ProcessMetrics::default()
     }
 
+    /// In the node's own process: which host of its node it runs on.
+    #[cfg(feature = "hosts")]
+    fn set_host(&self, _host: u16) {}
+
     /// Its memory and its links, for the console.
     fn survey(&self) -> Survey {
         Survey::default()
@@ -140,6 +144,8 @@ pub struct Identity {
     pub trace: Option<u32>,
     /// Whether it notes what waits in it: the node has a limit for hangs.
     pub detects_hangs: bool,
+    /// The number of the host that it runs on, in a node with several; 0 is the first, and the only one.
+    pub host: u16,
 }
 
 /// How a worker tells the node about its actors afterwards. Cheap to clone; usable on any thread.

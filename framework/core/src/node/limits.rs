@@ -59,6 +59,18 @@ pub const MAX_PARKED: usize = 2 * MAX_CHUNKS;
 /// Actors of which the node remembers why their supervisor gave them up; of earlier ones it says that they are gone.
 pub const MAX_GIVEN_UP: usize = 1 << 10;
 
+/// Actors of other hosts that are being reached at a time.
+#[cfg(feature = "hosts")]
+pub const MAX_REACHING: usize = 1 << 10;
+
+/// Of those who want to watch one of them, how many wait.
+#[cfg(feature = "hosts")]
+pub const MAX_WAITING_WATCHES: usize = 1 << 10;
+
+/// Names that are looked up on other hosts at a time.
+#[cfg(feature = "hosts")]
+pub const MAX_LOOKUPS: usize = 1 << 12;
+
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
 

@@ -66,10 +66,14 @@ pub(crate) mod console;
 pub(crate) mod control;
 mod deaths;
 mod files;
+#[cfg(feature = "hosts")]
+mod foreign;
 mod group;
 mod handshake;
 mod hang;
 pub mod host;
+#[cfg(feature = "hosts")]
+pub(crate) mod hosts;
 mod journal;
 pub mod limits;
 mod line;

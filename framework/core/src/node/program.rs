@@ -12,6 +12,8 @@ use crate::actor::{OnActorEnd, ProcessActors, Program, StartActor};
 use crate::clock::ProcessPages;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
+#[cfg(feature = "hosts")]
+use crate::gateway;
 use crate::lease::PoolOptions;
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::hang_probe::HangProbe;
@@ -21,6 +23,8 @@ use crate::observe::trace::TraceRing;
 use crate::stream::finish_own_work;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannel, FromNode};
+#[cfg(feature = "hosts")]
+use crate::transport::hosts::ToGateway;
 
 /// The status of a worker that cannot be reached any more: that of a main thread that panicked.
 const EXIT_DEAF: i32 = 101;
@@ -58,6 +62,7 @@ impl ProcessActors {
             // Before there is a stream, whose waits are noted from its beginning.
             transport.domain().detect_hangs();
         }
+        transport.set_host(identity.host);
         if let Some(bytes) = identity.gpu_budget {
             transport.set_gpu_budget(bytes);
         }
@@ -73,6 +78,10 @@ impl ProcessActors {
 
 impl ProcessRuntime for ProcessActors {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
+        #[cfg(feature = "hosts")]
+        if let FromNode::Hosts(ToGateway::Begin(settings)) = message {
+            return gateway::begin(self.transport(), settings);
+        }
         self.transport().from_node(message, descriptors);
     }
 
@@ -86,6 +95,11 @@ impl ProcessRuntime for ProcessActors {
 
     fn metrics(&self) -> ProcessMetrics {
         self.transport().metrics()
+    }
+
+    #[cfg(feature = "hosts")]
+    fn set_host(&self, host: u16) {
+        self.transport().set_host(host);
     }
 
     fn survey(&self) -> Survey {
@@ -159,7 +173,14 @@ impl ProcessRuntime for ProcessActors {
     }
 
     fn stop_actors(&self) -> LocalBoxFuture<'_, ()> {
-        self.stop().boxed_local()
+        async {
+            self.stop().await;
+            #[cfg(feature = "hosts")]
+            if let Some(gate) = self.transport().gate() {
+                gate.leave().await;
+            }
+        }
+        .boxed_local()
     }
 }
 

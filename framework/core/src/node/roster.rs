@@ -37,6 +37,11 @@ pub enum LocationError {
 pub(crate) struct Roster {
     living: HashSet<ProcessId>,
     actors: HashMap<ActorId, ActorEntry>,
+    /// The number of this host, which its actors are named with.
+    pub(crate) host: u16,
+    /// Whether the node has, or had, other hosts.
+    #[cfg(feature = "hosts")]
+    pub(crate) host_is_known: bool,
     last_actor: u64,
     /// Why actors ended for good that had a restart policy; the last of them.
     given_up: VecDeque<(ActorId, EndReason)>,
@@ -103,13 +108,27 @@ impl Roster {
         }
         let index = self.free_index(process)?;
         self.last_actor += 1;
-        let actor = ActorId(self.last_actor);
+        let actor = ActorId::numbered(self.host, self.last_actor);
         let location = Location { process, index, capacity };
         self.actors.insert(
             actor,
             ActorEntry { location, name: String::new(), started: false, away: false, moved: false },
         );
         Ok((actor, location))
+    }
+
+    /// Makes a location in the gateway for an actor of another host, which [`started`](Self::started) opens.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn place(
+        &mut self,
+        actor: ActorId,
+        gateway: ProcessId,
+        capacity: u32,
+    ) -> Result<Location, LocationError> {
+        let location = Location { process: gateway, index: self.free_index(gateway)?, capacity };
+        let entry = ActorEntry { location, name: String::new(), started: false, away: false, moved: false };
+        self.actors.insert(actor, entry);
+        Ok(location)
     }
 
     /// Ends the present life of an actor that will have another; returns where it was.

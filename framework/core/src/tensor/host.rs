@@ -10,6 +10,8 @@
 
 use std::time::Instant;
 
+#[cfg(feature = "hosts")]
+use super::TensorStatus;
 use super::{DType, Element, Layout, Tensor, TensorError, TensorMut};
 use crate::clock::{Ticket, Waited};
 use crate::ids::DeviceId;
@@ -143,7 +145,7 @@ impl Tensor {
     }
 
     /// WIRE-1: a layout that shows an element more than once can stand for any number of bytes.
-    pub(super) fn check_repeats(&self) -> Result<(), TensorError> {
+    pub(crate) fn check_repeats(&self) -> Result<(), TensorError> {
         let (bytes, memory) = self.packed_and_spanned();
         if bytes > memory.max(MAX_BROADCAST_BYTES) { Err(self.too_many_elements()) } else { Ok(()) }
     }
@@ -249,6 +251,58 @@ impl TensorMut {
         self.as_mut_slice::<T>()?.copy_from_slice(elements);
         Ok(())
     }
+}
+
+/// For what passes bytes on and computes nothing: the gateway to other hosts.
+#[cfg(feature = "hosts")]
+impl Tensor {
+    /// The bytes of a packed host tensor, in row-major order. Blocks until they are there.
+    ///
+    /// # Errors
+    /// As [`as_slice`](Self::as_slice), the dtype excepted.
+    pub(crate) fn packed_bytes(&self) -> Result<&[u8], TensorError> {
+        let range = check_bytes(self.device(), self.dtype, &self.layout)?;
+        self.wait(None)?;
+        // SAFETY: as for `as_slice`; every pattern of bytes is a value.
+        unsafe { elements(self.lease.address(), &range) }
+    }
+
+    /// Whether its bytes are there to be passed on as they lie, without a wait.
+    pub(crate) fn is_packed_and_ready(&self) -> bool {
+        self.is_contiguous() && self.status() == TensorStatus::Ready
+    }
+}
+
+#[cfg(feature = "hosts")]
+impl TensorMut {
+    /// The bytes of a packed host tensor, to write. Blocks until earlier work on them is done.
+    ///
+    /// # Errors
+    /// As [`as_mut_slice`](Self::as_mut_slice), the dtype excepted.
+    pub(crate) fn packed_bytes_mut(&mut self) -> Result<&mut [u8], TensorError> {
+        let range = check_bytes(self.device(), self.dtype(), self.layout())?;
+        self.wait(None)?;
+        let (address, _mapping) = self.lease().writable()?;
+        // SAFETY: as for `as_mut_slice`. What is written may be no value of the dtype; whoever reads it as such looks.
+        unsafe { elements_mut(address, &range) }
+    }
+}
+
+/// As [`check`], for bytes.
+#[cfg(feature = "hosts")]
+fn check_bytes(
+    device: DeviceId,
+    dtype: DType,
+    layout: &Layout,
+) -> Result<std::ops::Range<usize>, TensorError> {
+    if device != DeviceId::HOST {
+        return Err(TensorError::NotOnHost { device: device.to_string() });
+    }
+    if !layout.is_contiguous() {
+        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+        return Err(TensorError::NotContiguous { shape, strides });
+    }
+    Ok(layout.bytes_span(dtype)?)
 }
 
 /// Whether work on the stream of `stream` can reach memory of `device`.

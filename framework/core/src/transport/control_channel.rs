@@ -15,6 +15,8 @@ use crate::clock::taint::{TaintRange, TaintUpdate};
 use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use crate::transport::WhyRefused;
+#[cfg(feature = "hosts")]
+use crate::transport::hosts::{FromGateway, ToGateway};
 use crate::transport::lifecycle::{Lifecycle, ProcessDown, Whereabouts};
 
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names.
@@ -108,6 +110,9 @@ pub enum ToNode {
         /// The name.
         name: String,
     },
+    /// What this host's gateway says of others. Last, so that the form of the rest is that of a build without it.
+    #[cfg(feature = "hosts")]
+    Hosts(FromGateway),
 }
 
 /// From one process to another, by way of the node.
@@ -224,6 +229,9 @@ pub enum FromNode {
         /// Which.
         process: ProcessId,
     },
+    /// What this host's gateway is told. Last, as in [`ToNode`].
+    #[cfg(feature = "hosts")]
+    Hosts(ToGateway),
 }
 
 /// Where an actor lives.

@@ -11,6 +11,9 @@
 //! all its lives. Whoever waits in it is woken by each change (MOVED: what is known is seen by whoever sees that there is
 //! something).
 //!
+//! An actor of another host is where the node says, from the first message on: its address has a place that means something at
+//! its home alone (HOST-2), and what reaches it from here is a mailbox of this host's gateway.
+//!
 //! **Locks.** A shard of the table, then those of [`Actors`] and [`Links`], and a queue's locations. Nobody is woken
 //! under a shard, and nothing is sent to the node under one.
 //!
@@ -18,7 +21,7 @@
 //! cancellation** of a registration or a lookup the answer finds nobody, and is dropped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -36,6 +39,8 @@ use crate::transport::lifecycle::{EndReason, ExitedProcess, ProcessDown, Whereab
 #[derive(Debug)]
 pub(super) struct Directory {
     me: ProcessId,
+    /// The host that this process runs on, in a node with several.
+    host: AtomicU16,
     /// What the node has said of actors that did not stay where they were started.
     known: DashMap<ActorId, Known>,
     /// Whether there is any, so that a send need not look where nothing ever moved.
@@ -84,6 +89,7 @@ impl Directory {
     pub(super) fn new(me: ProcessId) -> Self {
         Directory {
             me,
+            host: AtomicU16::new(0),
             known: DashMap::new(),
             moved: AtomicBool::new(false),
             next: AtomicU64::new(0),
@@ -125,6 +131,57 @@ impl Directory {
         self.moved.load(Ordering::Acquire)
     }
 
+    pub(super) fn set_host(&self, host: u16) {
+        // Before anything is heard of other hosts, and by the one thread that opens the process.
+        self.host.store(host, Ordering::Relaxed);
+    }
+
+    #[cfg(feature = "hosts")]
+    pub(super) fn host(&self) -> u16 {
+        self.host.load(Ordering::Relaxed)
+    }
+
+    fn is_foreign(&self, actor: ActorId) -> bool {
+        actor.host() != self.host.load(Ordering::Relaxed)
+    }
+
+    /// Whether an actor lives on another host. From the first such on, routes are looked up: none of its addresses leads there.
+    pub(super) fn meets_foreign(&self, actor: ActorId) -> bool {
+        let foreign = self.is_foreign(actor);
+        if foreign {
+            // MOVED release, as in `note`.
+            self.moved.store(true, Ordering::Release);
+        }
+        foreign
+    }
+
+    /// As [`way_to`](Self::way_to), for a message. Where an actor of another host is not known yet, the node is asked.
+    pub(super) fn way_for(
+        &self,
+        actor: ActorId,
+        remembered: Location,
+        lifecycle: &ProcessLifecycle,
+        control: &dyn ControlChannel,
+    ) -> Way {
+        let way = self.way_to(actor, remembered);
+        if !self.is_foreign(actor) || !matches!(way, Way::To(_, None)) {
+            return way;
+        }
+        if lifecycle.is_stopped() {
+            return Way::Nowhere; // nobody would hear the answer
+        }
+        let waits = Known { at: None, queue: Queue::default(), arrived: false };
+        let way = match self.known.entry(actor) {
+            Entry::Occupied(entry) => return entry.get().way(),
+            Entry::Vacant(entry) => entry.insert(waits).way(),
+        };
+        if control.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
+            self.known.remove(&actor);
+            return Way::Nowhere;
+        }
+        way
+    }
+
     /// The way to `actor`: what the node said last, or else the location `remembered`.
     pub(super) fn way_to(&self, actor: ActorId, remembered: Location) -> Way {
         if !self.has_moved() {
@@ -135,6 +192,9 @@ impl Directory {
 
     /// The location that an address should remember: of one that is elsewhere now, the new one.
     pub(super) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
+        if self.is_foreign(actor) {
+            return remembered;
+        }
         match self.way_to(actor, remembered) {
             Way::To(location, _) => location,
             _ => remembered,

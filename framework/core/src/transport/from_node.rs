@@ -64,6 +64,11 @@ impl Transport {
                 }
             }
             FromNode::Reclaim { process } => self.reclaim(process),
+            #[cfg(feature = "hosts")]
+            FromNode::Hosts(said) => match self.gate() {
+                Some(gate) => gate.hear(said),
+                None => tracing::error!("the node takes this process for the gateway, which it is not"),
+            },
         }
         self.wakeups.wake_reader();
     }

@@ -132,6 +132,8 @@ pub enum Refusal {
     BadReply(String),
     /// A tensor of the message, or of the reply, depends on work that this process had not done when it died (DEATH-3).
     Tainted(ProcessId),
+    /// The actor lives on another host; this is what became of the message there, or with that host.
+    OutOfReach(String),
 }
 
 impl Refusal {
@@ -140,6 +142,7 @@ impl Refusal {
         match self {
             Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
             Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
+            Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, MAX_LOG_TEXT)),
             plain => plain,
         }
     }

@@ -40,6 +40,9 @@ pub enum EndReason {
     Group(String),
     /// It ended before anybody asked, too long ago for the node to remember why.
     Forgotten,
+    /// It lives on another host, which cannot be reached any more, or never could, as this says. What became of it there, nobody
+    /// here knows.
+    OutOfReach(String),
     /// It was between two lives, for whatever reason, when the node shut down: no other follows.
     NodeStopped,
     /// It stopped because it, or the node's program, wanted to.
@@ -57,6 +60,7 @@ impl EndReason {
             EndReason::Hung(text) => EndReason::Hung(change(text)),
             EndReason::Linked(text) => EndReason::Linked(change(text)),
             EndReason::Group(text) => EndReason::Group(change(text)),
+            EndReason::OutOfReach(text) => EndReason::OutOfReach(change(text)),
             plain @ (EndReason::Exit(_)
             | EndReason::Signal(_)
             | EndReason::Forgotten
@@ -83,6 +87,7 @@ impl fmt::Display for EndReason {
             EndReason::Hung(what) => write!(f, "it hung: {what}"),
             EndReason::Linked(what) => write!(f, "what it is linked to went down: {what}"),
             EndReason::Group(what) => write!(f, "it restarts with others: {what}"),
+            EndReason::OutOfReach(what) => f.write_str(what),
             EndReason::Forgotten => f.write_str("it ended some time ago"),
             EndReason::NodeStopped => f.write_str("it is not restarted any more, the node shuts down"),
             EndReason::Normal => f.write_str("it stopped"),
@@ -112,7 +117,7 @@ pub enum Lifecycle {
         /// The life: 0 was the first.
         incarnation: u32,
     },
-    /// A life of it has ended, and its restarts are used up, or the node shuts down. This was the last event.
+    /// A life of it has ended, and its restarts are used up, or the node shuts down, or its host is lost. This was the last event.
     GaveUp {
         /// The actor.
         actor: ActorId,
@@ -157,6 +162,9 @@ impl fmt::Display for Lifecycle {
             Lifecycle::Up { actor, incarnation } => write!(f, "{actor} is up, in life {incarnation}"),
             Lifecycle::GaveUp { actor, reason: reason @ EndReason::NodeStopped } => {
                 write!(f, "{actor} ended: {reason}")
+            }
+            Lifecycle::GaveUp { actor, reason: reason @ EndReason::OutOfReach(_) } => {
+                write!(f, "{actor} is out of reach: {reason}")
             }
             Lifecycle::GaveUp { actor, reason } => {
                 write!(f, "{actor} ended, and its restarts are used up: {reason}")

@@ -75,6 +75,8 @@ pub(crate) mod entry;
 mod exited;
 mod forwards;
 mod from_node;
+#[cfg(feature = "hosts")]
+pub mod hosts;
 pub mod inbox;
 mod incoming;
 pub mod lifecycle;
@@ -155,6 +157,9 @@ pub struct Transport {
     directory: Directory,
     lifecycle: ProcessLifecycle,
     counters: Counters,
+    /// In the process that is the gateway.
+    #[cfg(feature = "hosts")]
+    gate: std::sync::OnceLock<Arc<dyn hosts::Gate>>,
 }
 
 /// What a transport has counted since it opened.
@@ -242,6 +247,8 @@ impl Transport {
                 directory: Directory::new(me),
                 lifecycle: ProcessLifecycle::begin(me),
                 counters: Counters::default(),
+                #[cfg(feature = "hosts")]
+                gate: std::sync::OnceLock::new(),
             }
         });
         #[cfg(any(test, feature = "testing"))]
@@ -379,7 +386,42 @@ impl Transport {
         self.asks.forget(correlation);
     }
 
-    /// The place that an address should remember: of one that is elsewhere now, the new one.
+    /// This process is the gateway from now on.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn set_gate(&self, gate: Arc<dyn hosts::Gate>) {
+        let again = self.gate.set(gate).is_err();
+        debug_assert!(!again, "a process becomes the gateway once");
+    }
+
+    /// The way to the node, for the gateway, which has more to say than a transport.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn control(&self) -> &dyn ControlChannel {
+        &*self.control
+    }
+
+    #[cfg(feature = "hosts")]
+    pub(crate) fn gate(&self) -> Option<&Arc<dyn hosts::Gate>> {
+        self.gate.get()
+    }
+
+    /// Says which host of its node this process runs on.
+    pub(crate) fn set_host(&self, host: u16) {
+        self.directory.set_host(host);
+    }
+
+    /// Which host of its node this process runs on.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn host(&self) -> u16 {
+        self.directory.host()
+    }
+
+    /// Whether the actor lives on another host: its address was read here, and is about to be used.
+    pub(crate) fn meets_foreign(&self, actor: ActorId) -> bool {
+        self.directory.meets_foreign(actor)
+    }
+
+    /// The place that an address should remember: of one that is elsewhere now, the new one. Of an actor of another host it is the
+    /// place that the address came with, which means something there alone (HOST-2).
     pub(crate) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
         self.directory.location_of(actor, remembered)
     }

@@ -121,6 +121,10 @@ impl Transport {
         // write. It ends, and publishes the frame, when this returns.
         let _turn = Turn::begin();
         let mut encoded = codec::encode_for_peer(value, Use::Encoded.take(), lists)?;
+        if self.directory.meets_foreign(destination.actor) {
+            // Before the claim: the sender has the message back.
+            encoded.may_leave_host()?;
+        }
         destination.has_context = TraceContext::current().append(&mut encoded.body, MAX_BODY);
         let claim = self.claim(link, &destination, &encoded)?;
         // Nothing fails from here on. The ask is noted before its frame can be seen: the reply may come at once.

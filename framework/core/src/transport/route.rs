@@ -80,7 +80,7 @@ impl Transport {
 
     #[cold]
     fn route_by_directory(&self, actor: ActorId, remembered: Location) -> Result<Route, NoRoute> {
-        match self.directory.way_to(actor, remembered) {
+        match self.directory.way_for(actor, remembered, &self.lifecycle, &*self.control) {
             Way::To(location, queue) => self.route_along(actor, location, queue),
             way => without_location(way),
         }

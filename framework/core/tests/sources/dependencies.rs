@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "message",
     "transport",
     "actor",
+    "gateway",
     "node",
 ];
 

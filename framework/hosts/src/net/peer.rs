@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::frame::{Frame, Hello, Piece};
 use crate::ids::HostId;
-use crate::limits::{BEAT, MAX_BEATS, MAX_VIOLATIONS};
+use crate::limits::{BEAT, MAX_BEATS, MAX_EVENTS, MAX_VIOLATIONS};
 use crate::refused::{Kind, Refused};
 use crate::session::{Claim, Ended, Event, Link, Session, Violation, Wakes};
 use crate::verdict::{Agent, Head, Moment};
@@ -110,13 +110,15 @@ struct Wakers {
     claims: Notify,
     /// The gateway.
     events: Notify,
+    /// Whoever hears the other side, while the gateway has too much to take.
+    told: Notify,
     /// Whoever waits for the end of a connection; with it, all others.
     links: Notify,
 }
 
 impl Wakers {
     fn all(&self) {
-        for waker in [&self.frames, &self.pieces, &self.claims, &self.events, &self.links] {
+        for waker in [&self.frames, &self.pieces, &self.claims, &self.events, &self.told, &self.links] {
             waker.notify_waiters();
         }
     }
@@ -171,11 +173,23 @@ impl Peer {
     /// Nothing is lost where it is dropped.
     pub async fn next(&self) -> Option<Happened> {
         self.until(&self.wakers.events, |state| match state.session.next_event() {
-            Some(event) => Some(Some(Happened::Event(event))),
+            Some(event) => {
+                if state.session.untold() + 1 == MAX_EVENTS {
+                    self.wakers.told.notify_waiters();
+                }
+                Some(Some(Happened::Event(event)))
+            }
             None if state.over => Some(state.ended.take().map(Happened::Ended)),
             None => None,
         })
         .await
+    }
+
+    /// Waits until the gateway has taken most of what happened. Nothing of the other side is heard meanwhile, so that who says much
+    /// waits, and not this host's memory (HOST-9).
+    pub(super) async fn until_told(&self) {
+        let told = |state: &mut State| (state.session.untold() < MAX_EVENTS || state.over).then_some(());
+        self.until(&self.wakers.told, told).await;
     }
 
     /// The verdict on the other host: final.

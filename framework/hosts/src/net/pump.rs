@@ -45,6 +45,10 @@ pub(super) fn answers(
 /// Takes what comes on a control stream, until it ends.
 pub(super) async fn hear(peer: Arc<Peer>, link: Link, mut from: Streaming<Bytes>, address: SocketAddr) {
     loop {
+        tokio::select! {
+            () = peer.until_told() => {}
+            () = peer.cut_of(link) => return,
+        }
         let next = tokio::select! {
             next = tokio::time::timeout(LINK_SILENCE, from.message()) => next,
             () = peer.cut_of(link) => return,

@@ -157,6 +157,8 @@ pub enum Event {
     Window,
     /// What the other side's node says.
     Note(Bytes),
+    /// A note was not taken, and there is room for one.
+    NoteRoom,
 }
 
 /// What a session had when it ended.
@@ -193,6 +195,8 @@ pub struct Session {
     /// The latest attempt that was made, or taken.
     attempt: u64,
     link: Option<Link>,
+    /// A note was not taken.
+    waiting_for_notes: bool,
     ended: bool,
 }
 
@@ -213,6 +217,7 @@ impl Session {
             events: VecDeque::new(),
             attempt: 0,
             link: None,
+            waiting_for_notes: false,
             ended: false,
         }
     }
@@ -282,6 +287,7 @@ impl Session {
         self.numbering.can_resume(hello.resume.received)?;
         self.outbound.resume(&hello.resume)?;
         self.numbering.resume(hello.resume.received);
+        self.tell_note_room();
         Ok(())
     }
 
@@ -373,13 +379,24 @@ impl Session {
         }
     }
 
-    /// Tells the other side's node something. Whether it was taken: a few are on their way at a time.
+    /// Tells the other side's node something. Whether it was taken: a few are on their way at a time, and [`Event::NoteRoom`] says
+    /// when there are fewer. One that is too long is never taken.
     pub fn note(&mut self, note: Bytes) -> bool {
-        let taken = note.len() <= MAX_NOTE && self.numbering.notes() < MAX_NOTES && !self.ended;
-        if taken {
+        if note.len() > MAX_NOTE || self.ended {
+            return false;
+        }
+        let room = self.numbering.notes() < MAX_NOTES;
+        if room {
             self.push(Body::Note(note));
         }
-        taken
+        self.waiting_for_notes |= !room;
+        room
+    }
+
+    fn tell_note_room(&mut self) {
+        if self.numbering.notes() < MAX_NOTES && std::mem::take(&mut self.waiting_for_notes) {
+            self.events.push_back(Event::NoteRoom);
+        }
     }
 
     fn push(&mut self, body: Body) {
@@ -423,6 +440,7 @@ impl Session {
     pub fn acked(&mut self, link: Link, received: Seq) -> Result<(), Violation> {
         if self.is_up(link) {
             self.numbering.acked(received)?;
+            self.tell_note_room();
             if self.numbering.kept() < MAX_UNACKED / 2 {
                 self.events.extend(self.outbound.window_event());
             }
@@ -519,6 +537,11 @@ impl Session {
             pieces: up && self.outbound.has_pieces(),
             events: !self.events.is_empty(),
         }
+    }
+
+    /// How much there is to tell the gateway.
+    pub(crate) fn untold(&self) -> usize {
+        self.events.len()
     }
 
     /// The next thing to tell the gateway.

@@ -408,7 +408,11 @@ impl World {
                 Event::Done { post } => {
                     ensure(own.places.remove(&post), || format!("place {post} is given back twice"))?;
                 }
-                Event::Served { .. } | Event::Room { .. } | Event::Window | Event::Note(_) => {}
+                Event::Served { .. }
+                | Event::Room { .. }
+                | Event::Window
+                | Event::Note(_)
+                | Event::NoteRoom => {}
             }
         }
         Ok(())

@@ -330,5 +330,9 @@ fn notes_arrive_in_order_and_are_few_at_a_time() {
     pair.exchange();
     let said: Vec<Event> = (0..MAX_NOTES).map(|number| Event::Note(note(number))).collect();
     assert_eq!(pair.events(1), said);
+    // Who was refused is told, once.
+    assert_eq!(pair.events(0).last(), Some(&Event::NoteRoom));
     assert!(pair.sides[0].note(note(MAX_NOTES)));
+    pair.exchange();
+    assert_eq!(pair.events(0), []);
 }

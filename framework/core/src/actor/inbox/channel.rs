@@ -179,12 +179,9 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
         let decoded = codec::decode::<M>(body, tensors, Some(transport)).map_err(|error| error.to_string());
         match decoded.and_then(|message| message.check().map(|()| message).map_err(|error| error.to_string()))
         {
-            #[cfg_attr(
-                not(feature = "foreign"),
-                expect(unused_mut, reason = "only values of others know a key")
-            )]
+            #[cfg_attr(not(feature = "raw"), expect(unused_mut, reason = "only values of others know a key"))]
             Ok(mut message) => {
-                #[cfg(feature = "foreign")]
+                #[cfg(feature = "raw")]
                 message.set_run_time_key(key);
                 let message = handles::Envelope { message, tickets, context, done: Done::Remote(receipt) };
                 self.sender.lock().send(message).map_err(|_| Undelivered::Stopped)

@@ -49,6 +49,8 @@ impl State {
         ended: WorkerState,
         told: &mut Vec<Delivery>,
     ) -> bool {
+        #[cfg(feature = "hosts")]
+        self.gateway_may_have_ended(worker.process, reason);
         // The decision first, while the budgets and groups are as the end found them. A worker that ended in somebody
         // else's round begins none: under MPS each client reports the fault of one. After a shutdown has begun nothing
         // comes back.

@@ -62,6 +62,10 @@ pub enum NodeError {
     /// There is no MPS.
     #[error(transparent)]
     Mps(#[from] crate::node::MpsError),
+    /// This host could not become one of its node.
+    #[cfg(feature = "hosts")]
+    #[error("this host could not become one of its node: {0}")]
+    Hosts(String),
 }
 
 impl NodeError {
@@ -83,6 +87,8 @@ impl NodeError {
             }
             // It says itself what to do about the daemon.
             NodeError::Mps(error) => NodeError::Mps(error),
+            #[cfg(feature = "hosts")]
+            NodeError::Hosts(why) => NodeError::Hosts(why),
         }
     }
 }

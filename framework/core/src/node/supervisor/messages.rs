@@ -141,6 +141,7 @@ impl State {
         }
         worker.phase = WorkerPhase::Opening { deadline, asker };
         let identity = Identity {
+            host: self.broker.roster.host,
             process: worker.process,
             name: worker.name.to_string(),
             host_budget: self.settings.host_budget,
@@ -164,6 +165,8 @@ impl State {
     /// Gives the broker a message of `from` and sends what follows. The complaint comes last: who waits for an answer
     /// gets it.
     pub(super) fn broker_message(&mut self, from: ProcessId, message: ToNode, descriptors: Vec<OwnedFd>) {
+        #[cfg(feature = "hosts")]
+        self.hear_gateway(from, &message);
         let mut deliveries = Vec::new();
         let result = self.broker.handle(from, message, descriptors, &mut deliveries);
         self.deliver(deliveries);

@@ -23,6 +23,7 @@
 //! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
 //! | `groups` | workers that end together |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
+//! | `hosts` | the gateway to other hosts |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `looks` | what the node knows itself of what the console shows |
 //! | `traces` | tracing, of the run or of an interval |
@@ -33,6 +34,8 @@ mod endings;
 mod error;
 mod groups;
 mod hangs;
+#[cfg(feature = "hosts")]
+mod hosts;
 mod launch;
 mod letting_go;
 mod looks;
@@ -133,6 +136,8 @@ enum Command {
     /// A warning for the log.
     Say(String),
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
+    #[cfg(feature = "hosts")]
+    Hosts(hosts::HostsCommand),
     KillWorker(WorkerId),
     Retire(WorkerId),
     AskToStop(WorkerId),

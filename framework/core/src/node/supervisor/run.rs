@@ -63,6 +63,8 @@ pub(super) struct State {
     pub(super) hangs: Hangs,
     /// Intervals of tracing.
     pub(super) traces: Traces,
+    #[cfg(feature = "hosts")]
+    pub(super) hosts: super::hosts::Hosts,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is to be written anew.
@@ -97,6 +99,8 @@ impl State {
             askings: Askings::default(),
             hangs: Hangs::default(),
             traces: Traces::default(),
+            #[cfg(feature = "hosts")]
+            hosts: Default::default(),
             stopping: None,
             dirty: false,
             noted_time_slices: false,
@@ -160,6 +164,8 @@ impl State {
                 Command::Report(reply) => {
                     let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
                 }
+                #[cfg(feature = "hosts")]
+                Command::Hosts(command) => self.hosts_command(command),
                 Command::KillWorker(worker) => {
                     if let Some(worker) = self.workers.by_id(worker) {
                         worker.give_up("the node was asked to kill it".to_owned());

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::relay::{Relay, Weather};
 use super::*;
+use crate::limits::{MAX_EVENTS, MAX_NOTES};
 use crate::session::Claim;
 use crate::testing::Random;
 
@@ -155,6 +156,33 @@ async fn a_half_open_connection_is_noticed_and_replaced() {
         })
         .await;
         assert!(attempts > 1, "{which:?}: {attempts}");
+    }
+}
+
+/// HOST-9: what a gateway has not taken is bounded, whoever says more waits, and nothing of it is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_says_more_than_is_taken_waits() {
+    let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
+    let security = Security::loopback();
+    let listener = zero.listen(&security).await;
+    dial(listener.address(), &security, 1).connect(&one.peer).await.expect("a connection");
+    let note = |number: usize| Bytes::from(number.to_string());
+    let most = MAX_EVENTS + 2 * MAX_NOTES;
+    let mut sent = 0;
+    let flood = async {
+        while sent < 2 * most {
+            if one.peer.with(|session| session.note(note(sent))) {
+                sent += 1;
+            } else {
+                assert_eq!(one.next().await, Some(Event::NoteRoom));
+            }
+        }
+    };
+    let all = tokio::time::timeout(Duration::from_secs(2), flood).await;
+    assert!(all.is_err(), "all {} were heard, and none taken", 2 * most);
+    assert!(sent <= most, "{sent}");
+    for number in 0..sent {
+        assert_eq!(zero.next().await, Some(Event::Note(note(number))));
     }
 }
 

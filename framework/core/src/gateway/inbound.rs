@@ -1,0 +1,260 @@
+//! Messages from other hosts: into memory, and on to their actors; and the replies to asks among them.
+//!
+//! A message is sent on with the call in which its session tells of it, so that those to one mailbox keep their order (HOST-3); it
+//! waits for room as any sender of this host does. Its place in the mailbox is given back when the actor's mailbox has taken it, or
+//! when the reply has gone.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tensorpost_hosts::frame::{Post, Target as To};
+use tensorpost_hosts::ids::{Correlation, Seq};
+use tensorpost_hosts::net::Peer;
+use tensorpost_hosts::session::{PostError, To as PostTo};
+
+use super::head::{Head, HeadBody};
+use super::note::{NoAnswer, tainted};
+use super::outbound::{Of, foreign_device, post_as};
+use super::run::Gateway;
+use super::store::{Target, targets};
+use super::{Command, shown};
+use crate::actor::AskError;
+use crate::ids::ActorId;
+use crate::message::raw::{RawMessage, RawReply};
+use crate::stream::turn::Turn;
+use crate::tensor::{Tensor, TensorError};
+
+/// What came of an ask of another host.
+pub(super) struct Answered {
+    host: u16,
+    post: Seq,
+    correlation: Correlation,
+    reply: Result<RawReply, AskError<RawMessage>>,
+}
+
+/// A reply on its way to another host.
+pub(super) struct Replying {
+    host: u16,
+    /// The ask that it answers.
+    post: Seq,
+    correlation: Correlation,
+    body: Bytes,
+    tensors: Vec<Tensor>,
+}
+
+impl Gateway {
+    /// The head of a message came whose pieces need memory.
+    pub(super) fn arriving(&mut self, host: u16, post: Seq, message: &Post) {
+        let Some(remote) = self.hosts.get(&host) else { return };
+        remote.store.expect(post);
+        let Ok(head) = Head::decode(message.head.clone(), &message.spans) else {
+            // It is refused when it is whole: until then its pieces come, and go nowhere.
+            let nowhere = message.spans.iter().map(|_| Target::Nowhere).collect();
+            return remote.store.prepared(post, nowhere);
+        };
+        let (store, stream, turn) =
+            (Arc::clone(&remote.store), self.stream.clone(), Arc::clone(&self.memory));
+        tokio::spawn(async move {
+            let _turn = turn.lock().await;
+            let targets = targets(&head, &stream).await;
+            store.prepared(post, targets);
+        });
+    }
+
+    /// A message is whole.
+    pub(super) fn arrived(&mut self, host: u16, post: Seq, message: Post) {
+        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        let targets = if message.spans.is_empty() { Vec::new() } else { remote.store.take(post) };
+        let name = remote.shown();
+        let content = match Head::decode(message.head, &message.spans) {
+            Ok(head) => {
+                content(&head, targets, &self.stream).map(|(body, tensors)| (head.key, body, tensors))
+            }
+            Err(error) => Err(format!("it is malformed: {error}")),
+        };
+        let peer = Arc::clone(&remote.peer);
+        if let To::Reply(correlation) = message.target {
+            let receipt = remote.asks.remove(&correlation);
+            peer.with(|session| session.passed_on(post));
+            let Some(receipt) = receipt else { return };
+            // Its frame, and what its tensors' leases need, in one.
+            let _turn = Turn::begin();
+            return match content {
+                Ok((_, body, tensors)) => receipt.reply(RawReply::Value { body, tensors }),
+                Err(why) => {
+                    receipt.refuse(&NoAnswer::decode(&NoAnswer::BadReply(why).encode(), &name));
+                }
+            };
+        }
+        let refuse = |why: NoAnswer| {
+            tracing::warn!(?why, from = name, "a message of another host was dropped");
+            self.transport.dead_letter();
+            peer.with(|session| {
+                if let To::Ask(_, correlation) = message.target {
+                    session.refuse(correlation, why.encode());
+                }
+                session.done(post);
+            });
+        };
+        let (key, body, tensors) = match content {
+            Ok(content) => content,
+            Err(why) => return refuse(NoAnswer::Undelivered(why)),
+        };
+        let local = message.target.actor().and_then(|actor| self.locals.get(&ActorId(actor.0)));
+        let Some(address) = local.and_then(|local| local.address.as_ref()) else {
+            return refuse(NoAnswer::NoSuchActor);
+        };
+        let (address, raw) = (address.with_key(key), RawMessage { key, body, tensors });
+        match message.target {
+            To::Ask(_, correlation) => {
+                let asking = address.ask(raw);
+                tokio::spawn(ask(asking, peer, host, post, correlation, self.to.clone()));
+            }
+            // The first attempt is made here, and the task only waits.
+            _ => {
+                let (sending, transport) = (address.send(raw), Arc::clone(&self.transport));
+                tokio::spawn(async move {
+                    if let Err(error) = sending.await {
+                        tracing::warn!(%error, from = name, "a message of another host was dropped");
+                        transport.dead_letter();
+                    }
+                    peer.with(|session| session.done(post));
+                });
+            }
+        }
+    }
+
+    /// An actor has answered an ask of another host, or never will.
+    pub(super) fn answered(&mut self, Answered { host, post, correlation, reply }: Answered) {
+        let own = shown(&self.node.own);
+        let (body, tensors) = match reply {
+            Ok(RawReply::Value { body, tensors }) => (Bytes::from(body), tensors),
+            Ok(RawReply::None(_)) => return self.refuse_ask(host, post, correlation, NoAnswer::NoReply),
+            Err(error) => return self.refuse_ask(host, post, correlation, NoAnswer::of(error, &own)),
+        };
+        if let Some(device) = foreign_device(&tensors) {
+            let why =
+                format!("a tensor in it is in the memory of {device}, which does not go between hosts yet");
+            return self.refuse_ask(host, post, correlation, NoAnswer::BadReply(why));
+        }
+        let replying = Replying { host, post, correlation, body, tensors };
+        if replying.tensors.iter().all(Tensor::is_packed_and_ready) {
+            return self.reply(replying);
+        }
+        let tensors = replying.tensors.clone();
+        self.make_ready(0, Of::Reply(replying), tensors);
+    }
+
+    /// The tensors of a reply are there now, or never will be.
+    pub(super) fn reply_prepared(
+        &mut self,
+        mut replying: Replying,
+        tensors: Result<Vec<Tensor>, TensorError>,
+    ) {
+        match tensors {
+            Ok(tensors) => {
+                replying.tensors = tensors;
+                self.reply(replying);
+            }
+            Err(error) => {
+                let why = match error {
+                    TensorError::Tainted { .. } => NoAnswer::Other(tainted(&shown(&self.node.own))),
+                    other => NoAnswer::BadReply(other.to_string()),
+                };
+                self.refuse_ask(replying.host, replying.post, replying.correlation, why);
+            }
+        }
+    }
+
+    fn reply(&mut self, replying: Replying) {
+        let host = replying.host;
+        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        remote.replies.push_back(replying);
+        self.send_replies(host);
+    }
+
+    /// Posts the replies that there is room for.
+    pub(super) fn send_replies(&mut self, host: u16) {
+        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        while let Some(replying) = remote.replies.pop_front() {
+            let Replying { post, correlation, body, tensors, .. } = &replying;
+            let head = Head::of(0, body, tensors);
+            match post_as(remote, PostTo::Reply(*correlation), &head, tensors, body) {
+                Ok(_) => remote.peer.with(|session| session.done(*post)),
+                Err(PostError::NoWindow { .. }) => {
+                    // The session says when there is room.
+                    remote.replies.push_front(replying);
+                    return;
+                }
+                Err(error) => {
+                    let why = NoAnswer::BadReply(error.to_string()).encode();
+                    remote.peer.with(|session| {
+                        session.refuse(*correlation, why);
+                        session.done(*post);
+                    });
+                }
+            }
+        }
+    }
+
+    fn refuse_ask(&self, host: u16, post: Seq, correlation: Correlation, why: NoAnswer) {
+        let Some(remote) = self.hosts.get(&host) else { return };
+        remote.peer.with(|session| {
+            session.refuse(correlation, why.encode());
+            session.done(post);
+        });
+    }
+}
+
+/// Waits for an actor's answer to an ask of another host.
+async fn ask(
+    mut asking: crate::actor::Ask<RawMessage>,
+    peer: Arc<Peer>,
+    host: u16,
+    post: Seq,
+    correlation: Correlation,
+    to: tokio::sync::mpsc::UnboundedSender<Command>,
+) {
+    let reply = match asking.accepted().await {
+        Ok(()) => {
+            peer.with(|session| session.passed_on(post));
+            asking.await
+        }
+        Err(error) => Err(error),
+    };
+    // With the gateway, the session ends, and its asks with it.
+    let _ = to.send(Command::Answered(Box::new(Answered { host, post, correlation, reply })));
+}
+
+/// The body and the tensors of a message that is whole.
+///
+/// # Errors
+/// There was no memory for it.
+fn content(
+    head: &Head,
+    targets: Vec<Target>,
+    stream: &crate::tensor::DeviceStream,
+) -> Result<(Vec<u8>, Vec<Tensor>), String> {
+    let no_memory = || "there is no memory for a tensor in it".to_owned();
+    let mut targets = targets.into_iter();
+    let mut tensors = Vec::with_capacity(head.tensors.len());
+    for outline in &head.tensors {
+        let tensor = if !outline.has_bytes() {
+            stream.empty(outline.dtype, &outline.shape).map_err(|error| error.to_string())?
+        } else {
+            match targets.next() {
+                Some(Target::Tensor(tensor)) => tensor,
+                _ => return Err(no_memory()),
+            }
+        };
+        tensors.push(tensor.freeze());
+    }
+    let body = match &head.body {
+        HeadBody::Here(body) => body.to_vec(),
+        HeadBody::Span(_) => match targets.next() {
+            Some(Target::Body(body)) => body,
+            _ => return Err(no_memory()),
+        },
+    };
+    Ok((body, tensors))
+}

@@ -1,0 +1,147 @@
+//! The gateway: the one process of a host that speaks to other hosts.
+//!
+//! It is a worker in which nothing else runs. An actor of another host has a mailbox here, a [`proxy`], so senders of this host
+//! reach it as they reach any actor: routes, credits, queues and errors are what they are. What comes there is numbered and posted
+//! to the other host's gateway, undecoded, with the bytes of its tensors; that one sends it on as a message of its own.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `begin` | its beginning: the key, the listener, joining, who may be dialled |
+//! | `run` | the one task that owns all of the state, and what it is told |
+//! | `outbound`, `inbound` | messages to other hosts, and from them |
+//! | `names` | actors, names and hosts, as the nodes tell each other |
+//! | `head`, `note` | what gateways say to each other, as bytes |
+//! | `store` | memory of messages; `proxy`: mailboxes |
+//!
+//! **Invariants.** HOST-1: what leaves here names no process, lease, chunk or ticket. HOST-3: per sender and mailbox in order,
+//! because a proxy's queue, a session, and the sends of the other gateway each are. HOST-5: tensors are kept until the other host
+//! has them. HOST-6: data is sent when it is there and good. HOST-9: a receipt is kept until the other host is done with its
+//! message, so credits of both are one chain.
+//!
+//! **Threads.** All of it runs on one thread, `tensorpost-gateway`, but for the mailboxes, which the process's reader calls, and for
+//! waits for tensors that are still being made.
+//!
+//! **On its crash** the other hosts are out of reach, and they give this host up. **On the loss of a host** what it owed is
+//! answered with an error that names it, and its actors are told to be gone. **On a shutdown** it says to all that it leaves.
+
+mod begin;
+mod head;
+mod inbound;
+mod names;
+mod note;
+mod outbound;
+mod proxy;
+mod run;
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tensorpost_hosts::ids::Seq;
+use tensorpost_hosts::join::Member;
+use tensorpost_hosts::net::Peer;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+
+use self::inbound::Answered;
+use self::outbound::Prepared;
+use self::proxy::Out;
+use self::store::Store;
+use crate::ids::ActorId;
+use crate::transport::Transport;
+use crate::transport::control_channel::{Location, ToNode};
+use crate::transport::hosts::{FromGateway, Gate, Settings, ToGateway};
+use crate::transport::lifecycle::Lifecycle;
+
+/// How long a gateway that leaves waits for the others to hear it.
+const LEAVE: Duration = Duration::from_secs(1);
+
+/// What the gateway's task is told.
+enum Command {
+    /// By its node.
+    Node(ToGateway),
+    /// A message for another host.
+    Out(Box<Out>),
+    /// The tensors of one are ready to be sent, or never will be.
+    Prepared(Box<Prepared>),
+    /// A tensor of a message that is under way is lost.
+    Spoilt { host: u16, post: Seq },
+    /// An actor of this host has answered one of another.
+    Answered(Box<Answered>),
+    /// Something has happened to an actor of this host that others know.
+    Event(Lifecycle),
+    /// What this host has under a name that another one looks up.
+    Found { host: u16, ticket: u64, found: Option<(ActorId, Location)> },
+    /// A host is of the node now.
+    Joined(Box<Newcomer>),
+    /// A host was not heard for too long: it is lost.
+    Verdict(u16),
+    /// A host refuses this one.
+    Refused { host: u16, why: String },
+    /// The head has not answered for too long: this host may not go on.
+    CutOff,
+    /// Leave.
+    Leave(oneshot::Sender<()>),
+}
+
+/// A host that is of the node now.
+struct Newcomer {
+    member: Member,
+    peer: Arc<Peer>,
+    store: Arc<Store>,
+}
+
+/// The way to the gateway's task.
+struct Door(UnboundedSender<Command>);
+
+impl Gate for Door {
+    fn hear(&self, said: ToGateway) {
+        // After its end the node hears of that.
+        let _ = self.0.send(Command::Node(said));
+    }
+
+    fn leave(&self) -> BoxFuture<'static, ()> {
+        let (left, leaving) = oneshot::channel();
+        let told = self.0.send(Command::Leave(left));
+        async move {
+            if told.is_ok() {
+                // An error is a gateway that has ended by itself.
+                let _ = leaving.await;
+            }
+        }
+        .boxed()
+    }
+}
+
+/// Makes this process the gateway, as its node says.
+pub(crate) fn begin(transport: &Arc<Transport>, settings: Settings) {
+    let (to, commands) = tokio::sync::mpsc::unbounded_channel();
+    transport.set_gate(Arc::new(Door(to.clone())));
+    let own = Arc::clone(transport);
+    let thread = std::thread::Builder::new().name("tensorpost-gateway".to_owned());
+    let spawned = thread.spawn(move || begin::run(&own, settings, to, commands));
+    if let Err(error) = spawned {
+        began(transport, Err(format!("there is no thread for its gateway: {error}")));
+    }
+}
+
+/// Tells the node something. When the node is gone, so is this process in a moment.
+fn tell(transport: &Transport, said: FromGateway) {
+    let _ = transport.control().send(ToNode::Hosts(said), Vec::new());
+}
+
+fn began(transport: &Transport, result: Result<u16, String>) {
+    tell(transport, FromGateway::Began { result });
+}
+
+/// A host, for people.
+fn shown(member: &Member) -> String {
+    let number = member.who.host;
+    if member.name.is_empty() {
+        format!("{number} ({})", member.address)
+    } else {
+        format!("{number} `{}` ({})", member.name, member.address)
+    }
+}

@@ -1,0 +1,320 @@
+//! Actors, names and hosts, as the nodes tell each other through their gateways.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use tensorpost_hosts::ids::{ActorId as HostActor, HostId, HostLife, Life};
+use tensorpost_hosts::join::Member;
+
+use super::note::{Note, plain, plain_event};
+use super::outbound::Mailbox;
+use super::proxy::Proxy;
+use super::run::Gateway;
+use super::{Command, tell};
+use crate::actor::Address;
+use crate::ids::ActorId;
+use crate::limits::MAX_HOST_QUESTIONS;
+use crate::message::raw::RawMessage;
+use crate::transport::Watcher;
+use crate::transport::control_channel::Location;
+use crate::transport::hosts::FromGateway;
+use crate::transport::inbox::{LocalCredits, Refusal};
+use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
+
+/// An actor of this host that others know, or ask for.
+#[derive(Default)]
+pub(super) struct Local {
+    /// Once the node has said where it is.
+    pub(super) address: Option<Address<RawMessage>>,
+    capacity: u32,
+    /// Hosts that its mailbox is offered to.
+    offered: HashSet<u16>,
+    /// Hosts that wait until the node has said where it is.
+    waiting: HashSet<u16>,
+}
+
+/// A name that the other hosts are asked for, by what each has answered. `None`: nothing yet.
+pub(super) struct Lookup(BTreeMap<u16, Option<Option<(ActorId, Location)>>>);
+
+impl Lookup {
+    /// What came of it, if that is known: what the host with the lowest number has.
+    fn outcome(&self) -> Option<Option<(ActorId, Location)>> {
+        for answer in self.0.values() {
+            match answer {
+                None => return None,
+                Some(Some(found)) => return Some(Some(*found)),
+                Some(None) => {}
+            }
+        }
+        Some(None)
+    }
+}
+
+fn out_of_reach(why: String) -> EndReason {
+    EndReason::OutOfReach(why)
+}
+
+impl Gateway {
+    /// Somebody here wants to send to an actor of another host.
+    pub(super) fn reach(&mut self, actor: ActorId) {
+        if self.hosts.contains_key(&actor.host()) {
+            self.reaching.insert(actor);
+            return self.note_to(actor.host(), &Note::Want { actor });
+        }
+        let why = out_of_reach(format!("host {} is not of this node (any more)", actor.host()));
+        tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });
+    }
+
+    /// Another host offers the mailbox of an actor.
+    pub(super) fn served(&mut self, actor: ActorId, capacity: u32) {
+        if capacity > 0 && self.reaching.remove(&actor) {
+            tell(&self.transport, FromGateway::Reached { actor, capacity });
+        }
+    }
+
+    /// The node has given the mailbox of an actor of another host a place here.
+    pub(super) fn serve(&mut self, actor: ActorId, location: Location) {
+        if !self.hosts.contains_key(&actor.host()) {
+            // Lost meanwhile, and the node was not told of this one.
+            let why = out_of_reach(format!("host {} is not of this node any more", actor.host()));
+            return tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });
+        }
+        let Location { index, capacity, .. } = location;
+        let local = LocalCredits::new(capacity);
+        let proxy = Arc::new(Proxy { actor, capacity, local, to: self.to.clone() });
+        match self.transport.serve_at(index, proxy) {
+            Ok(()) => {
+                self.mailboxes.insert(actor, Mailbox { index, queue: Default::default() });
+                tell(&self.transport, FromGateway::Serving { actor });
+            }
+            Err(error) => {
+                let why = Some(out_of_reach(error.to_string()));
+                tell(&self.transport, FromGateway::OutOfReach { actor, why });
+            }
+        }
+    }
+
+    /// The node has told all that an actor of another host is gone.
+    pub(super) fn withdraw(&mut self, actor: ActorId) {
+        self.close(actor, &Refusal::NoSuchActor);
+    }
+
+    /// Somebody here looks a name up that nobody has here.
+    pub(super) fn find(&mut self, ticket: u64, name: String) {
+        let hosts: Vec<_> = self.hosts.keys().copied().collect();
+        self.lookups.insert(ticket, Lookup(hosts.iter().map(|host| (*host, None)).collect()));
+        let note = Note::Find { ticket, name };
+        hosts.into_iter().for_each(|host| self.note_to(host, &note));
+        self.look_at(ticket);
+    }
+
+    fn look_at(&mut self, ticket: u64) {
+        let outcome = self.lookups.get(&ticket).and_then(Lookup::outcome);
+        if let Some(found) = outcome {
+            self.lookups.remove(&ticket);
+            tell(&self.transport, FromGateway::Found { ticket, found });
+        }
+    }
+
+    /// What another host says for its node.
+    pub(super) fn note(&mut self, host: u16, note: &[u8]) {
+        let note = match Note::decode(note) {
+            Ok(note) => note,
+            Err(error) => return tracing::warn!(host, %error, "dropped"),
+        };
+        match note {
+            Note::Find { ticket, name } => self.find_here(host, ticket, name),
+            Note::Found { ticket, found } => {
+                // WIRE-1: a host speaks of its own actors alone.
+                let found = found.filter(|(actor, _)| actor.host() == host);
+                let answer = self.lookups.get_mut(&ticket).and_then(|lookup| lookup.0.get_mut(&host));
+                if let Some(answer) = answer.filter(|answer| answer.is_none()) {
+                    *answer = Some(found);
+                    self.look_at(ticket);
+                }
+            }
+            Note::Want { actor } => self.want_local(host, actor),
+            Note::Ended { actor, why } if actor.host() == host => {
+                self.reaching.remove(&actor);
+                tell(&self.transport, FromGateway::OutOfReach { actor, why });
+            }
+            Note::Lifecycle(event) if event.actor().host() == host => {
+                tell(&self.transport, FromGateway::Lifecycle(event));
+            }
+            Note::Ended { .. } | Note::Lifecycle(_) => {
+                tracing::warn!(host, "it speaks of an actor of another host; dropped");
+            }
+            Note::Joined { host: newcomer, life, name, address } if host == 0 => {
+                if newcomer != self.own() && !self.hosts.contains_key(&newcomer) {
+                    let who = HostLife { host: HostId(newcomer), life: Life(life) };
+                    self.node.expect_host(Member { who, name, address }, &self.to);
+                }
+            }
+            Note::Left { host: other, why, lost } if host == 0 => self.gone(other, &why, lost),
+            Note::Joined { .. } | Note::Left { .. } => {
+                tracing::warn!(host, "it says who is of the node, which only the head does; dropped");
+            }
+            Note::Leaving => self.gone(host, "has left the node", false),
+        }
+    }
+
+    /// Another host looks a name up here.
+    fn find_here(&mut self, host: u16, ticket: u64, name: String) {
+        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        // A name that cannot be one is not the node's to complain of.
+        let may_be = (1..=crate::limits::MAX_HOST_TEXT).contains(&name.len());
+        if remote.questions >= MAX_HOST_QUESTIONS || !may_be {
+            return self.note_to(host, &Note::Found { ticket, found: None });
+        }
+        remote.questions += 1;
+        let (transport, to) = (Arc::clone(&self.transport), self.to.clone());
+        tokio::spawn(async move {
+            let found = transport.lookup(name).await.ok().flatten();
+            let _ = to.send(Command::Found { host, ticket, found });
+        });
+    }
+
+    pub(super) fn found_here(&mut self, host: u16, ticket: u64, found: Option<(ActorId, Location)>) {
+        let own = self.own();
+        if let Some(remote) = self.hosts.get_mut(&host) {
+            remote.questions -= 1;
+            // Of an actor of a third host, that one has to tell.
+            let found = found.filter(|(actor, _)| actor.host() == own);
+            self.note_to(host, &Note::Found { ticket, found });
+        }
+    }
+
+    /// Another host asks for an actor of this one.
+    fn want_local(&mut self, host: u16, actor: ActorId) {
+        if actor.host() != self.own() {
+            return self.note_to(host, &Note::Ended { actor, why: None });
+        }
+        let waits = self.locals.values().filter(|local| local.waiting.contains(&host)).count();
+        let local = self.locals.entry(actor).or_default();
+        if local.address.is_some() {
+            return self.offer(host, actor);
+        }
+        if waits >= MAX_HOST_QUESTIONS {
+            let why = Some(out_of_reach("too many actors are asked for at a time".to_owned()));
+            if local.waiting.is_empty() {
+                self.locals.remove(&actor);
+            }
+            return self.note_to(host, &Note::Ended { actor, why });
+        }
+        let first = local.waiting.is_empty();
+        local.waiting.insert(host);
+        if first {
+            tell(&self.transport, FromGateway::WantLocal { actor });
+        }
+    }
+
+    /// The node says where an actor of this host is.
+    pub(super) fn local_is(&mut self, actor: ActorId, at: Whereabouts) {
+        let Some(local) = self.locals.get_mut(&actor) else { return };
+        let waiting = std::mem::take(&mut local.waiting);
+        let location = match at {
+            Whereabouts::At(location) | Whereabouts::Restarting(location) => location,
+            Whereabouts::GaveUp(_) | Whereabouts::Nowhere => {
+                self.locals.remove(&actor);
+                let why = if let Whereabouts::GaveUp(why) = at { Some(plain(why)) } else { None };
+                let note = Note::Ended { actor, why };
+                return waiting.into_iter().for_each(|host| self.note_to(host, &note));
+            }
+        };
+        let transport = Arc::clone(&self.transport);
+        local.capacity = location.capacity;
+        local.address = Some(Address::new(transport, actor, location, true));
+        let to = self.to.clone();
+        // Of the state that it is in, a final one alone is news.
+        let tell = move |event: &Lifecycle, before: bool| {
+            (before && !event.is_final()) || to.send(Command::Event(event.clone())).is_ok()
+        };
+        self.transport.watch(actor, Watcher { name: None, tell: Box::new(tell) });
+        waiting.into_iter().for_each(|host| self.offer(host, actor));
+    }
+
+    /// Offers the mailbox of an actor of this host.
+    fn offer(&mut self, host: u16, actor: ActorId) {
+        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get(&host)) else {
+            return;
+        };
+        let capacity = local.capacity;
+        match remote.peer.with(|session| session.serve(HostActor(actor.0), capacity)) {
+            Ok(()) => {
+                local.offered.insert(host);
+            }
+            Err(error) => {
+                let why = Some(plain(out_of_reach(error.to_string())));
+                self.note_to(host, &Note::Ended { actor, why });
+            }
+        }
+    }
+
+    /// Something has happened to an actor of this host that others know.
+    pub(super) fn local_event(&mut self, event: &Lifecycle) {
+        let actor = event.actor();
+        let Some(local) = self.locals.get(&actor) else { return };
+        let offered: Vec<_> = local.offered.iter().copied().collect();
+        let note = match event {
+            Lifecycle::Down { reason, will_restart: false, .. } | Lifecycle::GaveUp { reason, .. } => {
+                self.locals.remove(&actor);
+                for remote in offered.iter().filter_map(|host| self.hosts.get(host)) {
+                    // With 0 it cannot be too much.
+                    let _ = remote.peer.with(|session| session.serve(HostActor(actor.0), 0));
+                }
+                Note::Ended { actor, why: Some(plain(reason.clone())) }
+            }
+            goes_on => Note::Lifecycle(plain_event(goes_on.clone())),
+        };
+        offered.into_iter().for_each(|host| self.note_to(host, &note));
+    }
+
+    /// A host is not of the node any more: it is lost, or has left. `why` goes on after its name.
+    pub(super) fn gone(&mut self, host: u16, why: &str, lost: bool) {
+        let Some(mut remote) = self.hosts.remove(&host) else { return };
+        let why = format!("{} {why}", remote.shown());
+        remote.peer.end();
+        remote.store.clear();
+        self.node.peers.remove(HostId(host));
+        if let (Some(roster), Some(verdict)) = (&self.node.roster, &self.node.verdict) {
+            roster.remove(HostId(host));
+            verdict.lock().left(HostId(host));
+            // Without its name, which they have.
+            let told = why.split_once(") ").map_or(why.as_str(), |(_, told)| told).to_owned();
+            self.note_to_all(&Note::Left { host, why: told, lost });
+        }
+        // HOST-4: it was sent, and no answer comes.
+        let no_answer =
+            Refusal::OutOfReach(format!("{why}; whether the message was handled there, nobody knows"));
+        for (_, receipt) in remote.asks.drain() {
+            receipt.refuse(&no_answer);
+        }
+        drop(remote);
+        tell(&self.transport, FromGateway::HostGone { why: why.clone(), lost });
+        for lookup in self.lookups.values_mut() {
+            if let Some(answer) = lookup.0.get_mut(&host) {
+                answer.get_or_insert(None);
+            }
+        }
+        let tickets: Vec<_> = self.lookups.keys().copied().collect();
+        tickets.into_iter().for_each(|ticket| self.look_at(ticket));
+        for local in self.locals.values_mut() {
+            local.offered.remove(&host);
+            local.waiting.remove(&host);
+        }
+        // The node tells all senders first, and then has the mailboxes close: those who come meanwhile are refused one by one.
+        let not_sent = Refusal::OutOfReach(format!("{why}; the message was not sent"));
+        let actors: HashSet<_> = self.mailboxes.keys().chain(&self.reaching).copied().collect();
+        for actor in actors.into_iter().filter(|actor| actor.host() == host) {
+            self.reaching.remove(&actor);
+            self.refuse_waiting(actor, &not_sent);
+            let why = Some(out_of_reach(why.clone()));
+            tell(&self.transport, FromGateway::OutOfReach { actor, why });
+        }
+        self.tell_members();
+        if host == 0 {
+            let why = format!("this host ends: {why}");
+            tell(&self.transport, FromGateway::NodeGone { why, cut_off: lost });
+        }
+    }
+}

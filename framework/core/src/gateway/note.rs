@@ -1,0 +1,181 @@
+//! What the gateways of two hosts tell each other for their nodes: names, actors, who comes and goes. And why an ask has no answer.
+//!
+//! Texts are cut where they are written, and made plain where they are read: they go into errors and logs (WIRE-1).
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::actor::{AskError, SendFailure};
+use crate::ids::ActorId;
+use crate::limits::MAX_HOST_TEXT;
+use crate::message::raw::RawMessage;
+use crate::observe::text::shown;
+use crate::transport::AskFailure;
+use crate::transport::control_channel::Location;
+use crate::transport::inbox::Refusal;
+use crate::transport::lifecycle::{EndReason, Lifecycle};
+
+/// From one host to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Note {
+    /// Who has this name on your host? Answered by [`Note::Found`].
+    Find { ticket: u64, name: String },
+    /// The actor under the name, with its place on its own host, which is a hint for that one alone (HOST-2).
+    Found { ticket: u64, found: Option<(ActorId, Location)> },
+    /// Offer me the mailbox of this actor of yours. What follows is an offer of the session, or [`Note::Ended`].
+    Want { actor: ActorId },
+    /// There is no such actor (any more); why, if anybody knows.
+    Ended { actor: ActorId, why: Option<EndReason> },
+    /// Something happened to an actor that you were offered, and it goes on.
+    Lifecycle(Lifecycle),
+    /// The head: this host is of the node now, and may dial you.
+    Joined { host: u16, life: u64, name: String, address: String },
+    /// The head: this host is not of the node any more.
+    Left { host: u16, why: String, lost: bool },
+    /// This host leaves the node, in order.
+    Leaving,
+}
+
+/// Why another host's note is none.
+#[derive(Debug, thiserror::Error)]
+#[error("a note of another host cannot be read: {0}")]
+pub(super) struct NoteError(#[from] rmp_serde::decode::Error);
+
+impl Note {
+    pub(super) fn encode(&self) -> Bytes {
+        // Numbers and texts alone: nothing that MessagePack would not take.
+        rmp_serde::to_vec(self).map(Bytes::from).unwrap_or_default()
+    }
+
+    /// # Errors
+    /// The bytes are none.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, NoteError> {
+        Ok(match rmp_serde::from_slice(bytes)? {
+            Note::Ended { actor, why } => Note::Ended { actor, why: why.map(plain) },
+            Note::Lifecycle(event) => Note::Lifecycle(plain_event(event)),
+            Note::Joined { host, life, name, address } => {
+                Note::Joined { host, life, name: plain_text(name), address: plain_text(address) }
+            }
+            Note::Left { host, why, lost } => Note::Left { host, why: plain_text(why), lost },
+            other => other,
+        })
+    }
+}
+
+fn plain_text(text: String) -> String {
+    shown(text, MAX_HOST_TEXT)
+}
+
+pub(super) fn plain(reason: EndReason) -> EndReason {
+    reason.with_text(plain_text)
+}
+
+/// An event, with a text that is short enough to tell.
+pub(super) fn plain_event(event: Lifecycle) -> Lifecycle {
+    match event {
+        Lifecycle::Down { actor, reason, will_restart } => {
+            Lifecycle::Down { actor, reason: plain(reason), will_restart }
+        }
+        Lifecycle::GaveUp { actor, reason } => Lifecycle::GaveUp { actor, reason: plain(reason) },
+        up @ Lifecycle::Up { .. } => up,
+    }
+}
+
+/// Why an ask has no answer. As [`Refusal`], but for what means nothing on another host (HOST-1).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum NoAnswer {
+    NoSuchActor,
+    Restarting,
+    Undelivered(String),
+    Panicked,
+    NoReply,
+    BadReply(String),
+    /// Anything else, with the host's name in it.
+    Other(String),
+}
+
+impl NoAnswer {
+    /// Its bytes, which fit a refusal of a session.
+    pub(super) fn encode(self) -> Bytes {
+        let short = match self {
+            NoAnswer::Undelivered(why) => NoAnswer::Undelivered(plain_text(why)),
+            NoAnswer::BadReply(why) => NoAnswer::BadReply(plain_text(why)),
+            NoAnswer::Other(why) => NoAnswer::Other(plain_text(why)),
+            plain => plain,
+        };
+        rmp_serde::to_vec(&short).map(Bytes::from).unwrap_or_default()
+    }
+
+    /// What `bytes` of the host `on` say. A session says some things itself, in plain text.
+    pub(super) fn decode(bytes: &[u8], on: &str) -> Refusal {
+        match rmp_serde::from_slice(bytes) {
+            Ok(NoAnswer::NoSuchActor) => Refusal::NoSuchActor,
+            Ok(NoAnswer::Restarting) => Refusal::Restarting,
+            Ok(NoAnswer::Undelivered(why)) => Refusal::Undelivered(format!("{}, on {on}", plain_text(why))),
+            Ok(NoAnswer::Panicked) => Refusal::Panicked,
+            Ok(NoAnswer::NoReply) => Refusal::NoReply,
+            Ok(NoAnswer::BadReply(why)) => Refusal::BadReply(plain_text(why)),
+            Ok(NoAnswer::Other(why)) => Refusal::OutOfReach(plain_text(why)),
+            Err(_) => {
+                let why = plain_text(String::from_utf8_lossy(bytes).into_owned());
+                Refusal::OutOfReach(format!("{on} says: {why}"))
+            }
+        }
+    }
+
+    /// Of an ask that was made here, on the host `on`, for another.
+    pub(super) fn of(error: AskError<RawMessage>, on: &str) -> Self {
+        match error {
+            AskError::NotSent(error) => match error.reason {
+                SendFailure::NoSuchActor => NoAnswer::NoSuchActor,
+                SendFailure::Restarting => NoAnswer::Restarting,
+                SendFailure::Tainted(_) => NoAnswer::Other(tainted(on)),
+                reason => NoAnswer::Other(format!("{reason} (on {on})")),
+            },
+            AskError::NoReply(AskFailure::Refused(refusal)) => match refusal {
+                Refusal::NoSuchActor => NoAnswer::NoSuchActor,
+                Refusal::Restarting => NoAnswer::Restarting,
+                Refusal::Undelivered(why) => NoAnswer::Undelivered(why),
+                Refusal::Panicked => NoAnswer::Panicked,
+                Refusal::NoReply => NoAnswer::NoReply,
+                Refusal::BadReply(why) => NoAnswer::BadReply(why),
+                Refusal::Tainted(_) => NoAnswer::Other(tainted(on)),
+                Refusal::OutOfReach(why) => NoAnswer::Other(why),
+            },
+            AskError::NoReply(failure) => NoAnswer::Other(format!("{failure} (on {on})")),
+            AskError::TimedOut => NoAnswer::NoReply,
+        }
+    }
+}
+
+pub(super) fn tainted(on: &str) -> String {
+    format!(
+        "a tensor in it, or in the reply, depends on work that a process of {on} had not done when it died; make it again"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensorpost_hosts::limits::{MAX_NOTE, MAX_WHY};
+
+    #[test]
+    fn texts_are_cut_and_made_plain_and_fit() {
+        let long = "\u{1b}[31mä".repeat(40_000);
+        let ended =
+            Note::Ended { actor: ActorId(7), why: Some(plain(EndReason::HandlerPanic(long.clone()))) };
+        assert!(ended.encode().len() < MAX_NOTE);
+        let raw = rmp_serde::to_vec(&Note::Left { host: 1, why: long.clone(), lost: true }).unwrap();
+        let Note::Left { why, .. } = Note::decode(&raw).unwrap() else { panic!("another note") };
+        assert!(why.len() < 4 * MAX_HOST_TEXT && !why.contains('\u{1b}'), "{why}");
+        assert!(Note::decode(&[0xc1]).is_err() && Note::decode(&[]).is_err());
+
+        let why = NoAnswer::Other(long).encode();
+        assert!(why.len() <= MAX_WHY, "{}", why.len());
+        assert!(matches!(NoAnswer::decode(&why, "host 1"), Refusal::OutOfReach(_)));
+        let said = NoAnswer::decode(b"the actor is done with the message", "host 1").clone();
+        assert!(
+            matches!(said, Refusal::OutOfReach(why) if why.starts_with("host 1 says: the actor is done"))
+        );
+    }
+}

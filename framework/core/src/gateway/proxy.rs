@@ -1,0 +1,63 @@
+//! The mailbox here of an actor of another host: it decodes nothing, and hands on what comes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::Command;
+use crate::ids::ActorId;
+use crate::tensor::Tensor;
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
+
+/// A message for an actor of another host.
+#[derive(Debug)]
+pub(super) struct Out {
+    pub(super) actor: ActorId,
+    pub(super) key: u64,
+    pub(super) body: Bytes,
+    pub(super) tensors: Vec<Tensor>,
+    /// Until the message is done with there: so the credits of both hosts are one chain (HOST-9).
+    pub(super) receipt: Receipt,
+}
+
+/// See the module.
+pub(super) struct Proxy {
+    pub(super) actor: ActorId,
+    pub(super) capacity: u32,
+    pub(super) local: Arc<LocalCredits>,
+    /// Unbounded only in form: credits bound what is in it.
+    pub(super) to: UnboundedSender<Command>,
+}
+
+impl Inbox for Proxy {
+    fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered> {
+        let Delivery { key, body, tensors, tickets: _, receipt, context: _ } = delivery;
+        // ONE-WRITER: a sender of ours has refused it; this one says something else.
+        if tensors.iter().any(|tensor| tensor.lease().is_in_parts()) {
+            let why = "it holds a part of a split tensor, which does not leave its host".to_owned();
+            receipt.refuse(&Refusal::Undelivered(why.clone()));
+            return Err(Undelivered::Malformed { message: "a message to another host", why });
+        }
+        let body = Bytes::copy_from_slice(body);
+        let out = Out { actor: self.actor, key, body, tensors, receipt };
+        self.to.send(Command::Out(Box::new(out))).map_err(|_| Undelivered::Stopped)
+    }
+
+    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
+        // Nothing but the gateway runs in its process, and it sends to actors of this host alone.
+        Err((message, Undelivered::Unregistered { key }))
+    }
+
+    fn local(&self) -> &Arc<LocalCredits> {
+        &self.local
+    }
+}

@@ -1,0 +1,285 @@
+//! The gateway's one task: all of its state, and what it is told, one after the other. Nothing that it does waits.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use tensorpost_hosts::ids::{Correlation, Seq};
+use tensorpost_hosts::join::Member;
+use tensorpost_hosts::limits::{AGENT_GRACE, HEAD_GRACE};
+use tensorpost_hosts::net::{Happened, Peer};
+use tensorpost_hosts::session::Event;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::timeout;
+
+use super::begin::{ByNumber, Node};
+use super::inbound::Replying;
+use super::names::{Local, Lookup};
+use super::note::Note;
+use super::outbound::Mailbox;
+use super::store::Store;
+use super::{Command, LEAVE, Newcomer, began, shown, tell};
+use crate::ids::ActorId;
+use crate::limits::MAX_WAITING_NOTES;
+use crate::tensor::DeviceStream;
+use crate::transport::Transport;
+use crate::transport::hosts::{FromGateway, Host, ToGateway};
+use crate::transport::inbox::Receipt;
+
+/// What sessions tell that waits to be handled; more waits in the session that tells it.
+const EVENTS: usize = 256;
+
+/// See the module.
+pub(super) struct Gateway {
+    pub(super) transport: Arc<Transport>,
+    pub(super) stream: DeviceStream,
+    pub(super) node: Node,
+    pub(super) to: UnboundedSender<Command>,
+    pub(super) hosts: ByNumber<Remote>,
+    /// Actors of other hosts that have a mailbox here.
+    pub(super) mailboxes: HashMap<ActorId, Mailbox>,
+    /// Those that their hosts were asked for.
+    pub(super) reaching: HashSet<ActorId>,
+    /// Actors of this host that others know, or ask for.
+    pub(super) locals: HashMap<ActorId, Local>,
+    /// Names that this host asks the others for.
+    pub(super) lookups: HashMap<u64, Lookup>,
+    /// One message at a time takes memory: two that have half of theirs would wait for each other.
+    pub(super) memory: Arc<tokio::sync::Mutex<()>>,
+    /// Counts messages that are made ready.
+    pub(super) last_item: u64,
+    happened: mpsc::Sender<(u16, Happened)>,
+    told: Option<mpsc::Receiver<(u16, Happened)>>,
+}
+
+/// Another host.
+pub(super) struct Remote {
+    pub(super) member: Member,
+    pub(super) peer: Arc<Peer>,
+    pub(super) store: Arc<Store>,
+    /// Messages that it is not done with.
+    pub(super) open: HashMap<Seq, Receipt>,
+    /// Asks that it has not answered.
+    pub(super) asks: HashMap<Correlation, Receipt>,
+    /// Replies to it that wait for room in the window.
+    pub(super) replies: VecDeque<Replying>,
+    /// Notes to it that wait for those before.
+    notes: VecDeque<Bytes>,
+    /// Its questions that wait for an answer.
+    pub(super) questions: usize,
+}
+
+impl Remote {
+    /// For people.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.member)
+    }
+
+    /// Whether it was taken, or waits.
+    pub(super) fn note(&mut self, note: &Note) -> bool {
+        let note = note.encode();
+        let taken = self.notes.is_empty() && self.peer.with(|session| session.note(note.clone()));
+        if !taken {
+            self.notes.push_back(note);
+        }
+        self.notes.len() <= MAX_WAITING_NOTES
+    }
+
+    fn send_notes(&mut self) {
+        while let Some(note) = self.notes.front() {
+            if !self.peer.with(|session| session.note(note.clone())) {
+                return;
+            }
+            self.notes.pop_front();
+        }
+    }
+}
+
+impl Gateway {
+    pub(super) fn new(
+        transport: &Arc<Transport>,
+        stream: DeviceStream,
+        node: Node,
+        to: UnboundedSender<Command>,
+    ) -> Self {
+        let (happened, told) = mpsc::channel(EVENTS);
+        Gateway {
+            transport: Arc::clone(transport),
+            stream,
+            node,
+            to,
+            hosts: ByNumber::new(),
+            mailboxes: HashMap::new(),
+            reaching: HashSet::new(),
+            locals: HashMap::new(),
+            lookups: HashMap::new(),
+            memory: Arc::default(),
+            last_item: 0,
+            happened,
+            told: Some(told),
+        }
+    }
+
+    /// The number of this host.
+    pub(super) fn own(&self) -> u16 {
+        self.node.own.who.host.0
+    }
+
+    /// Runs until it has left.
+    pub(super) async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
+        let Some(mut told) = self.told.take() else { return };
+        // Before it passes any address on.
+        self.transport.set_host(self.own());
+        self.tell_members();
+        began(&self.transport, Ok(self.own()));
+        loop {
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Leave(left)) => {
+                        self.leave().await;
+                        let _ = left.send(());
+                        return;
+                    }
+                    Some(command) => self.take(command),
+                    None => return,
+                },
+                happened = told.recv() => match happened {
+                    Some((host, happened)) => self.happened(host, happened),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Node(said) => self.node_says(said),
+            Command::Out(out) => self.take_out(out),
+            Command::Prepared(prepared) => self.prepared(*prepared),
+            Command::Spoilt { host, post } => self.spoilt(host, post),
+            Command::Answered(answered) => self.answered(*answered),
+            Command::Event(event) => self.local_event(&event),
+            Command::Found { host, ticket, found } => self.found_here(host, ticket, found),
+            Command::Joined(newcomer) => self.joined(*newcomer),
+            Command::Verdict(host) => {
+                self.gone(host, &format!("is lost: it was not heard for {} s", HEAD_GRACE.as_secs()), true);
+            }
+            Command::Refused { host, why } => {
+                self.gone(host, &format!("has given this host up: {why}"), true)
+            }
+            Command::CutOff => {
+                self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), true);
+            }
+            // It is taken where it comes.
+            Command::Leave(_) => {}
+        }
+    }
+
+    fn node_says(&mut self, said: ToGateway) {
+        match said {
+            ToGateway::Begin(_) => tracing::error!("the node makes this process the gateway a second time"),
+            ToGateway::Reach { actor } => self.reach(actor),
+            ToGateway::Serve { actor, location } => self.serve(actor, location),
+            ToGateway::Withdraw { actor } => self.withdraw(actor),
+            ToGateway::Find { ticket, name } => self.find(ticket, name),
+            ToGateway::Local { actor, at } => self.local_is(actor, at),
+        }
+    }
+
+    fn happened(&mut self, host: u16, happened: Happened) {
+        let event = match happened {
+            Happened::Event(event) => event,
+            Happened::Ended(_) => {
+                return self.gone(host, "is given up: it broke the protocol again and again", true);
+            }
+        };
+        let Some(remote) = self.hosts.get_mut(&host) else { return };
+        match event {
+            Event::Arriving { post, message } => self.arriving(host, post, &message),
+            Event::Message { post, message } => self.arrived(host, post, message),
+            Event::Aborted { post, why: _ } => drop(remote.store.take(post)),
+            Event::Released { post, whole: _ } => remote.store.released(post),
+            // With the receipt goes the sender's credit.
+            Event::Done { post } => drop(remote.open.remove(&post)),
+            Event::Refused { correlation, why } => self.refused(host, correlation, &why),
+            Event::Served { actor, capacity } => self.served(ActorId(actor.0), capacity),
+            Event::Room { actor } => self.send_on(ActorId(actor.0)),
+            Event::Window => self.send_all(host),
+            Event::Note(note) => self.note(host, &note),
+            Event::NoteRoom => remote.send_notes(),
+        }
+    }
+
+    fn joined(&mut self, Newcomer { member, peer, store }: Newcomer) {
+        let host = member.who.host.0;
+        let (telling, happened) = (Arc::clone(&peer), self.happened.clone());
+        tokio::spawn(async move {
+            while let Some(next) = telling.next().await {
+                if happened.send((host, next)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        if self.node.roster.is_some() {
+            // The others are dialled by it, and have to know it for that.
+            let (name, address) = (member.name.clone(), member.address.clone());
+            let note = Note::Joined { host, life: member.who.life.0, name, address };
+            self.note_to_all(&note);
+        }
+        let remote = Remote {
+            member,
+            peer,
+            store,
+            open: HashMap::new(),
+            asks: HashMap::new(),
+            replies: VecDeque::new(),
+            notes: VecDeque::new(),
+            questions: 0,
+        };
+        self.hosts.insert(host, remote);
+        self.tell_members();
+    }
+
+    pub(super) fn note_to_all(&mut self, note: &Note) {
+        for remote in self.hosts.values_mut() {
+            // Who does not take it is given up with the next that is for it alone.
+            let _ = remote.note(note);
+        }
+    }
+
+    /// A note to one host, which is given up where it does not take them.
+    pub(super) fn note_to(&mut self, host: u16, note: &Note) {
+        if self.hosts.get_mut(&host).is_some_and(|remote| !remote.note(note)) {
+            self.gone(host, "is given up: it does not take what it is told", true);
+        }
+    }
+
+    pub(super) fn tell_members(&self) {
+        let host = |member: &Member| Host {
+            number: member.who.host.0,
+            name: member.name.clone(),
+            address: member.address.clone(),
+        };
+        let all = std::iter::once(&self.node.own).chain(self.hosts.values().map(|remote| &remote.member));
+        let mut members: Vec<_> = all.map(host).collect();
+        members.sort_by_key(|host| host.number);
+        tell(&self.transport, FromGateway::Members(members));
+    }
+
+    /// Says to all hosts that this one leaves, and waits until they have heard it.
+    async fn leave(&mut self) {
+        self.note_to_all(&Note::Leaving);
+        let heard = self.hosts.values().filter_map(|remote| {
+            let (peer, link) = (Arc::clone(&remote.peer), remote.peer.link()?);
+            // Whoever has heard it ends the session, and with it the connection.
+            Some(async move { timeout(LEAVE, peer.cut_of(link)).await })
+        });
+        join_all(heard.collect::<Vec<_>>()).await;
+        if let Some(roster) = &self.node.roster {
+            roster.close();
+        }
+        self.hosts.values().for_each(|remote| remote.peer.end());
+        drop(self.node.listener.take());
+    }
+}

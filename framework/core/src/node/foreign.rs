@@ -1,0 +1,418 @@
+//! Actors of other hosts, as this host's node knows them: each is in the roster while its mailbox is, at a place in the gateway.
+//!
+//! Who wants to send to one is told that place, as of an actor that has moved. Before there is one, the node asks its gateway to
+//! reach the actor, and whoever asks meanwhile waits for the same answer. Names that nobody has here are looked up on the other
+//! hosts.
+//!
+//! Bounded (MBX-2): so many actors that are being reached, names that are looked up, and who waits for them.
+//!
+//! **On the gateway's death** its actors go as those of any process do; whoever waits here is told.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::ids::{ActorId, ProcessId};
+use crate::limits::MAX_MAILBOX;
+use crate::node::broker::{Broker, Complaint, Delivery};
+use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_REACHING, MAX_WAITING_WATCHES};
+use crate::observe::text::shown;
+use crate::transport::control_channel::{FromNode, Location, ToNode};
+use crate::transport::hosts::{FromGateway, ToGateway};
+use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Foreign {
+    gateway: Option<ProcessId>,
+    reaching: HashMap<ActorId, Reaching>,
+    /// Of names: who asked, and by which ticket.
+    lookups: HashMap<u64, (ProcessId, u64)>,
+    last_lookup: u64,
+}
+
+/// Who waits until an actor is reached, or cannot be.
+#[derive(Default)]
+struct Reaching {
+    senders: HashSet<ProcessId>,
+    watchers: Vec<(ProcessId, u64)>,
+    /// Whether it has a place, which does not take messages yet.
+    placed: bool,
+}
+
+fn out_of_reach(why: impl Into<String>) -> EndReason {
+    EndReason::OutOfReach(why.into())
+}
+
+fn actor_is(to: ProcessId, actor: ActorId, at: Whereabouts) -> Delivery {
+    Delivery { to, message: FromNode::Actor { actor, at }, descriptors: Vec::new() }
+}
+
+fn watching(to: ProcessId, ticket: u64, down: Option<Lifecycle>) -> Delivery {
+    Delivery { to, message: FromNode::Watching { ticket, down }, descriptors: Vec::new() }
+}
+
+impl Foreign {
+    pub(crate) fn gateway(&self) -> Option<ProcessId> {
+        self.gateway
+    }
+
+    pub(crate) fn set_gateway(&mut self, gateway: ProcessId) {
+        self.gateway = Some(gateway);
+    }
+
+    fn tell(&self, message: ToGateway, out: &mut Vec<Delivery>) -> bool {
+        let told = self.gateway.map(|to| Delivery {
+            to,
+            message: FromNode::Hosts(message),
+            descriptors: Vec::new(),
+        });
+        out.extend(told);
+        self.gateway.is_some()
+    }
+
+    /// What waits.
+    #[cfg(feature = "testing")]
+    pub(crate) fn kept(&self) -> usize {
+        self.reaching.len() + self.lookups.len()
+    }
+}
+
+impl Broker {
+    /// Whether an actor lives on another host, and there may be a way to it.
+    fn is_foreign(&self, actor: ActorId) -> bool {
+        actor.host() != self.roster.host && (self.foreign.gateway.is_some() || self.roster.host_is_known)
+    }
+
+    /// Notes that somebody waits for an actor of another host, and has it reached.
+    fn reach(&mut self, actor: ActorId, out: &mut Vec<Delivery>) -> Result<&mut Reaching, EndReason> {
+        if !self.foreign.reaching.contains_key(&actor) {
+            if self.foreign.reaching.len() >= MAX_REACHING {
+                let why = format!(
+                    "{MAX_REACHING} actors of other hosts are being reached; {actor} is one too many"
+                );
+                return Err(out_of_reach(why));
+            }
+            if !self.foreign.tell(ToGateway::Reach { actor }, out) {
+                return Err(out_of_reach(
+                    "the gateway of this host has ended, and with it the way to all others",
+                ));
+            }
+        }
+        Ok(self.foreign.reaching.entry(actor).or_default())
+    }
+
+    /// What is known of an actor of another host, unless it has to be reached first.
+    fn known_foreign(&self, actor: ActorId) -> Option<Whereabouts> {
+        match (self.roster.actor(actor), self.roster.whereabouts(actor)) {
+            (Some(entry), at) => entry.started.then_some(at),
+            (None, at @ Whereabouts::GaveUp(_)) => Some(at),
+            (None, _) => None,
+        }
+    }
+
+    /// Takes a message that is about other hosts; `None` where it is not.
+    pub(crate) fn handle_foreign(
+        &mut self,
+        from: ProcessId,
+        message: &ToNode,
+        out: &mut Vec<Delivery>,
+    ) -> Option<Result<(), Complaint>> {
+        match message {
+            ToNode::WantActor { actor } if self.is_foreign(*actor) => self.want_foreign(from, *actor, out),
+            ToNode::Watch { ticket, actor } if self.is_foreign(*actor) => {
+                self.watch_foreign(from, *ticket, *actor, out);
+            }
+            ToNode::Hosts(said) => return Some(self.gateway_says(from, said.clone(), out)),
+            _ => return None,
+        }
+        Some(Ok(()))
+    }
+
+    /// `from` wants to send to an actor of another host.
+    fn want_foreign(&mut self, from: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
+        let at = match self.known_foreign(actor) {
+            Some(at) => at,
+            None => match self.reach(actor, out) {
+                Ok(reaching) => {
+                    reaching.senders.insert(from);
+                    return;
+                }
+                Err(why) => Whereabouts::GaveUp(why),
+            },
+        };
+        out.push(actor_is(from, actor, at));
+    }
+
+    /// `from` wants to hear what happens to an actor of another host.
+    fn watch_foreign(&mut self, from: ProcessId, ticket: u64, actor: ActorId, out: &mut Vec<Delivery>) {
+        let down = match self.known_foreign(actor) {
+            Some(Whereabouts::GaveUp(reason)) => Some(Lifecycle::GaveUp { actor, reason }),
+            Some(_) => self.watches.watch(from, actor, true),
+            None => match self.reach(actor, out) {
+                Ok(reaching) if reaching.watchers.len() < MAX_WAITING_WATCHES => {
+                    reaching.watchers.push((from, ticket));
+                    return;
+                }
+                Ok(_) => Some(Lifecycle::GaveUp { actor, reason: out_of_reach("too many wait to watch it") }),
+                Err(reason) => Some(Lifecycle::GaveUp { actor, reason }),
+            },
+        };
+        out.push(watching(from, ticket, down));
+    }
+
+    /// `from` looks up a name that nobody has here. Whether the other hosts are asked.
+    pub(crate) fn find_elsewhere(
+        &mut self,
+        from: ProcessId,
+        ticket: u64,
+        name: &str,
+        out: &mut Vec<Delivery>,
+    ) -> bool {
+        // The gateway looks up for others, whose own nodes ask everybody.
+        if self.foreign.gateway == Some(from) || self.foreign.lookups.len() >= MAX_LOOKUPS {
+            return false;
+        }
+        let lookup = self.foreign.last_lookup + 1;
+        let asked = self.foreign.tell(ToGateway::Find { ticket: lookup, name: name.to_owned() }, out);
+        if asked {
+            self.foreign.last_lookup = lookup;
+            self.foreign.lookups.insert(lookup, (from, ticket));
+        }
+        asked
+    }
+
+    /// The gateway says something. The rest of what it says is for the supervisor.
+    fn gateway_says(
+        &mut self,
+        from: ProcessId,
+        said: FromGateway,
+        out: &mut Vec<Delivery>,
+    ) -> Result<(), Complaint> {
+        // WIRE-1: any worker could say it.
+        if self.foreign.gateway != Some(from) {
+            return Err(Complaint::NotTheGateway);
+        }
+        match said {
+            FromGateway::Reached { actor, capacity } => self.reached(from, actor, capacity, out),
+            FromGateway::Serving { actor } => self.serving(actor, out),
+            FromGateway::OutOfReach { actor, why } => {
+                let why = why.map(|why| why.with_text(|text| shown(text, MAX_FAILURE_TEXT)));
+                self.lost_foreign(actor, why, out);
+            }
+            FromGateway::Found { ticket, found } => {
+                if let Some((to, ticket)) = self.foreign.lookups.remove(&ticket) {
+                    let message = FromNode::Found { ticket, found };
+                    out.push(Delivery { to, message, descriptors: Vec::new() });
+                }
+            }
+            FromGateway::WantLocal { actor } => {
+                let at = match actor.host() == self.roster.host {
+                    true => self.roster.whereabouts(actor),
+                    false => Whereabouts::Nowhere,
+                };
+                self.foreign.tell(ToGateway::Local { actor, at }, out);
+            }
+            FromGateway::Lifecycle(event) => {
+                if self.roster.actor(event.actor()).is_some() && !event.is_final() {
+                    self.tell(&event, out);
+                }
+            }
+            FromGateway::Began { .. }
+            | FromGateway::Members(_)
+            | FromGateway::HostGone { .. }
+            | FromGateway::NodeGone { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The actor's host takes messages for it: it gets a place in the gateway.
+    fn reached(&mut self, gateway: ProcessId, actor: ActorId, capacity: u32, out: &mut Vec<Delivery>) {
+        let Some(reaching) = self.foreign.reaching.get_mut(&actor).filter(|reaching| !reaching.placed) else {
+            return;
+        };
+        if !(1..=MAX_MAILBOX).contains(&capacity) {
+            let why = out_of_reach(format!("its host offers a mailbox for {capacity} messages"));
+            return self.lost_foreign(actor, Some(why), out);
+        }
+        match self.roster.place(actor, gateway, capacity) {
+            Ok(location) => {
+                reaching.placed = true;
+                self.foreign.tell(ToGateway::Serve { actor, location }, out);
+            }
+            Err(error) => {
+                let why = format!("this host reaches no more actors of others: {error}");
+                self.lost_foreign(actor, Some(out_of_reach(why)), out);
+            }
+        }
+    }
+
+    /// Its mailbox here takes messages.
+    fn serving(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
+        let Some(location) = self.roster.actor(actor).map(|entry| entry.location) else { return };
+        let Some(reaching) = self.foreign.reaching.remove(&actor) else { return };
+        self.roster.started(actor);
+        for to in reaching.senders {
+            out.push(actor_is(to, actor, Whereabouts::At(location)));
+        }
+        for (to, ticket) in reaching.watchers {
+            let down = self.watches.watch(to, actor, true);
+            out.push(watching(to, ticket, down));
+        }
+    }
+
+    /// An actor of another host cannot be reached (any more): it has ended, or its host is lost.
+    fn lost_foreign(&mut self, actor: ActorId, why: Option<EndReason>, out: &mut Vec<Delivery>) {
+        let reaching = self.foreign.reaching.remove(&actor);
+        let was_here = self.roster.remove(actor).is_some();
+        let event = match why {
+            Some(EndReason::Normal) => {
+                Lifecycle::Down { actor, reason: EndReason::Normal, will_restart: false }
+            }
+            Some(reason) => Lifecycle::GaveUp { actor, reason },
+            None => Lifecycle::Down { actor, reason: EndReason::Forgotten, will_restart: false },
+        };
+        let at = match &event {
+            Lifecycle::GaveUp { reason, .. } => {
+                // Remembered, for those who ask later.
+                self.roster.give_up(actor, reason.clone());
+                Whereabouts::GaveUp(reason.clone())
+            }
+            _ => Whereabouts::Nowhere,
+        };
+        if was_here {
+            self.announce_as(actor, &at, out);
+            self.tell(&event, out);
+            self.foreign.tell(ToGateway::Withdraw { actor }, out);
+        }
+        let Some(reaching) = reaching else { return };
+        out.extend(reaching.senders.into_iter().map(|to| actor_is(to, actor, at.clone())));
+        let watchers = reaching.watchers.into_iter();
+        out.extend(watchers.map(|(to, ticket)| watching(to, ticket, Some(event.clone()))));
+    }
+
+    /// A process has ended: it waits for nothing, and if it was the gateway, nobody does.
+    pub(crate) fn left_foreign(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
+        for reaching in self.foreign.reaching.values_mut() {
+            reaching.senders.remove(&process);
+            reaching.watchers.retain(|(watcher, _)| *watcher != process);
+        }
+        self.foreign.lookups.retain(|_, (asker, _)| *asker != process);
+        if self.foreign.gateway != Some(process) {
+            return;
+        }
+        self.foreign.gateway = None;
+        let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
+        let waited_for: Vec<_> = self.foreign.reaching.keys().copied().collect();
+        waited_for.into_iter().for_each(|actor| self.lost_foreign(actor, Some(why.clone()), out));
+        for (_, (to, ticket)) in self.foreign.lookups.drain() {
+            let message = FromNode::Found { ticket, found: None::<(ActorId, Location)> };
+            out.push(Delivery { to, message, descriptors: Vec::new() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(slot: u16) -> ProcessId {
+        ProcessId::new(slot, 0).unwrap()
+    }
+
+    /// A broker on host 3, with a gateway and two workers.
+    fn broker() -> Broker {
+        let mut broker = Broker::default();
+        (0..4).for_each(|slot| drop(broker.joined(process(slot))));
+        broker.roster.host = 3;
+        broker.roster.host_is_known = true;
+        broker.foreign.set_gateway(process(1));
+        broker
+    }
+
+    fn handle(
+        broker: &mut Broker,
+        from: u16,
+        message: ToNode,
+    ) -> Result<Vec<(ProcessId, String)>, Complaint> {
+        let mut out = Vec::new();
+        broker.handle(process(from), message, Vec::new(), &mut out)?;
+        Ok(out.into_iter().map(|said| (said.to, format!("{:?}", said.message))).collect())
+    }
+
+    fn says(broker: &mut Broker, said: FromGateway) -> Vec<(ProcessId, String)> {
+        handle(broker, 1, ToNode::Hosts(said)).unwrap()
+    }
+
+    const FAR: ActorId = ActorId((5 << 48) | 7);
+
+    #[test]
+    fn who_wants_an_actor_of_another_host_waits_until_its_mailbox_takes_messages() {
+        let mut broker = broker();
+        let asked = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
+        assert!(asked[0].0 == process(1) && asked[0].1.contains("Reach"), "{asked:?}");
+        // The second waits for the same answer, and so does who watches.
+        assert_eq!(handle(&mut broker, 3, ToNode::WantActor { actor: FAR }).unwrap(), []);
+        assert_eq!(handle(&mut broker, 3, ToNode::Watch { ticket: 9, actor: FAR }).unwrap(), []);
+
+        let placed = says(&mut broker, FromGateway::Reached { actor: FAR, capacity: 8 });
+        assert!(placed.len() == 1 && placed[0].1.contains("Serve"), "{placed:?}");
+        assert_eq!(says(&mut broker, FromGateway::Reached { actor: FAR, capacity: 8 }), [], "a second time");
+        let told = says(&mut broker, FromGateway::Serving { actor: FAR });
+        let at = |to: u16| told.iter().any(|(who, what)| *who == process(to) && what.contains("At(Location"));
+        assert!(
+            at(2) && at(3) && told.iter().any(|(_, what)| what.contains("ticket: 9, down: None")),
+            "{told:?}"
+        );
+        assert_eq!(broker.foreign.reaching.len(), 0);
+
+        // Its host is lost: all are told, who watches too, and then the mailbox closes.
+        let why = Some(EndReason::OutOfReach("host 5 is lost".into()));
+        let told = says(&mut broker, FromGateway::OutOfReach { actor: FAR, why });
+        let found = |what: &str| told.iter().position(|(_, said)| said.contains(what)).expect(what);
+        assert!(found("GaveUp(OutOfReach") < found("Lifecycle(GaveUp"), "{told:?}");
+        assert!(found("Lifecycle(GaveUp") < found("Withdraw"), "{told:?}");
+        let again = handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
+        assert!(again[0].1.contains("host 5 is lost"), "it is remembered: {again:?}");
+    }
+
+    // WIRE-1.
+    #[test]
+    fn nobody_else_speaks_as_the_gateway_and_its_own_actors_are_no_others() {
+        let mut broker = broker();
+        let said = ToNode::Hosts(FromGateway::OutOfReach { actor: FAR, why: None });
+        assert!(matches!(handle(&mut broker, 2, said), Err(Complaint::NotTheGateway)));
+        let own = ActorId((3 << 48) | 1);
+        let answer = handle(&mut broker, 2, ToNode::WantActor { actor: own }).unwrap();
+        assert!(answer[0].0 == process(2) && answer[0].1.contains("Nowhere"), "{answer:?}");
+        handle(&mut broker, 2, ToNode::WantActor { actor: FAR }).unwrap();
+        let told = says(&mut broker, FromGateway::Reached { actor: FAR, capacity: MAX_MAILBOX + 1 });
+        assert!(told.iter().any(|(to, what)| *to == process(2) && what.contains("GaveUp")), "{told:?}");
+        assert_eq!(handle(&mut broker, 1, ToNode::Lookup { ticket: 1, name: "x".into() }).unwrap().len(), 1);
+    }
+
+    // MBX-2.
+    #[test]
+    fn what_waits_is_bounded_and_ends_with_the_gateway() {
+        let mut broker = broker();
+        for number in 0..MAX_REACHING as u64 {
+            let actor = ActorId((5 << 48) | number);
+            assert_eq!(handle(&mut broker, 2, ToNode::WantActor { actor }).unwrap().len(), 1);
+        }
+        let more = handle(&mut broker, 2, ToNode::WantActor { actor: ActorId(6 << 48) }).unwrap();
+        assert!(more[0].1.contains("one too many"), "{more:?}");
+        let lookup = ToNode::Lookup { ticket: 4, name: "far".into() };
+        assert!(handle(&mut broker, 3, lookup).unwrap()[0].1.contains("Find"));
+
+        let mut out = Vec::new();
+        broker.left(process(1), &mut out);
+        let told = |to: u16, what: &str| {
+            let count =
+                |said: &&Delivery| said.to == process(to) && format!("{:?}", said.message).contains(what);
+            out.iter().filter(count).count()
+        };
+        assert_eq!(told(2, "the gateway of this host has ended"), MAX_REACHING);
+        assert_eq!(told(3, "Found { ticket: 4, found: None }"), 1);
+        assert!(broker.foreign.reaching.is_empty() && broker.foreign.lookups.is_empty());
+        let after = handle(&mut broker, 2, ToNode::Watch { ticket: 1, actor: FAR }).unwrap();
+        assert!(matches!(&after[..], [(_, said)] if said.contains("GaveUp")), "{after:?}");
+    }
+}

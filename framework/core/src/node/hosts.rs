@@ -1,0 +1,174 @@
+//! Several machines: how a program's node becomes one with those of the same program on other hosts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::supervisor::Making;
+use super::{Closed, Node, NodeError, Processes};
+use crate::limits::cuda_connections;
+use crate::transport::hosts::{Host, Settings};
+
+/// The worker that speaks to other hosts.
+const GATEWAY: &str = "gateway";
+
+/// How this host becomes one of a node of several: as its head, or as an agent of a head.
+///
+/// The same program runs on each host, and says so here; what it does then may depend on [`Node::is_head`]. Actors of all hosts
+/// are found by their names, and their addresses go in messages and arguments as within a host.
+///
+/// Without a key (`TENSORPOST_KEY_FILE`, or [`key_file`](Self::key_file)) hosts are reached on this machine's loopback alone.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tensorpost::hosts::Hosts;
+/// use tensorpost::prelude::*;
+///
+/// # #[derive(Serialize, Deserialize, GpuMessage)] #[gpu_message(reply = u32)] struct Ask;
+/// # struct Clerk;
+/// # impl Actor for Clerk { type Context = Context<Self>; }
+/// # impl RemoteActor for Clerk {
+/// #     type Args = ();
+/// #     fn create((): (), _: &Env) -> anyhow::Result<Self> { Ok(Clerk) }
+/// #     fn handles(on: &mut Handles<Self>) { on.message::<Ask>(); }
+/// # }
+/// # impl Handler<Ask> for Clerk {
+/// #     type Result = MessageResult<Ask>;
+/// #     fn handle(&mut self, _: Ask, _: &mut Context<Self>) -> Self::Result { MessageResult(1) }
+/// # }
+/// fn main() -> anyhow::Result<()> {
+///     // By TENSORPOST_HEAD, or the variables of Slurm, torchrun or Kubernetes; alone where there are none.
+///     let node = Node::builder().hosts(Hosts::from_environment()?).start()?;
+///     if node.is_head() {
+///         let clerk = node.spawn::<Clerk>(()).name("clerk").start()?;
+///         node.run_until_ctrl_c(Duration::from_secs(10))?;
+///         drop(clerk);
+///     } else {
+///         // An actor of the head; a message to it takes the way of any other.
+///         let clerk = node.block_on(node.registry().lookup::<Ask>("clerk"))?;
+///         println!("{}", node.block_on(clerk.ask(Ask))?);
+///     }
+///     Ok(())
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hosts {
+    settings: Settings,
+}
+
+/// The variables that say which host this is make no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub struct HostsError(#[from] tensorpost_hosts::join::EnvironmentError);
+
+impl Hosts {
+    fn new(is_head: bool, head: String) -> Self {
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let join_deadline = tensorpost_hosts::limits::JOIN_DEADLINE.as_millis() as u64;
+        let (advertise, build_name, key_file) = (None, None, None);
+        Hosts {
+            settings: Settings {
+                is_head,
+                head,
+                name,
+                advertise,
+                build_name,
+                key_file,
+                join_deadline,
+                lanes: 2,
+            },
+        }
+    }
+
+    /// The head of a node, which listens at `host:port`. With port 0 it takes a free one: see [`Node::hosts`].
+    pub fn head(listen: impl Into<String>) -> Self {
+        Self::new(true, listen.into())
+    }
+
+    /// An agent of the head at `host[:port]`. It tries to join until [`join_deadline`](Self::join_deadline).
+    pub fn agent(head: impl Into<String>) -> Self {
+        Self::new(false, head.into())
+    }
+
+    /// By `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or the variables of Slurm, torchrun or Kubernetes; `None` where this program was
+    /// started alone.
+    ///
+    /// # Errors
+    /// They make no sense; the error says which.
+    pub fn from_environment() -> Result<Option<Self>, HostsError> {
+        let found = tensorpost_hosts::join::Hosts::from_environment()?;
+        Ok(found.map(|found| {
+            let is_head = found.role == tensorpost_hosts::join::Role::Head;
+            let mut hosts = Self::new(is_head, found.head);
+            hosts.settings.advertise = found.advertise;
+            hosts.join_deadline(found.join_deadline)
+        }))
+    }
+
+    /// What people see of this host; the machine's name unless said otherwise.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.settings.name = name.into();
+        self
+    }
+
+    /// Under which `host[:port]` others reach this one, where that is not what the head sees.
+    pub fn advertise(mut self, address: impl Into<String>) -> Self {
+        let address = address.into();
+        let has_port = address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        self.settings.advertise = Some(if has_port { address } else { format!("{address}:0") });
+        self
+    }
+
+    /// What this build of the program is called. Hosts run one program, file by file, unless both say this: for hosts of several
+    /// architectures, or where the program is built on each.
+    pub fn build_name(mut self, name: impl Into<String>) -> Self {
+        self.settings.build_name = Some(name.into());
+        self
+    }
+
+    /// The file with the node's key: 32 bytes that only its user can read, the same on all hosts. Unless said otherwise it is what
+    /// `TENSORPOST_KEY_FILE`, or the variables for PEM files, name.
+    pub fn key_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.settings.key_file = Some(path.into());
+        self
+    }
+
+    /// How long an agent tries to join; 120 s unless said otherwise.
+    pub fn join_deadline(mut self, deadline: Duration) -> Self {
+        self.settings.join_deadline = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        self
+    }
+
+    /// Connections for tensors to each other host, 1 to 8; 2 unless said otherwise.
+    pub fn lanes(mut self, lanes: u16) -> Self {
+        self.settings.lanes = lanes;
+        self
+    }
+}
+
+impl Processes {
+    /// Starts the gateway, and waits until this host is one of its node: before any actor of it has an id.
+    pub(super) fn become_one_of(&self, hosts: Hosts) -> Result<(), NodeError> {
+        let failed = |error: &dyn std::fmt::Display| NodeError::Hosts(error.to_string());
+        let making = Making { program: None, connections: cuda_connections(1) };
+        let gateway = self.supervisor.spawn_worker_of(GATEWAY, making).map_err(|error| failed(&error))?;
+        let began = self.supervisor.begin_hosts(gateway, hosts.settings).map_err(|error| failed(&error))?;
+        let host = began.map_err(NodeError::Hosts)?;
+        self.process_runtime.set_host(host);
+        Ok(())
+    }
+}
+
+impl Node {
+    /// The hosts of the node, this one among them, in the order of their numbers; none where it has only this one.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down.
+    pub fn hosts(&self) -> Result<Vec<Host>, Closed> {
+        self.supervisor().hosts()
+    }
+
+    /// Whether this host is the head of its node, or the only one.
+    pub fn is_head(&self) -> bool {
+        self.transport().host() == 0
+    }
+}

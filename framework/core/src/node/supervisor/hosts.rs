@@ -1,0 +1,124 @@
+//! The supervisor's part with other hosts: the gateway's beginning and end, and what concerns the node as a whole.
+//!
+//! The gateway is a worker like others, and nothing runs in it but the way to other hosts. What it says of actors and names is the
+//! broker's affair (`node/foreign.rs`).
+//!
+//! **On the gateway's death** the other hosts are out of reach, and everything here goes on. **On the end of the node elsewhere**
+//! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
+
+use std::sync::mpsc::sync_channel;
+use std::time::Instant;
+
+use crate::ids::ProcessId;
+use crate::node::broker::Delivery;
+use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT};
+use crate::observe::log::Severity;
+use crate::observe::text::shown;
+use crate::transport::control_channel::{FromNode, ToNode};
+use crate::transport::hosts::{FromGateway, Host, Settings, ToGateway};
+use crate::transport::lifecycle::EndReason;
+
+use super::run::State;
+use super::{Closed, Command, Reply, Supervisor, WorkerId};
+
+/// What the node knows of its hosts.
+#[derive(Default)]
+pub(super) struct Hosts {
+    /// Whoever waits for this host to be one of its node.
+    beginning: Option<Reply<Result<u16, String>>>,
+    members: Vec<Host>,
+}
+
+/// What is asked of the supervisor about other hosts.
+pub(super) enum HostsCommand {
+    Begin(WorkerId, Settings, Reply<Result<u16, String>>),
+    Members(Reply<Vec<Host>>),
+}
+
+impl Supervisor {
+    /// Makes a worker the gateway to the other hosts, and waits until this host is one of its node: its number.
+    ///
+    /// # Errors
+    /// The outer: the node has ended. The inner: why this host is of no node.
+    pub(crate) fn begin_hosts(
+        &self,
+        gateway: WorkerId,
+        settings: Settings,
+    ) -> Result<Result<u16, String>, Closed> {
+        self.shared.ask(|reply| Command::Hosts(HostsCommand::Begin(gateway, settings, reply)))
+    }
+
+    /// The hosts of the node, this one among them.
+    pub(crate) fn hosts(&self) -> Result<Vec<Host>, Closed> {
+        self.shared.ask(|reply| Command::Hosts(HostsCommand::Members(reply)))
+    }
+}
+
+impl State {
+    pub(super) fn hosts_command(&mut self, command: HostsCommand) {
+        match command {
+            HostsCommand::Begin(gateway, settings, reply) => self.begin_hosts(gateway, settings, reply),
+            HostsCommand::Members(reply) => {
+                let _ = reply.try_send(self.hosts.members.clone());
+            }
+        }
+    }
+
+    fn begin_hosts(&mut self, gateway: WorkerId, settings: Settings, reply: Reply<Result<u16, String>>) {
+        let Some(worker) = self.workers.by_id(gateway).filter(|worker| worker.is_running()) else {
+            let _ = reply.try_send(Err("its gateway has ended".to_owned()));
+            return;
+        };
+        let to = worker.process;
+        self.broker.foreign.set_gateway(to);
+        self.broker.roster.host_is_known = true;
+        self.hosts.beginning = Some(reply);
+        let message = FromNode::Hosts(ToGateway::Begin(settings));
+        self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
+    }
+
+    /// Takes what concerns the node as a whole, before the broker takes the rest.
+    pub(super) fn hear_gateway(&mut self, from: ProcessId, message: &ToNode) {
+        let ToNode::Hosts(said) = message else { return };
+        if self.broker.foreign.gateway() != Some(from) {
+            return; // the broker complains
+        }
+        match said {
+            FromGateway::Began { result } => {
+                if let Ok(host) = result {
+                    // Before any actor has an id, and any worker but the gateway a process.
+                    self.broker.roster.host = *host;
+                }
+                let result = result.clone().map_err(|why| shown(why, MAX_FAILURE_TEXT));
+                if let Some(reply) = self.hosts.beginning.take() {
+                    let _ = reply.try_send(result);
+                }
+            }
+            FromGateway::Members(members) => self.hosts.members.clone_from(members),
+            FromGateway::HostGone { why, lost } => {
+                let severity = if *lost { Severity::Error } else { Severity::Info };
+                self.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
+            }
+            FromGateway::NodeGone { why, cut_off } => {
+                let severity = if *cut_off { Severity::Error } else { Severity::Info };
+                self.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
+                let now = Instant::now();
+                let deadline = if *cut_off { now } else { now + DROP_DEADLINE };
+                let (reply, _nobody_waits) = sync_channel(1);
+                self.begin_stopping(deadline, reply);
+            }
+            _ => {}
+        }
+    }
+
+    /// A worker's process has ended.
+    pub(super) fn gateway_may_have_ended(&mut self, process: ProcessId, why: &EndReason) {
+        if self.broker.foreign.gateway() != Some(process) {
+            return;
+        }
+        self.hosts.members.clear();
+        if let Some(reply) = self.hosts.beginning.take() {
+            let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What the node and its gateway say to each other, over the gateway's control channel.
+//!
+//! The gateway is a worker that speaks to other hosts. The node decides, as for all actors, where an actor of another host is
+//! reached from here: at a place in the gateway, whose mailbox passes on what comes. And it says what other hosts ask of this one.
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+
+use super::control_channel::Location;
+use super::lifecycle::{EndReason, Lifecycle, Whereabouts};
+use crate::ids::ActorId;
+
+/// What a transport passes on that is for the gateway, in the process that is it.
+pub(crate) trait Gate: Send + Sync {
+    /// The node says something. Never waits.
+    fn hear(&self, said: ToGateway);
+
+    /// Leaves the other hosts. Resolves when they know, or some time has passed.
+    fn leave(&self) -> BoxFuture<'static, ()>;
+}
+
+/// A host of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// Its number: 0 is the head. None is given twice in the life of a node.
+    pub number: u16,
+    /// What it calls itself.
+    pub name: String,
+    /// `host:port` where the others reach it.
+    pub address: String,
+}
+
+/// From the node to its gateway.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ToGateway {
+    /// Become a gateway, with these settings; answered by [`FromGateway::Began`].
+    Begin(Settings),
+    /// Somebody here wants to send to this actor of another host. Answered by [`FromGateway::Reached`] or
+    /// [`FromGateway::OutOfReach`].
+    Reach {
+        /// Which.
+        actor: ActorId,
+    },
+    /// Take messages for it here, and say so with [`FromGateway::Serving`].
+    Serve {
+        /// Which.
+        actor: ActorId,
+        /// Where in the gateway.
+        location: Location,
+    },
+    /// Take none for it any more.
+    Withdraw {
+        /// Which.
+        actor: ActorId,
+    },
+    /// Somebody here looks a name up that nobody has here. Answered by [`FromGateway::Found`].
+    Find {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The name.
+        name: String,
+    },
+    /// Where an actor of this host is, which another host has asked for.
+    Local {
+        /// Which.
+        actor: ActorId,
+        /// Where.
+        at: Whereabouts,
+    },
+}
+
+/// From the gateway to its node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum FromGateway {
+    /// Whether this host is of its node now, as which number.
+    Began {
+        /// Why not.
+        result: Result<u16, String>,
+    },
+    /// Who is of the node, this host among them.
+    Members(Vec<Host>),
+    /// The actor's host takes messages for it.
+    Reached {
+        /// Which.
+        actor: ActorId,
+        /// So many at a time.
+        capacity: u32,
+    },
+    /// Its mailbox here takes messages.
+    Serving {
+        /// Which.
+        actor: ActorId,
+    },
+    /// The actor cannot be reached (any more): it has ended, or its host is lost.
+    OutOfReach {
+        /// Which.
+        actor: ActorId,
+        /// Why, if anybody knows.
+        why: Option<EndReason>,
+    },
+    /// What became of a look-up on the other hosts.
+    Found {
+        /// From the question.
+        ticket: u64,
+        /// The actor, and its place on its own host.
+        found: Option<(ActorId, Location)>,
+    },
+    /// Another host asks for this actor; answered by [`ToGateway::Local`].
+    WantLocal {
+        /// Which.
+        actor: ActorId,
+    },
+    /// Something has happened to an actor of another host, and it goes on.
+    Lifecycle(Lifecycle),
+    /// A host is lost, or has left: for the log. What it had is told actor by actor.
+    HostGone {
+        /// Which, and why.
+        why: String,
+        /// Whether it was lost, and has not left.
+        lost: bool,
+    },
+    /// This host is not of its node any more, because of the head: it ends, at once where it is `cut_off`.
+    NodeGone {
+        /// Why.
+        why: String,
+        /// Whether the head may give its actors other lives.
+        cut_off: bool,
+    },
+}
+
+/// How a host becomes one of its node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Whether it starts the node, and does not join one.
+    pub is_head: bool,
+    /// `host:port`: where the head is reached; on the head itself, where it listens.
+    pub head: String,
+    /// What it is called.
+    pub name: String,
+    /// `host[:port]` under which others reach it, where that is not what the head sees.
+    pub advertise: Option<String>,
+    /// What the build is called, where programs of several architectures are of one node.
+    pub build_name: Option<String>,
+    /// The file with the node's key, where it is not named by the environment.
+    pub key_file: Option<std::path::PathBuf>,
+    /// Milliseconds that it tries to join.
+    pub join_deadline: u64,
+    /// Connections for tensors to each other host.
+    pub lanes: u16,
+}
