@@ -77,6 +77,7 @@ mod forwards;
 mod from_node;
 pub mod inbox;
 mod incoming;
+mod lending;
 pub mod lifecycle;
 mod link;
 mod links;
