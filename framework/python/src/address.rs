@@ -159,7 +159,7 @@ impl PyAddress {
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, key, value)?;
         let asking = py.detach(|| self.raw.ask(message));
-        let outcome = wait::wait(py, asking, timeout)?;
+        let outcome = wait::wait_looking(py, asking, timeout, &self.context.transport)?;
         reply_of(py, outcome, reply, (&self.who(), &plan.name), &self.context)
     }
 
