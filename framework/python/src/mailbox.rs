@@ -201,11 +201,7 @@ impl PyMailbox {
     /// Handles messages on this thread, for as long as nothing but their handlers has to be called. `handlers` are `(key, plan, plan of
     /// the reply, method)`. Returns a message with which something else has to be done: `"other"` where it has none of these
     /// handlers, `"malformed"` or `"failed"` with the error; None where no more come.
-    fn serve(
-        &self,
-        py: Python<'_>,
-        handlers: Vec<(u64, Py<Plan>, Py<Plan>, Py<PyAny>)>,
-    ) -> Option<(Delivered, &'static str, Option<Py<PyAny>>)> {
+    fn serve(&self, py: Python<'_>, handlers: Vec<serve::Handler>) -> Option<serve::Left> {
         serve::serve(self, py, handlers)
     }
 

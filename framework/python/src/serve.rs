@@ -14,25 +14,15 @@ use crate::plan::{Node, Plan, Scalar};
 /// Nil in MessagePack.
 const NIL: u8 = 0xc0;
 
-struct Handler {
-    key: u64,
-    plan: Py<Plan>,
-    reply: Py<Plan>,
-    method: Py<PyAny>,
-}
+/// A handler: the key of its messages, how they are read, how its reply is written, and itself.
+pub(crate) type Handler = (u64, Py<Plan>, Py<Plan>, Py<PyAny>);
 
 /// A message with which something else has to be done, what, and the error.
-type Left = (Delivered, &'static str, Option<Py<PyAny>>);
+pub(crate) type Left = (Delivered, &'static str, Option<Py<PyAny>>);
 
 /// See [`PyMailbox`].
-pub(crate) fn serve(
-    mailbox: &PyMailbox,
-    py: Python<'_>,
-    handlers: Vec<(u64, Py<Plan>, Py<Plan>, Py<PyAny>)>,
-) -> Option<Left> {
-    let handler = |(key, plan, reply, method)| Handler { key, plan, reply, method };
-    let mut handlers: Vec<Handler> = handlers.into_iter().map(handler).collect();
-    handlers.sort_by_key(|handler| handler.key);
+pub(crate) fn serve(mailbox: &PyMailbox, py: Python<'_>, mut handlers: Vec<Handler>) -> Option<Left> {
+    handlers.sort_by_key(|(key, ..)| *key);
     loop {
         // Without letting go of the interpreter, where there is one.
         let item = mailbox.0.take().unwrap_or_else(|| py.detach(|| mailbox.0.wait()))?;
@@ -40,12 +30,12 @@ pub(crate) fn serve(
             Item::Message(message, answer) => (message, answer),
             event @ Item::Event(..) => return Some((mailbox.delivered(event, None), "other", None)),
         };
-        let found = handlers.binary_search_by_key(&message.key, |handler| handler.key);
+        let found = handlers.binary_search_by_key(&message.key, |(key, ..)| *key);
         let Some(handler) = found.ok().and_then(|at| handlers.get(at)) else {
             return Some((mailbox.delivered(Item::Message(message, answer), None), "other", None));
         };
         if let Err(left) = handle(mailbox, py, handler, message, answer) {
-            return Some(left);
+            return Some(*left);
         }
     }
 }
@@ -53,30 +43,30 @@ pub(crate) fn serve(
 fn handle(
     mailbox: &PyMailbox,
     py: Python<'_>,
-    handler: &Handler,
+    (_, plan, reply_plan, method): &Handler,
     message: RawMessage,
     answer: RawAnswer,
-) -> Result<(), Left> {
+) -> Result<(), Box<Left>> {
     let context = mailbox.0.context();
     let RawMessage { key, body, tensors } = message;
     // What is left of it: its tensors are the handler's.
     let left = |answer, how, shown, error: PyErr| {
         let message = RawMessage { key, body: Vec::new(), tensors: Vec::new() };
         let error = error.into_value(py).into_any();
-        (mailbox.delivered(Item::Message(message, answer), shown), how, Some(error))
+        Box::new((mailbox.delivered(Item::Message(message, answer), shown), how, Some(error)))
     };
-    let (value, shown) = match Shown::read(py, handler.plan.clone_ref(py), body, tensors, context) {
+    let (value, shown) = match Shown::read(py, plan.clone_ref(py), body, tensors, context) {
         Ok(read) => read,
         Err(error) => return Err(left(answer, "malformed", None, error)),
     };
     // The value goes with its call.
-    let returned = match handler.method.bind(py).call1((value,)) {
+    let returned = match method.bind(py).call1((value,)) {
         Ok(returned) => returned,
         Err(error) => return Err(left(answer, "failed", Some(shown), error)),
     };
     // First: a GPU that was made to write where it may not has nothing left to send.
     let made = check_writes(py, Some(shown), context);
-    match made.and_then(|()| reply(context, handler.reply.get(), &returned)) {
+    match made.and_then(|()| reply(context, reply_plan.get(), &returned)) {
         Ok(reply) => {
             answer.send(reply);
             Ok(())
