@@ -1,5 +1,8 @@
 #![doc = include_str!("../README.md")]
 
+use std::path::PathBuf;
+use std::process::Command;
+
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use tensorpost::prelude::{Device, Sharing};
@@ -17,6 +20,26 @@ pub struct Place {
     #[arg(long, value_name = "HOW", default_value = "isolated", value_parser = PossibleValuesParser::new(["isolated", "mps"])
         .map(|how| if how == "mps" { Sharing::Mps } else { Sharing::Isolated }))]
     pub sharing: Sharing,
+}
+
+/// What is missing for the examples with a part in Python, if anything is: the interpreter, the package `tensorpost`, or `module`.
+pub fn lacks_python(module: &str) -> Option<String> {
+    // As `actor::Python` looks for it.
+    let named = std::env::var_os("TENSORPOST_PYTHON").map(PathBuf::from);
+    let active = || std::env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python"));
+    let interpreter = named.or_else(active).unwrap_or_else(|| "python3".into());
+    let program = format!(
+        "import importlib, sys\nfor name in ('tensorpost', '{module}'):\n    importlib.import_module(name)"
+    );
+    match Command::new(&interpreter).args(["-c", &program]).output() {
+        Err(error) => Some(format!("{} does not run: {error}", interpreter.display())),
+        Ok(output) if output.status.success() => None,
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last = said.lines().last().unwrap_or("it failed").to_owned();
+            Some(format!("{} lacks a package: {last}", interpreter.display()))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -42,9 +42,9 @@ macro_rules! examples {
                 .map(|entry| entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned())
                 .collect();
             programs.sort();
-            let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights", "20-service"];
+            let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights", "16-torch-stage", "17-python-trainer", "20-service"];
             tested.sort_unstable();
-            assert_eq!(programs, tested, "09, 10, 12 and 20 have tests of their own");
+            assert_eq!(programs, tested, "09, 10, 12, 16, 17 and 20 have tests of their own");
             // Those in Python are tested with the package, in `test_train.py`.
             let mut in_python: Vec<String> = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/python"))
                 .expect("listed")
@@ -116,6 +116,26 @@ fn cuda_kernel() {
     {
         assert_eq!(said, expected("09-cuda-kernel"), "it says also: {errors}");
     }
+}
+
+/// With a part in Python: the first line says where that is not there.
+fn check_python(name: &str, program: &str) {
+    let output = Command::new(program).output().expect("it runs");
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{name} ended with {}: {said}{errors}", output.status);
+    if std::env::var_os("TENSORPOST_TORCH").is_some() || !said.starts_with("left out: ") {
+        assert_eq!(said, expected(name), "{name} says also: {errors}");
+    }
+}
+
+#[test]
+fn torch_stage() {
+    check_python("16-torch-stage", env!("CARGO_BIN_EXE_16-torch-stage"));
+}
+
+#[test]
+fn python_trainer() {
+    check_python("17-python-trainer", env!("CARGO_BIN_EXE_17-python-trainer"));
 }
 
 fn pipeline(images: impl AsRef<Path>, out: &Path, more: &[&str]) -> Output {

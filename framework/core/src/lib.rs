@@ -137,7 +137,9 @@ pub mod console {
 #[cfg(feature = "foreign")]
 #[doc(hidden)]
 pub mod foreign {
-    pub use crate::actor::foreign::{RawAddress, RawItem, RawMessage, RawReply, Unanswered, can_leave_by};
+    pub use crate::actor::foreign::{
+        RawAddress, RawAnswer, RawItem, RawMessage, RawReply, TakesRaw, Unanswered, can_leave_by,
+    };
     pub use crate::tensor::dlpack::outside::{Handing, hand_out, piece_of, seen_as};
     pub use crate::transport::Transport;
 }

@@ -159,6 +159,11 @@ pub const MAX_GATEWAY_WAITS: usize = 64;
 /// Bytes a host pool may take, unless the node says otherwise.
 pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 
+/// A process whose programs are in another language lends this share of a pool's budget at most, see
+/// [`lease::pool`](crate::lease): the rest is for what it makes meanwhile.
+#[cfg(feature = "foreign")]
+pub const LENT_SHARE: u64 = 2;
+
 /// Most series of metrics (a name with its labels, of one actor) that the user code of one worker may have, and most metrics
 /// that it may describe.
 pub const MAX_METRIC_SERIES: usize = 1 << 10;

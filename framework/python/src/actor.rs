@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tensorpost_core::__private::{actix, anyhow};
 use tensorpost_core::actor::{Env, Handles, Lifecycle, Python as Start, RemoteActor};
-use tensorpost_core::foreign::{RawMessage, RawReply};
+use tensorpost_core::foreign::{RawAnswer, RawMessage, TakesRaw};
 use tensorpost_core::node::NodeBuilder;
 use tokio::sync::oneshot;
 
@@ -89,27 +89,15 @@ fn run(mailbox: &Arc<Mailbox>, order: &Start) {
     mailbox.ended();
 }
 
-/// The response to a message that goes to Python: what resolves when its handler is done.
-pub(crate) struct Handed(Option<Arc<Mailbox>>, RawMessage);
-
-impl MessageResponse<PyActor, RawMessage> for Handed {
-    fn handle(self, _: &mut Context<PyActor>, answer: Option<OneshotSender<RawReply>>) {
-        let Handed(mailbox, message) = self;
-        if let Some(mailbox) = mailbox {
+impl TakesRaw for PyActor {
+    fn take(&mut self, message: RawMessage, answer: RawAnswer, _: &mut Context<Self>) {
+        if let Some(mailbox) = &self.mailbox {
             mailbox.push(Item::Message(message, answer));
         }
     }
 }
 
-impl Handler<RawMessage> for PyActor {
-    type Result = Handed;
-
-    fn handle(&mut self, message: RawMessage, _: &mut Context<Self>) -> Handed {
-        Handed(self.mailbox.clone(), message)
-    }
-}
-
-/// The same for an event.
+/// The response to an event that goes to Python: what resolves when its handler is done.
 pub(crate) struct HandedEvent(Option<Arc<Mailbox>>, Lifecycle);
 
 impl MessageResponse<PyActor, Lifecycle> for HandedEvent {

@@ -68,6 +68,17 @@ fn late(py: Python<'_>, who: &str, name: &str, what: &str) -> PyErr {
     failed(py, "DeadlineError", format!("{name} to {who}: {what} before the deadline"), true)
 }
 
+/// There was no room in a mailbox, or too much of this process's memory was out.
+fn no_room(py: Python<'_>, who: &str, name: &str, context: &Context) -> PyErr {
+    match context.transport.lending_refusal() {
+        None => late(py, who, name, "there was no room"),
+        Some(why) => {
+            let text = format!("{name} to {who}: there was no room before the deadline: {why}");
+            failed(py, "DeadlineError", text, true)
+        }
+    }
+}
+
 /// What the future of an ask has come to.
 type Asked = Option<Result<RawReply, AskError<RawMessage>>>;
 
@@ -93,11 +104,11 @@ fn reply_of(
 
 type Sent = Option<Result<(), SendError<RawMessage>>>;
 
-fn sent(py: Python<'_>, sent: Sent, who: &str, name: &str) -> PyResult<()> {
+fn sent(py: Python<'_>, sent: Sent, who: &str, name: &str, context: &Context) -> PyResult<()> {
     match sent {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(not_sent(py, who, name, &error)),
-        None => Err(late(py, who, name, "there was no room")),
+        None => Err(no_room(py, who, name, context)),
     }
 }
 
@@ -124,7 +135,7 @@ impl PyAddress {
             Some(outcome) => Some(outcome),
             None => wait::wait(py, sending, timeout)?,
         };
-        sent(py, outcome, &self.who(), &plan.name)
+        sent(py, outcome, &self.who(), &plan.name, &self.context)
     }
 
     fn _try_send(&self, py: Python<'_>, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -148,7 +159,7 @@ impl PyAddress {
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, key, value)?;
         let asking = py.detach(|| self.raw.ask(message));
-        let outcome = wait::wait(py, asking, timeout)?;
+        let outcome = wait::wait_looking(py, asking, timeout, &self.context.transport)?;
         reply_of(py, outcome, reply, (&self.who(), &plan.name), &self.context)
     }
 
@@ -164,9 +175,9 @@ impl PyAddress {
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, key, value)?;
         let sending = py.detach(|| self.raw.send(message));
-        let (who, name) = (self.who(), plan.name.clone());
+        let (who, name, context) = (self.who(), plan.name.clone(), Arc::clone(&self.context));
         wait::drive(told, sending, timeout, move |py, outcome| {
-            sent(py, outcome, &who, &name).map(|()| py.None())
+            sent(py, outcome, &who, &name, &context).map(|()| py.None())
         })
     }
 

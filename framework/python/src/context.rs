@@ -10,6 +10,7 @@ use tensorpost_core::device::{Device, DeviceKind};
 use tensorpost_core::foreign::{Transport, can_leave_by};
 use tensorpost_core::ids::DeviceId;
 use tensorpost_core::lease::PoolError;
+use tensorpost_core::limits::LENT_SHARE;
 use tensorpost_core::tensor::{DeviceStream, DlPackReady, Tensor, TensorError};
 
 use crate::cuda;
@@ -56,6 +57,8 @@ impl Context {
         stream: DeviceStream,
         opened: Option<Mutex<Vec<DeviceStream>>>,
     ) -> Arc<Self> {
+        // The allocator of a library cannot wait for memory to come back, so senders do, before they are asked for more.
+        transport.bound_lending(LENT_SHARE);
         Arc::new(Context {
             transport,
             stream,

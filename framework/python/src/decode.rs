@@ -15,10 +15,11 @@ use tensorpost_core::tensor::{Tensor, TensorError};
 
 use crate::address::PyAddress;
 use crate::address_space::stream as own_stream;
+use crate::construct::Values;
 use crate::context::Context;
 use crate::encode::{MAX_DEPTH, listed};
 use crate::failure::{Failure, Result};
-use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
+use crate::plan::{Class, Node, Plan, Scalar, Style, Variant};
 use crate::reader::{Item, Reader};
 use crate::taking::{check, taken};
 use crate::tensor::PyTensor;
@@ -370,7 +371,7 @@ impl<'py> Decoder<'_, 'py> {
         tag: Option<&str>,
         reader: &mut Reader<'_>,
     ) -> Result<Bound<'py, PyAny>> {
-        let values = PyDict::new(self.py);
+        let mut values = Values::of(class);
         match class.style {
             Style::Newtype => {
                 let field = &class.fields[0];
@@ -378,43 +379,44 @@ impl<'py> Decoder<'_, 'py> {
                     (Node::Struct(inner), Some(_)) => self.body(inner, tag, reader),
                     _ => self.value(field.node, reader),
                 };
-                self.set(&values, field, value)?;
+                self.set(&mut values, 0, value)?;
             }
             Style::Unit if tag.is_some() => reader.skip()?,
             Style::Unit => match reader.next()? {
                 Item::Nil | Item::List(0) => {}
                 other => return Err(wrong("nothing", other)),
             },
-            Style::Tuple => self.places(class, reader, &values)?,
+            Style::Tuple => self.places(class, reader, &mut values)?,
             Style::Struct => match reader.peek()? {
-                Item::List(_) if tag.is_none() => self.places(class, reader, &values)?,
-                _ => self.fields(class, tag, reader, &values)?,
+                Item::List(_) if tag.is_none() => self.places(class, reader, &mut values)?,
+                _ => self.fields(class, tag, reader, &mut values)?,
             },
         }
-        class.class.bind(self.py).call((), Some(&values)).map_err(|error| self.raised(error))
+        values.make(self.py).map_err(|error| self.raised(error))
     }
 
     fn set(
         &self,
-        values: &Bound<'py, PyDict>,
-        field: &Field,
+        values: &mut Values<'_, 'py>,
+        index: usize,
         value: Result<Bound<'py, PyAny>>,
     ) -> Result<()> {
-        let attribute = field.attribute.bind(self.py);
-        let value = value.map_err(|failure| failure.in_field(&attribute.to_string()))?;
-        values.set_item(attribute, value).map_err(|error| self.raised(error))
+        let attribute = &values.class.fields[index].attribute;
+        let value = value.map_err(|failure| failure.in_field(&attribute.bind(self.py).to_string()))?;
+        values.of_fields[index] = Some(value);
+        Ok(())
     }
 
     /// The fields in their order.
-    fn places(&mut self, class: &Class, reader: &mut Reader<'_>, values: &Bound<'py, PyDict>) -> Result<()> {
+    fn places(&mut self, class: &Class, reader: &mut Reader<'_>, values: &mut Values<'_, 'py>) -> Result<()> {
         let length = list_of(reader)?;
         let wanted = class.fields.len();
         if length > wanted || length < wanted && !class.fields[length..].iter().all(|field| field.optional) {
             return Err(Failure::new(format!("it must have {wanted} items and has {length}")));
         }
-        for field in &class.fields[..length] {
+        for (index, field) in class.fields[..length].iter().enumerate() {
             let value = self.value(field.node, reader);
-            self.set(values, field, value)?;
+            self.set(values, index, value)?;
         }
         Ok(())
     }
@@ -425,13 +427,12 @@ impl<'py> Decoder<'_, 'py> {
         class: &Class,
         tag: Option<&str>,
         reader: &mut Reader<'_>,
-        values: &Bound<'py, PyDict>,
+        values: &mut Values<'_, 'py>,
     ) -> Result<()> {
         let length = match reader.next()? {
             Item::Map(length) => length,
             other => return Err(wrong(&format!("the fields of {}", class.name), other)),
         };
-        let mut seen = vec![false; class.fields.len()];
         for place in 0..length {
             let name = string(reader)?;
             // They come in this order, nearly always.
@@ -441,18 +442,20 @@ impl<'py> Decoder<'_, 'py> {
                 reader.skip()?;
                 continue;
             };
-            if std::mem::replace(&mut seen[index], true) {
+            if values.of_fields[index].is_some() {
                 return Err(Failure::new(format!("the field `{name}` is there twice")));
             }
-            let field = &class.fields[index];
-            let value = self.value(field.node, reader);
-            self.set(values, field, value)?;
+            let value = self.value(class.fields[index].node, reader);
+            self.set(values, index, value)?;
         }
-        for (field, _) in class.fields.iter().zip(seen).filter(|(field, seen)| !seen && !field.optional) {
+        for (index, field) in class.fields.iter().enumerate() {
+            if field.optional || values.of_fields[index].is_some() {
+                continue;
+            }
             if !matches!(self.plan.nodes[field.node], Node::Option(_)) {
                 return Err(Failure::new(format!("the field `{}` is missing", field.name)));
             }
-            self.set(values, field, Ok(self.py.None().into_bound(self.py)))?;
+            self.set(values, index, Ok(self.py.None().into_bound(self.py)))?;
         }
         Ok(())
     }

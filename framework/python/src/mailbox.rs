@@ -10,13 +10,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tensorpost_core::actor::{Env, Lifecycle};
-use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply, Unanswered};
+use tensorpost_core::foreign::{RawAddress, RawAnswer, RawMessage, RawReply, Unanswered};
 use tensorpost_core::os::EventFd;
 use tensorpost_core::tensor::Tensor;
 use tokio::sync::oneshot;
@@ -24,21 +25,20 @@ use tokio::sync::oneshot;
 use crate::address::PyAddress;
 use crate::context::Context;
 use crate::failure::exception;
+use crate::look::look_for;
 use crate::plan::Plan;
 use crate::tensor::{self, PyTensor};
 use crate::torch::Ledger;
 use crate::wait;
-use crate::{cuda, decode, encode, pool};
+use crate::{cuda, decode, pool, serve};
 
 /// How long an actor that has stopped waits for its own last words.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Who is told what becomes of a message.
-pub(crate) type Answer = Option<oneshot::Sender<RawReply>>;
-
 /// What an actor is given.
 pub(crate) enum Item {
-    Message(RawMessage, Answer),
+    /// A message, and who is told what becomes of it.
+    Message(RawMessage, RawAnswer),
     Event(Lifecycle, Option<oneshot::Sender<()>>),
 }
 
@@ -63,6 +63,8 @@ pub(crate) struct Mailbox {
     context: Arc<Context>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Whether the thread finds something: an item, or that no more come. Written under the lock of the state.
+    news: AtomicBool,
 }
 
 impl Mailbox {
@@ -74,6 +76,7 @@ impl Mailbox {
             context,
             state: Mutex::new(State { ready: Some(ready), ..State::default() }),
             changed: Condvar::new(),
+            news: AtomicBool::new(false),
         })
     }
 
@@ -88,6 +91,7 @@ impl Mailbox {
             return self.turn_away(item);
         }
         state.items.push_back(item);
+        self.news.store(true, Ordering::Release);
         let bell = state.bell.clone();
         drop(state);
         self.wake(bell);
@@ -103,11 +107,11 @@ impl Mailbox {
 
     fn turn_away(&self, item: Item) {
         if self.env.comes_back()
-            && let Item::Message(message, Some(answer)) = item
+            && let Item::Message(message, answer) = item
         {
             // Its leases go back first.
             drop(message);
-            let _ = answer.send(RawReply::None(Unanswered::TurnedAway));
+            answer.send(RawReply::None(Unanswered::TurnedAway));
         }
     }
 
@@ -116,6 +120,7 @@ impl Mailbox {
         let (items, bell) = {
             let mut state = self.state.lock();
             state.closed = true;
+            self.news.store(true, Ordering::Release);
             (std::mem::take(&mut state.items), state.bell.clone())
         };
         self.wake(bell);
@@ -128,6 +133,30 @@ impl Mailbox {
                 if self.changed.wait_until(&mut state, until).timed_out() {
                     return;
                 }
+            }
+        }
+    }
+
+    /// The next item if there is one; the inner `None` where no more come.
+    pub(crate) fn take(&self) -> Option<Option<Item>> {
+        let mut state = self.state.lock();
+        let item = state.items.pop_front();
+        if state.items.is_empty() && !state.closed {
+            self.news.store(false, Ordering::Relaxed);
+        }
+        (item.is_some() || state.closed).then_some(item)
+    }
+
+    /// The next item; `None` where no more come. Blocks: not to be called with the interpreter.
+    pub(crate) fn wait(&self) -> Option<Item> {
+        look_for(&self.context.transport, || self.news.load(Ordering::Acquire));
+        loop {
+            if let Some(item) = self.take() {
+                return item;
+            }
+            let mut state = self.state.lock();
+            if state.items.is_empty() && !state.closed {
+                self.changed.wait(&mut state);
             }
         }
     }
@@ -145,7 +174,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// The actor fails, with this text. Returns what has to be told first.
+    /// What comes from now on is turned away.
     fn fail(&self) {
         self.state.lock().failed = true;
         self.close(false);
@@ -162,42 +191,23 @@ impl Mailbox {
 pub(crate) struct PyMailbox(pub(crate) Arc<Mailbox>);
 
 impl PyMailbox {
-    fn delivered(&self, item: Item) -> Delivered {
-        Delivered { mailbox: Arc::clone(&self.0), item: Mutex::new(Some(item)), read: Mutex::default() }
+    pub(crate) fn delivered(&self, item: Item, read: Option<Shown>) -> Delivered {
+        Delivered { mailbox: Arc::clone(&self.0), item: Mutex::new(Some(item)), read: Mutex::new(read) }
     }
 }
 
 #[pymethods]
 impl PyMailbox {
-    /// The next message; None where no more come. Blocks.
-    fn next(&self, py: Python<'_>) -> Option<Delivered> {
-        let take = || -> Option<Option<Item>> {
-            let mut state = self.0.state.lock();
-            let item = state.items.pop_front();
-            (item.is_some() || state.closed).then_some(item)
-        };
-        // Without letting go of the interpreter, where there is one.
-        let item = take().unwrap_or_else(|| {
-            py.detach(|| {
-                let mut state = self.0.state.lock();
-                loop {
-                    if let Some(item) = state.items.pop_front() {
-                        return Some(item);
-                    }
-                    if state.closed {
-                        return None;
-                    }
-                    self.0.changed.wait(&mut state);
-                }
-            })
-        });
-        item.map(|item| self.delivered(item))
+    /// Handles messages on this thread, for as long as nothing but their handlers has to be called. `handlers` are `(key, plan, plan of
+    /// the reply, method)`. Returns a message with which something else has to be done: `"other"` where it has none of these
+    /// handlers, `"malformed"` or `"failed"` with the error; None where no more come.
+    fn serve(&self, py: Python<'_>, handlers: Vec<serve::Handler>) -> Option<serve::Left> {
+        serve::serve(self, py, handlers)
     }
 
     /// The next message if there is one.
     fn take(&self) -> Option<Delivered> {
-        let item = self.0.state.lock().items.pop_front();
-        item.map(|item| self.delivered(item))
+        self.0.take().flatten().map(|item| self.delivered(item, None))
     }
 
     /// Whether no more come.
@@ -396,9 +406,9 @@ pub(crate) fn check_writes(py: Python<'_>, shown: Option<Shown>, context: &Conte
 }
 
 impl Delivered {
-    fn answer(&self) -> Answer {
+    fn answer(&self) -> Option<RawAnswer> {
         match self.item.lock().take() {
-            Some(Item::Message(_, answer)) => answer,
+            Some(Item::Message(_, answer)) => Some(answer),
             _ => None,
         }
     }
@@ -447,17 +457,11 @@ impl Delivered {
         let py = value.py();
         // First: a GPU that was made to write where it may not has nothing left to send.
         self.check_writes(py)?;
-        let context = &self.mailbox.context;
-        let encoded = encode::encode(plan, value, Some(context));
-        let (body, tensors) = encoded.map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
-        let tensors = context.shared(py, plan, value, tensors)?;
+        let reply = serve::reply(&self.mailbox.context, plan, value)?;
         match self.item.lock().take() {
             Some(Item::Message(message, answer)) => {
                 drop(message);
-                if let Some(answer) = answer {
-                    // Whoever waited may be gone.
-                    let _ = answer.send(RawReply::Value { body, tensors });
-                }
+                answer.send(reply);
             }
             Some(Item::Event(_, Some(answer))) => drop(answer.send(())),
             _ => {}
@@ -468,7 +472,7 @@ impl Delivered {
     /// There is no handler's call for it.
     fn refuse(&self, why: String) {
         if let Some(answer) = self.answer() {
-            let _ = answer.send(RawReply::None(Unanswered::Refused(why)));
+            answer.send(RawReply::None(Unanswered::Refused(why)));
         }
     }
 
@@ -485,13 +489,7 @@ impl Delivered {
         self.mailbox.fail();
         let fail = self.mailbox.failing(why);
         match self.answer() {
-            Some(answer) => {
-                if let Err(RawReply::None(Unanswered::Failed(fail))) =
-                    answer.send(RawReply::None(Unanswered::Failed(fail)))
-                {
-                    fail();
-                }
-            }
+            Some(answer) => answer.send(RawReply::None(Unanswered::Failed(fail))),
             None => fail(),
         }
     }

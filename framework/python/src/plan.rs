@@ -62,6 +62,8 @@ pub(crate) struct Class {
     pub(crate) name: String,
     pub(crate) style: Style,
     pub(crate) fields: Vec<Field>,
+    /// To make one is to set its fields.
+    pub(crate) plain: bool,
 }
 
 #[derive(Debug)]
@@ -239,10 +241,10 @@ impl Scalar {
 }
 
 impl Class {
-    /// Of `(class, name, style, [(name, attribute, node, optional, (omitted,) or None)])`.
+    /// Of `(class, name, style, [(name, attribute, node, optional, (omitted,) or None)], plain)`.
     fn read(class: &Bound<'_, PyAny>) -> PyResult<Self> {
         type Read<'py> = (String, Bound<'py, PyString>, usize, bool, Option<(Py<PyAny>,)>);
-        let (class, name, style, fields): (Bound<'_, PyType>, String, String, Vec<Read<'_>>) =
+        let (class, name, style, fields, plain): (Bound<'_, PyType>, String, String, Vec<Read<'_>>, bool) =
             class.extract()?;
         let style = match style.as_str() {
             "unit" => Style::Unit,
@@ -265,6 +267,6 @@ impl Class {
             omitted: omitted.map(|(omitted,)| omitted),
         };
         let fields = fields.into_iter().map(field).collect();
-        Ok(Class { class: class.unbind(), name, style, fields })
+        Ok(Class { class: class.unbind(), name, style, fields, plain })
     }
 }

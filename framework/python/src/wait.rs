@@ -3,15 +3,20 @@
 //! A thread that waits has let go of the interpreter. It takes it every [`SLICE`], to see whether there is a signal: Ctrl-C ends a
 //! wait. A coroutine's future is driven on one thread for all of them, which takes the interpreter only to tell the outcome.
 
-use std::sync::OnceLock;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use tensorpost_core::foreign::Transport;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
 use crate::failure::exception;
+use crate::look::look_for;
 
 /// How long a signal may wait.
 const SLICE: Duration = Duration::from_millis(50);
@@ -46,6 +51,47 @@ pub(crate) fn seconds(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<D
         exception(py, "Error", text)
     };
     timeout.map(|seconds| Duration::try_from_secs_f64(seconds).map_err(|_| wrong(seconds))).transpose()
+}
+
+/// Waits on this thread for what other processes are about to say: looks for it first, where there are cores for that.
+pub(crate) fn wait_looking<F>(
+    py: Python<'_>,
+    mut future: F,
+    timeout: Option<Duration>,
+    transport: &Transport,
+) -> PyResult<Outcome<F::Output>>
+where
+    F: Future + Unpin + Send,
+    F::Output: Send,
+{
+    let looked = py.detach(|| {
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            // Before the poll: what changes behind it is seen by the next look.
+            woken.0.store(false, Ordering::SeqCst);
+            if let Poll::Ready(outcome) = Pin::new(&mut future).poll(&mut context) {
+                return Some(outcome);
+            }
+            if !look_for(transport, || woken.0.load(Ordering::SeqCst)) {
+                return None;
+            }
+        }
+    });
+    match looked {
+        Some(outcome) => Ok(Some(outcome)),
+        None => wait(py, future, timeout),
+    }
+}
+
+/// Whether a future is to be polled.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 /// Waits on this thread.
@@ -158,9 +204,8 @@ where
 
 /// What a future has come to by now.
 pub(crate) fn at_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::Pin::new(future).poll(&mut context) {
-        std::task::Poll::Ready(outcome) => Some(outcome),
-        std::task::Poll::Pending => None,
+    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
     }
 }

@@ -67,6 +67,21 @@ class Open: ...
 class Gate: ...
 
 
+@tp.message(reply=list[tp.u64])
+class LetGo:
+    count: tp.u64
+
+
+@tp.message(reply=tp.u64)
+class Most: ...
+
+
+@tp.message(reply=tp.u64)
+class Make:
+    count: tp.u64
+    elements: tp.u64
+
+
 @tp.actor
 class Statistics:
     """It is started by Rust, too."""
@@ -199,3 +214,62 @@ class Broken:
     @tp.handler
     def where(self, where: Where) -> str:
         return ""
+
+
+@tp.actor
+class Keeper:
+    """It keeps what it is given until it is told to let go."""
+
+    def __init__(self) -> None:
+        self.kept: list[Scale] = []
+        self.most = 0
+
+    @tp.handler
+    def scale(self, scale: Scale) -> None:
+        self.kept.append(scale)
+        self.most = max(self.most, len(self.kept))
+
+    @tp.handler
+    def let_go(self, given: LetGo) -> list[int]:
+        gone = [scale.id for scale in self.kept[: given.count]]
+        for scale in self.kept[: given.count]:
+            assert (scale.values.numpy() == scale.id).all(), scale
+        del self.kept[: given.count]
+        return gone
+
+    @tp.handler
+    def the_most(self, most: Most) -> int:
+        return self.most
+
+    @tp.handler
+    def kill(self, kill: Kill) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@tp.actor
+class Relay:
+    """It passes on what it is given, and sends what it makes as long as there is room."""
+
+    def __init__(self, keeper: tp.Address[Scale]) -> None:
+        self.keeper = keeper
+
+    @tp.handler
+    def scale(self, scale: Scale) -> None:
+        self.keeper.send(scale)
+
+    @tp.handler
+    def make(self, make: Make) -> int:
+        for number in range(make.count):
+            values = tp.empty(make.elements, tp.f32)
+            values.numpy()[:] = number
+            if not self.keeper.try_send(Scale(number, values)):
+                return number
+        return make.count
+
+    @tp.handler
+    def the_most(self, most: Most) -> int:
+        return int(self.keeper.ask(most))
+
+    @tp.handler
+    def let_go(self, given: LetGo) -> list[int]:
+        return list(self.keeper.ask(given))

@@ -16,6 +16,8 @@
 //! - **Bounds.** At most three versions are held for a reader: the one that it has, one that came, and one on its way. All
 //!   readers share the topic's mailbox: 128 in one process need a larger `.mailbox(n)`.
 //! - **A reader that dies** takes its leases with it (LEASE-4); the topic drops its question with the next version.
+//! - **From another language** the value is published by sending it, as a message, to the topic's address: an
+//!   [`Address`](crate::actor::Address) of `M`, which an actor of Python has as an argument, or finds under the topic's name.
 //! - **When the publisher dies**, readers and the topic keep the last version: its memory outlives its owner. A new
 //!   publisher goes on, with the next number.
 //! - **When the topic dies**, readers keep what they have, and look for its name until it is there again. It comes back

@@ -104,7 +104,7 @@ impl<M: Publishable> RemoteActor for Topic<M> {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.message::<Publish<M>>().message::<Newer<M>>().waits();
+        on.message::<Publish<M>>().message::<Newer<M>>().message::<M>().waits();
     }
 }
 
@@ -112,10 +112,17 @@ impl<M: Publishable> Handler<Publish<M>> for Topic<M> {
     type Result = MessageResult<Publish<M>>;
 
     fn handle(&mut self, publish: Publish<M>, _: &mut Context<Self>) -> Self::Result {
-        self.last += 1;
-        // The version before goes here, unless a reader has it.
-        self.newest.send_replace(Some(Version { number: self.last, value: publish.value }));
+        self.replace(publish.value);
         MessageResult(self.last)
+    }
+}
+
+/// The value by itself: for who publishes from a program in another language, where it is a message like any other.
+impl<M: Publishable> Handler<M> for Topic<M> {
+    type Result = ();
+
+    fn handle(&mut self, value: M, _: &mut Context<Self>) {
+        self.replace(value);
     }
 }
 
@@ -149,6 +156,12 @@ impl<M: Publishable> Handler<Newer<M>> for Topic<M> {
 }
 
 impl<M: Publishable> Topic<M> {
+    fn replace(&mut self, value: M) {
+        self.last += 1;
+        // The version before goes here, unless a reader has it.
+        self.newest.send_replace(Some(Version { number: self.last, value }));
+    }
+
     /// Gives the version that is there, and all to come, higher numbers than `number`.
     fn outnumber(&mut self, number: u64) {
         if number < self.last {

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use super::RemoteActor;
 use super::dead_letter::DeadLetter;
+use super::elsewhere::Elsewhere;
 use super::host::short;
 use super::receive::Receive;
 use crate::clock::{ClockDomain, Ticket};
@@ -33,7 +34,7 @@ use crate::transport::inbox::{self, Delivery, LocalCredits, Receipt, Refusal, Un
 use crate::transport::{AskFailure, Transport};
 
 #[cfg(feature = "foreign")]
-mod foreign;
+pub(super) mod foreign;
 
 /// The list that [`RemoteActor::handles`] fills.
 pub struct Handles<A: RemoteActor> {
@@ -71,6 +72,7 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
         ctx: &mut Context<A>,
         stream: &Stream,
         transport: &Weak<Transport>,
+        elsewhere: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
     /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for them.
@@ -467,6 +469,7 @@ where
         ctx: &mut Context<A>,
         stream: &Stream,
         transport: &Weak<Transport>,
+        _: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
         // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used on another
         // stream, is waited for when it is used.
@@ -520,6 +523,30 @@ where
     }
 
     fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
+        self.fetch_by(receive, waker)
+    }
+
+    fn refuse(self: Box<Self>, why: String) {
+        self.done.refuse(Refusal::Undelivered(why));
+    }
+
+    fn turn_away(self: Box<Self>) {
+        let Envelope { message, done, .. } = *self;
+        drop(message);
+        done.refuse(Refusal::Restarting);
+    }
+
+    fn name(&self) -> &'static str {
+        M::NAME
+    }
+
+    fn origin(&self) -> (u64, Option<FrameId>) {
+        self.comes_from()
+    }
+}
+
+impl<M: GpuMessage> Envelope<M> {
+    fn fetch_by(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
         if receive.domain().is_some_and(|domain| self.taint(&domain).is_some()) {
             // There is nothing to fetch: it becomes a dead letter when it is opened.
             return Poll::Ready(Ok(()));
@@ -543,21 +570,8 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn refuse(self: Box<Self>, why: String) {
-        self.done.refuse(Refusal::Undelivered(why));
-    }
-
-    fn turn_away(self: Box<Self>) {
-        let Envelope { message, done, .. } = *self;
-        drop(message);
-        done.refuse(Refusal::Restarting);
-    }
-
-    fn name(&self) -> &'static str {
-        M::NAME
-    }
-
-    fn origin(&self) -> (u64, Option<FrameId>) {
+    /// For a trace.
+    fn comes_from(&self) -> (u64, Option<FrameId>) {
         let frame = match &self.done {
             Done::Remote(receipt) => Some(receipt.frame()),
             Done::Local(_) => None,

@@ -27,6 +27,7 @@ use futures_util::stream::{FuturesUnordered, Stream as _};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::elsewhere::Elsewhere;
 use super::handles::{AnyEnvelope, Handles};
 use super::host::{How, OnActorEnd};
 use super::receive::Receive;
@@ -68,6 +69,8 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     receive: Receive,
     local: Arc<LocalCredits>,
     how: How,
+    /// Messages whose handlers are elsewhere.
+    elsewhere: Arc<Elsewhere>,
     queue: Mutex<MailboxQueue<A>>,
 }
 
@@ -132,6 +135,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             stream,
             receive,
             local: LocalCredits::new(location.capacity),
+            elsewhere: Arc::default(),
             queue: Mutex::new(MailboxQueue {
                 envelopes: VecDeque::new(),
                 waker: None,
@@ -219,7 +223,9 @@ impl<A: RemoteActor> ActorInbox<A> {
                 }
             }
         }
-        envelope.open(actor, ctx, &self.stream, &self.transport).map_or(Opened::Done, Opened::Goes)
+        envelope
+            .open(actor, ctx, &self.stream, &self.transport, &self.elsewhere)
+            .map_or(Opened::Done, Opened::Goes)
     }
 }
 
@@ -309,16 +315,17 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
     fn hang_probe(&self) -> Option<ActorProbe> {
         let MailboxActivity { handling, unresolved, resolved } = self.activity.as_ref()?;
         let handling = handling.load(Ordering::Relaxed);
+        let (elsewhere, answered) = self.elsewhere.counts();
         let waiting = if self.handles.may_wait() {
             0
         } else {
-            self.queue.lock().envelopes.len() + unresolved.load(Ordering::Relaxed)
+            self.queue.lock().envelopes.len() + unresolved.load(Ordering::Relaxed) + elsewhere
         };
         Some(ActorProbe {
             actor: self.actor,
             name: self.name.clone(),
             open: (waiting + usize::from(handling)) as u64,
-            moved: self.meter.histogram().count() + resolved.load(Ordering::Relaxed),
+            moved: self.meter.histogram().count() + resolved.load(Ordering::Relaxed) + answered,
             handling,
         })
     }
@@ -471,7 +478,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
             let queue = self.inbox.queue.lock();
             queue.closing.is_some() && queue.envelopes.is_empty() && self.pending.is_empty()
         };
-        if finished && !ctx.waiting() {
+        if finished && !ctx.waiting() && self.inbox.elsewhere.is_idle(task.waker()) {
             ctx.stop();
             return Poll::Ready(());
         }

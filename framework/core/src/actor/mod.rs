@@ -73,6 +73,7 @@
 mod address;
 mod asking;
 mod dead_letter;
+mod elsewhere;
 mod error;
 mod fetch;
 #[cfg(feature = "foreign")]

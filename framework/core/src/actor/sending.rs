@@ -328,6 +328,7 @@ impl<M: GpuMessage> Sending<M> {
         while let State::Waiting(route, location) = &self.state {
             // Read before the attempt: what changes after it was read wakes this task.
             let stamp = route.stamp();
+            let lent = self.address.transport().lending_stamp();
             // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this one.
             location.remember(cx.waker(), stamp);
             if !self.waits_for_restart && matches!(route_to(&self.address), Ok(Route::Later(_))) {
@@ -353,7 +354,9 @@ impl<M: GpuMessage> Sending<M> {
                 }
                 // Something may have come between the attempt and here: then it is tried again, and nobody is woken.
                 Err(reason) if may_wait(&reason) => {
-                    if route.stamp() == stamp {
+                    // What is lent comes back from anybody, and not by this route alone.
+                    let returned = self.address.transport().wake_when_lent_returns(lent, cx.waker());
+                    if route.stamp() == stamp && !returned {
                         // The reader may sleep without knowing that somebody waits.
                         self.address.transport().wake_reader();
                         return Poll::Pending;

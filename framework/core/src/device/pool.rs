@@ -18,6 +18,10 @@ mod slabs;
 
 use std::collections::BTreeMap;
 use std::fmt;
+#[cfg(feature = "foreign")]
+use std::sync::Arc;
+#[cfg(feature = "foreign")]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use offset_allocator::{Allocation, Allocator};
 
@@ -65,14 +69,28 @@ enum Place {
     #[cfg(feature = "foreign")]
     Lent {
         _keep: Box<dyn std::any::Any + Send>,
+        closed: Arc<AtomicBool>,
     },
 }
 
 #[cfg(feature = "foreign")]
 impl Block {
     /// A part of a block that is given out; `keep` is dropped where another's room goes back.
-    pub(crate) fn lent(chunk: u32, offset: u64, bytes: u64, keep: Box<dyn std::any::Any + Send>) -> Self {
-        Block { chunk, offset, bytes, place: Place::Lent { _keep: keep } }
+    pub(crate) fn lent(
+        chunk: u32,
+        offset: u64,
+        bytes: u64,
+        keep: Box<dyn std::any::Any + Send>,
+        closed: Arc<AtomicBool>,
+    ) -> Self {
+        Block { chunk, offset, bytes, place: Place::Lent { _keep: keep, closed } }
+    }
+
+    /// Nobody uses it any more. How many bytes go back to a library, where it is a part of another block.
+    pub(crate) fn close_lent(&self) -> u64 {
+        let Place::Lent { closed, .. } = &self.place else { return 0 };
+        closed.store(true, Ordering::Release);
+        self.bytes
     }
 }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::pool::Pool;
 use super::table::Uses;
 use super::writers::Writers;
 use crate::clock::ClockDomain;
@@ -53,6 +54,9 @@ enum Job {
     AfterUses { domain: Arc<ClockDomain>, uses: Uses, held: Box<dyn Any + Send> },
     /// Drop this.
     Now(Box<dyn Any + Send>),
+    /// Look at this pool until it says otherwise.
+    #[cfg(feature = "foreign")]
+    Watch(Arc<Pool>),
 }
 
 /// The thread that lets such memory go.
@@ -94,6 +98,12 @@ impl Collector {
         }
     }
 
+    /// Has the pool [look](Pool::look_again) for what a GPU has passed: nothing else wakes who waits for that.
+    #[cfg(feature = "foreign")]
+    pub(super) fn watch(&self, pool: Arc<Pool>) {
+        self.put(Job::Watch(pool));
+    }
+
     fn put(&self, job: Job) {
         // The thread ends with the process only.
         let _ = self.jobs.lock().send(job);
@@ -120,18 +130,36 @@ impl<T: Send + 'static> Drop for Collected<T> {
     }
 }
 
+#[cfg(feature = "foreign")]
+fn look_at(pool: &Arc<Pool>) -> Option<Duration> {
+    pool.look_again()
+}
+
+#[cfg(not(feature = "foreign"))]
+fn look_at(_: &Arc<Pool>) -> Option<Duration> {
+    None
+}
+
 type Waiting = (Arc<ClockDomain>, Uses, Box<dyn Any + Send>);
 
 fn run(jobs: &Receiver<Job>) {
     let mut waiting: Vec<Waiting> = Vec::new();
+    let mut watched: Vec<Arc<Pool>> = Vec::new();
     loop {
-        let job = if waiting.is_empty() {
-            jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            jobs.recv_timeout(LOOK_AGAIN)
+        let mut look = (!waiting.is_empty()).then_some(LOOK_AGAIN);
+        watched.retain(|pool| {
+            let again = look_at(pool);
+            look = [look, again].into_iter().flatten().min();
+            again.is_some()
+        });
+        let job = match look {
+            None => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(look) => jobs.recv_timeout(look),
         };
         match job {
             Ok(Job::Now(held)) => drop(held),
+            #[cfg(feature = "foreign")]
+            Ok(Job::Watch(pool)) => watched.push(pool),
             Ok(Job::AfterUses { domain, uses, held }) => waiting.push((domain, uses, held)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,

@@ -23,6 +23,8 @@ use serde::{Deserialize, Serialize};
 
 pub use error::PoolError;
 pub use handle::{Lease, Returns};
+#[cfg(feature = "foreign")]
+pub(crate) use pool::LetGo;
 pub use pool::{Pool, PoolOptions};
 pub(crate) use sharing::is_last;
 pub use writers::Writers;

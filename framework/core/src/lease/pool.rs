@@ -36,10 +36,14 @@ use crate::observe::trace::{LeaseName, What};
 
 mod forwards;
 #[cfg(feature = "foreign")]
+mod lending;
+#[cfg(feature = "foreign")]
 mod lent;
 mod report;
 mod sole;
 mod waiting;
+#[cfg(feature = "foreign")]
+pub(crate) use lending::LetGo;
 pub use report::PoolStats;
 
 /// Blocks in use that one allocation or return looks at, where it does not need them.
@@ -113,6 +117,8 @@ struct State {
     returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
     closing: usize,
+    #[cfg(feature = "foreign")]
+    lending: lending::Lending,
 }
 
 impl Measured for Block {
@@ -174,6 +180,8 @@ impl Pool {
                 waiters: Vec::new(),
                 returned: 0,
                 closing: 0,
+                #[cfg(feature = "foreign")]
+                lending: lending::Lending::default(),
             }),
             closing_done: Condvar::new(),
         })
@@ -468,6 +476,8 @@ impl Pool {
                     let Emptied { entry, generation, .. } = emptied;
                     let lease = LeaseName { chunk: self.chunk_base + block.chunk, entry, generation };
                     self.domain.tracer().note(|| What::LeaseClosed { lease });
+                    #[cfg(feature = "foreign")]
+                    state.lending.closed(&block);
                     state.quarantine.push_back((block, uses));
                 }
             }
@@ -478,8 +488,7 @@ impl Pool {
             if state.closing == 0 {
                 self.closing_done.notify_all();
             }
-            state.returned += 1;
-            let waiters = std::mem::take(&mut state.waiters);
+            let waiters = state.came_back();
             // Wakers are the user's: not under the lock.
             drop(state);
             waiters.into_iter().for_each(Waker::wake);
@@ -519,6 +528,14 @@ impl Pool {
 }
 
 impl State {
+    /// Memory has come back: who is to be told.
+    fn came_back(&mut self) -> Vec<Waker> {
+        self.returned += 1;
+        #[cfg(feature = "foreign")]
+        self.lending.came_back();
+        std::mem::take(&mut self.waiters)
+    }
+
     /// Gives blocks whose last uses have passed back to the allocator, until `most` were found whose uses have not. The next
     /// call begins behind those: who is far behind with its stream has many, and looks at few for each allocation.
     fn sweep(&mut self, domain: &ClockDomain, most: usize) {

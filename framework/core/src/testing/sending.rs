@@ -29,6 +29,8 @@ pub enum Lack {
     Room,
     /// The process holds as many leases of this one as it may.
     Leases,
+    /// As much of this process's memory is with others as may be.
+    Memory,
 }
 
 /// Why a message was not sent.
@@ -51,6 +53,7 @@ impl From<TransmitError> for Unsent {
             TransmitError::NotNow(NotNow::MailboxFull) => Unsent::NotNow(Lack::Credit),
             TransmitError::NotNow(NotNow::RingFull) => Unsent::NotNow(Lack::Room),
             TransmitError::NotNow(NotNow::LeasesOut) => Unsent::NotNow(Lack::Leases),
+            TransmitError::NotNow(NotNow::MemoryOut) => Unsent::NotNow(Lack::Memory),
             TransmitError::NoSuchActor => Unsent::NoSuchActor,
             TransmitError::Exited(_) | TransmitError::Restarting => Unsent::Exited,
             other => Unsent::Failed(other.to_string()),

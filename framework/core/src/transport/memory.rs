@@ -43,6 +43,9 @@ pub(super) struct Memory {
     /// A hold is unproven, or the forwards of somebody who has let go are left.
     unsettled: AtomicBool,
     gpu_budget: OnceLock<u64>,
+    /// The share of each pool's budget that may be lent, where there is a bound.
+    #[cfg(feature = "foreign")]
+    lent_share: OnceLock<u64>,
     /// Where large bodies are written.
     scratch: OnceLock<DeviceStream>,
 }
@@ -58,6 +61,8 @@ impl Memory {
             writers: Writers::default(),
             unsettled: AtomicBool::new(false),
             gpu_budget: OnceLock::new(),
+            #[cfg(feature = "foreign")]
+            lent_share: OnceLock::new(),
             scratch: OnceLock::new(),
         }
     }
@@ -87,6 +92,8 @@ impl Memory {
         let base = (pools.len() as u32) << 24;
         let pool = Pool::new(self.me, Arc::clone(device), Arc::clone(&self.domain), options, base);
         pool.surround(self.transport.clone());
+        #[cfg(feature = "foreign")]
+        self.bound(&pool);
         pools.push(Arc::clone(&pool));
         pool
     }
@@ -102,6 +109,28 @@ impl Memory {
         let backend = Device::by_id(device)?.backend()?;
         let options = PoolOptions { budget: self.device_budget(&backend), ..PoolOptions::default() };
         Ok(self.pool(&backend, options))
+    }
+
+    /// From now on messages wait that would take a pool past this share of its budget; the first to say so is right.
+    #[cfg(feature = "foreign")]
+    pub(super) fn bound_lending(&self, share: u64) {
+        // Under the lock: a pool that is made meanwhile has its bound from here or from there.
+        let pools = self.pools.write();
+        let _ = self.lent_share.set(share.max(1));
+        pools.iter().for_each(|pool| self.bound(pool));
+    }
+
+    #[cfg(feature = "foreign")]
+    fn bound(&self, pool: &Pool) {
+        if let Some(share) = self.lent_share.get() {
+            pool.bound_lending(pool.budget() / share);
+        }
+    }
+
+    /// Whether pools have bounds.
+    #[cfg(feature = "foreign")]
+    pub(super) fn bounds_lending(&self) -> bool {
+        self.lent_share.get().is_some()
     }
 
     /// The process's memory on a device, if it has used any.

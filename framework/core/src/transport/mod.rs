@@ -79,6 +79,7 @@ mod from_node;
 pub mod hosts;
 pub mod inbox;
 mod incoming;
+mod lending;
 pub mod lifecycle;
 mod link;
 mod links;

@@ -78,6 +78,8 @@ pub(crate) enum NotNow {
     RingFull,
     /// The process holds as many leases of this one as it may.
     LeasesOut,
+    /// As much of this process's memory is with others as may be.
+    MemoryOut,
 }
 
 /// Why a frame cannot go out.
@@ -149,6 +151,10 @@ impl Transport {
         // A reply was looked at when it was given; it is looked at once more where it arrives.
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(destination.kind)) {
             return Err(TransmitError::Tainted(tainted.by));
+        }
+        // A reply waits for nothing here: its ask's sender is bounded.
+        if wants_credit(destination.kind) && !self.may_lend(encoded) {
+            return Err(TransmitError::NotNow(NotNow::MemoryOut));
         }
         // Outside of the link's lock: this allocates and copies. Where the claim fails, the lease goes again.
         let body = if encoded.body.len() > MAX_INLINE_BODY {

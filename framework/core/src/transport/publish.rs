@@ -84,8 +84,9 @@ impl Transport {
     fn tell(&self, link: &Link, due: u8) {
         fault::point("transport.send.published");
         let (ring, deferred) = wake_reasons::split(due);
-        // What is put off is noted before the bell is rung for the rest: that ring ends the quiet.
-        if deferred != 0 {
+        // What is put off is noted before the bell is rung for the rest: that ring ends the quiet. A frame's ring is for both, so
+        // then there is nothing to remind this process's reader of, which a reply from another thread would wake for it.
+        if deferred != 0 && ring & wake_reasons::FRAMES == 0 {
             link.defer_wakeup(deferred);
             self.wakeups.defer_wakeup();
         }

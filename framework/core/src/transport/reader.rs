@@ -159,6 +159,13 @@ impl Transport {
         cores >= 2 * (self.links.all().len() + 1)
     }
 
+    /// Whether a thread that waits for a message may look for it instead of sleeping at once: there are cores for two threads of each
+    /// process.
+    #[cfg(feature = "foreign")]
+    pub fn has_spare_cores(&self) -> bool {
+        self.wakeups.has_spare_cores()
+    }
+
     /// Reads until [`stop`](Self::stop). One task or thread of the process runs it.
     ///
     /// # Errors
@@ -218,7 +225,9 @@ impl Transport {
                         cores = limit.min(cores_of_this_thread());
                     }
                     parks = parks.wrapping_add(1);
-                    spin.set_patient(self.has_cores_to_spare(cores));
+                    let spare = self.has_cores_to_spare(cores);
+                    self.wakeups.note_spare_cores(spare);
+                    spin.set_patient(spare);
                 }
             }
         }

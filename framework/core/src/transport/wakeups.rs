@@ -14,7 +14,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -34,6 +34,8 @@ pub(super) struct Wakeups {
     deferred: Deferred,
     /// Wakes the parked reader.
     deferred_came: Notify,
+    /// Whether there are so many cores that a thread may look for what comes.
+    spare_cores: AtomicBool,
 }
 
 impl Wakeups {
@@ -44,7 +46,18 @@ impl Wakeups {
             ears: Ears::create()?,
             deferred: Deferred::new(),
             deferred_came: Notify::new(),
+            spare_cores: AtomicBool::new(false),
         })
+    }
+
+    /// The reader has counted the cores.
+    pub(super) fn note_spare_cores(&self, spare: bool) {
+        self.spare_cores.store(spare, Ordering::Relaxed);
+    }
+
+    #[cfg(feature = "foreign")]
+    pub(super) fn has_spare_cores(&self) -> bool {
+        self.spare_cores.load(Ordering::Relaxed)
     }
 
     /// Where the doorbells of links are made.

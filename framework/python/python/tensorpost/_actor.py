@@ -67,7 +67,8 @@ class _Told:
 
 
 def send(self: Any, message: Any, *, timeout: float | None = None) -> None:
-    """Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most ``timeout`` seconds.
+    """Sends a message, and returns when the actor's mailbox has accepted it. Waits for room, at most ``timeout`` seconds: in the mailbox, and,
+    with tensors that this process has made, until no more than half of its pool is with others.
 
     Raises :class:`SendError`, or :class:`DeadlineError` where there was no room in time.
     """

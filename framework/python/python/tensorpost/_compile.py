@@ -117,7 +117,7 @@ class _Compiler:
                 raise SchemaError(f"{where}: the members of a union must be classes with @tp.variant, and `{name}` is none")
         self.named[key] = at = self.add()
         variants = [self.class_of(cls, info_of(cls)) for cls in classes]
-        names = [name for _, name, _, _ in variants]
+        names = [name for _, name, *_ in variants]
         if len(set(names)) < len(names):
             raise SchemaError(f"{where}: two variants have one name: {', '.join(names)}")
         repr_: list[str | None] = []
@@ -132,7 +132,7 @@ class _Compiler:
 
     def can_be_tagged(self, variants: list[Any], tag: str, where: str) -> None:
         """A variant must be a map for its tag to be among the keys."""
-        for _, name, style, fields in variants:
+        for _, name, style, fields, _ in variants:
             held = self.nodes[fields[0][2]] if style == "newtype" else None
             if held == ():
                 continue  # It is being described itself, and so has names.
@@ -158,7 +158,7 @@ class _Compiler:
         self.nodes[at] = ("struct", self.class_of(cls, info))
         return at
 
-    def class_of(self, cls: type, info: Info | None) -> tuple[type, str, str, list[Any]]:
+    def class_of(self, cls: type, info: Info | None) -> tuple[type, str, str, list[Any], bool]:
         assert info is not None
         hints = hints_of(cls, info)
         fields = [self.field(cls, field, hints) for field in dataclasses.fields(cls) if not _options(field).get("skip")]
@@ -168,7 +168,7 @@ class _Compiler:
         style = info.style or ("struct" if fields else "unit")
         if style == "tuple" and len(fields) == 1:
             style = "newtype"
-        return cls, info.name, style, fields
+        return cls, info.name, style, fields, _is_plain(cls)
 
     def field(self, cls: type, field: dataclasses.Field[Any], hints: dict[str, Any]) -> tuple[Any, ...]:
         options, where = _options(field), f"{cls.__name__}.{field.name}"
@@ -183,6 +183,19 @@ class _Compiler:
 
 
 _PLAIN_KEYS = frozenset(_PLAIN)
+
+
+def _is_plain(cls: type) -> bool:
+    """Whether to make one is to set its fields, and nothing else: its methods for that are those that dataclasses write."""
+    made: Any = getattr(cls, "__init__")  # noqa: B009
+    return (
+        not hasattr(cls, "__post_init__")
+        and getattr(getattr(made, "__code__", None), "co_filename", None) == "<string>"
+        and cls.__new__ is object.__new__
+        and cls.__setattr__ is object.__setattr__
+        and "__init__" in vars(cls)
+        and not any(_options(field).get("skip") for field in dataclasses.fields(cls))
+    )
 
 
 def _options(field: dataclasses.Field[Any]) -> dict[str, Any]:
@@ -264,7 +277,7 @@ def arguments_plan(of: Any, parameters: list[inspect.Parameter], hints: dict[str
             raise SchemaError(f"{where}: say its type, as in {parameter.name}: tp.u32")
         node = compiler.compile(hints[parameter.name], where)
         fields.append((parameter.name, parameter.name, node, parameter.default is not parameter.empty, None))
-    compiler.nodes[at] = ("struct", (_Arguments, of.__name__, "struct", fields))
+    compiler.nodes[at] = ("struct", (_Arguments, of.__name__, "struct", fields, False))
     return Plan(f"{of.__name__}{suffix}", [tuple(node) for node in compiler.nodes], at)
 
 

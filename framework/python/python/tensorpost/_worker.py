@@ -169,6 +169,11 @@ class _Actor:
         for handler in _actor.handlers_of(type(made)):
             key = None if handler.plan is None else _actor._way_of(handler.message)[1]
             self.by_key[key] = handler, getattr(made, handler.name)
+        self.plain = [
+            (key, handler.plan, handler.reply, method)
+            for key, (handler, method) in self.by_key.items()
+            if key is not None and handler.plan is not None and not handler.is_async
+        ]
         self.waits = any(handler.is_async for handler, _ in self.by_key.values())
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -223,10 +228,18 @@ class _Actor:
         return True
 
     def run(self) -> None:
-        while (given := self.mailbox.next()) is not None:
-            if not self.handle(given):
+        while (served := self.mailbox.serve(self.plain)) is not None:
+            given, how, error = served
+            if how == "other":
+                if not self.handle(given):
+                    return
+            elif how == "malformed":
+                self.refuse(given, f"{self.by_key[given.key][0].message.__name__} is malformed: {error}")
+            else:
+                assert error is not None
+                self.fail(given, self.by_key[given.key][0], error, 0)
                 return
-            del given
+            del served, given, error
         self.stopped()
 
     async def await_handler(self, given: Delivered, handler: _actor.Handler, method: Any, value: Any) -> None:

@@ -1,24 +1,80 @@
 //! Messages whose types are known only where they are handled: an actor takes all that it does not list.
+//!
+//! Such a message is handled elsewhere, mostly: on a thread of another language, to which the actor hands it. Its [answer](RawAnswer) goes
+//! from there, without a way back over the actor's own thread. What is under way there is counted ([`Elsewhere`]), so that an
+//! actor that is told to stop stops behind it.
 
-use actix::Handler;
+use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
 
-use super::{Accept, BoxedEnvelope, Decode, Done, Entry, Envelope, Handles, accept, decode_acknowledged};
-use std::sync::Arc;
+use actix::{Context, Handler};
+use futures_util::future::LocalBoxFuture;
 
+use super::{
+    Accept, AnyEnvelope, BoxedEnvelope, Decode, Done, Entry, Envelope, Handles, accept, decode_acknowledged,
+    finish,
+};
 use crate::actor::RemoteActor;
+use crate::actor::dead_letter::DeadLetter;
+use crate::actor::elsewhere::Elsewhere;
+use crate::actor::receive::Receive;
+use crate::device::DeviceError;
 use crate::message::GpuMessage;
-use crate::message::raw::RawMessage;
+use crate::message::raw::{RawMessage, RawReply};
+use crate::observe::trace::FrameId;
+use crate::stream::Stream;
 use crate::transport::Transport;
-use crate::transport::inbox::{Delivery, Refusal, Undelivered};
+use crate::transport::inbox::{self, Delivery, Refusal, Undelivered};
+
+/// An actor that takes messages of all types.
+pub trait TakesRaw: RemoteActor {
+    /// A message has come. `answer` is kept until it is done with.
+    fn take(&mut self, message: RawMessage, answer: RawAnswer, ctx: &mut Context<Self>);
+}
+
+/// Answers a message, once, from any thread. Where it drops, the message is done with, and who asked is told that there is no
+/// reply.
+pub struct RawAnswer {
+    done: Option<Done<RawReply>>,
+    elsewhere: Arc<Elsewhere>,
+}
+
+impl RawAnswer {
+    /// Whether the sender waits for a reply.
+    pub fn wants_reply(&self) -> bool {
+        self.done.as_ref().is_some_and(Done::wants_reply)
+    }
+
+    /// The message is done with: sends the reply, where one is wanted.
+    pub fn send(mut self, reply: RawReply) {
+        if let Some(done) = self.done.take() {
+            finish::<RawMessage>(done, reply);
+        }
+    }
+}
+
+impl Drop for RawAnswer {
+    fn drop(&mut self) {
+        // The credit goes back before it is counted.
+        drop(self.done.take());
+        self.elsewhere.one_less();
+    }
+}
+
+impl std::fmt::Debug for RawAnswer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawAnswer").field("wants_reply", &self.wants_reply()).finish_non_exhaustive()
+    }
+}
 
 impl<A: RemoteActor> Handles<A> {
     /// Messages of all other types, whoever has their schemas: what has no handler, the actor refuses itself.
     #[doc(hidden)]
     pub fn foreign(&mut self) -> &mut Self
     where
-        A: Handler<RawMessage>,
+        A: TakesRaw,
     {
-        let (decode, accept) = (decode_raw::<A> as Decode<A>, accept::<A, RawMessage> as Accept<A>);
+        let (decode, accept) = (decode_raw::<A> as Decode<A>, accept_raw::<A> as Accept<A>);
         self.any = Some(Entry { name: RawMessage::NAME, decode, accept, describe: None });
         self
     }
@@ -37,17 +93,87 @@ impl<A: RemoteActor> Handles<A> {
     }
 }
 
-fn decode_raw<A>(_: &Arc<Transport>, delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, Undelivered>
-where
-    A: RemoteActor + Handler<RawMessage>,
-{
+fn decode_raw<A: TakesRaw>(
+    _: &Arc<Transport>,
+    delivery: Delivery<'_>,
+) -> Result<BoxedEnvelope<A>, Undelivered> {
     let Delivery { key, body, tensors, tickets, receipt, context } = delivery;
     match RawMessage::arrived(key, body, tensors) {
-        Ok(message) => Ok(Box::new(Envelope { message, tickets, context, done: Done::Remote(receipt) })),
+        Ok(message) => {
+            Ok(Box::new(RawEnvelope(Envelope { message, tickets, context, done: Done::Remote(receipt) })))
+        }
         Err(error) => {
             let why = error.to_string();
             receipt.refuse(&Refusal::Undelivered(why.clone()));
             Err(Undelivered::Malformed { message: RawMessage::NAME, why })
         }
+    }
+}
+
+fn accept_raw<A: TakesRaw>(message: inbox::LocalMessage) -> Result<BoxedEnvelope<A>, inbox::LocalMessage> {
+    let envelope: Box<Envelope<RawMessage>> = message.downcast()?;
+    Ok(Box::new(RawEnvelope(*envelope)))
+}
+
+/// One whose handler is elsewhere.
+struct RawEnvelope(Envelope<RawMessage>);
+
+impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
+    fn open(
+        self: Box<Self>,
+        actor: &mut A,
+        ctx: &mut Context<A>,
+        stream: &Stream,
+        transport: &Weak<Transport>,
+        elsewhere: &Arc<Elsewhere>,
+    ) -> Option<LocalBoxFuture<'static, ()>> {
+        // CLOCK-1 is kept where a tensor is used. This begins the handler's part of the stream.
+        if let Err(error) = stream.begin(&[]) {
+            self.unready(&error);
+            return None;
+        }
+        // Known now that was not when it was sent.
+        if let Some(by) = self.0.taint(stream.domain()) {
+            let (message, sender) = self.0.refuse_tainted(by, transport.upgrade());
+            actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
+            return None;
+        }
+        let Envelope { message, done, .. } = self.0;
+        elsewhere.one_more();
+        let answer = RawAnswer { done: Some(done), elsewhere: Arc::clone(elsewhere) };
+        actor.take(message, answer, ctx);
+        None
+    }
+
+    fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
+        self.0.fetch_by(receive, waker)
+    }
+
+    fn refuse(self: Box<Self>, why: String) {
+        self.0.done.refuse(Refusal::Undelivered(why));
+    }
+
+    fn turn_away(self: Box<Self>) {
+        let Envelope { message, done, .. } = self.0;
+        drop(message);
+        done.refuse(Refusal::Restarting);
+    }
+
+    fn name(&self) -> &'static str {
+        RawMessage::NAME
+    }
+
+    fn origin(&self) -> (u64, Option<FrameId>) {
+        self.0.comes_from()
+    }
+}
+
+impl RawEnvelope {
+    #[cold]
+    fn unready(self, error: &DeviceError) {
+        tracing::error!(%error, "a message was dropped: the actor's stream takes no work");
+        let Envelope { message, done, .. } = self.0;
+        done.refuse(Refusal::Undelivered(error.to_string()));
+        drop(message);
     }
 }

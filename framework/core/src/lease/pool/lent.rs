@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::{Block, Lease, LeaseId, Pool, Uses, name};
 use crate::ids::ChunkId;
@@ -13,18 +14,19 @@ use crate::observe::trace::What;
 
 impl Pool {
     /// A lease on `bytes` bytes from `start` on of the allocation that `whole` stands for. The caller has looked that they lie in
-    /// it, and `keep` keeps it.
+    /// it, and `keep` keeps it. `closed` is set when nobody has a lease on it any more.
     pub(crate) fn lend(
         self: Arc<Self>,
         whole: &Lease,
         start: u64,
         bytes: u64,
         keep: Box<dyn Any + Send>,
+        closed: Arc<AtomicBool>,
     ) -> Lease {
         let bytes = bytes.max(1);
         let chunk: ChunkId = whole.id().chunk;
         let offset = whole.offset() + start;
-        let block = Block::lent(chunk.index - self.chunk_base, offset, bytes, keep);
+        let block = Block::lent(chunk.index - self.chunk_base, offset, bytes, keep, closed);
         let (entry, generation) = self.state.lock().table.open(block, Uses::new());
         let id = LeaseId { chunk, entry, generation };
         self.domain.tracer().note(|| What::LeaseOpened { lease: name(id), bytes });

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use super::describe::data_type;
 use super::managed::Contents;
 use super::{DeviceStream, DlPack, Tensor, TensorError, abi, device_of, in_reach, pointer};
-use crate::lease::Lease;
 use crate::lease::foreign::{Collected, Collector};
+use crate::lease::{Lease, LetGo};
 use crate::tensor::{DType, Layout};
 
 /// How a library may use what it is handed.
@@ -114,8 +114,12 @@ pub fn piece_of(
     // Aligned as allocations are, so that layouts inside are: what lies before belongs to the library too.
     let start = span.start as u64 / crate::limits::ALLOCATION_UNIT * crate::limits::ALLOCATION_UNIT;
     let Some(layout) = layout.moved_back(start as usize / dtype.size()) else { return Ok(None) };
-    let keep = Collected::new((whole.clone(), keep), collector);
-    let lease: Lease = Arc::clone(pool).lend(whole.lease(), start, span.end as u64 - start, Box::new(keep));
+    let bytes = span.end as u64 - start;
+    let let_go = LetGo::new(pool, bytes.max(1));
+    let closed = let_go.closed();
+    // In this order: the library has its memory back when the last of them says so.
+    let keep = Collected::new((whole.clone(), keep, let_go), collector);
+    let lease: Lease = Arc::clone(pool).lend(whole.lease(), start, bytes, Box::new(keep), closed);
     lease.set_home(stream.clocked());
     lease.written_on(stream.clocked());
     let ready = stream.clocked().ticket();

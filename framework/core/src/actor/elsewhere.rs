@@ -1,0 +1,54 @@
+//! Messages of one actor that are under way on other threads: their handlers are another language's.
+//!
+//! An actor that is told to stop stops behind them, as behind the futures of its own handlers; and a probe for hangs counts them.
+//!
+//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a handler's thread its messages drop, and are answered so.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Elsewhere {
+    open: AtomicUsize,
+    answered: AtomicU64,
+    /// Of an actor that stops.
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Elsewhere {
+    #[cfg(feature = "foreign")]
+    pub(super) fn one_more(&self) {
+        self.open.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[cfg(feature = "foreign")]
+    pub(super) fn one_less(&self) {
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        // ELSEWHERE: pairs with `is_idle`. Either that sees the last one gone, or this sees the waker.
+        if self.open.fetch_sub(1, Ordering::SeqCst) != 1 {
+            return;
+        }
+        let waker = self.waker.lock().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Whether nothing is under way; `waker` is woken when that is so.
+    pub(super) fn is_idle(&self, waker: &Waker) -> bool {
+        if self.open.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        *self.waker.lock() = Some(waker.clone());
+        // ELSEWHERE: behind the waker.
+        self.open.load(Ordering::SeqCst) == 0
+    }
+
+    /// How many are under way, and how many were answered.
+    pub(super) fn counts(&self) -> (usize, u64) {
+        (self.open.load(Ordering::Relaxed), self.answered.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,80 @@
+//! Messages that wait until enough of this process's own memory has come back, where there is a bound for what may be out: see
+//! `lease/pool/lending.rs`.
+//!
+//! Used by a claim, which asks, and by senders that wait, which are woken by a pool as well as by the link: what comes back may
+//! come from any process. Without a bound, which is the case in every process without a program in another language, it costs one load.
+//!
+//! **Locks.** Those of pools, one after the other.
+
+use std::task::Waker;
+
+use super::Transport;
+use crate::message::codec::Encoded;
+
+#[cfg(feature = "foreign")]
+impl Transport {
+    /// From now on messages with tensors of this process wait while more than the `share`-th part of the budget of a pool is
+    /// with other processes.
+    pub fn bound_lending(&self, share: u64) {
+        self.memory.bound_lending(share);
+    }
+
+    /// Where messages wait for that: what is out and who has it, in words.
+    pub fn lending_refusal(&self) -> Option<String> {
+        self.memory.pools().iter().find_map(|pool| pool.refusal())
+    }
+
+    /// Whether a message may go with what it lends.
+    pub(super) fn may_lend(&self, encoded: &Encoded) -> bool {
+        use crate::ids::DeviceId;
+        use crate::limits::MAX_INLINE_BODY;
+        if !self.memory.bounds_lending() {
+            return true;
+        }
+        let body = if encoded.body.len() > MAX_INLINE_BODY { encoded.body.len() as u64 } else { 0 };
+        if body == 0 && encoded.leases.is_empty() {
+            return true;
+        }
+        self.memory.pools().iter().all(|pool| {
+            let own = encoded.leases.iter().map(|(lease, _)| lease);
+            let own = own.filter(|lease| lease.pool().is_some_and(|its| std::sync::Arc::ptr_eq(its, pool)));
+            let more = if pool.device_id() == DeviceId::HOST { body } else { 0 };
+            pool.may_lend(own.map(|lease| lease.id()), more)
+        })
+    }
+
+    /// A number that changes whenever memory has come back.
+    pub(crate) fn lending_stamp(&self) -> u64 {
+        if !self.memory.bounds_lending() {
+            return 0;
+        }
+        self.memory.pools().iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned()))
+    }
+
+    /// Has `waker` be woken when memory comes back that a message was refused for. True where some has come back since `stamp`.
+    pub(crate) fn wake_when_lent_returns(&self, stamp: u64, waker: &Waker) -> bool {
+        if !self.memory.bounds_lending() {
+            return false;
+        }
+        self.memory.pools().iter().for_each(|pool| pool.wake_if_refused(waker));
+        self.lending_stamp() != stamp
+    }
+}
+
+#[cfg(not(feature = "foreign"))]
+impl Transport {
+    #[inline]
+    pub(super) fn may_lend(&self, _: &Encoded) -> bool {
+        true
+    }
+
+    #[inline]
+    pub(crate) fn lending_stamp(&self) -> u64 {
+        0
+    }
+
+    #[inline]
+    pub(crate) fn wake_when_lent_returns(&self, _: u64, _: &Waker) -> bool {
+        false
+    }
+}

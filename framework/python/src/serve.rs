@@ -1,0 +1,89 @@
+//! The loop of an actor whose handlers are plain functions: a message is read, its handler called and its reply sent without a line of
+//! Python in between. What is not plain, the package does (`tensorpost._worker`): events, messages without a handler, failures.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tensorpost_core::foreign::{RawAnswer, RawMessage, RawReply};
+
+use crate::context::Context;
+use crate::encode;
+use crate::mailbox::{Delivered, Item, PyMailbox, Shown, check_writes};
+use crate::plan::{Node, Plan, Scalar};
+
+/// Nil in MessagePack.
+const NIL: u8 = 0xc0;
+
+/// A handler: the key of its messages, how they are read, how its reply is written, and itself.
+pub(crate) type Handler = (u64, Py<Plan>, Py<Plan>, Py<PyAny>);
+
+/// A message with which something else has to be done, what, and the error.
+pub(crate) type Left = (Delivered, &'static str, Option<Py<PyAny>>);
+
+/// See [`PyMailbox`].
+pub(crate) fn serve(mailbox: &PyMailbox, py: Python<'_>, mut handlers: Vec<Handler>) -> Option<Left> {
+    handlers.sort_by_key(|(key, ..)| *key);
+    loop {
+        // Without letting go of the interpreter, where there is one.
+        let item = mailbox.0.take().unwrap_or_else(|| py.detach(|| mailbox.0.wait()))?;
+        let (message, answer) = match item {
+            Item::Message(message, answer) => (message, answer),
+            event @ Item::Event(..) => return Some((mailbox.delivered(event, None), "other", None)),
+        };
+        let found = handlers.binary_search_by_key(&message.key, |(key, ..)| *key);
+        let Some(handler) = found.ok().and_then(|at| handlers.get(at)) else {
+            return Some((mailbox.delivered(Item::Message(message, answer), None), "other", None));
+        };
+        if let Err(left) = handle(mailbox, py, handler, message, answer) {
+            return Some(*left);
+        }
+    }
+}
+
+fn handle(
+    mailbox: &PyMailbox,
+    py: Python<'_>,
+    (_, plan, reply_plan, method): &Handler,
+    message: RawMessage,
+    answer: RawAnswer,
+) -> Result<(), Box<Left>> {
+    let context = mailbox.0.context();
+    let RawMessage { key, body, tensors } = message;
+    // What is left of it: its tensors are the handler's.
+    let left = |answer, how, shown, error: PyErr| {
+        let message = RawMessage { key, body: Vec::new(), tensors: Vec::new() };
+        let error = error.into_value(py).into_any();
+        Box::new((mailbox.delivered(Item::Message(message, answer), shown), how, Some(error)))
+    };
+    let (value, shown) = match Shown::read(py, plan.clone_ref(py), body, tensors, context) {
+        Ok(read) => read,
+        Err(error) => return Err(left(answer, "malformed", None, error)),
+    };
+    // The value goes with its call.
+    let returned = match method.bind(py).call1((value,)) {
+        Ok(returned) => returned,
+        Err(error) => return Err(left(answer, "failed", Some(shown), error)),
+    };
+    // First: a GPU that was made to write where it may not has nothing left to send.
+    let made = check_writes(py, Some(shown), context);
+    match made.and_then(|()| reply(context, reply_plan.get(), &returned)) {
+        Ok(reply) => {
+            answer.send(reply);
+            Ok(())
+        }
+        Err(error) => Err(left(answer, "failed", None, error)),
+    }
+}
+
+/// What a handler has returned, as the reply.
+pub(crate) fn reply(context: &Arc<Context>, plan: &Plan, value: &Bound<'_, PyAny>) -> PyResult<RawReply> {
+    // Nearly all handlers return nothing.
+    if value.is_none() && matches!(plan.nodes.get(plan.root), Some(Node::Scalar(Scalar::Nil))) {
+        return Ok(RawReply::Value { body: vec![NIL], tensors: Vec::new() });
+    }
+    let py = value.py();
+    let encoded = encode::encode(plan, value, Some(context));
+    let (body, tensors) = encoded.map_err(|failure| failure.raise(py, "EncodeError", &plan.name))?;
+    let tensors = context.shared(py, plan, value, tensors)?;
+    Ok(RawReply::Value { body, tensors })
+}
