@@ -12,6 +12,8 @@ mod forged_links;
 mod growth;
 mod holds;
 mod leases;
+#[cfg(feature = "foreign")]
+mod lending;
 mod parts;
 mod reader;
 mod retirement;

@@ -1,8 +1,6 @@
 //! Messages wait while too much of their sender's memory is out, in a process that has such a bound (MBX-2): nothing is lost, in
 //! order, and who frees the memory wakes who waits, whoever that is.
 
-#![cfg(all(feature = "testing", feature = "foreign"))]
-
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
