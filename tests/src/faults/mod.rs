@@ -17,14 +17,19 @@
 //!
 //! [`graph`] are the actors, [`plan`] what goes wrong and when, [`run`](mod@run) does it and looks.
 
+// As in `random`, the unit tests have no workers.
+#[cfg(not(test))]
 pub mod graph;
 pub mod plan;
+#[cfg(not(test))]
 pub mod run;
 
 pub use plan::{Event, Plan};
+#[cfg(not(test))]
 pub use run::{Failure, Options, Report, run};
 
 /// Adds the actors to a program.
+#[cfg(not(test))]
 pub fn program(builder: crate::harness::Builder) -> crate::harness::Builder {
     builder.actor::<graph::Source>().actor::<graph::Stage>().actor::<graph::Sink>()
 }

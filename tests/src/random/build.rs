@@ -7,9 +7,9 @@ use std::time::Duration;
 use tensorpost::pipeline::{After, AfterSource, Batch, Dead, Many, Pair, Progress};
 use tensorpost::prelude::*;
 
-use super::history::{Past, Place, Step};
+use super::history::{Place, Step};
 use super::parts::{Hand, Holder, Maker, Obedient, OrderedFault, Orders, Taker};
-use super::plan::{Plan, dead_name, helper_name, stage_name};
+use super::plan::{Plan, again, dead_name, helper_name, join_key, stage_name, width};
 use super::spec::{Drops, Fault, FlowId, Fork, Form, Op, Pick, Settings, Stage as StageSpec, Then, What};
 use super::thing::{Thing, Things};
 
@@ -423,20 +423,4 @@ fn fork_into<const N: usize>(flow: Flow<Thing>, fork: Fork) -> Vec<Flow<Thing>> 
         Fork::Key(k) => flow.spread_by_key(move |thing: &Thing| thing.number() % k),
     };
     flows.into()
-}
-
-/// Numbers that an operator takes: its own and those of its body.
-pub fn width(op: &Op) -> u16 {
-    let body = if let What::Loop { body, .. } = &op.what { body.as_slice() } else { &[] };
-    1 + body.iter().map(width).sum::<u16>()
-}
-
-/// What a `join` goes by.
-pub fn join_key(past: &Past, modulus: u64) -> u64 {
-    if modulus == 0 { past.number } else { past.number % modulus }
-}
-
-/// Whether an item goes around once more, in the loop whose first stage is `turn`, which is in that of `outer`.
-pub fn again(past: &Past, rounds: u64, turn: u16, outer: Option<u16>) -> bool {
-    past.rounds(turn, outer) <= past.number % rounds
 }

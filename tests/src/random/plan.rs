@@ -1,6 +1,6 @@
 //! A spec with everything numbered: what the pipeline is written down from, and the oracle judges by.
 
-use super::history::Place;
+use super::history::{Past, Place};
 use super::spec::{FlowId, Op, Settings, Spec, What};
 
 /// A spec with its numbers.
@@ -149,4 +149,20 @@ pub fn fail_times(fails: Option<super::spec::Fails>, number: u64) -> u32 {
 /// Settings of the stage that takes dead letters, or of another that has none of its own.
 pub fn plain() -> Settings {
     Settings::default()
+}
+
+/// Numbers that an operator takes: its own and those of its body.
+pub fn width(op: &Op) -> u16 {
+    let body = if let What::Loop { body, .. } = &op.what { body.as_slice() } else { &[] };
+    1 + body.iter().map(width).sum::<u16>()
+}
+
+/// What a `join` goes by.
+pub fn join_key(past: &Past, modulus: u64) -> u64 {
+    if modulus == 0 { past.number } else { past.number % modulus }
+}
+
+/// Whether an item goes around once more, in the loop whose first stage is `turn`, which is in that of `outer`.
+pub fn again(past: &Past, rounds: u64, turn: u16, outer: Option<u16>) -> bool {
+    past.rounds(turn, outer) <= past.number % rounds
 }

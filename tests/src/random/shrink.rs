@@ -246,7 +246,7 @@ fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec
             flows.insert((old, out), (!gone).then_some((kept.len(), out - before)));
         }
         let first = plan.numbers[old];
-        let numbers = (first..first + super::build::width(&op)).collect();
+        let numbers = (first..first + super::plan::width(&op)).collect();
         kept.push((op, numbers));
     }
     if !kept.iter().any(|(op, _)| matches!(op.what, What::Source(_))) {
@@ -273,11 +273,11 @@ fn without_inside(spec: &Spec, at: usize, inside: usize) -> Spec {
     for (old, op) in spec.ops.iter().enumerate() {
         let mut op = op.clone();
         let first = plan.numbers[old];
-        let mut numbers: Vec<u16> = (first..first + super::build::width(&op)).collect();
+        let mut numbers: Vec<u16> = (first..first + super::plan::width(&op)).collect();
         if let (true, What::Loop { body, .. }) = (old == at, &mut op.what) {
             let before =
-                1 + body[..inside].iter().map(|op| usize::from(super::build::width(op))).sum::<usize>();
-            let gone = usize::from(super::build::width(&body[inside]));
+                1 + body[..inside].iter().map(|op| usize::from(super::plan::width(op))).sum::<usize>();
+            let gone = usize::from(super::plan::width(&body[inside]));
             numbers.drain(before..before + gone);
             body.remove(inside);
         }

@@ -6,6 +6,10 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use tensorpost_tests::random::build::build;
+use tensorpost_tests::random::draw::{Faults, draw};
+use tensorpost_tests::random::plan::Plan;
+
 const RANDOM_RUN: &str = env!("CARGO_BIN_EXE_random_run");
 
 /// A spec that failed once, how often it is played to find that again, and what it was.
@@ -106,6 +110,16 @@ fn seconds() -> Option<f64> {
 /// Minutes for each of the two kinds of fresh seeds.
 fn minutes() -> String {
     (seconds().unwrap_or(30.0) / 2.0 / 60.0).to_string()
+}
+
+#[test]
+fn nearly_all_are_accepted() {
+    let refused = (0..300).filter(|&seed| {
+        let spec = draw(seed, Faults::Mixed);
+        build(&Plan::new(&spec), Path::new(""), "host").check().is_err()
+    });
+    let refused = refused.count();
+    assert!(refused < 45, "{refused} of 300 are refused");
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl<'r> Excuses<'r> {
         let Some(at) = plan.numbers.iter().position(|number| *number == to.op) else { return false };
         makers(plan, at).into_iter().any(|maker| {
             let first = plan.numbers[maker];
-            let mut all = first..first + crate::random::build::width(&plan.spec.ops[maker]);
+            let mut all = first..first + crate::random::plan::width(&plan.spec.ops[maker]);
             all.any(|op| self.died.contains_key(&op) || self.died.contains_key(&self.home(op)))
         })
     }
@@ -292,7 +292,7 @@ fn before(plan: &Plan) -> BTreeMap<u16, BTreeSet<u16>> {
     let mut before: BTreeMap<u16, BTreeSet<u16>> = BTreeMap::new();
     for (at, op) in plan.spec.ops.iter().enumerate() {
         let number = plan.numbers[at];
-        let body: Vec<u16> = (number + 1..number + crate::random::build::width(op)).collect();
+        let body: Vec<u16> = (number + 1..number + crate::random::plan::width(op)).collect();
         let mut all: BTreeSet<u16> = body.iter().copied().collect();
         for (from, _) in &op.takes {
             let from = plan.numbers[*from];

@@ -2,9 +2,8 @@
 //! at the edge where it happened, and a choice that the framework made (whose turn it was, which items became a batch)
 //! follows from who got the item.
 
-use crate::random::build::{again, width};
 use crate::random::history::{Bag, Logs, Past, Place, Step};
-use crate::random::plan::{Plan, fails_for_good};
+use crate::random::plan::{Plan, again, fails_for_good, width};
 use crate::random::spec::{FlowId, Fork, Form, Op, Pick, Then, What};
 
 /// An edge to a part that writes down what it gets.

@@ -23,6 +23,7 @@ use super::history::{Bag, Logs, Past, Place};
 use super::plan::{Plan, stage_name};
 use super::spec::{Ending, Fault, What};
 use excuse::Excuses;
+#[cfg(not(test))]
 pub(crate) use excuse::home;
 use flows::{Edge, Flows, Taking};
 
@@ -363,7 +364,7 @@ impl Case<'_> {
         let to = edge.to;
         let bond = |past: &Past| match key {
             None => (past.source, past.number),
-            Some(modulus) => (0, super::build::join_key(past, modulus)),
+            Some(modulus) => (0, super::plan::join_key(past, modulus)),
         };
         for (_, past) in self.seen.logs.lines(to) {
             if let Some(super::history::Step::With(_, right)) = past.steps.last()
