@@ -145,8 +145,9 @@ impl Context {
     }
 
     /// A tensor of PyTorch is about to be sent that its sender could write.
-    pub(crate) fn note_sent(&self, tensor: &Bound<'_, PyAny>, version: u64) {
+    pub(crate) fn note_sent(&self, tensor: &Bound<'_, PyAny>, version: u64) -> PyResult<()> {
         self.sent.note(tensor, version, 0);
+        self.sent.let_go(tensor.py())
     }
 
     /// Whether anybody looks for that.

@@ -114,7 +114,7 @@ fn known_again(source: &Bound<'_, PyAny>, torch: &Torch, context: &Arc<Context>)
         return Ok(None);
     }
     match found.kind() {
-        Kind::ToRead | Kind::ToWrite => Ok(seen(source, &found, context)),
+        Kind::ToRead | Kind::ToWrite => seen(source, &found, context),
         Kind::Pool => match torch.give(source) {
             Some(given) => as_found(source, &found, given?, context),
             None => Ok(None),
@@ -130,32 +130,33 @@ fn as_found(
     context: &Arc<Context>,
 ) -> PyResult<Option<Tensor>> {
     if found.kind() != Kind::Pool {
-        return Ok(seen(source, found, context));
+        return seen(source, found, context);
     }
     let piece = found.piece(capsule::guarded(managed));
     let piece = piece.map_err(|error| exception(source.py(), "TensorError", error.to_string()))?;
-    note(source, context);
+    note(source, context)?;
     Ok(piece)
 }
 
 /// What lies in memory of ours, on its own lease.
-fn seen(source: &Bound<'_, PyAny>, found: &Found, context: &Arc<Context>) -> Option<Tensor> {
+fn seen(source: &Bound<'_, PyAny>, found: &Found, context: &Arc<Context>) -> PyResult<Option<Tensor>> {
     if found.kind() == Kind::ToWrite {
-        note(source, context);
+        note(source, context)?;
     }
-    found.tensor()
+    Ok(found.tensor())
 }
 
 /// Has writes be found that come after.
-fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) {
+fn note(source: &Bound<'_, PyAny>, context: &Arc<Context>) -> PyResult<()> {
     if !context.watches_sent() {
-        return;
+        return Ok(());
     }
     // Of PyTorch's alone.
     let version = source.getattr(intern!(source.py(), "_version"));
     if let Ok(version) = version.and_then(|version| version.extract()) {
-        context.note_sent(source, version);
+        context.note_sent(source, version)?;
     }
+    Ok(())
 }
 
 /// Whether what PyTorch does now comes behind our stream.

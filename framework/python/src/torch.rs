@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "the exchange API is C's")]
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null_mut};
@@ -192,42 +193,83 @@ struct Noted {
     index: usize,
 }
 
-/// What a handler was shown of its message.
+impl Noted {
+    /// How often it was written since, if it was.
+    fn written(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
+        let version: u64 = self.tensor.bind(py).getattr(intern!(py, "_version"))?.extract()?;
+        Ok((version != self.version).then(|| (self.index, version.wrapping_sub(self.version))))
+    }
+}
+
+#[derive(Default)]
+struct Notes {
+    /// By the object, which is there for as long as it is noted.
+    noted: HashMap<usize, Noted>,
+    /// How many were left when those that nobody else has were last let go of.
+    left: usize,
+    /// Of those, the first that had been written.
+    written: Option<(usize, u64)>,
+}
+
+/// What a handler was shown of its message, or has sent.
 #[derive(Default)]
 pub(crate) struct Ledger {
-    noted: Mutex<Option<Vec<Noted>>>,
+    notes: Mutex<Option<Notes>>,
 }
 
 impl Ledger {
     pub(crate) fn open() -> Self {
-        Ledger { noted: Mutex::new(Some(Vec::new())) }
+        Ledger { notes: Mutex::new(Some(Notes::default())) }
     }
 
     /// Begins anew.
     pub(crate) fn reopen(&self) {
-        *self.noted.lock() = Some(Vec::new());
+        *self.notes.lock() = Some(Notes::default());
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.noted.lock().is_some()
+        self.notes.lock().is_some()
     }
 
     /// A tensor was shown, if the handler is not done.
     pub(crate) fn note(&self, tensor: &Bound<'_, PyAny>, version: u64, index: usize) {
-        if let Some(noted) = &mut *self.noted.lock() {
-            noted.push(Noted { tensor: tensor.clone().unbind(), version, index });
+        if let Some(notes) = &mut *self.notes.lock() {
+            let noted = || Noted { tensor: tensor.clone().unbind(), version, index };
+            notes.noted.entry(tensor.as_ptr().addr()).or_insert_with(noted);
         }
+    }
+
+    /// Lets go of tensors that nobody else has: a handler may send without end, and their memory is to come back before it is done.
+    /// What a view writes whose tensor has gone is not found. Looks at all only when they are twice as many as were left.
+    pub(crate) fn let_go(&self, py: Python<'_>) -> PyResult<()> {
+        let gone: Vec<Noted> = match &mut *self.notes.lock() {
+            Some(notes) if notes.noted.len() > 2 * notes.left => {
+                // SAFETY: of an object that is held; the interpreter is (`py`).
+                let is_ours_alone = |noted: &Noted| unsafe { ffi::Py_REFCNT(noted.tensor.as_ptr()) } == 1;
+                let gone = notes.noted.extract_if(|_, noted| is_ours_alone(noted));
+                let gone = gone.map(|(_, noted)| noted).collect();
+                notes.left = notes.noted.len();
+                gone
+            }
+            _ => return Ok(()),
+        };
+        // Without the lock: what drops here may be anybody's class.
+        for noted in gone {
+            if let Some(written) = noted.written(py)?
+                && let Some(notes) = &mut *self.notes.lock()
+            {
+                notes.written.get_or_insert(written);
+            }
+        }
+        Ok(())
     }
 
     /// The handler is done: the first tensor that was written, and how often.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
-        let noted = self.noted.lock().take().unwrap_or_default();
-        for noted in noted {
-            let version: u64 = noted.tensor.bind(py).getattr(intern!(py, "_version"))?.extract()?;
-            if version != noted.version {
-                return Ok(Some((noted.index, version.wrapping_sub(noted.version))));
-            }
+        let Some(Notes { noted, mut written, .. }) = self.notes.lock().take() else { return Ok(None) };
+        for noted in noted.into_values() {
+            written = [written, noted.written(py)?].into_iter().flatten().min();
         }
-        Ok(None)
+        Ok(written)
     }
 }

@@ -20,6 +20,8 @@ use crate::look::look_for;
 
 /// How long a signal may wait.
 const SLICE: Duration = Duration::from_millis(50);
+/// How often what has been woken is looked at without sleeping.
+const LOOKS: u32 = 16;
 
 /// `None` where the time was up.
 pub(crate) type Outcome<T> = Option<T>;
@@ -68,7 +70,8 @@ where
         let woken = Arc::new(Woken(AtomicBool::new(true)));
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
-        loop {
+        // So few that no deadline is missed for it, and no signal, whoever wakes it without end.
+        for _ in 0..LOOKS {
             // Before the poll: what changes behind it is seen by the next look.
             woken.0.store(false, Ordering::SeqCst);
             if let Poll::Ready(outcome) = Pin::new(&mut future).poll(&mut context) {
@@ -78,6 +81,7 @@ where
                 return None;
             }
         }
+        None
     });
     match looked {
         Some(outcome) => Ok(Some(outcome)),

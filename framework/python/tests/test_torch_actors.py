@@ -176,6 +176,25 @@ def test_a_write_after_sending_fails_the_actor(adder: Adder) -> None:
     adder.recv()
 
 
+def test_a_write_after_sending_is_found_where_the_tensor_has_gone(adder: Adder) -> None:
+    assert "has written a tensor in place after it sent it" in adder.fails(app.Work(1, values(), "write and forget"))
+    for _ in range(5):
+        adder.recv()
+    adder.send(app.Work(1, values(), "forget"))
+    assert torch.equal(adder.recv().torch(), values() + 1)
+    for _ in range(4):
+        adder.recv()
+
+
+def test_a_handler_sends_more_than_the_pool_has() -> None:
+    """64 MiB out of a pool of 16: what the receiver has let go of is free again before the handler is done."""
+    with tp.Node(console=False, start_deadline=TIMEOUT, host_budget=16 << 20) as small:
+        adder = Adder(small)
+        adder.send(app.Work(1, values(), "many"))
+        for number in range(64):
+            assert float(adder.recv().torch()[-1]) == number
+
+
 def test_memory_of_others_is_read_only(adder: Adder) -> None:
     """The system sees to it on the host: the worker is killed. (Its stderr says where.)"""
     assert "SIGSEGV" in adder.fails(app.Work(1, values(), "write"))

@@ -84,6 +84,20 @@ class Adder:
             self.sink.send(Work(work.id, made))
             made.zero_()
             return
+        elif how == "many":
+            for number in range(64):
+                self.sink.send(Work(number, tp.empty((1 << 18,), tp.f32).torch().fill_(number)))
+            return
+        elif how in ("write and forget", "forget"):
+            made = tp.empty(tuple(x.shape), tp.f32).torch()
+            torch.add(x, 1, out=made)
+            self.sink.send(Work(work.id, made))
+            if how == "write and forget":
+                made.zero_()
+            del made
+            for _ in range(4):
+                self.sink.send(Work(work.id, tp.empty((1,), tp.f32).torch().zero_()))
+            return
         elif how == "gradient":
             weight = torch.ones_like(x, requires_grad=True)
             out = x * weight
