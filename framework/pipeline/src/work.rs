@@ -8,6 +8,7 @@ use tensorpost_core::api::actor::{Address, RemoteActor};
 use tensorpost_core::api::device::Device;
 use tensorpost_core::api::node::{ActorError, Node, NodeBuilder, Restart, Spawned, WorkerId};
 
+use super::dead::Dead;
 use super::item::{EdgeMessage, Item};
 use super::stages::{Identity, SendTo};
 use super::traits::{Source, Stage};
@@ -127,7 +128,7 @@ impl<S: Source> Work for SourceWork<S> {
     }
 
     fn start(&self, site: Site<'_>) -> Result<Started, ActorError> {
-        let results = outlet(&site.results);
+        let results = outlet::<S::Out>(&site.results);
         let args = SourceArgs { user: self.0.clone(), config: site.config.clone(), results };
         let started = spawn::<SourceActor<S>>(&site, args)?;
         Ok(Started { run: started.address(), control: started.address(), inlet: None })
@@ -144,7 +145,7 @@ impl<S: Stage> Work for StageWork<S> {
     }
 
     fn start(&self, site: Site<'_>) -> Result<Started, ActorError> {
-        let (results, dead) = (outlet(&site.results), outlet(&site.dead));
+        let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<Dead<S::In>>(&site.dead));
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
         let started = spawn::<StageActor<S>>(&site, args)?;
         let inlet: Address<EdgeMessage<S::In>> = started.address();
@@ -170,11 +171,13 @@ fn spawn<A: RemoteActor>(site: &Site<'_>, args: A::Args) -> Result<Spawned<A>, A
     spawn.start()
 }
 
-fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs<T> {
+fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs {
     let receiver = |door: &Door<'_>| match door {
         Door::Named(name) => Some(Receiver::Named(name.clone())),
         // Flows are typed, so the address is of this type.
-        Door::At(address) => address.downcast_ref::<Address<EdgeMessage<T>>>().cloned().map(Receiver::At),
+        Door::At(address) => {
+            address.downcast_ref::<Address<EdgeMessage<T>>>().map(|address| Receiver::At(address.cast()))
+        }
     };
     let branch = |to: &WayTo<'_>| BranchArgs {
         stage: to.stage.clone(),

@@ -1,4 +1,4 @@
-//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for half a minute, or for as many
+//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for ten seconds, or for as many
 //! seconds as `TENSORPOST_RANDOM_SECONDS` says (180 in CI); then every spec that has once found something: once, or where that
 //! variable is set as often as it takes to find it again. They are specs and not seeds, so that they stay what they are when the
 //! drawing changes. A failure says how to play it again.
@@ -109,7 +109,7 @@ fn seconds() -> Option<f64> {
 
 /// Minutes for each of the two kinds of fresh seeds.
 fn minutes() -> String {
-    (seconds().unwrap_or(30.0) / 2.0 / 60.0).to_string()
+    (seconds().unwrap_or(10.0) / 2.0 / 60.0).to_string()
 }
 
 #[test]

@@ -141,6 +141,14 @@ impl<M: GpuMessage> Address<M> {
         Address { key, ..self.clone() }
     }
 
+    /// The same actor's, for messages of another type, which it is known to take. Where many types of messages go the same way, what
+    /// names their receivers is then compiled once.
+    #[doc(hidden)]
+    pub fn cast<N: GpuMessage>(&self) -> Address<N> {
+        let Address { transport, actor, location, takes, .. } = self.clone();
+        Address { transport, actor, location, takes, key: message_key::<N>(), message: PhantomData }
+    }
+
     /// The key of messages of this type.
     #[doc(hidden)]
     pub fn usual_key() -> u64 {

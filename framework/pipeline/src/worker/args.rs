@@ -10,8 +10,7 @@ use tensorpost_core::api::node::ProcessId;
 use super::branch::overflow::OverflowArgs;
 use super::meter::{Counts, Failure, Span};
 use super::waits::Wait;
-use crate::dead::Dead;
-use crate::item::{EdgeMessage, Item, ItemId};
+use crate::item::ItemId;
 use crate::on_error::OnError;
 use crate::traits::{Source, Stage};
 
@@ -47,12 +46,11 @@ pub(crate) struct Config {
     pub(crate) events: Address<Event>,
 }
 
-/// A way out of an actor.
+/// A way out of an actor. The type of its items is not said: each would bring a serialization of its own.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(bound = "")]
-pub(crate) struct OutletArgs<T: Item> {
+pub(crate) struct OutletArgs {
     pub(crate) select: Select,
-    pub(crate) branches: Vec<BranchArgs<T>>,
+    pub(crate) branches: Vec<BranchArgs>,
     /// The stages to tell of items that are settled on some of the branches.
     pub(crate) tell: Vec<PartnerArgs>,
     /// Of a source: the stages to tell when it makes nothing more before something is acknowledged.
@@ -105,15 +103,14 @@ pub(crate) enum Select {
 
 /// One of the stages that an outlet leads to.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(bound = "")]
-pub(crate) struct BranchArgs<T: Item> {
+pub(crate) struct BranchArgs {
     /// The receiving stage.
     pub(crate) stage: String,
     pub(crate) index: u16,
     pub(crate) lane: u32,
-    /// The key of `EdgeMessage<T>`, where the sender's program does not know `T`.
+    /// The key of its items' messages, where the sender's program does not know their type.
     pub(crate) key: Option<u64>,
-    pub(crate) to: Vec<Receiver<T>>,
+    pub(crate) to: Vec<Receiver>,
     pub(crate) select: Select,
     /// Items get numbers, so that the order can be restored, and none is so far ahead of the oldest that is unanswered.
     pub(crate) number: Option<u32>,
@@ -137,9 +134,9 @@ pub(crate) struct BranchArgs<T: Item> {
 
 /// A replica.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(bound = "")]
-pub(crate) enum Receiver<T: Item> {
-    At(Address<EdgeMessage<T>>),
+pub(crate) enum Receiver {
+    /// Of the actor that takes the items, whose type the sender knows.
+    At(Address<Control>),
     /// A receiver that is started later. It is looked up when it is needed.
     Named(String),
 }
@@ -150,7 +147,7 @@ pub(crate) enum Receiver<T: Item> {
 pub(crate) struct SourceArgs<S: Source> {
     pub(crate) user: S::Args,
     pub(crate) config: Config,
-    pub(crate) results: OutletArgs<S::Out>,
+    pub(crate) results: OutletArgs,
 }
 
 /// To start a stage.
@@ -159,8 +156,8 @@ pub(crate) struct SourceArgs<S: Source> {
 pub(crate) struct StageArgs<S: Stage> {
     pub(crate) user: S::Args,
     pub(crate) config: Config,
-    pub(crate) results: OutletArgs<S::Out>,
-    pub(crate) dead: OutletArgs<Dead<S::In>>,
+    pub(crate) results: OutletArgs,
+    pub(crate) dead: OutletArgs,
 }
 
 /// "Begin, and answer when you are done."

@@ -84,8 +84,9 @@ pub(super) struct Modes {
 
 /// The way to one replica.
 struct To<T: Item> {
-    receiver: Receiver<T>,
-    found: RefCell<Option<Address<EdgeMessage<T>>>>,
+    /// Of one that was not there when this actor was started.
+    name: Option<String>,
+    address: RefCell<Option<Address<EdgeMessage<T>>>>,
     unanswered: Cell<u32>,
     exited: Cell<bool>,
 }
@@ -130,20 +131,17 @@ pub(super) struct Unsendable {
 
 impl<T: Item> Branch<T> {
     pub(super) fn new(
-        args: BranchArgs<T>,
+        args: BranchArgs,
         modes: Modes,
         meter: &Meter,
         env: &Env,
     ) -> Result<Self, UnknownClosure> {
-        let keyed = |receiver| match receiver {
-            Receiver::At(address) => Receiver::At(with_key(address, args.key)),
-            named @ Receiver::Named(_) => named,
-        };
-        let to = args.to.into_iter().map(|receiver| To {
-            receiver: keyed(receiver),
-            found: RefCell::new(None),
-            unanswered: Cell::new(0),
-            exited: Cell::new(false),
+        let to = args.to.into_iter().map(|receiver| {
+            let (name, address) = match receiver {
+                Receiver::At(address) => (None, Some(with_key(address.cast(), args.key))),
+                Receiver::Named(name) => (Some(name), None),
+            };
+            To { name, address: RefCell::new(address), unanswered: Cell::new(0), exited: Cell::new(false) }
         });
         Ok(Branch {
             stage: args.stage,
@@ -492,10 +490,7 @@ impl<T: Item> Branch<T> {
     }
 
     fn known_address(&self, at: usize) -> Option<Address<EdgeMessage<T>>> {
-        match &self.to[at].receiver {
-            Receiver::At(address) => Some(address.clone()),
-            Receiver::Named(_) => self.to[at].found.borrow().clone(),
-        }
+        self.to[at].address.borrow().clone()
     }
 
     async fn address(&self, at: usize) -> Result<Address<EdgeMessage<T>>, String> {
@@ -503,15 +498,12 @@ impl<T: Item> Branch<T> {
             return Ok(address);
         }
         let to = &self.to[at];
-        match &to.receiver {
-            Receiver::At(address) => Ok(address.clone()),
-            Receiver::Named(name) => {
-                let found = self.env.lookup(name).boxed_local().await.map_err(|error| error.to_string())?;
-                let found = with_key(found, self.key);
-                *to.found.borrow_mut() = Some(found.clone());
-                Ok(found)
-            }
-        }
+        // Who has no address has a name.
+        let name = to.name.as_deref().unwrap_or_default();
+        let found = self.env.lookup(name).boxed_local().await.map_err(|error| error.to_string())?;
+        let found = with_key(found, self.key);
+        *to.address.borrow_mut() = Some(found.clone());
+        Ok(found)
     }
 }
 

@@ -36,13 +36,13 @@ pub(super) struct Outlet<T: Item> {
 
 impl<T: Item> Outlet<T> {
     pub(super) fn new(
-        args: OutletArgs<T>,
+        args: OutletArgs,
         modes: Modes,
         meter: &Meter,
         env: &Env,
     ) -> Result<Self, UnknownClosure> {
         let pick = Pick::among_branches(&args.select)?;
-        let branch = |args: BranchArgs<T>| Branch::new(args, modes, meter, env).map(Rc::new);
+        let branch = |args: BranchArgs| Branch::new(args, modes, meter, env).map(Rc::new);
         let fork_tracker = ForkTracker::new(args.tell, args.tell_still, args.source, args.branches.len());
         let branches = args.branches.into_iter().map(branch).collect::<Result<Vec<_>, _>>()?;
         if !branches.is_empty() {
