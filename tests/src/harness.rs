@@ -91,11 +91,18 @@ fn run_with(program: fn(Builder) -> Builder, cases: Vec<Case>, arguments: fn() -
             .with_writer(std::io::stderr)
             .try_init();
     }
-    let trials = cases
+    // What may not run beside others comes last, so that it waits for others once.
+    let (alone, beside): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.alone);
+    let trials = beside
         .into_iter()
+        .chain(alone)
         .map(|case| Trial::ignorable_test(case.shown(), move || in_turn(case, program)))
         .collect();
-    libtest_mimic::run(&arguments(), trials).exit()
+    let mut arguments = arguments();
+    // Most cases wait for processes that start and end.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert(2 * cores);
+    libtest_mimic::run(&arguments, trials).exit()
 }
 
 /// Held by all cases that run, and by one that is alone as its only one.

@@ -1,7 +1,7 @@
 //! Nothing grows: not the memory of any process, not its descriptors, not its threads, not the pools. In a binary of its
 //! own, so that nothing else moves the numbers.
 //!
-//! 200,000 messages, or with `TENSORPOST_MANY` set a million. Run that with `--release`.
+//! 100,000 messages, or with `TENSORPOST_MANY` set a million. Run that with `--release`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,7 +121,7 @@ impl Handler<Measure> for Worker {
 const REMEMBERED: u64 = 1536;
 
 fn messages() -> u32 {
-    if std::env::var_os("TENSORPOST_MANY").is_some() { 1_000_000 } else { 200_000 }
+    if std::env::var_os("TENSORPOST_MANY").is_some() { 1_000_000 } else { 100_000 }
 }
 
 struct Scene {
@@ -258,7 +258,7 @@ fn main() {
         sends_refusals_and_timeouts,
         workers_that_come_and_go,
     ];
-    let deadline = harness::DEADLINE * messages().div_ceil(200_000);
+    let deadline = harness::DEADLINE * messages().div_ceil(100_000);
     harness::run_one_by_one(
         |builder| builder.actor::<Worker>().actor::<Holder>(),
         cases.into_iter().map(|case| case.within(deadline)).collect(),

@@ -9,6 +9,7 @@ use tensorpost_actors::image::resize::Range;
 use tensorpost_actors::image::{ImageSize, decode, edge, quantise, resize, stats};
 use tensorpost_actors::ops::{self, Op, OpError, check};
 use tensorpost_actors::ready::{Code, Grid, MapKernel, MapKernelArgs, Named};
+use tensorpost_core::testing::thorough;
 use tensorpost_tests::harness::Builder;
 
 /// The examples' photographs: the binary is to run where there are no files.
@@ -37,9 +38,9 @@ fn shape(size: ImageSize) -> [usize; 3] {
     [3, size.height() as usize, size.width() as usize]
 }
 
-/// All photographs, and noise in the odd sizes.
-fn images() -> Vec<Image> {
-    let photographs = PHOTOGRAPHS.iter().map(|(name, bytes)| {
+/// So many photographs, and noise in the odd sizes.
+fn images(photographs: usize) -> Vec<Image> {
+    let photographs = PHOTOGRAPHS.iter().take(photographs).map(|(name, bytes)| {
         let image = decode::decode_bytes(*name, bytes).expect("a photograph");
         Image { name: (*name).to_owned(), size: image.size, hwc: image.pixels }
     });
@@ -58,13 +59,15 @@ fn planes(image: &Image) -> Vec<f32> {
     chw
 }
 
-/// Runs `with` on the device to test, with a stream and all images.
+/// Runs `with` on the device to test, with a stream and each image.
 fn on_device(builder: Builder, with: impl Fn(&DeviceStream, &Image)) {
-    let (device, _) = super::device();
+    let (device, is_gpu) = super::device();
+    // On the host both sides of each comparison are loops, which are not optimised here.
+    let photographs = if is_gpu || thorough() { PHOTOGRAPHS.len() } else { 1 };
     let node = builder.start().expect("a node");
     let stream = node.stream(&device).expect("the device");
     ops::prepare(&stream, &Op::ALL).expect("kernels that compile");
-    for image in images() {
+    for image in images(photographs) {
         with(&stream, &image);
     }
 }

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use tensorpost::node::{Restart, WorkerState, WorkerStatus};
 use tensorpost::pipeline::{Batch, ItemId, Lost, Many, PipelineError, Report};
 use tensorpost::prelude::*;
+use tensorpost_core::testing::thorough;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{Builder, Case};
@@ -432,7 +433,7 @@ fn replicas_stand_in_for_one_that_is_restarted(builder: Builder) {
 fn an_order_goes_on_after_a_panic_while_other_things_move(builder: Builder) {
     const COUNT: u64 = 40;
     let (node, folder) = (builder.start().unwrap(), folder());
-    for round in 0..6 {
+    for round in 0..if thorough() { 6 } else { 2 } {
         let [file, beside] = ["out", "beside"].map(|name| folder.path().join(format!("{name} {round}")));
         let pipeline = Pipeline::new("moves");
         let moves =

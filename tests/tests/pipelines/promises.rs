@@ -33,12 +33,12 @@ fn a_line_delivers_all_in_order(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
     let pipeline = Pipeline::new("line");
-    let end = pipeline.source::<Count>(CountArgs::to(3000)).stage::<Obey>(Orders::default());
+    let end = pipeline.source::<Count>(CountArgs::to(1000)).stage::<Obey>(Orders::default());
     let end = end.stage::<Obey>(Orders::default()).named("again").sink::<WriteDown>(WriteDownArgs::to(&file));
     let report = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
-    assert_eq!(written(&file), all(3000));
+    assert_eq!(written(&file), all(1000));
     for stage in &report.stages {
-        assert_eq!(stage.items_in.max(stage.items_out), 3000, "{report}");
+        assert_eq!(stage.items_in.max(stage.items_out), 1000, "{report}");
         assert_eq!((stage.errors, stage.skipped), (0, 0), "{report}");
     }
     assert_eq!((report.lost_count, report.cancelled), (0, false));
@@ -48,15 +48,15 @@ fn replicas_share_the_work_and_the_order_is_restored(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for (ordered, least) in [(true, false), (true, true), (false, false)] {
         let file = folder.path().join(format!("{ordered}{least}"));
-        let flow = Pipeline::new("replicas").source::<Count>(CountArgs::to(2000));
+        let flow = Pipeline::new("replicas").source::<Count>(CountArgs::to(600));
         let flow = flow.stage::<Obey>(Orders { dawdles: true, ..Orders::default() }).replicas(3);
         let flow = if ordered { flow.ordered() } else { flow };
         let flow = if least { flow.to_least_loaded() } else { flow };
         let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
         let report = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
-        assert_eq!(written_sorted(&file), all(2000));
+        assert_eq!(written_sorted(&file), all(600));
         if ordered {
-            assert_eq!(written(&file), all(2000));
+            assert_eq!(written(&file), all(600));
         }
         assert_eq!(report.stage("Obey").unwrap().replicas, 3);
     }
@@ -66,19 +66,19 @@ fn replicas_share_the_work_and_the_order_is_restored(builder: Builder) {
 fn the_order_is_restored_between_replicas_too(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
-    let flow = Pipeline::new("twice").source::<Count>(CountArgs::to(900));
+    let flow = Pipeline::new("twice").source::<Count>(CountArgs::to(450));
     let flow = flow.stage::<Obey>(Orders { dawdles: true, copies: Some(2), ..Orders::default() });
     let flow = flow.replicas(2).ordered();
     let flow = flow.stage::<Obey>(Orders { dawdles: true, ..Orders::default() }).replicas(2).ordered();
     let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
     assert!(end.pipeline().describe().to_string().contains("Obey order"), "{}", end.pipeline().describe());
     node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
-    let expected: Vec<_> = (0..900).flat_map(|number| (0..number % 3).map(move |_| number)).collect();
+    let expected: Vec<_> = (0..450).flat_map(|number| (0..number % 3).map(move |_| number)).collect();
     assert_eq!(written(&file), expected);
 }
 
 fn by_key(args: &WriteDownArgs) -> Pipeline {
-    let flow = Pipeline::new("by key").source::<Count>(CountArgs::to(1500));
+    let flow = Pipeline::new("by key").source::<Count>(CountArgs::to(600));
     let flow = flow.stage::<Obey>(Orders { dawdles: true, ..Orders::default() });
     let flow = flow.replicas(3).by_key(|item: &Numbered| item.number % 5);
     flow.sink::<WriteDown>(args.clone()).pipeline()
@@ -88,7 +88,7 @@ fn items_of_one_key_keep_their_order(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
     node.run_pipeline(&by_key(&WriteDownArgs::to(&file))).unwrap().wait().unwrap();
-    assert_eq!(written_sorted(&file), all(1500));
+    assert_eq!(written_sorted(&file), all(600));
     for key in 0..5 {
         let of_key: Vec<_> = written(&file).into_iter().filter(|number| number % 5 == key).collect();
         assert!(of_key.is_sorted(), "{of_key:?}");

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
+use crate::testing::thorough;
 use crate::transport::ring::*;
 
 const CAPACITY: usize = 128;
@@ -85,7 +86,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4096))]
+    #![proptest_config(ProptestConfig::with_cases(if thorough() { 4096 } else { 512 }))]
 
     #[test]
     fn a_broken_peer_breaks_nothing(ops in prop::collection::vec(op(), 1..60)) {
