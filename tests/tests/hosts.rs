@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tensorpost::actor::{ActorId, AskFailure, EndReason, LookupError, Refusal, SendFailure};
+use tensorpost::actor::{ActorId, AskFailure, EndReason, LookupError, MAX_MAILBOX, Refusal, SendFailure};
 use tensorpost::hosts::Hosts;
 use tensorpost::message::EncodeError;
 use tensorpost::prelude::*;
@@ -74,6 +74,42 @@ struct MayGo;
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Open;
 
+/// "Send so many at once there, open the gate, and say what went wrong."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<String>)]
+struct Flood {
+    to: Lie,
+    gate: Address<Open>,
+    items: u32,
+}
+
+/// "Have it flood the mailbox, with an address that says that there is room for all of it."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<String>)]
+struct HaveFlooded {
+    via: Address<Flood>,
+    to: Address<Count>,
+    gate: Address<Open>,
+    items: u32,
+}
+
+/// An address that is written as if its mailbox took more.
+struct Lie(Address<Count>);
+
+impl Serialize for Lie {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let written = serde_json::to_value(&self.0).map_err(serde::ser::Error::custom)?;
+        let place = |what| &written[1][what];
+        (&written[0], (place("process"), place("index"), MAX_MAILBOX)).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lie {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Address::deserialize(deserializer).map(Lie)
+    }
+}
+
 /// "Fail."
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Fail;
@@ -104,6 +140,7 @@ impl RemoteActor for Echoer {
 
     fn handles(on: &mut Handles<Self>) {
         on.message::<Echo>().message::<PassOn>().message::<Fail>().message::<Never>().message::<HasPart>();
+        on.message::<Flood>().message::<HaveFlooded>();
     }
 }
 
@@ -128,6 +165,32 @@ impl Handler<PassOn> for Echoer {
                 to.send(Item { number, tensor }).await.expect("it is accepted");
             }
         })
+    }
+}
+
+impl Handler<Flood> for Echoer {
+    type Result = ResponseFuture<Vec<String>>;
+
+    fn handle(&mut self, Flood { to: Lie(to), gate, items }: Flood, _: &mut Context<Self>) -> Self::Result {
+        let stream = self.0.stream();
+        Box::pin(async move {
+            // The first attempt of each is made by the call.
+            let sends: Vec<_> = (0..items)
+                .map(|number| to.send(Count { number, tensor: numbers(&stream, number, 10) }))
+                .collect();
+            gate.send(Open).await.expect("the gate is there");
+            let sent = futures_util::future::join_all(sends).await;
+            sent.into_iter().filter_map(|sent| sent.err().map(|error| error.to_string())).collect()
+        })
+    }
+}
+
+impl Handler<HaveFlooded> for Echoer {
+    type Result = ResponseFuture<Vec<String>>;
+
+    fn handle(&mut self, have: HaveFlooded, _: &mut Context<Self>) -> Self::Result {
+        let HaveFlooded { via, to, gate, items } = have;
+        Box::pin(async move { via.ask(Flood { to: Lie(to), gate, items }).await.expect("an answer") })
     }
 }
 
@@ -428,6 +491,22 @@ fn a_slow_consumer_holds_its_senders_up_and_nothing_is_lost(builder: Builder) {
     other.end();
 }
 
+/// WIRE-1: of two workers of one host, that is. See `an_address_that_lies_about_a_mailbox_costs_nobody_a_link`.
+fn an_address_that_another_host_forges_breaks_no_link(builder: Builder) {
+    let node = head(builder);
+    let other = Other::start(&node);
+    let liar = find::<HaveFlooded>(&node, "echo");
+    let counter = node.spawn::<Counter>(()).mailbox(4).start().expect("an actor");
+    let gatekeeper = node.spawn::<Gatekeeper>(()).start().expect("an actor");
+    let flooder = node.spawn::<Echoer>(()).start().expect("an actor");
+    deliver(&node, &counter.address(), Hold(gatekeeper.address()));
+    let (via, to, gate) = (flooder.address(), counter.address(), gatekeeper.address());
+    let wrong = ask(&node, &liar, HaveFlooded { via, to, gate, items: 64 });
+    assert_eq!(wrong, Vec::<String>::new());
+    assert_eq!(ask(&node, &counter.address(), HowMany), (64, Vec::new()));
+    other.end();
+}
+
 fn watches_see_ends_and_restarts_on_the_other_host(builder: Builder) {
     let node = head(builder);
     let other = Other::start(&node);
@@ -526,6 +605,7 @@ fn main() {
             asks_and_tensors_go_there_and_back_to_the_bit,
             an_address_in_a_message_leads_back,
             a_slow_consumer_holds_its_senders_up_and_nothing_is_lost,
+            an_address_that_another_host_forges_breaks_no_link,
             watches_see_ends_and_restarts_on_the_other_host,
             parts_stay_on_their_host,
             the_end_of_the_head_ends_the_others,
