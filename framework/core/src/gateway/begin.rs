@@ -128,7 +128,11 @@ async fn start(
     // Without a key nothing but this machine's loopback is used (HOST-12); with one, whatever the head can reach.
     let any =
         if security.allows(SocketAddr::from(([0, 0, 0, 0], 0))).is_ok() { [0; 4] } else { [127, 0, 0, 1] };
-    let listener = listen(SocketAddr::from((any, 0)), None).await?;
+    let listener = match listen(SocketAddr::from((any, settings.port)), None).await {
+        // Another program of this machine has it.
+        Err(_) if settings.port != 0 => listen(SocketAddr::from((any, 0)), None).await?,
+        listener => listener?,
+    };
     let request = Request {
         life,
         name: name.clone(),
