@@ -20,6 +20,16 @@ fn the_end_of_the_head_ends_the_others(builder: Builder) {
     other.ends();
 }
 
+/// HOST-10: nobody answers the head for it any more.
+fn an_agent_whose_gateway_dies_ends(builder: Builder) {
+    let node = head(builder);
+    let mut other = Other::start(&node);
+    let echo = find::<Echo>(&node, "echo");
+    ask(&node, &echo, Echo::empty());
+    let status = other.ends_without("gateway");
+    assert_eq!(status.code(), Some(1), "its workers were killed");
+}
+
 fn a_lost_host_answers_its_asks_with_its_name(builder: Builder) {
     let node = head(builder);
     let mut other = Other::start(&node);
@@ -52,5 +62,9 @@ fn a_lost_host_answers_its_asks_with_its_name(builder: Builder) {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    cases![the_end_of_the_head_ends_the_others, a_lost_host_answers_its_asks_with_its_name]
+    cases![
+        the_end_of_the_head_ends_the_others,
+        an_agent_whose_gateway_dies_ends,
+        a_lost_host_answers_its_asks_with_its_name,
+    ]
 }

@@ -8,12 +8,13 @@ mod messages;
 mod placed;
 
 use std::io::{Read, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use tensorpost::hosts::Hosts;
 use tensorpost::prelude::*;
 use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::wait::until;
 
 use crate::actors::{Counter, Echoer, program};
 
@@ -32,8 +33,16 @@ fn be_the_other() -> ! {
     println!("ready");
     std::io::stdout().flush().expect("somebody reads it");
     let (ended, end) = tokio::sync::oneshot::channel::<()>();
+    let supervisor = node.supervisor().clone();
     std::thread::spawn(move || {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let mut told = String::new();
+        while std::io::stdin().read_line(&mut told).is_ok_and(|bytes| bytes > 0) {
+            // Its workers have names, and are not known to the test.
+            for worker in supervisor.workers().iter().filter(|worker| worker.name == told.trim()) {
+                supervisor.kill_worker(worker.worker);
+            }
+            told.clear();
+        }
         drop(ended);
     });
     let end = async { drop(end.await) };
@@ -77,6 +86,14 @@ impl Other {
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts")
+    }
+
+    /// Has it kill one of its workers, and waits until it has ended by itself.
+    pub(crate) fn ends_without(&mut self, worker: &str) -> ExitStatus {
+        let stdin = self.stdin.as_mut().expect("it listens");
+        writeln!(stdin, "{worker}").expect("it listens");
+        until("it ends", || self.child.try_wait().expect("a child").is_some());
+        self.child.wait().expect("it has ended")
     }
 
     /// Waits until it has ended by itself, in order.

@@ -3,7 +3,8 @@
 //! The gateway is a worker like others, and nothing runs in it but the way to other hosts. What it says of actors and names is the
 //! broker's affair (`node/foreign.rs`).
 //!
-//! **On the gateway's death** the other hosts are out of reach, and everything here goes on. **On the end of the node elsewhere**
+//! **On the gateway's death** the other hosts are out of reach. The head goes on without them; an agent ends at once, because nobody
+//! answers the head for it any more (HOST-10). **On the end of the node elsewhere**
 //! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -182,6 +183,14 @@ impl State {
         self.hosts.members.clear();
         if let Some(reply) = self.hosts.beginning.take() {
             let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
+        }
+        if self.broker.roster.host != 0 && self.stopping.is_none() {
+            // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
+            let text =
+                format!("this host ends, because its gateway has, and with it the way to the head: {why}");
+            self.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
+            let (reply, _nobody_waits) = sync_channel(1);
+            self.begin_stopping(Instant::now(), reply);
         }
     }
 }
