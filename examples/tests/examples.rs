@@ -42,9 +42,9 @@ macro_rules! examples {
                 .map(|entry| entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned())
                 .collect();
             programs.sort();
-            let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights", "16-torch-stage", "17-python-trainer", "20-service"];
+            let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights", "16-torch-stage", "17-python-trainer", "18-two-hosts", "20-service"];
             tested.sort_unstable();
-            assert_eq!(programs, tested, "09, 10, 12, 16, 17 and 20 have tests of their own");
+            assert_eq!(programs, tested, "09, 10, 12, 16 to 18 and 20 have tests of their own");
             // Those in Python are tested with the package, in `test_train.py`.
             let mut in_python: Vec<String> = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/python"))
                 .expect("listed")

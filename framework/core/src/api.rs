@@ -71,7 +71,7 @@ pub mod device {
 /// ```
 #[cfg(feature = "hosts")]
 pub mod hosts {
-    pub use crate::node::hosts::{Hosts, HostsError};
+    pub use crate::node::hosts::{Anywhere, Hosts, HostsError};
     pub use crate::transport::hosts::Host;
 }
 

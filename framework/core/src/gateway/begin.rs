@@ -128,7 +128,12 @@ async fn start(
     // Without a key nothing but this machine's loopback is used (HOST-12); with one, whatever the head can reach.
     let any =
         if security.allows(SocketAddr::from(([0, 0, 0, 0], 0))).is_ok() { [0; 4] } else { [127, 0, 0, 1] };
-    let listener = listen(SocketAddr::from((any, 0)), None).await?;
+    let port = if is_here(&settings.head).await { 0 } else { settings.port };
+    let listener = match listen(SocketAddr::from((any, port)), None).await {
+        // Another program of this machine has it.
+        Err(_) if port != 0 => listen(SocketAddr::from((any, 0)), None).await?,
+        listener => listener?,
+    };
     let request = Request {
         life,
         name: name.clone(),
@@ -261,6 +266,13 @@ async fn resolve(address: &str) -> Result<SocketAddr, String> {
         Ok(None) => Err(format!("{address} has no address to listen at")),
         Err(error) => Err(format!("{address} cannot be listened at: {error}")),
     }
+}
+
+/// Whether the head is on this machine: then the port of all hosts is its own, and it may come later than this one.
+async fn is_here(head: &str) -> bool {
+    // A name that is not known yet is another machine's.
+    let Ok(mut found) = lookup_host(with_port(head)).await else { return false };
+    found.any(|at| std::net::TcpListener::bind((at.ip(), 0)).is_ok())
 }
 
 fn advertised(said: Option<&str>, listens: SocketAddr) -> String {

@@ -21,7 +21,7 @@
 //! **Threads.** All of it runs on one thread, `tensorpost-gateway`, but for the mailboxes, which the process's reader calls, and for
 //! waits for tensors that are still being made.
 //!
-//! **On its crash** the other hosts are out of reach, and they give this host up. **On the loss of a host** what it owed is
+//! **On its crash** the other hosts are out of reach, and they give this host up, which ends where it is an agent. **On the loss of a host** what it owed is
 //! answered with an error that names it, and its actors are told to be gone. **On a shutdown** it says to all that it leaves.
 
 mod begin;

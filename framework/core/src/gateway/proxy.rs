@@ -6,8 +6,9 @@ use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Command;
-use crate::ids::ActorId;
+use crate::ids::{ActorId, ProcessId};
 use crate::tensor::Tensor;
+use crate::transport::hosts::starter_of;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
 
 /// A message for an actor of another host.
@@ -46,6 +47,11 @@ impl Inbox for Proxy {
             let why = "it holds a part of a split tensor, which does not leave its host".to_owned();
             receipt.refuse(&Refusal::Undelivered(why.clone()));
             return Err(Undelivered::Malformed { message: "a message to another host", why });
+        }
+        // WIRE-1: of this host, its node alone has actors started on another.
+        if self.actor == starter_of(self.actor.host()) && receipt.sender() != ProcessId::NODE {
+            receipt.refuse(&Refusal::NoSuchActor);
+            return Err(Undelivered::Unregistered { key });
         }
         let body = Bytes::copy_from_slice(body);
         let out = Out { actor: self.actor, key, body, tensors, receipt };

@@ -176,8 +176,18 @@ impl NodeBuilder {
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
     pub fn start(mut self) -> Result<Node, NodeError> {
         let types = std::mem::take(&mut self.types);
+        #[cfg(feature = "hosts")]
+        let only_serves = self.hosts.as_ref().is_some_and(Hosts::only_serves);
         let (actors, processes) = self.start_processes(&types, &opens(&types))?;
-        Ok(Node { types, transport: Arc::clone(actors.transport()), processes })
+        let node = Node { types, transport: Arc::clone(actors.transport()), processes };
+        #[cfg(feature = "hosts")]
+        {
+            node.serve_other_hosts()?;
+            if only_serves {
+                node.serve_until_end();
+            }
+        }
+        Ok(node)
     }
 
     inside! {

@@ -16,7 +16,7 @@ use crate::node::broker::{Broker, Complaint, Delivery};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_REACHING, MAX_WAITING_WATCHES};
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
-use crate::transport::hosts::{FromGateway, ToGateway};
+use crate::transport::hosts::{FromGateway, ToGateway, starter_of};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
 /// See the module.
@@ -27,6 +27,9 @@ pub(crate) struct Foreign {
     /// Of names: who asked, and by which ticket.
     lookups: HashMap<u64, (ProcessId, u64)>,
     last_lookup: u64,
+    /// Whether this host's starter takes messages, and whether another host has asked for it before.
+    serves: bool,
+    starter_wanted: bool,
 }
 
 /// Who waits until an actor is reached, or cannot be.
@@ -204,6 +207,10 @@ impl Broker {
                     out.push(Delivery { to, message, descriptors: Vec::new() });
                 }
             }
+            // Another host may be quicker than this one's own program, and waits until there is one.
+            FromGateway::WantLocal { actor } if self.is_starter(actor) && !self.foreign.serves => {
+                self.foreign.starter_wanted = true;
+            }
             FromGateway::WantLocal { actor } => {
                 let at = match actor.host() == self.roster.host {
                     true => self.roster.whereabouts(actor),
@@ -222,6 +229,20 @@ impl Broker {
             | FromGateway::NodeGone { .. } => {}
         }
         Ok(())
+    }
+
+    fn is_starter(&self, actor: ActorId) -> bool {
+        actor == starter_of(self.roster.host)
+    }
+
+    /// This host's starter takes messages.
+    pub(crate) fn serve_hosts(&mut self, out: &mut Vec<Delivery>) {
+        self.foreign.serves = true;
+        if std::mem::take(&mut self.foreign.starter_wanted) {
+            let actor = starter_of(self.roster.host);
+            let at = self.roster.whereabouts(actor);
+            self.foreign.tell(ToGateway::Local { actor, at }, out);
+        }
     }
 
     /// The actor's host takes messages for it: it gets a place in the gateway.
@@ -387,6 +408,24 @@ mod tests {
         let told = says(&mut broker, FromGateway::Reached { actor: FAR, capacity: MAX_MAILBOX + 1 });
         assert!(told.iter().any(|(to, what)| *to == process(2) && what.contains("GaveUp")), "{told:?}");
         assert_eq!(handle(&mut broker, 1, ToNode::Lookup { ticket: 1, name: "x".into() }).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn who_asks_for_the_starter_before_there_is_one_waits() {
+        let mut broker = broker();
+        let (actor, _) = broker.roster.reserve(ProcessId::NODE, 8).unwrap();
+        broker.roster.started(actor);
+        assert_eq!(actor, starter_of(3));
+        assert_eq!(says(&mut broker, FromGateway::WantLocal { actor }), []);
+        let mut out = Vec::new();
+        broker.serve_hosts(&mut out);
+        let told: Vec<_> = out.iter().map(|said| format!("{:?}", said.message)).collect();
+        assert!(told.len() == 1 && told[0].contains("Local") && told[0].contains("At("), "{told:?}");
+        let at_once = says(&mut broker, FromGateway::WantLocal { actor });
+        assert!(at_once.len() == 1 && at_once[0].1.contains("At("), "{at_once:?}");
+        assert_eq!(broker.roster.load(), 0, "it is in no worker");
+        broker.roster.reserve(process(2), 8).unwrap();
+        assert_eq!(broker.roster.load(), 1);
     }
 
     // MBX-2.

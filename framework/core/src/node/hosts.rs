@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::limits::DROP_DEADLINE;
 use super::supervisor::Making;
 use super::{Closed, Node, NodeError, Processes};
 use crate::limits::cuda_connections;
@@ -53,6 +54,32 @@ const GATEWAY: &str = "gateway";
 #[derive(Clone, Debug)]
 pub struct Hosts {
     settings: Settings,
+    agents_serve: bool,
+}
+
+/// The host with the fewest actors, this one included, for [`Spawn::on`](super::Spawn::on). Of several, the one with the lowest
+/// number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anywhere;
+
+/// Where an actor is started: on a [`Host`], or [`Anywhere`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum OnHost {
+    Number(u16),
+    Anywhere,
+}
+
+impl From<&Host> for OnHost {
+    fn from(host: &Host) -> Self {
+        OnHost::Number(host.number)
+    }
+}
+
+impl From<Anywhere> for OnHost {
+    fn from(_: Anywhere) -> Self {
+        OnHost::Anywhere
+    }
 }
 
 /// The variables that say which host this is make no sense.
@@ -71,12 +98,27 @@ impl Hosts {
                 head,
                 name,
                 advertise,
+                port: 0,
                 build_name,
                 key_file,
                 join_deadline,
                 lanes: 2,
             },
+            agents_serve: false,
         }
+    }
+
+    /// On an agent, [`start`](super::NodeBuilder::start) does not return: it runs what others start there, until the head ends, or
+    /// Ctrl-C or `SIGTERM` comes, and then ends the process, with status 0 if all of it ended in order. So the rest of the program
+    /// is the head's alone.
+    pub fn agents_serve(mut self) -> Self {
+        self.agents_serve = true;
+        self
+    }
+
+    /// Whether this host is an agent that does nothing else.
+    pub(super) fn only_serves(&self) -> bool {
+        self.agents_serve && !self.settings.is_head
     }
 
     /// The head of a node, which listens at `host:port`. With port 0 it takes a free one: see [`Node::hosts`].
@@ -99,7 +141,7 @@ impl Hosts {
         Ok(found.map(|found| {
             let is_head = found.role == tensorpost_hosts::join::Role::Head;
             let mut hosts = Self::new(is_head, found.head);
-            hosts.settings.advertise = found.advertise;
+            (hosts.settings.advertise, hosts.settings.port) = (found.advertise, found.port);
             hosts.join_deadline(found.join_deadline)
         }))
     }
@@ -159,12 +201,36 @@ impl Processes {
 }
 
 impl Node {
+    /// Runs until the head ends, or a signal comes, and ends the process.
+    pub(super) fn serve_until_end(self) -> ! {
+        let ended = self.run_until_ctrl_c(DROP_DEADLINE);
+        let is_clean = match &ended {
+            Ok(report) => report.is_clean(),
+            Err(error) => {
+                tracing::error!(%error, "this host cannot serve");
+                false
+            }
+        };
+        // What is left of it ends now: a private MPS daemon, for example.
+        drop(self);
+        std::process::exit(i32::from(!is_clean))
+    }
+
     /// The hosts of the node, this one among them, in the order of their numbers; none where it has only this one.
     ///
     /// # Errors
     /// [`Closed::Ended`] when the node has shut down.
     pub fn hosts(&self) -> Result<Vec<Host>, Closed> {
         self.supervisor().hosts()
+    }
+
+    /// Waits until the node has so many hosts, this one among them, and lists them as [`hosts`](Self::hosts) does; after that time as
+    /// many as there are.
+    ///
+    /// # Errors
+    /// [`Closed::Ended`] when the node has shut down.
+    pub fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
+        self.supervisor().await_hosts(count, within)
     }
 
     /// Whether this host is the head of its node, or the only one.

@@ -71,6 +71,14 @@ pub const MAX_WAITING_WATCHES: usize = 1 << 10;
 #[cfg(feature = "hosts")]
 pub const MAX_LOOKUPS: usize = 1 << 12;
 
+/// Actors that a node starts for other hosts at a time; more wait.
+#[cfg(feature = "hosts")]
+pub const MAX_STARTS: usize = 8;
+
+/// How long another host may take to say how many actors it has, where the one with the fewest is looked for.
+#[cfg(feature = "hosts")]
+pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
+
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
 

@@ -65,6 +65,8 @@ mod chunks;
 pub(crate) mod console;
 pub(crate) mod control;
 mod deaths;
+#[cfg(feature = "hosts")]
+mod elsewhere;
 mod files;
 #[cfg(feature = "hosts")]
 mod foreign;
@@ -90,6 +92,7 @@ mod roster;
 pub mod shutdown;
 mod signals;
 mod spawn;
+mod spawned;
 pub mod supervisor;
 // What tests see through `testing::deaths`.
 #[cfg_attr(
@@ -129,7 +132,8 @@ pub use self::restart::Restart;
 pub use self::roster::LocationError;
 pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
 pub use self::signals::RunError;
-pub use self::spawn::{ActorError, Spawn, Spawned};
+pub use self::spawn::{ActorError, Spawn};
+pub use self::spawned::Spawned;
 pub use self::supervisor::{
     Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };

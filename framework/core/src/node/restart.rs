@@ -22,6 +22,7 @@ use crate::transport::lifecycle::{EndReason, RestartWhen};
 /// assert_ne!(policy, Restart::never());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "hosts", derive(serde::Serialize, serde::Deserialize))]
 pub struct Restart {
     when: RestartWhen,
     budget: u32,
@@ -65,6 +66,12 @@ impl Restart {
         self.first = first;
         self.most = most;
         self
+    }
+
+    /// As another host has sent it.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn bounded(self) -> Self {
+        Restart { budget: self.budget.min(MAX_RESTARTS), ..self }
     }
 
     pub(crate) fn when(&self) -> RestartWhen {

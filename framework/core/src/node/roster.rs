@@ -87,6 +87,13 @@ impl Roster {
         self.actors.iter().map(|(actor, entry)| (*actor, entry))
     }
 
+    /// How many actors of this host are in workers, or between two lives.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn load(&self) -> usize {
+        let in_worker = |entry: &ActorEntry| entry.location.process != ProcessId::NODE;
+        self.all().filter(|(actor, entry)| actor.host() == self.host && in_worker(entry)).count()
+    }
+
     pub(crate) fn actors_of(&self, process: ProcessId) -> usize {
         self.actors.values().filter(|a| a.location.process == process).count()
     }

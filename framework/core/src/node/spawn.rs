@@ -1,30 +1,27 @@
 //! The typed side of a node: spawning actors, and talking to them from the program that started it.
 
-use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use actix::Handler;
-
 use super::group::{Group, Strategy, Supervision};
 use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
+use super::spawned::Spawned;
 use super::supervisor::{Making, SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
 #[cfg(feature = "foreign")]
 use crate::actor::foreign::{RawAddress, RawMessage};
 use crate::actor::{
-    Address, Ask, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Send, SendError,
-    Watch, link, lookup, register, short, takes,
+    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, link, lookup,
+    register, short, takes,
 };
 use crate::device::Device;
-use crate::ids::{ActorId, DeviceId};
+use crate::ids::DeviceId;
 use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX, cuda_connections};
-use crate::message::{EncodeError, GpuMessage, codec, message_key};
+use crate::message::{EncodeError, GpuMessage, codec};
 use crate::tensor::{DeviceStream, TensorError};
-use crate::transport::control_channel::Location;
-use crate::transport::{Transport, TransportStats};
+use crate::transport::TransportStats;
 
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +46,26 @@ pub enum ActorError {
     /// There is a tensor in its arguments: they are kept beyond this call, and no lease goes with them.
     #[error("the arguments of {0} hold a tensor; start the actor without it, and send it in a message")]
     TensorInArgs(&'static str),
+    /// It did not start on the host that it was to be started on.
+    #[cfg(feature = "hosts")]
+    #[error("on {host}: {why}")]
+    Elsewhere {
+        /// Which.
+        host: String,
+        /// What that host says, or what became of it.
+        why: String,
+    },
+    /// It has something that is of this host.
+    #[cfg(feature = "hosts")]
+    #[error("{actor} cannot be started on {host}, because {what}")]
+    StaysHere {
+        /// The actor type.
+        actor: &'static str,
+        /// Where it was to be started.
+        host: String,
+        /// What does not go there.
+        what: &'static str,
+    },
     /// Its worker did not start.
     #[error(transparent)]
     Worker(#[from] SpawnError),
@@ -78,6 +95,8 @@ impl Node {
             own_thread: false,
             streams: 1,
             how: Supervision::default(),
+            #[cfg(feature = "hosts")]
+            on: None,
         }
     }
 
@@ -232,16 +251,6 @@ impl Node {
 
 /// For packages of other languages.
 #[cfg(feature = "foreign")]
-impl<A> Spawned<A> {
-    /// Its address, for messages of any type.
-    #[doc(hidden)]
-    pub fn raw_address(&self) -> RawAddress {
-        RawAddress::new(&self.transport, self.actor, self.location)
-    }
-}
-
-/// For packages of other languages.
-#[cfg(feature = "foreign")]
 impl NodeBuilder {
     /// Adds an actor type under the name that `Other` has in other programs.
     #[doc(hidden)]
@@ -304,6 +313,8 @@ pub struct Spawn<'n, A: RemoteActor> {
     own_thread: bool,
     streams: usize,
     how: Supervision,
+    #[cfg(feature = "hosts")]
+    pub(super) on: Option<super::hosts::OnHost>,
 }
 
 impl<A: RemoteActor> Spawn<'_, A> {
@@ -399,16 +410,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
         }
         let own_label = A::label(&self.args);
         let own_worker = self.worker.is_none();
-        let worker = match self.worker {
-            Some(worker) => worker,
-            None => {
-                let name = self.name.as_deref().or(self.label.as_deref());
-                let name = name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name));
-                let program = A::worker_program(&self.args);
-                let making = Making { program, connections: cuda_connections(self.streams) };
-                self.node.supervisor().spawn_worker_of(name, making)?
-            }
-        };
+        let program = A::worker_program(&self.args);
+        let name = self.name.as_deref().or(self.label.as_deref());
+        let name = name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name)).to_owned();
         let new = NewActor {
             label: self.label.or(own_label.filter(|_| self.name.is_none())),
             name: self.name,
@@ -420,6 +424,37 @@ impl<A: RemoteActor> Spawn<'_, A> {
             own_thread: self.own_thread,
             capacity: self.mailbox,
         };
+        let transport = Arc::clone(self.node.transport());
+        let spawned = |actor, location, worker| Spawned {
+            transport,
+            actor,
+            location,
+            worker,
+            takes: takes::<A>(),
+            kind: PhantomData,
+        };
+        #[cfg(feature = "hosts")]
+        if let Some(host) = self.on.map(|on| self.node.other_host(&on)).transpose()?.flatten() {
+            let whole = [
+                (self.worker.is_none(), "its worker is of this host"),
+                (self.how.group.is_none(), "its group is of this host"),
+                (program.is_none(), "its worker runs a program of this host"),
+            ];
+            if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
+                return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
+            }
+            let (streams, restart) = (self.streams, self.how.restart);
+            let to_start = super::elsewhere::ToStart { worker: name, streams, restart, actor: new };
+            let (actor, location, worker) = self.node.start_on(&host, to_start)?;
+            return Ok(spawned(actor, location, worker));
+        }
+        let worker = match self.worker {
+            Some(worker) => worker,
+            None => {
+                let making = Making { program, connections: cuda_connections(self.streams) };
+                self.node.supervisor().spawn_worker_of(&name, making)?
+            }
+        };
         let started = self.node.supervisor().start_supervised(worker, new, self.how).inspect_err(|_| {
             if own_worker {
                 // Nobody else knows of it.
@@ -427,140 +462,6 @@ impl<A: RemoteActor> Spawn<'_, A> {
             }
         });
         let (actor, location) = started?;
-        let transport = Arc::clone(self.node.transport());
-        Ok(Spawned { transport, actor, location, worker, takes: takes::<A>(), kind: PhantomData })
-    }
-}
-
-/// An actor that was started: one handle for all messages that it takes. It can be cloned and kept. The actor does not end
-/// with it.
-///
-/// ```no_run
-/// use tensorpost::prelude::*;
-///
-/// #[derive(Serialize, Deserialize, GpuMessage)]
-/// struct Add(u64);
-///
-/// #[derive(Serialize, Deserialize, GpuMessage)]
-/// #[gpu_message(reply = u64)]
-/// struct Total;
-///
-/// #[derive(Default, RemoteActor)]
-/// #[remote_actor(handles(Add, Total))]
-/// struct Sum(u64);
-///
-/// impl Handler<Add> for Sum {
-///     type Result = ();
-///
-///     fn handle(&mut self, Add(number): Add, _: &mut Context<Self>) {
-///         self.0 += number;
-///     }
-/// }
-///
-/// impl Handler<Total> for Sum {
-///     type Result = u64;
-///
-///     fn handle(&mut self, _: Total, _: &mut Context<Self>) -> u64 {
-///         self.0
-///     }
-/// }
-///
-/// # fn main() -> anyhow::Result<()> {
-/// let node = Node::builder().start()?;
-/// let sum = node.spawn::<Sum>(()).start()?;
-/// node.block_on(sum.send(Add(3)))?;
-/// assert_eq!(node.block_on(sum.ask(Total))?, 3);
-/// let to_send_along: Address<Add> = sum.address();
-/// # drop(to_send_along);
-/// # Ok(())
-/// # }
-/// ```
-pub struct Spawned<A> {
-    transport: Arc<Transport>,
-    actor: ActorId,
-    location: Location,
-    worker: WorkerId,
-    /// The keys of the messages that it lists, in order.
-    takes: Arc<[u64]>,
-    kind: PhantomData<fn(A)>,
-}
-
-impl<A: RemoteActor> Spawned<A> {
-    /// Its address for messages of type `M`, to send along, or for whoever is to know no more of it. If `A` handles `M` but
-    /// does not list it in [`RemoteActor::handles`], sends give the message back and say so.
-    pub fn address<M: GpuMessage>(&self) -> Address<M>
-    where
-        A: Handler<M>,
-    {
-        let takes = A::TAKES_ANY || self.takes.binary_search(&message_key::<M>()).is_ok();
-        Address::new(Arc::clone(&self.transport), self.actor, self.location, takes)
-    }
-
-    /// [`Address::send`] to it. Who sends much keeps an [`address`](Self::address), which knows the way already.
-    ///
-    /// # Errors
-    /// [`SendError`] gives the message back.
-    ///
-    /// # Cancel safety
-    /// As for [`Address::send`].
-    pub fn send<M: GpuMessage>(&self, message: M) -> Send<M>
-    where
-        A: Handler<M>,
-    {
-        self.address().send(message)
-    }
-
-    /// [`Address::try_send`] to it.
-    ///
-    /// # Errors
-    /// [`SendError`] gives the message back.
-    pub fn try_send<M: GpuMessage>(&self, message: M) -> Result<(), SendError<M>>
-    where
-        A: Handler<M>,
-    {
-        self.address().try_send(message)
-    }
-
-    /// [`Address::ask`] of it: any question that it handles.
-    ///
-    /// # Errors
-    /// [`AskError`](crate::actor::AskError) says whether the message was sent.
-    ///
-    /// # Cancel safety
-    /// As for [`Address::ask`].
-    pub fn ask<M: GpuMessage>(&self, message: M) -> Ask<M>
-    where
-        A: Handler<M>,
-    {
-        self.address().ask(message)
-    }
-
-    /// Its identity in the node.
-    pub fn actor(&self) -> ActorId {
-        self.actor
-    }
-
-    /// The worker it runs in.
-    pub fn worker(&self) -> WorkerId {
-        self.worker
-    }
-}
-
-impl<A> Clone for Spawned<A> {
-    fn clone(&self) -> Self {
-        Spawned {
-            transport: Arc::clone(&self.transport),
-            actor: self.actor,
-            location: self.location,
-            worker: self.worker,
-            takes: Arc::clone(&self.takes),
-            kind: PhantomData,
-        }
-    }
-}
-
-impl<A> fmt::Debug for Spawned<A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Spawned({} in {})", self.actor, self.location.process)
+        Ok(spawned(actor, location, worker))
     }
 }

@@ -3,6 +3,8 @@
 //! The gateway is a worker that speaks to other hosts. The node decides, as for all actors, where an actor of another host is
 //! reached from here: at a place in the gateway, whose mailbox passes on what comes. And it says what other hosts ask of this one.
 
+use std::fmt;
+
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +30,22 @@ pub struct Host {
     pub name: String,
     /// `host:port` where the others reach it.
     pub address: String,
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Host { number, name, address } = self;
+        if name.is_empty() {
+            write!(f, "host {number} ({address})")
+        } else {
+            write!(f, "host {number} `{name}` ({address})")
+        }
+    }
+}
+
+/// The mailbox of a host's node for what other hosts ask of it: its first actor.
+pub(crate) fn starter_of(host: u16) -> ActorId {
+    ActorId::numbered(host, 1)
 }
 
 /// From the node to its gateway.
@@ -139,6 +157,8 @@ pub struct Settings {
     pub name: String,
     /// `host[:port]` under which others reach it, where that is not what the head sees.
     pub advertise: Option<String>,
+    /// Where an agent listens, unless somebody else does; 0 for any free port.
+    pub port: u16,
     /// What the build is called, where programs of several architectures are of one node.
     pub build_name: Option<String>,
     /// The file with the node's key, where it is not named by the environment.

@@ -36,6 +36,9 @@ pub struct Hosts {
     pub count: Option<u16>,
     /// Under which address others reach this host, where it says so: `host:port`; the port of a listener where it has 0.
     pub advertise: Option<String>,
+    /// The port that an agent listens at, where it is free: the one of all hosts where a starter has put one on each machine, so that
+    /// firewalls and probes know it; 0 for a free one where several may be on one.
+    pub port: u16,
     /// How long it tries to join.
     pub join_deadline: Duration,
 }
@@ -92,22 +95,16 @@ impl Hosts {
     /// They make no sense.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, EnvironmentError> {
         let variables = Variables { get: &get };
-        let found = match variables.own()? {
-            Some(own) => Some(own),
-            None => match variables.slurm()? {
-                Some(slurm) => Some(slurm),
-                None => match variables.torchrun()? {
-                    Some(torchrun) => Some(torchrun),
-                    None => variables.kubernetes()?,
-                },
-            },
+        let (found, port) = match variables.own()? {
+            Some(own) => (Some(own), 0),
+            None => (variables.of_a_starter()?, PORT),
         };
         let Some((role, head, count)) = found else { return Ok(None) };
         let advertise = match variables.text(ADVERTISE) {
             Some(value) => Some(with_port(ADVERTISE, &value, 0)?),
             None => None,
         };
-        Ok(Some(Hosts { role, head, count, advertise, join_deadline: JOIN_DEADLINE }))
+        Ok(Some(Hosts { role, head, count, advertise, port, join_deadline: JOIN_DEADLINE }))
     }
 }
 
@@ -150,6 +147,16 @@ impl Variables<'_> {
             }
             (None, Some(at)) => Ok(Some((Role::Head, with_port(LISTEN, &at, PORT)?, None))),
             (None, None) => Ok(None),
+        }
+    }
+
+    fn of_a_starter(&self) -> Found {
+        if let Some(slurm) = self.slurm()? {
+            return Ok(Some(slurm));
+        }
+        match self.torchrun()? {
+            Some(torchrun) => Ok(Some(torchrun)),
+            None => self.kubernetes(),
         }
     }
 

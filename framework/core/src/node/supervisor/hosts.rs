@@ -3,11 +3,12 @@
 //! The gateway is a worker like others, and nothing runs in it but the way to other hosts. What it says of actors and names is the
 //! broker's affair (`node/foreign.rs`).
 //!
-//! **On the gateway's death** the other hosts are out of reach, and everything here goes on. **On the end of the node elsewhere**
+//! **On the gateway's death** the other hosts are out of reach. The head goes on without them; an agent ends at once, because nobody
+//! answers the head for it any more (HOST-10). **On the end of the node elsewhere**
 //! this host's node ends too: at once where the head may give its actors other lives (HOST-10), in order where the head has left.
 
-use std::sync::mpsc::sync_channel;
-use std::time::Instant;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
 use crate::node::broker::Delivery;
@@ -27,12 +28,30 @@ pub(super) struct Hosts {
     /// Whoever waits for this host to be one of its node.
     beginning: Option<Reply<Result<u16, String>>>,
     members: Vec<Host>,
+    /// Whoever waits until there are so many.
+    awaiting: Vec<(usize, Reply<Vec<Host>>)>,
+}
+
+impl Hosts {
+    fn tell_awaiting(&mut self) {
+        let members = &self.members;
+        for (_, reply) in self.awaiting.extract_if(.., |(count, _)| members.len() >= *count) {
+            // Who has given up waiting does not take it.
+            let _ = reply.try_send(members.clone());
+        }
+    }
 }
 
 /// What is asked of the supervisor about other hosts.
 pub(super) enum HostsCommand {
     Begin(WorkerId, Settings, Reply<Result<u16, String>>),
     Members(Reply<Vec<Host>>),
+    /// As soon as there are so many.
+    Await(usize, Reply<Vec<Host>>),
+    Gateway(Reply<Option<ProcessId>>),
+    /// Other hosts may have actors started here.
+    Serve,
+    Load(Reply<usize>),
 }
 
 impl Supervisor {
@@ -52,6 +71,33 @@ impl Supervisor {
     pub(crate) fn hosts(&self) -> Result<Vec<Host>, Closed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Members(reply)))
     }
+
+    /// The hosts of the node as soon as there are so many, or as they are after that time.
+    pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
+        let (reply, answer) = sync_channel(1);
+        self.shared.push(Command::Hosts(HostsCommand::Await(count, reply)))?;
+        match answer.recv_timeout(within) {
+            Ok(hosts) => Ok(hosts),
+            Err(RecvTimeoutError::Timeout) => self.hosts(),
+            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+        }
+    }
+
+    /// The process of the gateway, in a node of several hosts.
+    pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, Closed> {
+        self.shared.ask(|reply| Command::Hosts(HostsCommand::Gateway(reply)))
+    }
+
+    /// Has this host answer what others ask of its starter, which takes messages now.
+    pub(crate) fn serve_hosts(&self) {
+        // After the node's end nobody asks.
+        let _ = self.shared.push(Command::Hosts(HostsCommand::Serve));
+    }
+
+    /// How many actors are in this host's workers.
+    pub(crate) fn load(&self) -> Result<usize, Closed> {
+        self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
+    }
 }
 
 impl State {
@@ -60,6 +106,21 @@ impl State {
             HostsCommand::Begin(gateway, settings, reply) => self.begin_hosts(gateway, settings, reply),
             HostsCommand::Members(reply) => {
                 let _ = reply.try_send(self.hosts.members.clone());
+            }
+            HostsCommand::Await(count, reply) => {
+                self.hosts.awaiting.push((count, reply));
+                self.hosts.tell_awaiting();
+            }
+            HostsCommand::Gateway(reply) => {
+                let _ = reply.try_send(self.broker.foreign.gateway());
+            }
+            HostsCommand::Serve => {
+                let mut told = Vec::new();
+                self.broker.serve_hosts(&mut told);
+                self.deliver(told);
+            }
+            HostsCommand::Load(reply) => {
+                let _ = reply.try_send(self.broker.roster.load());
             }
         }
     }
@@ -94,7 +155,10 @@ impl State {
                     let _ = reply.try_send(result);
                 }
             }
-            FromGateway::Members(members) => self.hosts.members.clone_from(members),
+            FromGateway::Members(members) => {
+                self.hosts.members.clone_from(members);
+                self.hosts.tell_awaiting();
+            }
             FromGateway::HostGone { why, lost } => {
                 let severity = if *lost { Severity::Error } else { Severity::Info };
                 self.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
@@ -119,6 +183,14 @@ impl State {
         self.hosts.members.clear();
         if let Some(reply) = self.hosts.beginning.take() {
             let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
+        }
+        if self.broker.roster.host != 0 && self.stopping.is_none() {
+            // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
+            let text =
+                format!("this host ends, because its gateway has, and with it the way to the head: {why}");
+            self.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
+            let (reply, _nobody_waits) = sync_channel(1);
+            self.begin_stopping(Instant::now(), reply);
         }
     }
 }

@@ -86,9 +86,21 @@ pub use self::record::{WorkerState, WorkerStatus};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub(crate) u64);
 
+#[cfg(feature = "hosts")]
+impl WorkerId {
+    /// A worker of another host, which is no worker of this host's supervisor.
+    pub(crate) fn of_host(host: u16, number: u64) -> Self {
+        // No supervisor counts so far. Of the head, host 0, too: one that is not its own begins with a one.
+        WorkerId(1 << 63 | u64::from(host) << 47 | number & ((1 << 47) - 1))
+    }
+}
+
 impl fmt::Display for WorkerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "worker#{}", self.0)
+        match self.0 >> 63 {
+            0 => write!(f, "worker#{}", self.0),
+            _ => write!(f, "worker#{} of host {}", self.0 & ((1 << 47) - 1), (self.0 >> 47) as u16),
+        }
     }
 }
 

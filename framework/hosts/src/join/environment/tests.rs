@@ -31,6 +31,15 @@ fn a_program_that_was_started_alone_stands_alone() {
 }
 
 #[test]
+fn an_agent_listens_where_firewalls_know_it_unless_several_may_be_on_a_machine() {
+    let port =
+        |variables: &[(&str, &str)]| by(variables).expect("they make sense").expect("several hosts").port;
+    assert_eq!(port(&[("TENSORPOST_HEAD", "a")]), 0);
+    assert_eq!(port(&[("TENSORPOST_SERVICE", "hosts"), ("HOSTNAME", "hosts-3")]), PORT);
+    assert_eq!(port(&[("MASTER_ADDR", "a"), ("WORLD_SIZE", "2"), ("RANK", "1")]), PORT);
+}
+
+#[test]
 fn own_variables_come_first() {
     let slurm = [("SLURM_JOB_NUM_NODES", "4"), ("SLURM_STEP_ID", "0"), ("TENSORPOST_HEAD", "a")];
     assert_eq!(placed_by(&slurm), (Role::Agent, "a:7117".to_owned(), None));

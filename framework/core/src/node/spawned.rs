@@ -1,0 +1,159 @@
+//! The handle on an actor that was started.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use actix::Handler;
+
+use super::supervisor::WorkerId;
+#[cfg(feature = "foreign")]
+use crate::actor::foreign::RawAddress;
+use crate::actor::{Address, Ask, RemoteActor, Send, SendError};
+use crate::ids::ActorId;
+use crate::message::{GpuMessage, message_key};
+use crate::transport::Transport;
+use crate::transport::control_channel::Location;
+
+/// An actor that was started: one handle for all messages that it takes. It can be cloned and kept. The actor does not end
+/// with it.
+///
+/// ```no_run
+/// use tensorpost::prelude::*;
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// struct Add(u64);
+///
+/// #[derive(Serialize, Deserialize, GpuMessage)]
+/// #[gpu_message(reply = u64)]
+/// struct Total;
+///
+/// #[derive(Default, RemoteActor)]
+/// #[remote_actor(handles(Add, Total))]
+/// struct Sum(u64);
+///
+/// impl Handler<Add> for Sum {
+///     type Result = ();
+///
+///     fn handle(&mut self, Add(number): Add, _: &mut Context<Self>) {
+///         self.0 += number;
+///     }
+/// }
+///
+/// impl Handler<Total> for Sum {
+///     type Result = u64;
+///
+///     fn handle(&mut self, _: Total, _: &mut Context<Self>) -> u64 {
+///         self.0
+///     }
+/// }
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let node = Node::builder().start()?;
+/// let sum = node.spawn::<Sum>(()).start()?;
+/// node.block_on(sum.send(Add(3)))?;
+/// assert_eq!(node.block_on(sum.ask(Total))?, 3);
+/// let to_send_along: Address<Add> = sum.address();
+/// # drop(to_send_along);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Spawned<A> {
+    pub(super) transport: Arc<Transport>,
+    pub(super) actor: ActorId,
+    pub(super) location: Location,
+    pub(super) worker: WorkerId,
+    /// The keys of the messages that it lists, in order.
+    pub(super) takes: Arc<[u64]>,
+    pub(super) kind: PhantomData<fn(A)>,
+}
+
+impl<A: RemoteActor> Spawned<A> {
+    /// Its address for messages of type `M`, to send along, or for whoever is to know no more of it. If `A` handles `M` but
+    /// does not list it in [`RemoteActor::handles`], sends give the message back and say so.
+    pub fn address<M: GpuMessage>(&self) -> Address<M>
+    where
+        A: Handler<M>,
+    {
+        let takes = A::TAKES_ANY || self.takes.binary_search(&message_key::<M>()).is_ok();
+        Address::new(Arc::clone(&self.transport), self.actor, self.location, takes)
+    }
+
+    /// [`Address::send`] to it. Who sends much keeps an [`address`](Self::address), which knows the way already.
+    ///
+    /// # Errors
+    /// [`SendError`] gives the message back.
+    ///
+    /// # Cancel safety
+    /// As for [`Address::send`].
+    pub fn send<M: GpuMessage>(&self, message: M) -> Send<M>
+    where
+        A: Handler<M>,
+    {
+        self.address().send(message)
+    }
+
+    /// [`Address::try_send`] to it.
+    ///
+    /// # Errors
+    /// [`SendError`] gives the message back.
+    pub fn try_send<M: GpuMessage>(&self, message: M) -> Result<(), SendError<M>>
+    where
+        A: Handler<M>,
+    {
+        self.address().try_send(message)
+    }
+
+    /// [`Address::ask`] of it: any question that it handles.
+    ///
+    /// # Errors
+    /// [`AskError`](crate::actor::AskError) says whether the message was sent.
+    ///
+    /// # Cancel safety
+    /// As for [`Address::ask`].
+    pub fn ask<M: GpuMessage>(&self, message: M) -> Ask<M>
+    where
+        A: Handler<M>,
+    {
+        self.address().ask(message)
+    }
+
+    /// Its identity in the node.
+    pub fn actor(&self) -> ActorId {
+        self.actor
+    }
+
+    /// The worker it runs in. One of another host is no worker of this host's supervisor.
+    pub fn worker(&self) -> WorkerId {
+        self.worker
+    }
+}
+
+impl<A> Clone for Spawned<A> {
+    fn clone(&self) -> Self {
+        Spawned {
+            transport: Arc::clone(&self.transport),
+            actor: self.actor,
+            location: self.location,
+            worker: self.worker,
+            takes: Arc::clone(&self.takes),
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<A> fmt::Debug for Spawned<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Spawned({} in {})", self.actor, self.location.process)
+    }
+}
+
+/// For packages of other languages.
+#[cfg(feature = "foreign")]
+impl<A> Spawned<A> {
+    /// Its address, for messages of any type.
+    #[doc(hidden)]
+    pub fn raw_address(&self) -> RawAddress {
+        RawAddress::new(&self.transport, self.actor, self.location)
+    }
+}

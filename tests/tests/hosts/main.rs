@@ -1,0 +1,145 @@
+//! Nodes on two hosts: two programs of this machine, with a gateway each, that are one node over loopback.
+//!
+//! The other host is this binary again, with the same arguments and a variable that says what it is.
+
+mod actors;
+mod ends;
+mod messages;
+mod placed;
+
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use tensorpost::hosts::Hosts;
+use tensorpost::prelude::*;
+use tensorpost_tests::harness::{self, Builder};
+use tensorpost_tests::wait::until;
+
+use crate::actors::{Counter, Echoer, program};
+
+/// Has this binary be the other host.
+const OTHER: &str = "TENSORPOST_TEST_HOST";
+
+/// The other host: an agent, with actors that others find by their names, until its standard input ends.
+fn be_the_other() -> ! {
+    let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
+    let node = program(Node::builder()).hosts(hosts.name("other")).start().expect("it joins");
+    assert!(!node.is_head());
+    let echo = node.spawn::<Echoer>(()).name("echo").start().expect("an actor");
+    let counter = node.spawn::<Counter>(()).name("counter").mailbox(4).start().expect("an actor");
+    let again =
+        node.spawn::<Echoer>(()).name("again").restart(Restart::on_failure(3)).start().expect("an actor");
+    println!("ready");
+    std::io::stdout().flush().expect("somebody reads it");
+    let (ended, end) = tokio::sync::oneshot::channel::<()>();
+    let supervisor = node.supervisor().clone();
+    std::thread::spawn(move || {
+        let mut told = String::new();
+        while std::io::stdin().read_line(&mut told).is_ok_and(|bytes| bytes > 0) {
+            // Its workers have names, and are not known to the test.
+            for worker in supervisor.workers().iter().filter(|worker| worker.name == told.trim()) {
+                supervisor.kill_worker(worker.worker);
+            }
+            told.clear();
+        }
+        drop(ended);
+    });
+    let end = async { drop(end.await) };
+    let report = node.run_until_ctrl_c_or(end, Duration::from_secs(20)).expect("it shuts down");
+    drop((echo, counter, again));
+    std::process::exit(i32::from(!report.is_clean()));
+}
+
+/// The other host, as this test sees it. Dropped, it is killed.
+pub(crate) struct Other {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Other {
+    pub(crate) fn start(head: &Node) -> Self {
+        let mut child = Self::run(head, "1");
+        let stdin = child.stdin.take();
+        let mut line = [0; 6];
+        child.stdout.take().expect("its output").read_exact(&mut line).expect("it is ready");
+        assert_eq!(&line, b"ready\n");
+        Other { child, stdin }
+    }
+
+    /// One that only serves. It has joined when this returns.
+    pub(crate) fn serving(head: &Node) -> Self {
+        let before = head.hosts().expect("hosts").len();
+        let other = Other { child: Self::run(head, "serves"), stdin: None };
+        let hosts = head.await_hosts(before + 1, Duration::from_secs(20)).expect("hosts");
+        assert_eq!(hosts.len(), before + 1, "it did not join");
+        other
+    }
+
+    fn run(head: &Node, as_what: &str) -> Child {
+        let address = head.hosts().expect("hosts")[0].address.clone();
+        Command::new(std::env::current_exe().expect("this program"))
+            .args(std::env::args_os().skip(1))
+            .env(OTHER, as_what)
+            .env("TENSORPOST_HEAD", address)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    }
+
+    /// Has it kill one of its workers, and waits until it has ended by itself.
+    pub(crate) fn ends_without(&mut self, worker: &str) -> ExitStatus {
+        let stdin = self.stdin.as_mut().expect("it listens");
+        writeln!(stdin, "{worker}").expect("it listens");
+        until("it ends", || self.child.try_wait().expect("a child").is_some());
+        self.child.wait().expect("it has ended")
+    }
+
+    /// Waits until it has ended by itself, in order.
+    pub(crate) fn ends(&mut self) {
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "{status}");
+    }
+
+    /// Tells it to end, and waits until it has.
+    pub(crate) fn end(mut self) {
+        drop(self.stdin.take());
+        self.ends();
+    }
+
+    /// As a starter of hosts does it.
+    pub(crate) fn terminate(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it was there");
+        self.child.wait().expect("it has ended");
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn head(builder: Builder) -> Node {
+    builder.hosts(Hosts::head("127.0.0.1:0").name("first")).start().expect("a head")
+}
+
+pub(crate) fn find<M: GpuMessage>(node: &Node, name: &str) -> Address<M> {
+    node.block_on(node.registry().lookup(name)).expect("it is found on the other host")
+}
+
+fn main() {
+    let _ = program(Node::builder()).run_if_worker();
+    match std::env::var(OTHER).as_deref() {
+        Ok("serves") => placed::serve(),
+        Ok(_) => be_the_other(),
+        Err(_) => harness::run(program, [messages::cases(), placed::cases(), ends::cases()].concat()),
+    }
+}

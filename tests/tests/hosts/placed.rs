@@ -1,0 +1,97 @@
+//! Actors that a program starts on another host, and hosts that do nothing else than run such.
+
+use std::time::Duration;
+
+use tensorpost::hosts::{Anywhere, Hosts};
+use tensorpost::node::{ActorError, Spawn};
+use tensorpost::prelude::*;
+use tensorpost_tests::cases;
+use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::wait::{ask, deliver, until};
+
+use crate::actors::{Echo, Echoer, Fail, Gatekeeper, Item, Placed, PlacedArgs, program};
+use crate::{Other, find, head};
+
+/// The other host: what the head starts here, and nothing else.
+pub(crate) fn serve() -> ! {
+    let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
+    let hosts = hosts.name("other").agents_serve();
+    let node = program(Node::builder()).hosts(hosts).start().expect("it joins");
+    unreachable!("an agent came back from its start, with {:?}", node.hosts());
+}
+
+fn host_of<A: RemoteActor>(spawned: &Spawned<A>) -> u64 {
+    spawned.actor().0 >> 48
+}
+
+fn an_actor_on_another_host_is_supervised_there_and_watched_here(builder: Builder) {
+    let node = head(builder);
+    let mut other = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    let (to, mut items) = node.channel::<Item>().expect("a channel");
+    let args = |fails| PlacedArgs { to: to.clone(), fails };
+    let lens = node.spawn::<Placed>(args(false)).on(&hosts[1]).name("lens");
+    let lens = lens.restart(Restart::on_failure(3)).start().expect("an actor on the other host");
+    assert_eq!(host_of(&lens), 1);
+    assert!(lens.worker().to_string().ends_with(" of host 1"), "{}", lens.worker());
+    assert!(node.supervisor().worker(lens.worker()).is_none(), "it is no worker of this host");
+    assert_eq!(find::<Echo>(&node, "lens"), lens.address());
+
+    // It works, and comes back there.
+    let mut watch = node.watch(&lens.address::<Echo>());
+    let before = ask(&node, &lens.address(), Echo::empty());
+    assert_eq!(items.blocking_recv().expect("it comes").number, 0);
+    deliver(&node, &lens.address(), Fail);
+    let down = watch.blocking_recv().expect("an event");
+    assert!(matches!(&down, Lifecycle::Down { will_restart: true, .. }), "{down}");
+    let up = watch.blocking_recv().expect("an event");
+    assert!(matches!(&up, Lifecycle::Up { incarnation: 1, .. }), "{up}");
+    let after = ask(&node, &lens.address(), Echo::empty());
+    assert_eq!(items.blocking_recv().expect("it comes").number, 1);
+    assert!(before.pid != after.pid && before.actor == after.actor);
+
+    // What goes wrong there has the host's name.
+    let refused = |spawn: Spawn<'_, Placed>| spawn.on(&hosts[1]).start().expect_err("it cannot start");
+    let failed = refused(node.spawn(args(true)));
+    let text = failed.to_string();
+    assert!(matches!(failed, ActorError::Elsewhere { .. }), "{failed:?}");
+    assert!(text.contains("on host 1 `other`") && text.contains("there is no such lens"), "{text}");
+    let taken = refused(node.spawn(args(false)).name("lens")).to_string();
+    assert!(taken.contains("on host 1 `other`") && taken.contains("lens"), "{taken}");
+    let group = node.group("lenses", Strategy::OneForAll);
+    let grouped = refused(node.spawn(args(false)).group(&group));
+    assert!(matches!(grouped, ActorError::StaysHere { .. }), "{grouped:?}");
+
+    // The head ends, and the other host with it.
+    assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
+    other.ends();
+}
+
+fn anywhere_is_where_the_fewest_actors_are(builder: Builder) {
+    let node = head(builder);
+    let mut other = Other::serving(&node);
+    let hosts = node.hosts().expect("hosts");
+    let here = node.spawn::<Gatekeeper>(()).on(&hosts[0]).start().expect("an actor here");
+    assert_eq!(host_of(&here), 0);
+    // Of two with as many, the first.
+    let anywhere = [(); 3].map(|()| node.spawn::<Echoer>(()).on(Anywhere).start().expect("an actor"));
+    assert_eq!(anywhere.each_ref().map(host_of), [1, 0, 1]);
+    let last = ask(&node, &anywhere[2].address(), Echo::empty());
+    assert_eq!(last.actor, anywhere[2].actor());
+
+    // The other host is asked to end, as its own supervisor would be.
+    other.terminate();
+    other.ends();
+    until("it is gone", || node.hosts().expect("hosts").len() == 1);
+    let gone = node.spawn::<Echoer>(()).on(&hosts[1]).start().expect_err("its host is gone");
+    assert!(matches!(&gone, ActorError::Elsewhere { .. }) && gone.to_string().contains("host 1"), "{gone}");
+    let left = node.spawn::<Echoer>(()).on(Anywhere).start().expect("an actor");
+    assert_eq!(host_of(&left), 0);
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    cases![
+        an_actor_on_another_host_is_supervised_there_and_watched_here,
+        anywhere_is_where_the_fewest_actors_are,
+    ]
+}
