@@ -49,6 +49,13 @@ pub enum ActorError {
     /// There is a tensor in its arguments: they are kept beyond this call, and no lease goes with them.
     #[error("the arguments of {0} hold a tensor; start the actor without it, and send it in a message")]
     TensorInArgs(&'static str),
+    /// There are too many, or none would ever be used.
+    #[error(
+        "{0} spare workers for an actor: there can be up to {max}, and they are for one that comes back; give it a policy with \
+         `.restart(..)`",
+        max = Node::MAX_SPARES
+    )]
+    Spares(u32),
     /// Its worker did not start.
     #[error(transparent)]
     Worker(#[from] SpawnError),
@@ -58,6 +65,9 @@ pub enum ActorError {
 }
 
 impl Node {
+    /// Most [spare workers](Spawn::spares) that wait for one worker.
+    pub const MAX_SPARES: u32 = super::limits::MAX_SPARES;
+
     /// Makes the settings of a node, which then is started.
     pub fn builder() -> NodeBuilder {
         NodeBuilder::new()
@@ -77,6 +87,7 @@ impl Node {
             mailbox: DEFAULT_MAILBOX,
             own_thread: false,
             streams: 1,
+            spares: 0,
             how: Supervision::default(),
         }
     }
@@ -303,6 +314,7 @@ pub struct Spawn<'n, A: RemoteActor> {
     mailbox: u32,
     own_thread: bool,
     streams: usize,
+    spares: u32,
     how: Supervision,
 }
 
@@ -374,6 +386,20 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
+    /// Keeps `count` processes waiting that have started, joined the node and opened the actor's device, so that after a
+    /// death the actor goes on in one of them: the process and, on a GPU, its context are there already. 0 unless said
+    /// otherwise, up to [`Node::MAX_SPARES`], and only with a [restart policy](Self::restart), whose backoff holds. What `create` and
+    /// `prepare` do is not done before.
+    ///
+    /// They are started in the background when the actor runs, and again when one was used or has ended; each is a process of
+    /// its own with all that this costs, on a GPU some 500 MiB of its memory, and counts as one of the node's.
+    /// [`Node::workers`](super::Node::workers) lists them as [`Spare`](super::WorkerState::Spare). Under MPS a
+    /// worker that dies by a signal or a fault of its GPU takes its spares with it, and the next life is started as without.
+    pub fn spares(mut self, count: u32) -> Self {
+        self.spares = count;
+        self
+    }
+
     /// Puts it into a group, which says what the failure of one means for the others.
     pub fn group(mut self, group: &Group) -> Self {
         self.how.group = Some(group.clone());
@@ -391,6 +417,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
         }
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
             return Err(ActorError::Mailbox(self.mailbox));
+        }
+        if self.spares > Node::MAX_SPARES || self.spares > 0 && !self.how.restart.when().after(true) {
+            return Err(ActorError::Spares(self.spares));
         }
         let args = codec::encode(&self.args, Vec::new())
             .map_err(|source| ActorError::Args { actor: type_name, source })?;
@@ -427,6 +456,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
             }
         });
         let (actor, location) = started?;
+        if self.spares > 0 {
+            self.node.supervisor().keep_spares(worker, self.spares, self.device);
+        }
         let transport = Arc::clone(self.node.transport());
         Ok(Spawned { transport, actor, location, worker, takes: takes::<A>(), kind: PhantomData })
     }
