@@ -91,10 +91,13 @@ pub(crate) struct Again {
     node: Node,
     stage: Spawned<Mortal>,
     spares: u32,
-    /// From the death until the node has seen the end of the process, and until the stage has served, in microseconds.
-    pub(crate) down: Vec<f64>,
-    pub(crate) served: Vec<f64>,
+    /// From the death until the node has seen the end of the process, until the next life has begun, and until that has
+    /// served, in microseconds.
+    times: [Vec<f64>; 3],
 }
+
+/// The steps that are timed, as they are named behind the name of the row; the last is the row itself.
+pub(crate) const STEPS: [&str; 3] = [".down", ".up", ""];
 
 impl Again {
     pub(crate) fn start(node: Node, device: &Device, spares: u32) -> anyhow::Result<Self> {
@@ -102,13 +105,14 @@ impl Again {
         let policy = Restart::on_failure(1).within(Duration::from_millis(1));
         let stage = node.spawn::<Mortal>(()).name("mortal").device(device.clone());
         let stage = stage.restart(policy).spares(spares).start()?;
-        Ok(Again { node, stage, spares, down: Vec::new(), served: Vec::new() })
+        Ok(Again { node, stage, spares, times: Default::default() })
     }
 
     pub(crate) fn measure(&mut self, end: End) -> anyhow::Result<()> {
         self.await_spares()?;
         let mut watch = self.node.watch(&self.stage.address::<Serve>());
         let before = self.serve()?;
+        let mut times = std::mem::take(&mut self.times);
         let start = Instant::now();
         match end {
             End::Killed => {
@@ -118,18 +122,33 @@ impl Again {
             // The answer is that there is none.
             End::Panics => drop(self.node.block_on(self.stage.ask(Die))),
         }
-        loop {
-            match watch.blocking_recv() {
-                Some(Lifecycle::Down { .. }) => break,
-                Some(Lifecycle::Up { .. }) => {}
-                other => anyhow::bail!("it does not come back: {other:?}"),
+        // Asked at once: whoever waits for it is served first.
+        let (after, served) = std::thread::scope(|scope| -> anyhow::Result<_> {
+            let serving = scope.spawn(|| self.serve_next(before).map(|after| (after, start.elapsed())));
+            for times in &mut times[..2] {
+                match watch.blocking_recv() {
+                    Some(Lifecycle::Down { .. } | Lifecycle::Up { .. }) => {
+                        times.push(start.elapsed().as_secs_f64() * 1e6);
+                    }
+                    other => anyhow::bail!("it does not come back: {other:?}"),
+                }
             }
-        }
-        self.down.push(start.elapsed().as_secs_f64() * 1e6);
-        let after = self.serve()?;
-        self.served.push(start.elapsed().as_secs_f64() * 1e6);
+            serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        times[2].push(served.as_secs_f64() * 1e6);
+        self.times = times;
         anyhow::ensure!(after != before, "it has not ended");
         Ok(())
+    }
+
+    /// Asks until another process answers.
+    fn serve_next(&self, before: u32) -> anyhow::Result<u32> {
+        loop {
+            let now = self.serve()?;
+            if now != before {
+                return Ok(now);
+            }
+        }
     }
 
     /// Asks until there is an answer.
@@ -157,8 +176,8 @@ impl Again {
         }
     }
 
-    /// The medians: until the end was seen, until the stage has served.
-    pub(crate) fn medians(&mut self) -> (f64, f64) {
-        (median(&mut self.down), median(&mut self.served))
+    /// The medians of the [`STEPS`].
+    pub(crate) fn medians(&mut self) -> [f64; 3] {
+        self.times.each_mut().map(|times| median(times))
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use tensorpost::node::{NodeBuilder, WorkerId};
 use tensorpost::prelude::*;
 
-use crate::again::{Again, End, Mortal};
+use crate::again::{Again, End, Mortal, STEPS};
 use crate::fanout::{CastTo, Caster, Hold, Holder};
 use crate::four;
 use crate::launcher::{Launch, Launcher};
@@ -297,9 +297,9 @@ impl<'o> Suite<'o> {
                 }
             }
             for (name, stage) in &mut stages {
-                let (down, served) = stage.medians();
-                results.set(self.named("post", &format!("{name}.{what}.down")), down);
-                results.set(self.named("post", &format!("{name}.{what}")), served);
+                for (step, median) in STEPS.iter().zip(stage.medians()) {
+                    results.set(self.named("post", &format!("{name}.{what}{step}")), median);
+                }
             }
         }
         Ok(())

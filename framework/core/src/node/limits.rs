@@ -81,6 +81,10 @@ pub const MAX_SPARES: u32 = 8;
 /// for it, and spares that cannot start must not take the machine's time.
 pub const SPARE_BACKOFF: Duration = Duration::from_millis(10);
 
+/// How long after a restart the next spare worker is started: it takes a core for some milliseconds, and on a GPU the driver, which
+/// the new life has better use for. (On two cores it made the first answer 7 ms later.)
+pub const SPARE_PAUSE: Duration = Duration::from_millis(200);
+
 /// A spare worker that has lived so long could start: its end does not count with those before it.
 pub const SPARE_LASTED: Duration = Duration::from_secs(10);
 

@@ -137,6 +137,7 @@ impl State {
         let Some(worker) = self.workers.at(index) else { return };
         let (id, name, process) = (worker.id, worker.name.clone(), worker.process);
         self.journal.node(Severity::Info, Some(&name), format!("worker `{name}` is back, as {process}"));
+        self.spares.pause(id);
         for actor in self.restarts.of(id) {
             self.start_again(index, actor);
         }

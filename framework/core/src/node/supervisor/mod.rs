@@ -412,7 +412,7 @@ impl Supervisor {
         let _ = self.shared.push(Command::KillWorker(worker));
     }
 
-    /// Has up to [`MAX_SPARES`](crate::node::limits::MAX_SPARES) processes wait, ready, to go on as this worker when its process ends,
+    /// Has up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) processes wait, ready, to go on as this worker when its process ends,
     /// with this device opened. They are started in the background. There are none for a worker without an actor that comes
     /// back; and where spares were asked for before, the larger number holds.
     pub fn keep_spares(&self, worker: WorkerId, count: u32, device: DeviceId) {

@@ -10,7 +10,8 @@
 //! been reclaimed. If a spare is still starting, the worker waits for that: a process that is started now would be later.
 //!
 //! [`State::keep_spares`] compares what is wanted with what is there, whenever something has changed. A worker has spares
-//! while one of its actors would come back. New ones are started when it runs: a start beside its own would make that slower.
+//! while one of its actors would come back. New ones are started when it runs, and after a restart a little later: their start
+//! would make its own slower, and its first messages.
 //!
 //! **On a crash** of a spare nobody loses anything. Another one is started, after a backoff that doubles, so that spares which
 //! cannot start do not take the machine's time; their ends cost their worker no restart. One that dies while it takes over *is*
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::DeviceId;
-use crate::node::limits::{MAX_NAME, MAX_SPARES, SPARE_BACKOFF, SPARE_LASTED, cut};
+use crate::node::limits::{MAX_NAME, MAX_SPARES, SPARE_BACKOFF, SPARE_LASTED, SPARE_PAUSE, cut};
 use crate::observe::log::Severity;
 use crate::os::remedy_of_start;
 
@@ -79,6 +80,14 @@ impl Spares {
         self.wanted.values().filter_map(|wanted| wanted.not_before).min()
     }
 
+    /// A worker is back: leaves it the machine for its first messages.
+    pub(super) fn pause(&mut self, id: WorkerId) {
+        if let Some(wanted) = self.wanted.get_mut(&id) {
+            let until = Instant::now() + SPARE_PAUSE;
+            wanted.not_before = wanted.not_before.max(Some(until));
+        }
+    }
+
     /// Whether the backoff of one is over.
     fn is_due(&self, now: Instant) -> bool {
         self.next_event().is_some_and(|at| at <= now)
@@ -117,10 +126,9 @@ impl State {
         self.spares.wanted.retain(|id, _| come_back.contains(id));
         self.dismiss_spares(|id| !come_back.contains(&id));
         let mut there: HashMap<WorkerId, usize> = HashMap::new();
-        for worker in self.workers.iter().filter(|worker| worker.can_go_on()) {
-            if let Some(spare) = &worker.spare {
-                *there.entry(spare.worker).or_default() += 1;
-            }
+        // Also those that are ending: the backoff of the next is known when they have.
+        for spare in self.workers.iter().filter_map(|worker| worker.spare.as_ref()) {
+            *there.entry(spare.worker).or_default() += 1;
         }
         let lack = self.spares.wanted.iter().filter_map(|(id, wanted)| {
             let missing = wanted.count.saturating_sub(there.get(id).copied().unwrap_or(0));
