@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -18,6 +19,21 @@ impl<S: Subscriber> Layer<S> for Listeners {
         let listeners = self.0.lock().clone();
         listeners.iter().for_each(|listener| listener(event));
     }
+}
+
+/// The message of an event.
+pub fn message_of(event: &Event<'_>) -> String {
+    struct Message(String);
+    impl Visit for Message {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            if field.name() == "message" {
+                self.0 = format!("{value:?}");
+            }
+        }
+    }
+    let mut message = Message(String::new());
+    event.record(&mut message);
+    message.0
 }
 
 /// Hears of all that this process logs until it is dropped, cases that run beside this one included. `None` where somebody

@@ -13,7 +13,6 @@ use tensorpost_core::api::node::Restart;
 use super::closures;
 use super::dead::Dead;
 use super::item::Item;
-use super::location::On;
 use super::on_error::OnError;
 use super::plan::{DEAD, Kind, Plan, StagePlan, Tap};
 use super::settings::Settings;
@@ -44,10 +43,10 @@ pub struct Pipeline {
 /// stage the methods that tune one are about: [`AfterSource`], [`After`], or none. A flow that nobody takes is a mistake that
 /// keeps the pipeline from running.
 pub struct Flow<T, At = Plain> {
-    draft: Rc<RefCell<Draft>>,
+    pub(super) draft: Rc<RefCell<Draft>>,
     pub(super) taps: Vec<Tap>,
     /// The stage that the flow comes from.
-    stage: usize,
+    pub(super) stage: usize,
     types: PhantomData<fn() -> (T, At)>,
 }
 
@@ -434,48 +433,6 @@ impl<T, At: Tuned> Flow<T, At> {
     pub(super) fn tune(self, tune: impl FnOnce(&mut StagePlan)) -> Self {
         tune(&mut self.draft.borrow_mut().plan.stages[self.stage]);
         self
-    }
-
-    /// Names the stage, in reports and diagrams and as its worker's name. Without this it has the name of its type.
-    pub fn named(self, name: impl Into<String>) -> Self {
-        self.tune(|stage| stage.name = name.into())
-    }
-
-    /// Runs `count` replicas of the stage, each in a worker of its own. Each replica of a source makes all items.
-    pub fn replicas(self, count: u32) -> Self {
-        self.tune(|stage| stage.replicas = count)
-    }
-
-    /// The device that the stage works on; the host unless said otherwise. See [`On`].
-    pub fn on(self, device: impl Into<On>) -> Self {
-        self.tune(|stage| stage.on = device.into())
-    }
-
-    /// Puts the stage into the worker of the stage before, which must have one replica. Items go to it as values, without
-    /// being encoded, and the two take turns on one thread.
-    pub fn beside(self) -> Self {
-        let before = {
-            let plan = &self.draft.borrow().plan;
-            plan.edges_to(self.stage).next().map(|(_, edge)| edge.from.stage)
-        };
-        self.tune(|stage| stage.beside = before)
-    }
-
-    /// Gives the stage a thread of its own in its worker, which reads messages on another meanwhile. For calls that take
-    /// long, next to other stages in one worker.
-    pub fn own_thread(self) -> Self {
-        self.tune(|stage| stage.own_thread = true)
-    }
-
-    /// How many streams the stage has on a GPU, from 1 to 30: 1 unless said otherwise, which is that of its
-    /// `Env`. More are for those that it makes with `DeviceStream::with_new_stream`. Each makes the start of its worker longer.
-    pub fn streams(self, count: usize) -> Self {
-        self.tune(|stage| stage.streams = count)
-    }
-
-    /// What happens when the stage fails on an item; unless said otherwise the pipeline fails.
-    pub fn on_error(self, on_error: OnError) -> Self {
-        self.tune(|stage| stage.on_error = on_error)
     }
 }
 

@@ -53,7 +53,13 @@ pub(super) fn launch(
         channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
     let workers = start_workers(node, plan)?;
     match start_actors(node, plan, works, settings, &workers, &events) {
-        Ok(members) => Ok(Launched { members, event_channel, workers: workers.into_values().collect() }),
+        Ok(members) => {
+            for ((home, _), worker) in &workers {
+                let (count, device) = plan.spares(*home);
+                node.supervisor().keep_spares(*worker, count, device);
+            }
+            Ok(Launched { members, event_channel, workers: workers.into_values().collect() })
+        }
         Err(error) => {
             // Nobody else closes those that have started.
             workers.into_values().for_each(|worker| node.supervisor().retire(worker));

@@ -108,6 +108,7 @@ mod stages;
 mod stillness;
 mod trace;
 mod traits;
+mod tune;
 mod work;
 mod worker;
 

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use tensorpost_core::api::actor::{MAX_MAILBOX, Python};
-use tensorpost_core::api::device::Device;
-use tensorpost_core::api::node::Restart;
+use tensorpost_core::api::device::{Device, DeviceId};
+use tensorpost_core::api::node::{Node, Restart};
 
 use super::error::{Mistake, PipelineError};
 use super::limits::{DEFAULT_MAILBOX, MAX_BATCH, MAX_REPLICAS, ORDER_WINDOW};
@@ -53,6 +53,8 @@ pub(super) struct StagePlan {
     pub(super) own_thread: bool,
     /// Of the device, for itself.
     pub(super) streams: usize,
+    /// Processes that wait for the end of each worker of it.
+    pub(super) spares: u32,
     pub(super) mailbox: Option<u32>,
     /// What it does without that it has no room for.
     pub(super) drops: Option<Drops>,
@@ -126,6 +128,7 @@ impl StagePlan {
             beside: None,
             own_thread: false,
             streams: 1,
+            spares: 0,
             mailbox: None,
             drops: None,
             pace: None,
@@ -323,6 +326,16 @@ impl Plan {
         policy.filter(|_| here.kind != Kind::Source || here.restart.is_some()).unwrap_or_default()
     }
 
+    /// Processes that wait for the end of a worker in which this stage and others are, and the device that they open.
+    pub(super) fn spares(&self, home: usize) -> (u32, DeviceId) {
+        let inside = || self.stages.iter().enumerate().filter(|(stage, _)| self.home(*stage) == home);
+        let count = inside().map(|(_, stage)| stage.spares).max().unwrap_or(0);
+        // One that cannot be found has kept the pipeline from starting.
+        let devices = inside().filter_map(|(_, stage)| stage.on.find().ok());
+        let device = devices.map(|device| device.id()).find(|device| *device != DeviceId::HOST);
+        (count, device.unwrap_or(DeviceId::HOST))
+    }
+
     /// Whether an item that the stage keeps is answered only when it is done with, so that its sender can name it if it is
     /// lost. An item that waits for its partner is answered at once: halves without one would fill the mailbox.
     pub(super) fn holds(&self, stage: usize) -> bool {
@@ -466,6 +479,7 @@ impl Plan {
                     u64::from(self.places_needed(index)),
                     u64::from(MAX_MAILBOX),
                 ),
+                ("spares", u64::from(stage.spares.max(1)), u64::from(Node::MAX_SPARES)),
                 ("max_bytes_in_flight", stage.max_bytes.unwrap_or(1), u64::MAX),
             ];
             for (what, value, most) in numbers {
@@ -503,6 +517,10 @@ impl Plan {
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
             mistakes.extend(self.python_mistake(index).map(|why| Mistake::Conflict { stage: name(), why }));
+            if stage.spares > 0 && self.restart(index) == Restart::never() {
+                let why = "its spares would never be used, because nothing comes back without a policy; add `.restart(..)`";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
             if stage.beside.is_some_and(|beside| self.stages[beside].replicas > 1) {
                 let why = "a stage with several replicas is in several workers, so nothing can be beside it";
                 mistakes.push(Mistake::Conflict { stage: name(), why });

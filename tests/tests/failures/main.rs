@@ -8,6 +8,7 @@ mod hangs;
 mod hostile;
 mod lifecycle;
 mod node_death;
+mod spares;
 mod supervision;
 
 use tensorpost_tests::harness;
@@ -21,6 +22,7 @@ tensorpost_tests::modules!(
     hostile,
     lifecycle,
     node_death,
+    spares,
     supervision
 );
 

@@ -83,10 +83,10 @@ impl Handler<Fault> for Faulty {
 /// "What is twice this?"
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
-struct Double(Tensor);
+pub(crate) struct Double(Tensor);
 
 /// Sends back what it got, copied on its device.
-struct Doubler {
+pub(crate) struct Doubler {
     stream: DeviceStream,
 }
 
@@ -116,13 +116,13 @@ impl Handler<Double> for Doubler {
     }
 }
 
-fn doubles(node: &Node, stream: &DeviceStream, doubler: &Address<Double>) {
+pub(crate) fn doubles(node: &Node, stream: &DeviceStream, doubler: &Address<Double>) {
     doubles_at_last(node, stream, doubler, 0);
 }
 
 /// As [`doubles`], of one whose process may be about to die, at most `deaths` times: what it has taken goes with it, and its
 /// asker is told that it comes back.
-fn doubles_at_last(node: &Node, stream: &DeviceStream, doubler: &Address<Double>, deaths: usize) {
+pub(crate) fn doubles_at_last(node: &Node, stream: &DeviceStream, doubler: &Address<Double>, deaths: usize) {
     let one = stream.from_slice(&[3], &[1.0_f32, 2.0, 3.0]).expect("room").freeze();
     let mut left = deaths;
     let two = loop {

@@ -13,6 +13,7 @@ mod hangs;
 mod receive;
 mod reuse;
 mod scenes;
+mod spares;
 mod streams;
 
 use algebra::a_tensor_that_is_not_on_the_host_says_how_it_gets_there;
@@ -33,6 +34,9 @@ use reuse::{
 use scenes::{
     VISIBLE, a_node_that_is_killed_leaves_no_mps_daemon, a_node_that_is_killed_leaves_nothing_on_the_device,
     workers_that_count_the_gpus_differently_mean_the_same,
+};
+use spares::{
+    a_worker_goes_on_in_a_spare_that_has_opened_the_device, spares_end_with_their_mps_group_and_are_replaced,
 };
 use streams::{a_worker_has_as_many_streams_as_its_spawn_says, forty_workers_share_a_gpu_under_mps};
 use tensorpost::node::Sharing;
@@ -97,6 +101,8 @@ fn main() {
         a_kernel_that_faults_ends_its_worker_alone,
         a_kernel_that_faults_restarts_its_mps_group,
         more_actors_than_streams_share_them,
+        a_worker_goes_on_in_a_spare_that_has_opened_the_device,
+        spares_end_with_their_mps_group_and_are_replaced,
         a_worker_has_as_many_streams_as_its_spawn_says,
         forty_workers_share_a_gpu_under_mps,
         memory_that_a_dead_process_wrote_stays_its_owners,

@@ -1,5 +1,6 @@
 //! The workers of a pipeline on a node that goes on: they end with it, and what it made stays.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -267,6 +268,65 @@ fn one_that_does_not_start_leaves_nothing(builder: Builder) {
     assert!(node.workers().iter().all(is_over), "{:?}", node.workers());
 }
 
+/// The spares of these workers that are ready.
+fn spares(node: &Node, of: &WorkerStatus) -> Vec<WorkerStatus> {
+    let mut all = node.workers();
+    all.retain(|worker| worker.state == WorkerState::Spare { of: of.worker, ready: true });
+    all
+}
+
+/// Each replica has its own, and the pipeline's end is theirs too.
+fn a_replica_goes_on_in_its_spare(builder: Builder) {
+    const COUNT: u64 = 20;
+    let (node, gate) = (builder.start().unwrap(), Gate::new());
+    let (to, mut shown) = node.channel::<Numbered>().unwrap();
+    let flow = Pipeline::new("spare").source::<Count>(CountArgs::to(COUNT));
+    let flow = flow.stage::<Obey>(Orders { door: Some((6, gate.door())), ..Orders::default() });
+    let flow = flow.replicas(2).ordered().restart(Restart::on_failure(1)).spares(1);
+    let pipeline = flow.sink::<Show>(ShowArgs { to, door: None }).pipeline().at_least_once(8);
+    let running = node.run_pipeline(&pipeline).unwrap();
+    let held = gate.arrival();
+    // Of two, by turns: the one with the even numbers.
+    let replicas = ["Obey.0", "Obey.1"].map(|name| called(&node, name));
+    let mut found = [Vec::new(), Vec::new()];
+    until("each has a spare", || {
+        found = [spares(&node, &replicas[0]), spares(&node, &replicas[1])];
+        found.iter().all(|found| found.len() == 1)
+    });
+    node.supervisor().kill_worker(replicas[0].worker);
+    // The item comes again, to one or the other.
+    drop((held, gate.arrival()));
+    // One that was under way may come twice.
+    let mut missing: HashSet<_> = (0..COUNT).collect();
+    while !missing.is_empty() {
+        missing.remove(&node.block_on(shown.recv()).unwrap().number);
+    }
+    let report = running.wait().unwrap();
+    assert!(matches!(&report.deaths[..], [death] if death.restarted), "{report}");
+    let now = ["Obey.0", "Obey.1"].map(|name| called(&node, name));
+    assert_eq!((now[0].worker, now[0].pid), (replicas[0].worker, found[0][0].pid));
+    assert_eq!((now[1].worker, now[1].pid), (replicas[1].worker, replicas[1].pid));
+    let is_over = |worker: &WorkerStatus| matches!(worker.state, WorkerState::Exited { .. });
+    until("all have ended, the spares too", || node.workers().iter().all(is_over));
+}
+
+/// Nothing comes back without a policy, so nothing would use them.
+fn spares_without_a_policy_are_a_mistake(builder: Builder) {
+    let node = builder.start().unwrap();
+    let (to, _shown) = node.channel::<Numbered>().unwrap();
+    for (policy, count, says) in [
+        (Restart::never(), 1, "nothing comes back without a policy"),
+        (Restart::on_failure(1), Node::MAX_SPARES + 1, "spares"),
+    ] {
+        let flow = Pipeline::new("never").source::<Count>(CountArgs::to(1));
+        let flow = flow.stage::<Obey>(Orders::default()).restart(policy).spares(count);
+        let pipeline = flow.sink::<Show>(ShowArgs { to: to.clone(), door: None }).pipeline();
+        let error = node.run_pipeline(&pipeline).unwrap_err().to_string();
+        assert!(error.contains(says) && error.contains("Obey"), "{error}");
+    }
+    assert!(node.workers().is_empty());
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         they_end_with_it_and_its_tensors_stay,
@@ -277,5 +337,7 @@ pub(crate) fn cases() -> Vec<Case> {
         one_that_always_comes_back_is_let_go_first,
         killed_they_end_at_once,
         one_that_does_not_start_leaves_nothing,
+        a_replica_goes_on_in_its_spare,
+        spares_without_a_policy_are_a_mistake,
     ]
 }

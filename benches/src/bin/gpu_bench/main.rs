@@ -3,6 +3,7 @@
 //! `gpu_bench --device cuda:0` measures; `gpu_bench --device host` runs the same programs without a GPU. What is measured
 //! and how is in `benches/gpu/README.md`.
 
+mod again;
 mod fanout;
 mod floor;
 mod four;

@@ -139,6 +139,10 @@ const TARGETS: &[Target] = &[
     target("worker ready after spawn, MPS, within 50 ms", "post.mps.ready", "bare.mps.context", Bound::Within(50_000.0)),
     target("  over one with six streams, isolated", "post.isolated.ready.one", "post.isolated.ready.six", Bound::Most(0.55)),
     target("  over one with six streams, MPS", "post.mps.ready.one", "post.mps.ready.six", Bound::Most(0.55)),
+    target("killed until it serves again, with a spare, isolated, us", "post.isolated.again.spare.killed", "post.isolated.again.killed", Bound::AtMost(100_000.0)),
+    target("  after a panic", "post.isolated.again.spare.panicked", "post.isolated.again.panicked", Bound::AtMost(100_000.0)),
+    target("killed until it serves again, with a spare, MPS, us", "post.mps.again.spare.killed", "post.mps.again.killed", Bound::AtMost(150_000.0)),
+    target("  after a panic", "post.mps.again.spare.panicked", "post.mps.again.panicked", Bound::AtMost(150_000.0)),
 ];
 
 /// Prints the targets; true when none is missed.

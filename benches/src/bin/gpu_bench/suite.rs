@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use tensorpost::node::{NodeBuilder, WorkerId};
 use tensorpost::prelude::*;
 
+use crate::again::{Again, End, Mortal, STEPS};
 use crate::fanout::{CastTo, Caster, Hold, Holder};
 use crate::four;
 use crate::launcher::{Launch, Launcher};
@@ -44,6 +45,7 @@ pub(crate) fn program(builder: NodeBuilder) -> NodeBuilder {
         .actor::<Holder>()
         .actor::<Launcher>()
         .actor::<Reader>()
+        .actor::<Mortal>()
 }
 
 fn node(mode: Mode) -> anyhow::Result<Node> {
@@ -76,6 +78,7 @@ impl<'o> Suite<'o> {
         self.one("stages", results, Self::stages);
         self.one("four", results, Self::four);
         self.one("fanout", results, Self::fanout);
+        self.one("again", results, Self::again);
         if self.mode == Mode::Isolated {
             self.one("peer", results, Self::peers);
         }
@@ -280,6 +283,25 @@ impl<'o> Suite<'o> {
             all.push(run([true; four::PLACES])?);
         }
         results.set(self.named("post", "four.all"), median(&mut all));
+        Ok(())
+    }
+
+    /// A stage that dies, with a spare worker and without, in turns.
+    fn again(&self, results: &mut Results) -> anyhow::Result<()> {
+        for (what, end) in [("killed", End::Killed), ("panicked", End::Panics)] {
+            let begin = |spares| Again::start(node(self.mode)?, &self.device, spares);
+            let mut stages = [("again", begin(0)?), ("again.spare", begin(1)?)];
+            for _ in 0..self.times(10).max(3) {
+                for (_, stage) in &mut stages {
+                    stage.measure(end)?;
+                }
+            }
+            for (name, stage) in &mut stages {
+                for (step, median) in STEPS.iter().zip(stage.medians()) {
+                    results.set(self.named("post", &format!("{name}.{what}{step}")), median);
+                }
+            }
+        }
         Ok(())
     }
 

@@ -30,7 +30,7 @@ use crate::message::portable::interfaces::Interfaces;
 use crate::observe::metrics::user::Owner;
 use crate::os::{process, vital};
 use crate::stream::turn::Turn;
-use crate::tensor::DeviceStream;
+use crate::tensor::{DeviceStream, TensorError};
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, RestartWhen};
@@ -334,6 +334,13 @@ impl ProcessActors {
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {
         &self.transport
+    }
+
+    /// Opens a device, so that an actor on it starts sooner: its context, and a stream with the process's clock page.
+    pub(crate) fn warm_up(&self, device: DeviceId) -> Result<(), TensorError> {
+        let pool = self.transport.pool_for(device)?;
+        // The next stream on the device is the same again.
+        DeviceStream::new(pool, Arc::clone(self.transport.domain())).map(drop)
     }
 
     /// Starts an actor, on this thread or on one of its own.

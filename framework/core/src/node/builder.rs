@@ -236,6 +236,7 @@ impl NodeBuilder {
         let identity = Identity {
             process: ProcessId::NODE,
             name: "node".to_owned(),
+            opens: None,
             host_budget: self.host_budget,
             gpu_budget: self.gpu_budget,
             trace: trace.as_ref().map(|(_, trace)| trace.records()),

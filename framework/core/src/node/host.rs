@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::actor::StartActor;
 use crate::clock::ProcessPages;
-use crate::ids::{ActorId, ProcessId};
+use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::worker::uplink::Uplink;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
@@ -106,6 +106,14 @@ pub trait ProcessRuntime: Send + Sync + 'static {
     /// The node is shutting down: sources should stop making messages. What is under way is still delivered.
     fn stopping(&self) {}
 
+    /// Opens a device for actors that may come, on the thread of [`begin_hosting`](Self::begin_hosting) and behind it.
+    ///
+    /// # Errors
+    /// Why this process cannot use it, as text for the person who started the node.
+    fn open_device(&self, _device: DeviceId) -> Result<(), String> {
+        Ok(())
+    }
+
     /// The process is to have actors: called once, on a worker's main thread, inside its actix `System`.
     ///
     /// # Errors
@@ -136,6 +144,8 @@ pub struct Identity {
     pub process: ProcessId,
     /// The name that the person who started it gave it; `"node"` for the node.
     pub name: String,
+    /// The device that it opens before it is ready: it is a spare, and its actors will work there.
+    pub opens: Option<DeviceId>,
     /// Bytes that its host pool may take.
     pub host_budget: u64,
     /// Bytes that its pool on each GPU may take; a quarter of the GPU's memory where nothing is said.

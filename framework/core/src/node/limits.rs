@@ -82,6 +82,20 @@ pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
 
+/// Most spare workers that wait for one worker.
+pub const MAX_SPARES: u32 = 8;
+
+/// The shortest time between the end of a spare worker and the start of the next, whatever the restart policy says: nobody waits
+/// for it, and spares that cannot start must not take the machine's time.
+pub const SPARE_BACKOFF: Duration = Duration::from_millis(10);
+
+/// How long after a restart the next spare worker is started: it takes a core for some milliseconds, and on a GPU the driver, which
+/// the new life has better use for. (On two cores it made the first answer 7 ms later.)
+pub const SPARE_PAUSE: Duration = Duration::from_millis(200);
+
+/// A spare worker that has lived so long could start: its end does not count with those before it.
+pub const SPARE_LASTED: Duration = Duration::from_secs(10);
+
 /// Most restarts that a policy counts at a time.
 pub const MAX_RESTARTS: u32 = 1 << 16;
 

@@ -14,6 +14,7 @@ use crate::device::Backend;
 use crate::device::host::HostBackend;
 #[cfg(feature = "hosts")]
 use crate::gateway;
+use crate::ids::DeviceId;
 use crate::lease::PoolOptions;
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
 use crate::observe::hang_probe::HangProbe;
@@ -143,6 +144,10 @@ impl ProcessRuntime for ProcessActors {
     fn node_dropped(&self) {
         // The reader keeps the transport, with its memory and its descriptors, and a program may have many nodes in turn.
         self.transport().stop();
+    }
+
+    fn open_device(&self, device: DeviceId) -> Result<(), String> {
+        self.warm_up(device).map_err(|error| error.to_string())
     }
 
     fn begin_hosting(&self) -> Result<(), String> {

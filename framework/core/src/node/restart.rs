@@ -77,6 +77,12 @@ impl Restart {
     pub(crate) fn when(&self) -> RestartWhen {
         self.when
     }
+
+    /// How long to wait after an end before which there were so many that count.
+    pub(crate) fn delay(&self, count: u32) -> Duration {
+        let factor = 1u32.checked_shl(count).unwrap_or(u32::MAX);
+        self.first.saturating_mul(factor).min(self.most)
+    }
 }
 
 impl Default for Restart {
@@ -128,8 +134,7 @@ impl Budget {
             return Verdict::UsedUp;
         }
         self.recent.push_back(now);
-        let factor = 1u32.checked_shl(count).unwrap_or(u32::MAX);
-        Verdict::Restart(self.policy.first.saturating_mul(factor).min(self.policy.most))
+        Verdict::Restart(self.policy.delay(count))
     }
 }
 

@@ -66,6 +66,13 @@ pub enum ActorError {
         /// What does not go there.
         what: &'static str,
     },
+    /// There are too many, or none would ever be used.
+    #[error(
+        "{0} spare workers for an actor: there can be up to {max}, and they are for one that comes back; give it a policy with \
+         `.restart(..)`",
+        max = Node::MAX_SPARES
+    )]
+    Spares(u32),
     /// Its worker did not start.
     #[error(transparent)]
     Worker(#[from] SpawnError),
@@ -75,6 +82,9 @@ pub enum ActorError {
 }
 
 impl Node {
+    /// Most [spare workers](Spawn::spares) that wait for one worker.
+    pub const MAX_SPARES: u32 = super::limits::MAX_SPARES;
+
     /// Makes the settings of a node, which then is started.
     pub fn builder() -> NodeBuilder {
         NodeBuilder::new()
@@ -94,6 +104,7 @@ impl Node {
             mailbox: DEFAULT_MAILBOX,
             own_thread: false,
             streams: 1,
+            spares: 0,
             how: Supervision::default(),
             #[cfg(feature = "hosts")]
             on: None,
@@ -312,6 +323,7 @@ pub struct Spawn<'n, A: RemoteActor> {
     mailbox: u32,
     own_thread: bool,
     streams: usize,
+    spares: u32,
     how: Supervision,
     #[cfg(feature = "hosts")]
     pub(super) on: Option<super::hosts::OnHost>,
@@ -385,6 +397,20 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
+    /// Keeps `count` processes waiting that have started, joined the node and opened the actor's device, so that after a
+    /// death the actor goes on in one of them: the process and, on a GPU, its context are there already. 0 unless said
+    /// otherwise, up to [`Node::MAX_SPARES`], and only with a [restart policy](Self::restart), whose backoff holds. What `create` and
+    /// `prepare` do is not done before.
+    ///
+    /// They are started in the background when the actor runs, and again when one was used or has ended; each is a process of
+    /// its own with all that this costs, on a GPU some 500 MiB of its memory, and counts as one of the node's.
+    /// [`Node::workers`](super::Node::workers) lists them as [`Spare`](super::WorkerState::Spare). Under MPS a
+    /// worker that dies by a signal or a fault of its GPU takes its spares with it, and the next life is started as without.
+    pub fn spares(mut self, count: u32) -> Self {
+        self.spares = count;
+        self
+    }
+
     /// Puts it into a group, which says what the failure of one means for the others.
     pub fn group(mut self, group: &Group) -> Self {
         self.how.group = Some(group.clone());
@@ -402,6 +428,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
         }
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
             return Err(ActorError::Mailbox(self.mailbox));
+        }
+        if self.spares > Node::MAX_SPARES || self.spares > 0 && !self.how.restart.when().after(true) {
+            return Err(ActorError::Spares(self.spares));
         }
         let args = codec::encode(&self.args, Vec::new())
             .map_err(|source| ActorError::Args { actor: type_name, source })?;
@@ -439,6 +468,7 @@ impl<A: RemoteActor> Spawn<'_, A> {
                 (self.worker.is_none(), "its worker is of this host"),
                 (self.how.group.is_none(), "its group is of this host"),
                 (program.is_none(), "its worker runs a program of this host"),
+                (self.spares == 0, "its spare workers wait on this host"),
             ];
             if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
                 return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
@@ -462,6 +492,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
             }
         });
         let (actor, location) = started?;
+        if self.spares > 0 {
+            self.node.supervisor().keep_spares(worker, self.spares, self.device);
+        }
         Ok(spawned(actor, location, worker))
     }
 }

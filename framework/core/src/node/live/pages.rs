@@ -117,8 +117,9 @@ fn not_ready(look: &Look) -> Vec<String> {
     if look.node.stopping {
         missing.push("the node is shutting down".to_owned());
     }
-    // One that has ended for good is nothing to wait for; an actor that comes back is.
-    let is_missing = |state| !matches!(state, ProcessState::Running | ProcessState::Ended);
+    // One that has ended for good is nothing to wait for, nor is a spare; an actor that comes back is.
+    let is_missing =
+        |state| !matches!(state, ProcessState::Running | ProcessState::Ended | ProcessState::Spare);
     for process in look.processes.iter().filter(|of| is_missing(of.state)) {
         missing.push(format!("process `{}` is {}", printable(&process.name), process.state));
     }
@@ -153,6 +154,8 @@ mod tests {
         let mut look = sample::look(0, [1, 2]);
         assert_eq!(not_ready(&look), Vec::<String>::new());
         look.processes[2].state = ProcessState::Ended;
+        assert_eq!(not_ready(&look), Vec::<String>::new());
+        look.processes[2].state = ProcessState::Spare;
         assert_eq!(not_ready(&look), Vec::<String>::new());
         look.processes[2].state = ProcessState::Silent;
         look.actors[1].state = ProcessState::Restarting;

@@ -93,7 +93,9 @@ pub(super) fn text(look: &Look) -> String {
 fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>) {
     for of in &look.processes {
         let labels = label("process", name(names, of.process));
-        let is_up = u8::from(of.state == ProcessState::Running);
+        // A spare says nothing before it is ready.
+        let is_spare = of.state == ProcessState::Spare && of.metrics.is_some();
+        let is_up = u8::from(is_spare || of.state == ProcessState::Running);
         text.gauge("tensorpost_process_up", "1 where a process runs and answers", &labels, is_up);
         let restarts = u64::from(of.restarts);
         let help = "How often a process was restarted, or an actor in it";

@@ -80,7 +80,10 @@ impl State {
         };
         let Some(worker) = self.workers.at(index).filter(|_| !self.noted_time_slices) else { return };
         let shares = |other: &&Worker| {
-            other.process != worker.process && other.is_running() && other.gpus.contains(&device)
+            other.process != worker.process
+                && other.is_running()
+                && other.spare.is_none()
+                && other.gpus.contains(&device)
         };
         let Some(other) = self.workers.iter().find(shares) else { return };
         let text = format!(

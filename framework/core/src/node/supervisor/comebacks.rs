@@ -2,7 +2,7 @@
 //!
 //! A worker waits for three things: its backoff, the ends of all others of its round (`groups`), and a slot. Its old
 //! slot is free when everybody has read what its last life had posted (`node/reclaims`), for cursors are kept by slot.
-//! An actor that failed in a worker that goes on waits for its backoff only.
+//! A worker with a spare needs no slot (`spares`). An actor that failed in a worker that goes on waits for its backoff only.
 
 use std::time::{Duration, Instant};
 
@@ -59,11 +59,18 @@ impl State {
         }
     }
 
-    /// The slot for the next life of a worker, or `None` if it is too early: its old slot, once everybody has read what
-    /// the last life had posted; another one if somebody does not read.
+    /// The slot for the next life of a worker, or `None` if it is too early: that of a spare, or its old slot, once everybody
+    /// has read what the last life had posted; another one if somebody does not read. A spare is not early either, although
+    /// its slot is another: who hears of an actor's next life has read all of the last.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
         if next.at > now || self.is_ending(next.round) {
             return None;
+        }
+        let is_late = next.at + DRAIN_GRACE <= now;
+        if (is_late || self.is_reclaimed(next.slot))
+            && let Some(spare) = self.spare_for(next.worker)
+        {
+            return Some(spare);
         }
         let free = |slot: usize| {
             self.workers.slot(slot).is_some_and(|slot| slot.worker.is_none()) && self.is_reclaimed(slot)
@@ -71,7 +78,7 @@ impl State {
         if free(next.slot) {
             return Some(next.slot);
         }
-        if next.at + DRAIN_GRACE > now {
+        if !is_late {
             return None;
         }
         // A slot that was never used before one that was, so that the dead are remembered as long as possible; never
@@ -90,6 +97,9 @@ impl State {
     }
 
     fn launch_again(&mut self, next: Between, slot: usize) {
+        if self.workers.at(slot).is_some() {
+            return self.take_over(slot, next);
+        }
         self.workers.open_slot(slot);
         let deadline = Instant::now() + self.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Restart };
@@ -99,7 +109,7 @@ impl State {
         {
             last.last = None;
         }
-        if let Err(source) = self.launch(slot, next.worker, &next.name, phase) {
+        if let Err(source) = self.launch(slot, next.worker, &next.name, phase, None) {
             // The system may have room for it later. It is charged like a death, so that a launch that fails each time
             // ends.
             let reason = EndReason::CreateFailed(format!(
@@ -127,6 +137,7 @@ impl State {
         let Some(worker) = self.workers.at(index) else { return };
         let (id, name, process) = (worker.id, worker.name.clone(), worker.process);
         self.journal.node(Severity::Info, Some(&name), format!("worker `{name}` is back, as {process}"));
+        self.spares.pause(id);
         for actor in self.restarts.of(id) {
             self.start_again(index, actor);
         }

@@ -60,8 +60,9 @@ impl State {
         // In a shutdown nothing comes back.
         if self.stopping.is_none() {
             decisions = self.restarts.decisions(worker.id, reason, worker.group_restart, now);
-            // Who was marked to restart with others has its round already: it decides for nobody else.
-            if round.is_none() {
+            // Who was marked to restart with others has its round already: it decides for nobody else. Nor does a spare, which
+            // had no kernel to die in.
+            if round.is_none() && worker.spare.is_none() {
                 round = self.restart_with_group(worker, reason, &mut decisions, now, told);
             }
         }

@@ -49,6 +49,8 @@ impl State {
         self.deliver(told);
         self.restarts.away.retain(|away| away.worker != id);
         self.stay_ended(id);
+        // Its spares are not needed either.
+        self.dirty = true;
     }
 
     /// Ends a worker that was let go and has nothing left in it.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-use crate::ids::ProcessId;
+use crate::ids::{DeviceId, ProcessId};
 use crate::node::broker::Complaint;
 use crate::node::control::{Down, Up, decode};
 use crate::node::handshake::Build;
@@ -118,7 +118,7 @@ impl State {
 
     /// Welcomes the worker, if it runs the right build.
     fn hello(&mut self, index: usize, build: &Build, pid: u32) {
-        let agreed = self.workers.at(index).map(|worker| self.program_of(worker.id).check(build));
+        let agreed = self.workers.at(index).map(|worker| self.program_of(worker.made_as()).check(build));
         let Some(worker) = self.workers.at_mut(index) else { return };
         if pid != worker.child.id() {
             let text = format!("it says that its process id is {pid}, and it is {}", worker.child.id());
@@ -140,10 +140,16 @@ impl State {
             return;
         }
         worker.phase = WorkerPhase::Opening { deadline, asker };
+        let opens =
+            worker.spare.as_ref().map(|spare| spare.device).filter(|device| *device != DeviceId::HOST);
+        if let Some(device) = opens {
+            worker.uses(device);
+        }
         let identity = Identity {
             host: self.broker.roster.host,
             process: worker.process,
-            name: worker.name.to_string(),
+            name: worker.title().to_string(),
+            opens,
             host_budget: self.settings.host_budget,
             gpu_budget: self.settings.gpu_budget,
             trace: self.settings.trace.as_ref().map(|(_, trace)| trace.records()),

@@ -180,6 +180,7 @@ impl WorkerState {
             WorkerState::Starting => ProcessState::Starting,
             WorkerState::Running => ProcessState::Running,
             WorkerState::Ending => ProcessState::Ending,
+            WorkerState::Spare { .. } => ProcessState::Spare,
             WorkerState::Restarting { .. } => ProcessState::Restarting,
             WorkerState::Exited { .. } => ProcessState::Ended,
         }

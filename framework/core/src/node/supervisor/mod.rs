@@ -16,11 +16,12 @@
 //! |---|---|
 //! | `run` | the loop: commands, sockets, deadlines, the end of a process |
 //! | `record` | what is known of one worker |
-//! | `launch` | starting a process |
+//! | `launch`, `starts` | a process's program; starting it in a free slot |
 //! | `messages` | what workers say |
 //! | `actors` | starting actors, and their ends |
 //! | `endings` | what an end means: who comes back, and who is told what |
 //! | `restarts`, `comebacks` | budgets and what is between two lives; starting it again |
+//! | `spares` | processes that wait to go on as a worker which ends |
 //! | `groups` | workers that end together |
 //! | `letting_go`, `stopping` | the end of one worker that is not needed; of all |
 //! | `hosts` | the gateway to other hosts |
@@ -45,6 +46,8 @@ mod metrics;
 mod record;
 mod restarts;
 mod run;
+mod spares;
+mod starts;
 mod stopping;
 mod traces;
 mod workers;
@@ -63,7 +66,7 @@ use tokio::sync::watch;
 
 use crate::actor::{NewActor, Python};
 use crate::clock::taint::EpochPage;
-use crate::ids::ActorId;
+use crate::ids::{ActorId, DeviceId};
 use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
 use crate::node::console::{LogRing, Look};
 use crate::node::group::Supervision;
@@ -138,6 +141,7 @@ enum Command {
     Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
     Adopt(Option<String>, u32, Reply<Result<(ActorId, Location), StartError>>),
     ActorEnded(ActorId),
+    KeepSpares(WorkerId, u32, DeviceId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Metrics(Reply<Metrics>),
     Look(Reply<Look>),
@@ -418,6 +422,14 @@ impl Supervisor {
     pub fn kill_worker(&self, worker: WorkerId) {
         // After the node's end there is nothing left to kill.
         let _ = self.shared.push(Command::KillWorker(worker));
+    }
+
+    /// Has up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) processes wait, ready, to go on as this worker when its process ends,
+    /// with this device opened. They are started in the background. There are none for a worker without an actor that comes
+    /// back; and where spares were asked for before, the larger number holds.
+    pub fn keep_spares(&self, worker: WorkerId, count: u32, device: DeviceId) {
+        // After the node's end nothing comes back.
+        let _ = self.shared.push(Command::KeepSpares(worker, count, device));
     }
 
     /// Ends a worker, in order, with whatever lives in it, because not everything that it was started for has started.

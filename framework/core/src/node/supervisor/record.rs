@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
 
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -14,12 +16,14 @@ use crate::node::group::Supervision;
 use crate::node::limits::END_GRACE;
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;
+use crate::node::wait;
 use crate::os::{PidFd, Seqpacket};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::EndReason;
 
 use super::groups::GroupRestart;
 use super::launch::Launched;
+use super::spares::SpareFor;
 use super::{Reply, SpawnError, StartError, WorkerId};
 
 /// The state of a worker.
@@ -31,6 +35,14 @@ pub enum WorkerState {
     Running,
     /// It was told to end, or is being killed.
     Ending,
+    /// It has no actor, and waits to go on as another worker when that one's process ends
+    /// ([`Spawn::spares`](crate::node::Spawn::spares)).
+    Spare {
+        /// That worker.
+        of: WorkerId,
+        /// Whether it has started, and opened the device.
+        ready: bool,
+    },
     /// Its process has ended, and it gets another.
     Restarting {
         /// Why it ended.
@@ -88,9 +100,16 @@ pub(super) enum Asker {
     Caller(Reply<Result<WorkerId, SpawnError>>),
     /// The supervisor itself: it is another life of the worker, whose actors are to follow.
     Restart,
+    /// Nobody: it is a spare.
+    Nobody,
 }
 
 impl Asker {
+    /// Whether somebody waits for the answer.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self, Asker::Caller(_))
+    }
+
     pub(super) fn answer(&self, result: Result<WorkerId, SpawnError>) {
         if let Asker::Caller(reply) = self {
             // Whoever asked may be gone.
@@ -151,8 +170,10 @@ pub(super) struct Worker {
     pub(super) cause: Option<EndReason>,
     /// Others have failed, and it ends with them.
     pub(super) group_restart: Option<GroupRestart>,
-    /// The GPUs that its actors were started on.
+    /// The GPUs that its actors were started on, or that it has opened for them.
     pub(super) gpus: HashSet<DeviceId>,
+    /// Set while it waits for another worker to end.
+    pub(super) spare: Option<SpareFor>,
 }
 
 impl Worker {
@@ -162,12 +183,13 @@ impl Worker {
         name: &str,
         launched: Launched,
         phase: WorkerPhase,
+        spare: Option<SpareFor>,
     ) -> Self {
         let socket = Arc::new(launched.socket);
         Worker {
             id,
             process,
-            name: name.into(),
+            name: spare.as_ref().map_or_else(|| name.into(), |spare| spare.shown_as().into()),
             child: launched.child,
             pidfd: launched.pidfd,
             incoming: Receiving::new(socket.clone()),
@@ -191,7 +213,31 @@ impl Worker {
             cause: None,
             group_restart: None,
             gpus: HashSet::new(),
+            spare,
         }
+    }
+
+    /// The worker whose program and settings it was started with.
+    pub(super) fn made_as(&self) -> WorkerId {
+        self.spare.as_ref().map_or(self.id, |spare| spare.worker)
+    }
+
+    /// What its process calls itself: a spare has the name of whom it waits for, which it may be one day.
+    pub(super) fn title(&self) -> &Arc<str> {
+        self.spare.as_ref().map_or(&self.name, |spare| &spare.name)
+    }
+
+    /// Whether nothing is known by which it would end.
+    pub(super) fn can_go_on(&self) -> bool {
+        let is_ending = matches!(self.phase, WorkerPhase::Ending) || self.told_to_exit;
+        !is_ending && self.open && self.cause.is_none() && self.kill_at.is_none()
+    }
+
+    /// Whether its process has ended, which may not have been heard of yet.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        // What cannot be asked is heard of later.
+        wait::poll(&mut fds, Some(Duration::ZERO)).is_ok() && !fds[0].revents().is_empty()
     }
 
     /// An actor on this device is started in it.
@@ -249,6 +295,17 @@ impl Worker {
         self.end_soon(Instant::now());
     }
 
+    /// Ends a spare that nobody needs any more. It has nothing to finish.
+    pub(super) fn dismiss(&mut self) {
+        self.told_to_exit = true;
+        if self.is_running() {
+            return self.retire(EndReason::Normal);
+        }
+        self.cause.get_or_insert(EndReason::Normal);
+        self.phase = WorkerPhase::Ending;
+        self.kill();
+    }
+
     /// Lets it end by itself, in order; it is killed if it has not ended at `until`. It goes on answering meanwhile:
     /// others may wait for what it still makes, so it must hear of deaths (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
@@ -289,10 +346,12 @@ impl Worker {
     }
 
     pub(super) fn status(&self, actors: usize) -> WorkerStatus {
-        let state = match self.phase {
-            WorkerPhase::Greeting { .. } | WorkerPhase::Opening { .. } => WorkerState::Starting,
-            WorkerPhase::Running if !self.told_to_exit => WorkerState::Running,
-            WorkerPhase::Running | WorkerPhase::Ending => WorkerState::Ending,
+        let state = match (&self.phase, &self.spare) {
+            (WorkerPhase::Ending, _) => WorkerState::Ending,
+            (_, Some(spare)) => WorkerState::Spare { of: spare.worker, ready: self.is_running() },
+            (WorkerPhase::Greeting { .. } | WorkerPhase::Opening { .. }, _) => WorkerState::Starting,
+            (WorkerPhase::Running, _) if !self.told_to_exit => WorkerState::Running,
+            (WorkerPhase::Running, _) => WorkerState::Ending,
         };
         WorkerStatus {
             worker: self.id,

@@ -18,7 +18,7 @@ use crate::actor::NewActor;
 use crate::ids::ActorId;
 use crate::node::group::Group;
 use crate::node::limits::MAX_ENDS;
-use crate::node::restart::{Budget, Verdict};
+use crate::node::restart::{Budget, Restart, Verdict};
 use crate::transport::lifecycle::EndReason;
 
 use super::groups::GroupRestart;
@@ -94,6 +94,20 @@ impl Restarts {
             .collect();
         actors.sort();
         actors
+    }
+
+    /// The workers with an actor that would come back after a failure.
+    pub(super) fn those_that_come_back(&self) -> HashSet<WorkerId> {
+        let all = self.supervised.values();
+        let come_back = all
+            .filter(|supervised| !supervised.marked_final && supervised.budget.policy().when().after(true));
+        come_back.map(|supervised| supervised.worker).collect()
+    }
+
+    /// The policy of one of a worker's actors.
+    pub(super) fn policy_of(&self, worker: WorkerId) -> Option<Restart> {
+        let mut all = self.supervised.values();
+        all.find(|supervised| supervised.worker == worker).map(|supervised| supervised.budget.policy())
     }
 
     /// Which of a worker's actors come back after it ended for `reason`, and when.

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::making::Making;
 use crate::doctor;
 use crate::ids::ProcessId;
 use crate::node::broker::{Broker, Delivery};
@@ -16,22 +15,22 @@ use crate::node::journal::Journal;
 use crate::node::limits::TURN_MESSAGES;
 use crate::node::line::{Flushed, Incoming};
 use crate::node::questions::Ping;
-use crate::node::registry::check_name;
 use crate::node::wait;
 use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
-use crate::os::{Launcher, foreign, remedy_of_start};
+use crate::os::{Launcher, foreign};
 use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text, hint};
 use super::hangs::Hangs;
 use super::metrics::{Asked, Askings};
-use super::record::{Asker, Worker, WorkerPhase, WorkerState, WorkerStatus};
+use super::record::{WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
+use super::spares::Spares;
 use super::stopping::Stopping;
 use super::traces::Traces;
 use super::workers::Workers;
-use super::{Closed, Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
+use super::{Command, Reply, Settings, Shared, SpawnError, StartError, WorkerId};
 
 /// How often the supervisor looks at the clock while a worker starts: time that it missed shows by that.
 const STALL_TICK: Duration = Duration::from_millis(250);
@@ -48,7 +47,7 @@ pub(super) struct State {
     pub(super) process_runtime: Arc<dyn ProcessRuntime>,
     pub(super) journal: Journal,
     /// Starts the workers' processes; they end with it.
-    launcher: Launcher,
+    pub(super) launcher: Launcher,
     /// Metrics of the workers' user code, on their way to the program's recorder.
     pub(super) user_metrics: Intake,
     /// What processes say to each other through the node: the roster, names, chunks, deaths.
@@ -57,6 +56,8 @@ pub(super) struct State {
     pub(super) workers: Workers,
     /// What is to come back.
     pub(super) restarts: Restarts,
+    /// Who waits to take the place of a worker.
+    pub(super) spares: Spares,
     /// Questions for metrics.
     pub(super) askings: Askings,
     /// What stands still.
@@ -96,6 +97,7 @@ impl State {
             broker,
             workers: Workers::new(),
             restarts: Restarts::default(),
+            spares: Spares::default(),
             askings: Askings::default(),
             hangs: Hangs::default(),
             traces: Traces::default(),
@@ -116,6 +118,7 @@ impl State {
             self.take_commands();
             self.check_deadlines();
             self.restart_due();
+            self.keep_spares();
             self.askings.answer();
             if let Some((limit, then)) = self.settings.hang_limit {
                 let then = if self.stopping.is_some() { OnHang::Report } else { then };
@@ -150,6 +153,7 @@ impl State {
                 Command::Start(worker, actor, how, reply) => self.start_actor(worker, actor, how, reply),
                 Command::Adopt(name, capacity, reply) => self.adopt_actor(name, capacity, &reply),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
+                Command::KeepSpares(worker, count, device) => self.want_spares(worker, count, device),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Metrics(reply) => {
                     self.ask_all(Asked::Metrics(Box::default(), reply));
@@ -192,86 +196,6 @@ impl State {
                 Command::KillAll => self.kill_all(Instant::now()),
             }
         }
-    }
-
-    fn spawn(&mut self, name: &str, making: Making, reply: Reply<Result<WorkerId, SpawnError>>) {
-        let slot = match self.new_slot(name) {
-            Ok(slot) => slot,
-            Err(error) => {
-                let _ = reply.try_send(Err(error));
-                return;
-            }
-        };
-        let deadline = Instant::now() + self.settings.start_deadline;
-        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
-        let id = self.workers.next_id();
-        self.note_making(id, making);
-        match self.launch(slot, id, name, phase) {
-            Ok(()) => self.workers.next_id_is_used(),
-            Err(source) => {
-                let found = self.examine(id, &remedy_of_start(&source));
-                let program = self.program_of(id).path();
-                let _ =
-                    reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
-            }
-        }
-    }
-
-    /// Starts the process of a worker in a free slot.
-    pub(super) fn launch(
-        &mut self,
-        slot: usize,
-        id: WorkerId,
-        name: &str,
-        phase: WorkerPhase,
-    ) -> std::io::Result<()> {
-        // The number of the life is spent only when the process runs; a launch that fails leaves the slot as it was.
-        let life = self.workers.slot(slot).map_or(0, |slot| slot.next_life);
-        let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
-        let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
-        // The clock page before its process: the node has to have it when that dies (DEATH-1).
-        self.broker.deaths.prepare(process)?;
-        #[cfg_attr(not(feature = "testing"), expect(unused_mut, reason = "only tests have more of them"))]
-        let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
-        #[cfg(feature = "testing")]
-        environment.extend(self.armed_starts());
-        let launched =
-            self.program_of(id).launch(&self.launcher, name, self.connections_of(id), &environment);
-        // Nobody else has heard of the process, so forgetting its page is enough.
-        let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
-        if let Some(slot) = self.workers.slot_mut(slot) {
-            slot.next_life += 1;
-            slot.worker = Some(Worker::new(id, process, name, launched, phase));
-        }
-        self.dirty = true;
-        Ok(())
-    }
-
-    /// The faults for a process that is started now, beside those of this process's environment.
-    #[cfg(feature = "testing")]
-    fn armed_starts(&self) -> Option<(&'static str, std::ffi::OsString)> {
-        use crate::fault::VARIABLE;
-
-        let faults = self.workers.start_faults.iter().map(|(name, fault)| format!("{name}/{fault}"));
-        let faults: Vec<String> = std::env::var(VARIABLE).into_iter().chain(faults).collect();
-        (!self.workers.start_faults.is_empty()).then(|| (VARIABLE, faults.join(";").into()))
-    }
-
-    /// A free slot: one that was never used if there is one, so that the dead are remembered as long as possible.
-    fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
-        check_name(name)?;
-        if self.stopping.is_some() {
-            return Err(Closed::ShuttingDown.into());
-        }
-        if let Some(unused) = self.workers.next_unused() {
-            self.workers.open_slot(unused);
-            return Ok(unused);
-        }
-        let slots = self.workers.slots().iter().enumerate().skip(1);
-        let free = slots.filter(|(index, slot)| {
-            slot.worker.is_none() && self.is_reclaimed(*index) && !self.restarts.reserves(*index)
-        });
-        free.min_by_key(|(_, slot)| slot.next_life).map(|(index, _)| index).ok_or(SpawnError::TooMany)
     }
 
     fn await_end(&mut self, id: WorkerId, reply: Reply<WorkerState>) {
@@ -345,7 +269,9 @@ impl State {
                 }
             };
             let phase = std::mem::replace(&mut worker.phase, WorkerPhase::Ending);
-            if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = phase {
+            if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = phase
+                && asker.waits()
+            {
                 let name = worker.name.to_string();
                 let found = doctor::at_start(self.settings.program.other(), self.settings.host_budget, "");
                 asker.answer(Err(SpawnError::Deadline { name, deadline: time, doing, found }));
@@ -384,6 +310,7 @@ impl State {
         workers
             .chain(stopping)
             .chain(self.next_restart())
+            .chain(self.spares.next_event())
             .chain(self.askings.next_event())
             .chain(self.hangs.next_event())
             .chain(self.broker.deaths.next_tick())
@@ -496,21 +423,26 @@ impl State {
         let hint = if worker.why.is_none() { hint(&exit) } else { "" };
         let text = format!("{text}: {}{}{hint}", exit_text(&exit), because(&worker.why));
         self.broker.left(worker.process, &mut told);
-        // From now on a shutdown cannot go by sums of messages (`node/shutdown`).
-        self.workers.deaths = true;
+        // From now on a shutdown cannot go by sums of messages (`node/shutdown`). A spare has exchanged none.
+        self.workers.deaths |= worker.spare.is_none();
         let name = worker.name.clone();
         let why = worker.why.take();
         let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
-        // That it is restarted was said, with the reason.
-        let severity = if expected || comes_back { Severity::Debug } else { Severity::Error };
+        // That it is restarted was said, with the reason; and what a spare's end means is said there.
+        let is_known = expected || comes_back || worker.spare.is_some();
+        let severity = if is_known { Severity::Debug } else { Severity::Error };
         self.journal.node(severity, Some(&name), text);
+        if worker.spare.is_some() {
+            self.spare_ended(&worker, format!("{}{}{hint}", exit_text(&exit), because(&why)));
+        }
 
         let ended = WorkerState::Exited { exit, why: why.clone() };
         let state = if comes_back { WorkerState::Restarting { reason } } else { ended.clone() };
         let (restarts, last_end) = self.restarts.of_worker(worker.id);
         let status = WorkerStatus { state, restarts, last_end, ..worker.status(actors) };
         self.note_end(&worker, exit);
-        if let Some(slot) = self.workers.slot_mut(index) {
+        // Nobody asks for a spare that was none yet.
+        if let Some(slot) = self.workers.slot_mut(index).filter(|_| worker.spare.is_none()) {
             slot.last = Some(status);
         }
         self.dirty = true;
@@ -531,7 +463,9 @@ impl State {
                 why: why.clone(),
             }));
         }
-        if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase {
+        if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase
+            && asker.waits()
+        {
             let found = self.examine(worker.id, "");
             asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why, found }));
         }
@@ -545,6 +479,7 @@ impl State {
         if !std::mem::take(&mut self.dirty) {
             return;
         }
+        self.spares.note_change();
         let roster = &self.broker.roster;
         let status = self.workers.slots().iter().filter_map(|slot| match &slot.worker {
             Some(worker) => {

@@ -81,6 +81,7 @@ impl State {
         // Nothing comes back from here on. Then the sources hear of it, in this process and in the workers, before the
         // first round of questions: one that goes on making messages would keep the first phase from ending.
         self.end_restarts();
+        self.end_spares();
         self.process_runtime.stopping();
         for worker in self.workers.iter_mut() {
             match std::mem::replace(&mut worker.phase, WorkerPhase::Ending) {
@@ -205,6 +206,10 @@ impl State {
 
     /// A worker's process has ended; if a shutdown is on, that goes into the report.
     pub(super) fn note_end(&mut self, worker: &Worker, exit: Option<ExitStatus>) {
+        // A spare had nothing to do, so there is nothing to say of one that ended in time; nor did it exchange a message.
+        if worker.spare.is_some() && worker.killed.is_none() {
+            return;
+        }
         if let Some(stopping) = &mut self.stopping {
             stopping.ends.push(end_of(worker, exit));
             if stopping.phase == Phase::Draining {

@@ -106,7 +106,7 @@ impl State {
             return self.complain(index, text);
         };
         let (process, pid) = (worker.process, worker.child.id());
-        if let Err(error) = collector.joined(process, &worker.name, pid, is_new, ring) {
+        if let Err(error) = collector.joined(process, worker.title(), pid, is_new, ring) {
             self.complain(index, error.to_string());
         }
     }

@@ -81,6 +81,13 @@ impl Workers {
         (self.slots.len() < MAX_PROCESSES).then_some(self.slots.len())
     }
 
+    /// Makes a slot that was never used; `None` where all have been.
+    pub(super) fn take_unused(&mut self) -> Option<usize> {
+        let unused = self.next_unused()?;
+        self.open_slot(unused);
+        Some(unused)
+    }
+
     /// Makes the slot `slot`, if it is the [next](Self::next_unused).
     pub(super) fn open_slot(&mut self, slot: usize) {
         if slot == self.slots.len() {

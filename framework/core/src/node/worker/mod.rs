@@ -137,7 +137,8 @@ impl Worker {
     fn run(self) -> ! {
         let Worker { identity, process_runtime, uplink, tasks, user_metrics, at_end } = self;
         actix::System::new().block_on(async move {
-            match process_runtime.begin_hosting() {
+            let open = |()| identity.opens.map_or(Ok(()), |device| process_runtime.open_device(device));
+            match process_runtime.begin_hosting().and_then(open) {
                 Ok(()) => {
                     let _ = uplink.send(&Up::Ready, Vec::new());
                     main_loop::run(&process_runtime, tasks, &uplink).await;

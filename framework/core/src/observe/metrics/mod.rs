@@ -112,6 +112,8 @@ pub enum ProcessState {
     Restarting,
     /// It has ended.
     Ended,
+    /// It waits to take the place of one that ends.
+    Spare,
 }
 
 impl fmt::Display for ProcessState {
@@ -123,6 +125,7 @@ impl fmt::Display for ProcessState {
             ProcessState::Ending => "ending",
             ProcessState::Restarting => "restarting",
             ProcessState::Ended => "ended",
+            ProcessState::Spare => "spare",
         })
     }
 }

@@ -1,0 +1,119 @@
+//! Starts workers' processes: the first of a worker, which somebody waits for, and all others.
+//!
+//! Used by commands (`run`), restarts (`comebacks`) and `spares`.
+//!
+//! **Invariants.** The number of a slot's life is spent only when its process runs, and never again. A slot is free when
+//! everybody has read what its last life had posted (`node/reclaim`), and no worker between two lives waits for it. There is
+//! a clock page before there is a process (DEATH-1).
+//!
+//! **On a crash** of a process that is just starting its socket and its pidfd say so, as later. **On cancellation** nothing
+//! happens: nothing here waits.
+
+use std::time::Instant;
+
+use crate::ids::ProcessId;
+use crate::node::registry::check_name;
+use crate::os::remedy_of_start;
+
+use super::making::Making;
+use super::record::{Asker, Worker, WorkerPhase};
+use super::run::State;
+use super::spares::SpareFor;
+use super::{Closed, Reply, SpawnError, WorkerId};
+
+impl State {
+    pub(super) fn spawn(&mut self, name: &str, making: Making, reply: Reply<Result<WorkerId, SpawnError>>) {
+        let slot = match self.new_slot(name) {
+            Ok(slot) => slot,
+            Err(error) => {
+                let _ = reply.try_send(Err(error));
+                return;
+            }
+        };
+        let deadline = Instant::now() + self.settings.start_deadline;
+        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Caller(reply.clone()) };
+        let id = self.workers.next_id();
+        self.note_making(id, making);
+        match self.launch(slot, id, name, phase, None) {
+            Ok(()) => self.workers.next_id_is_used(),
+            Err(source) => {
+                let found = self.examine(id, &remedy_of_start(&source));
+                let program = self.program_of(id).path();
+                let _ =
+                    reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
+            }
+        }
+    }
+
+    /// Starts the process of a worker in a free slot, or that of a spare.
+    pub(super) fn launch(
+        &mut self,
+        slot: usize,
+        id: WorkerId,
+        name: &str,
+        phase: WorkerPhase,
+        spare: Option<SpareFor>,
+    ) -> std::io::Result<()> {
+        // The number of the life is spent only when the process runs; a launch that fails leaves the slot as it was.
+        let life = self.workers.slot(slot).map_or(0, |slot| slot.next_life);
+        let process = u16::try_from(slot).ok().and_then(|slot| ProcessId::new(slot, life));
+        let process = process.ok_or_else(|| std::io::Error::other("there is no such slot"))?;
+        // The clock page before its process: the node has to have it when that dies (DEATH-1).
+        self.broker.deaths.prepare(process)?;
+        #[cfg_attr(not(feature = "testing"), expect(unused_mut, reason = "only tests have more of them"))]
+        let mut environment: Vec<_> = self.settings.environment.iter().cloned().collect();
+        #[cfg(feature = "testing")]
+        environment.extend(self.armed_starts());
+        let like = spare.as_ref().map_or(id, |spare| spare.worker);
+        let (program, connections) = (self.program_of(like), self.connections_of(like));
+        let launched = program.launch(&self.launcher, name, connections, &environment);
+        // Nobody else has heard of the process, so forgetting its page is enough.
+        let launched = launched.inspect_err(|_| self.broker.deaths.forget(process))?;
+        if let Some(slot) = self.workers.slot_mut(slot) {
+            slot.next_life += 1;
+            slot.worker = Some(Worker::new(id, process, name, launched, phase, spare));
+        }
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// The faults for a process that is started now, beside those of this process's environment.
+    #[cfg(feature = "testing")]
+    fn armed_starts(&self) -> Option<(&'static str, std::ffi::OsString)> {
+        use crate::fault::VARIABLE;
+
+        let faults = self.workers.start_faults.iter().map(|(name, fault)| format!("{name}/{fault}"));
+        let faults: Vec<String> = std::env::var(VARIABLE).into_iter().chain(faults).collect();
+        (!self.workers.start_faults.is_empty()).then(|| (VARIABLE, faults.join(";").into()))
+    }
+
+    /// A slot for a worker that somebody asked for: one that was never used if there is one, so that the dead are remembered
+    /// as long as possible.
+    fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
+        check_name(name)?;
+        if self.stopping.is_some() {
+            return Err(Closed::ShuttingDown.into());
+        }
+        self.workers.take_unused().or_else(|| self.free_slot(|_| true)).ok_or(SpawnError::TooMany)
+    }
+
+    /// A slot for a spare: one that nobody asks about if there is one, so that spares which end one after the other cost no
+    /// memory of others.
+    pub(super) fn slot_for_spare(&mut self) -> Option<usize> {
+        let forgotten =
+            self.free_slot(|slot| self.workers.slot(slot).is_some_and(|slot| slot.last.is_none()));
+        forgotten.or_else(|| self.workers.take_unused()).or_else(|| self.free_slot(|_| true))
+    }
+
+    /// A slot that was used before and is free; of several the one with the fewest lives.
+    fn free_slot(&self, also: impl Fn(usize) -> bool) -> Option<usize> {
+        let slots = self.workers.slots().iter().enumerate().skip(1);
+        let free = slots.filter(|(index, slot)| {
+            slot.worker.is_none()
+                && self.is_reclaimed(*index)
+                && !self.restarts.reserves(*index)
+                && also(*index)
+        });
+        free.min_by_key(|(_, slot)| slot.next_life).map(|(index, _)| index)
+    }
+}
