@@ -1,7 +1,6 @@
 //! The memory of a link that was busy and is not any more.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use tensorpost::prelude::*;
@@ -11,21 +10,25 @@ use super::{Bound, Row, bodies};
 /// In bytes.
 const MOST: f64 = (64 << 10) as f64;
 /// It has to be given back within a minute; nobody wants to wait that long here.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes of the largest memory of a link that a process writes, or reads.
+/// Bytes of the largest memory of a link, one way, that a process has mapped: of the words and of the rings, what is resident.
 fn largest(pid: u32) -> anyhow::Result<u64> {
-    let mut largest = 0;
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let path = entry?.path();
-        // One may close meanwhile.
-        let Ok(target) = fs::read_link(&path) else { continue };
-        if target.to_string_lossy().contains("tensorpost-link") {
-            // In units of 512 bytes, whatever the block size is.
-            largest = largest.max(fs::metadata(&path).map_or(0, |link| link.blocks() * 512));
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut words, mut rings, mut of_link) = (0, 0, None);
+    for line in maps.lines() {
+        if let Some(kib) = line.strip_prefix("Rss:") {
+            let bytes = kib.trim().trim_end_matches(" kB").parse::<u64>()? << 10;
+            match of_link.take() {
+                Some(true) => rings = bytes.max(rings),
+                Some(false) => words = bytes.max(words),
+                None => {}
+            }
+        } else if line.contains("memfd:tensorpost-link") || line.contains("memfd:tensorpost-rings") {
+            of_link = Some(line.contains("tensorpost-rings"));
         }
     }
-    Ok(largest)
+    Ok(words + rings)
 }
 
 pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {

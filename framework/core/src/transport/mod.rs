@@ -23,8 +23,8 @@
 //!
 //! # The parts
 //! Each owns its state and its locks in its file; its methods are given the parts that they need. What goes across parts
-//! (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `from_node`, `endings`, `route`) owns nothing and takes
-//! no lock of its own.
+//! (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`, `from_node`, `endings`, `route`) owns nothing
+//! and takes no lock of its own.
 //!
 //! | part | owns |
 //! |---|---|
@@ -91,6 +91,7 @@ mod process;
 mod publish;
 mod reader;
 mod refused;
+mod renewal;
 mod returns;
 pub mod ring;
 mod route;

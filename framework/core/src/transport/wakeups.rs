@@ -36,6 +36,8 @@ pub(super) struct Wakeups {
     deferred_came: Notify,
     /// Whether there are so many cores that a thread may look for what comes.
     spare_cores: AtomicBool,
+    /// A peer has taken fresh memory for rings of this process, which the reader moves.
+    offer_taken: AtomicBool,
 }
 
 impl Wakeups {
@@ -47,7 +49,18 @@ impl Wakeups {
             deferred: Deferred::new(),
             deferred_came: Notify::new(),
             spare_cores: AtomicBool::new(false),
+            offer_taken: AtomicBool::new(false),
         })
+    }
+
+    /// Rings can move. The reader, which is woken after this, looks for them.
+    pub(super) fn note_offer_taken(&self) {
+        self.offer_taken.store(true, Ordering::Release);
+    }
+
+    /// Whether rings can move since the last time that this was asked.
+    pub(super) fn take_offer_taken(&self) -> bool {
+        self.offer_taken.load(Ordering::Relaxed) && self.offer_taken.swap(false, Ordering::AcqRel)
     }
 
     /// The reader has counted the cores.
