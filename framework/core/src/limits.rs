@@ -55,8 +55,11 @@ pub const RING_BYTES: usize = 1 << 20;
 /// given back. With the three pages of its words a silent link is below 64 KiB then.
 pub const IDLE_RING_BYTES: usize = 48 << 10;
 
-/// How often a process looks for links over which nothing has gone since the last such look.
-pub const IDLE_LINK: Duration = Duration::from_secs(5);
+/// How often a process looks for links over which nothing has gone since the last such look, and for chunks that nothing was in.
+pub const IDLE_LOOK: Duration = Duration::from_secs(5);
+
+/// The same where nothing moves and somebody holds its memory, who may let go of it without a word.
+pub const LATE_IDLE_LOOK: Duration = Duration::from_secs(60);
 
 /// Fresh memory that a process offers at one such look: each costs it some 30 us.
 pub const MAX_OFFERS_PER_LOOK: usize = 64;

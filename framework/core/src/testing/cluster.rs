@@ -37,6 +37,7 @@ use crate::actor::Address;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
+use crate::lease::pool::LookAgain;
 use crate::lease::{LeaseId, PoolOptions};
 use crate::message::GpuMessage;
 use crate::message::wire::Kind;
@@ -430,9 +431,9 @@ impl Cluster {
         link.post(notice).is_ok_and(|is_posted| is_posted) && link.publish_notices()
     }
 
-    /// Process `i` looks for links over which nothing has gone since it last did; whether it is to look again.
-    pub fn look_for_idle_links(&self, i: usize) -> bool {
-        self.transport(i).look_for_idle_links()
+    /// Process `i` looks for what was not used since it last did; whether it is to look again.
+    pub fn look_for_idle(&self, i: usize) -> bool {
+        self.transport(i).look_for_idle() != LookAgain::Never
     }
 
     /// Process `i` moves rings whose peers have taken fresh memory, as its reader does when it has nothing else to do.

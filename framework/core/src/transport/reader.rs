@@ -39,7 +39,7 @@ use super::incoming::FrameBuffer;
 use super::link::Link;
 use super::renewal::IdleLooks;
 use super::{Transport, wake_reasons};
-use crate::limits::IDLE_LINK;
+use crate::limits::IDLE_LOOK;
 use crate::os::step_aside;
 use crate::stream::turn::Turn;
 use crate::transport::doorbell::Sleeper;
@@ -196,7 +196,7 @@ impl Transport {
         let (mut buffer, mut attention, mut steps) = (FrameBuffer::default(), Attention::default(), 0);
         let (mut idle_looks, mut finds) = (IdleLooks::default(), 0_u32);
         // One for all sleeps: to make one and to take it back would be paid for by each message that wakes the reader.
-        let mut alarm = pin!(tokio::time::sleep(IDLE_LINK));
+        let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
         while !self.lifecycle.is_stopped() {
             if self.look_at_links(&mut buffer, &mut attention, false) {
                 finds = finds.wrapping_add(1);

@@ -1,9 +1,10 @@
-//! Giving back what links hold that were busy and are idle: when, and what is said to the peers. How is in `link/renewal.rs`.
+//! Giving back what this process holds and does not use: memory of links that were busy, and of pools. This says when, and what is
+//! said to peers; how is in `link/renewal.rs` and `lease/pool/idle.rs`.
 //!
 //! Used by the reader, when it has nothing else to do, and by what the node passes on.
 //!
 //! **Invariants.** Nothing of this is on a message's way: the reader looks at its links for it when it is about to sleep, at most once
-//! in [`IDLE_LINK`], and a process in which nothing has moved since does not wake up for it. A link that has been silent for that long
+//! in [`IDLE_LOOK`], and a process in which nothing has moved since does not wake up for it. A link that has been silent for that long
 //! is below [`IDLE_RING_BYTES`](crate::limits::IDLE_RING_BYTES) after two such looks, if its peer runs.
 //!
 //! **Locks.** See `link/renewal.rs`; messages to the node go under none of them.
@@ -21,9 +22,10 @@ use super::link::{Link, RingUse};
 use super::pages::RingMemory;
 use super::{Transport, wake_reasons};
 use crate::ids::ProcessId;
-use crate::limits::{IDLE_LINK, MAX_OFFERS_PER_LOOK};
+use crate::lease::pool::LookAgain;
+use crate::limits::{IDLE_LOOK, LATE_IDLE_LOOK, MAX_OFFERS_PER_LOOK};
 
-/// When a reader looks for links that are idle.
+/// When a reader looks for what is idle.
 #[derive(Debug, Default)]
 pub(super) struct IdleLooks {
     next: Option<Instant>,
@@ -32,41 +34,61 @@ pub(super) struct IdleLooks {
 }
 
 impl IdleLooks {
-    /// Takes a look, if one is due by now; `look` says whether another is to follow in any case. When the next one is due, if so much
-    /// as `moved` has.
+    /// Takes a look, if one is due by now. When the next one is, if there is to be one; `moved` changes when messages and memory have
+    /// moved.
     pub(super) fn turn(
         &mut self,
         moved: u64,
         now: impl FnOnce() -> Instant,
-        look: impl FnOnce() -> bool,
+        look: impl FnOnce() -> LookAgain,
     ) -> Option<Instant> {
-        if self.next.is_none() && self.moved == moved {
+        let has_moved = self.moved != moved;
+        if self.next.is_none() && !has_moved {
             return None;
         }
         let now = now();
-        let due = match self.next {
-            // Something has moved for the first time since all was quiet.
-            None => true,
-            Some(next) if next <= now => look() || self.moved != moved,
-            next => return next,
+        let soon = now + IDLE_LOOK;
+        self.next = match self.next {
+            // For the first time since all was idle.
+            None => Some(soon),
+            Some(next) if next <= now => match look() {
+                LookAgain::Soon => Some(soon),
+                _ if has_moved => Some(soon),
+                LookAgain::Late => Some(now + LATE_IDLE_LOOK),
+                LookAgain::Never => None,
+            },
+            // A late look is too late for that.
+            Some(next) if has_moved => Some(next.min(soon)),
+            next => next,
         };
         self.moved = moved;
-        self.next = due.then(|| now + IDLE_LINK);
         self.next
     }
 }
 
 impl Transport {
-    /// A number that is greater when messages have gone or come.
+    /// A number that changes when messages have gone or come, or memory has come back while all was idle.
     fn moved(&self) -> u64 {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        of(&self.counters.sent).wrapping_add(of(&self.counters.received))
+        of(&self.counters.sent)
+            .wrapping_add(of(&self.counters.received))
+            .wrapping_add(self.wakeups.memory_moved())
     }
 
-    /// Moves rings that can, and looks for idle links if that is due. When the next look is.
+    /// Moves rings that can, and looks for what is idle if that is due. When the next look is.
     pub(super) fn give_back_idle(&self, looks: &mut IdleLooks) -> Option<Instant> {
         self.move_rings_if_due();
-        looks.turn(self.moved(), Instant::now, || self.look_for_idle_links())
+        let next = looks.turn(self.moved(), Instant::now, || self.look_for_idle());
+        self.wakeups.set_all_idle(next.is_none());
+        next
+    }
+
+    /// Gives back what was idle at the last look and is now, and looks for what is. When it is worth to look again.
+    pub(crate) fn look_for_idle(&self) -> LookAgain {
+        // Holders that have let go need not have woken this process.
+        self.take_in_returns();
+        let memory = self.memory.look_for_idle();
+        if self.look_for_idle_links() { LookAgain::Soon } else { memory }
     }
 
     /// Moves rings whose peers have taken fresh memory since the last time.
@@ -78,7 +100,7 @@ impl Transport {
 
     /// Looks at all links, and offers fresh memory for rings that are idle, and moves those whose peers have it. Whether there is
     /// something that another look may find.
-    pub(crate) fn look_for_idle_links(&self) -> bool {
+    fn look_for_idle_links(&self) -> bool {
         let (mut again, mut offers) = (false, 0);
         for link in self.links.all().iter() {
             self.move_rings(link);
@@ -165,7 +187,7 @@ mod tests {
     use super::*;
 
     /// A reader that parks at `after` the beginning, when so much has moved; whether it looked.
-    fn park(looks: &mut IdleLooks, begin: Instant, after: Duration, moved: u64, again: bool) -> bool {
+    fn park(looks: &mut IdleLooks, begin: Instant, after: Duration, moved: u64, again: LookAgain) -> bool {
         let looked = Cell::new(false);
         looks.turn(
             moved,
@@ -182,25 +204,44 @@ mod tests {
     fn who_is_silent_looks_once_more_and_then_never() {
         let (begin, mut looks) = (Instant::now(), IdleLooks::default());
         assert_eq!(looks.turn(0, || unreachable!("nothing has ever moved"), || unreachable!()), None);
-        assert!(!park(&mut looks, begin, Duration::ZERO, 1, false), "a message is not its own silence");
-        assert!(!park(&mut looks, begin, IDLE_LINK / 2, 5, false), "nor is the next one");
-        assert!(park(&mut looks, begin, IDLE_LINK, 5, false));
-        // Something came behind the first: that there is nothing any more is what the next look says.
-        assert!(park(&mut looks, begin, 2 * IDLE_LINK, 5, false));
+        assert!(
+            !park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never),
+            "a message is not its own silence"
+        );
+        assert!(!park(&mut looks, begin, IDLE_LOOK / 2, 5, LookAgain::Never), "nor is the next one");
+        assert!(park(&mut looks, begin, IDLE_LOOK, 5, LookAgain::Never));
         assert_eq!(
             looks.turn(5, || unreachable!("it sleeps until something moves"), || unreachable!()),
             None
         );
-        assert_eq!(looks.turn(6, || begin + 9 * IDLE_LINK, || unreachable!()), Some(begin + 10 * IDLE_LINK));
+        let next = looks.turn(6, || begin + 9 * IDLE_LOOK, || unreachable!("not at once"));
+        assert_eq!(next, Some(begin + 10 * IDLE_LOOK));
     }
 
     #[test]
     fn while_something_is_left_there_is_another_look() {
         let (begin, mut looks) = (Instant::now(), IdleLooks::default());
-        park(&mut looks, begin, Duration::ZERO, 1, false);
+        park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never);
         for count in 1..5 {
-            assert!(park(&mut looks, begin, count * IDLE_LINK, 1, true));
-            assert!(!park(&mut looks, begin, count * IDLE_LINK + Duration::from_millis(1), 1, true));
+            assert!(park(&mut looks, begin, count * IDLE_LOOK, 1, LookAgain::Soon));
+            assert!(!park(
+                &mut looks,
+                begin,
+                count * IDLE_LOOK + Duration::from_millis(1),
+                1,
+                LookAgain::Soon
+            ));
         }
+    }
+
+    #[test]
+    fn what_is_held_is_looked_at_late_and_sooner_when_something_moves() {
+        let (begin, mut looks) = (Instant::now(), IdleLooks::default());
+        park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never);
+        assert!(park(&mut looks, begin, IDLE_LOOK, 1, LookAgain::Late));
+        assert!(!park(&mut looks, begin, 2 * IDLE_LOOK, 1, LookAgain::Late));
+        assert!(!park(&mut looks, begin, 2 * IDLE_LOOK, 2, LookAgain::Late), "not at once");
+        assert!(park(&mut looks, begin, 3 * IDLE_LOOK, 2, LookAgain::Late));
+        assert!(park(&mut looks, begin, 3 * IDLE_LOOK + LATE_IDLE_LOOK, 2, LookAgain::Late));
     }
 }

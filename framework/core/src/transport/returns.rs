@@ -57,6 +57,8 @@ impl Returns for Transport {
 
 impl Surroundings for Transport {
     fn drain_returns(&self) {
+        // Memory comes back, which may be idle soon.
+        self.wakeups.note_memory_moved();
         for link in self.links.all().iter() {
             self.drain_link(link);
         }

@@ -14,7 +14,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -38,6 +38,10 @@ pub(super) struct Wakeups {
     spare_cores: AtomicBool,
     /// A peer has taken fresh memory for rings of this process, which the reader moves.
     offer_taken: AtomicBool,
+    /// No look for what is idle is due, and the reader is to be told when memory moves.
+    is_all_idle: AtomicBool,
+    /// How often it was.
+    memory_moved: AtomicU64,
 }
 
 impl Wakeups {
@@ -50,7 +54,30 @@ impl Wakeups {
             deferred_came: Notify::new(),
             spare_cores: AtomicBool::new(false),
             offer_taken: AtomicBool::new(false),
+            is_all_idle: AtomicBool::new(false),
+            memory_moved: AtomicU64::new(0),
         })
+    }
+
+    /// Memory of this process has come back. Wakes the reader where it has looked for what is idle for the last time; at all other
+    /// times one load. Where this and that cross nobody is told until the next time: it only takes longer.
+    pub(super) fn note_memory_moved(&self) {
+        if self.is_all_idle.load(Ordering::Relaxed) && self.is_all_idle.swap(false, Ordering::AcqRel) {
+            self.memory_moved.fetch_add(1, Ordering::Relaxed);
+            self.wake_reader();
+        }
+    }
+
+    /// How often memory has come back while all was idle.
+    pub(super) fn memory_moved(&self) -> u64 {
+        self.memory_moved.load(Ordering::Relaxed)
+    }
+
+    /// Whether the reader has looked for what is idle for the last time.
+    pub(super) fn set_all_idle(&self, is_all_idle: bool) {
+        if self.is_all_idle.load(Ordering::Relaxed) != is_all_idle {
+            self.is_all_idle.store(is_all_idle, Ordering::Release);
+        }
     }
 
     /// Rings can move. The reader, which is woken after this, looks for them.

@@ -58,7 +58,7 @@ impl Scene {
     /// Two looks with nothing in between, and the answer of the node.
     fn falls_silent(&self, i: usize) {
         for _ in 0..2 {
-            assert!(self.cluster.look_for_idle_links(i), "there is something to give back");
+            assert!(self.cluster.look_for_idle(i), "there is something to give back");
         }
         self.cluster.run_until_idle();
     }
@@ -84,7 +84,7 @@ fn the_memory_of_a_silent_link_comes_back_in_both_processes() {
     scene.cluster.run_until_idle();
     assert!(before.iter().all(|memory| memory.strong_count() == 0), "nobody has it mapped");
     assert!(scene.cluster.ring_bytes(A, B) <= IDLE_RING_BYTES, "{}", scene.cluster.ring_bytes(A, B));
-    assert!(!scene.cluster.look_for_idle_links(A), "and nothing is left to be done");
+    assert!(!scene.cluster.look_for_idle(A), "and nothing is left to be done");
     // Over the middle of a ring that begins anew, and again.
     for _ in 0..2 {
         scene.busy();
@@ -101,7 +101,7 @@ fn a_link_that_says_something_now_and_then_keeps_its_memory() {
     let scene = scene();
     scene.busy();
     for number in 0..5 {
-        assert!(scene.cluster.look_for_idle_links(A), "it may be silent later");
+        assert!(scene.cluster.look_for_idle(A), "it may be silent later");
         scene.note(number, 1);
         scene.arrives(number);
     }
@@ -115,7 +115,7 @@ fn a_link_that_was_never_busy_is_left_alone() {
     let scene = scene();
     scene.note(1, 100);
     scene.arrives(1);
-    assert!(!scene.cluster.look_for_idle_links(A) && !scene.cluster.look_for_idle_links(A));
+    assert!(!scene.cluster.look_for_idle(A) && !scene.cluster.look_for_idle(A));
 }
 
 /// LEASE-2: what is held comes back over the ring that goes on elsewhere.
@@ -147,7 +147,7 @@ fn what_is_sent_while_the_rings_move_arrives_in_order() {
     scene.busy();
     scene.cluster.stop(B);
     for _ in 0..2 {
-        scene.cluster.look_for_idle_links(A);
+        scene.cluster.look_for_idle(A);
     }
     // Offered, and not answered: all goes on as before.
     scene.cluster.run_node_until_idle();
@@ -160,7 +160,7 @@ fn what_is_sent_while_the_rings_move_arrives_in_order() {
     scene.note(2, 40);
     scene.arrive(&[1, 2]);
     // The next look finds it read.
-    scene.cluster.look_for_idle_links(A);
+    scene.cluster.look_for_idle(A);
     scene.note(3, 40);
     assert!(scene.cluster.ring_bytes(A, B) <= IDLE_RING_BYTES);
     // The mark and the note are published together or not; both ways they are read.
