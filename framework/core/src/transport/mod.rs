@@ -139,7 +139,7 @@ use crate::lease::{Pool, PoolOptions};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
-use crate::os::remedy_of_start;
+use crate::os::{remedy_of_start, resident_bytes};
 use crate::stream;
 use control_channel::{ControlChannel, ControlChannelClosed, Location};
 use inbox::Inbox;
@@ -316,6 +316,7 @@ impl Transport {
             dead_letters: stats.dead_letters,
             bytes_not_copied: stats.bytes_not_copied,
             open: self.actors.open(Ordering::Relaxed),
+            resident_bytes: resident_bytes(),
             actors,
             ..ProcessMetrics::default()
         };
